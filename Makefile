@@ -1,0 +1,70 @@
+# Two commands matter: `make demo` and `make test`. Each works from nothing on a fresh clone that has
+# Python, a C++17 compiler and make; the second call is quick.
+
+PYTHON ?= python3
+VENV ?= .venv
+# fastcheck is built against the torch that is installed, so torch comes first and nothing later may
+# replace it. Where the default wheel brings CUDA, point TORCH_INDEX_URL at PyTorch's CPU index.
+TORCH ?= torch==2.13.0
+TORCH_INDEX_URL ?=
+# Passed to pytest, for example TESTS="tests/test_checksum.py -x".
+TESTS ?= tests
+
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+PY := $(VENV)/bin/python
+CXX_SOURCES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'bench/*.h' 'bench/*.cpp' 'bench/*.cu' 'tests/*.h' 'tests/*.cpp' 'tests/*.cu')
+
+.PHONY: help demo test lint types format build clean
+help:
+	@echo "make demo    train a small float16 GPT until it overflows, and see fastcheck stop it"
+	@echo "make test    run the tests"
+	@echo "make lint    ruff and clang-format;  make format applies them"
+	@echo "make types   mypy --strict"
+	@echo "make bench   the CPU benches, about ten minutes; results under bench/results"
+	@echo "variables: PYTHON, VENV, TORCH, TORCH_INDEX_URL, TESTS"
+
+demo: $(VENV)/.built
+	$(PY) -m fastcheck demo
+
+test: $(VENV)/.built $(VENV)/.tools
+	$(PY) -m pytest $(TESTS)
+
+lint: $(VENV)/.tools
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+format: $(VENV)/.tools
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
+
+types: $(VENV)/.torch $(VENV)/.tools
+	$(PY) -m mypy
+
+.PHONY: bench
+bench: $(VENV)/.built
+	PYTHON=$(PY) bench/run_cpu.sh
+
+build: $(VENV)/.built
+
+# ---- the environment -----------------------------------------------------------------------------
+
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install $(TORCH) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL))
+	$(PIP) install -r requirements-build.txt
+	@touch $@
+
+$(VENV)/.tools: requirements-dev.txt $(VENV)/.torch
+	$(PIP) install -r requirements-dev.txt
+	@touch $@
+
+# Editable: Python sources are used in place, C++ is built again when it changed.
+$(VENV)/.built: $(VENV)/.torch CMakeLists.txt pyproject.toml python/fastcheck/_build_info.py.in \
+		python/fastcheck/_version.py $(shell find csrc -name '*.h' -o -name '*.cpp')
+	$(PIP) install --no-build-isolation --no-deps --editable .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build

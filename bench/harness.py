@@ -1,0 +1,129 @@
+"""What every bench shares: interleaved timing, median and spread, the machine, results as JSON and Markdown.
+
+Cases of one run are timed in rounds: each round runs every case once, in an order that rotates, so that a change of the
+machine's speed meets all of them alike. A ratio is the median of the ratios within a round, not the ratio of medians.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(os.environ.get("FASTCHECK_BENCH_RESULTS", ROOT / "bench" / "results"))
+
+Case = Callable[[int], object]  # called with the round's number, to pick its input by
+
+
+def time_rounds(
+    cases: dict[str, Case], rounds: int, *, warmup: int = 1, calls: int = 1
+) -> dict[str, np.ndarray]:
+    """Seconds of each case in each round, ``calls`` calls taken together and divided by their number."""
+    names = list(cases)
+    seconds = {name: np.empty(rounds) for name in names}
+    for index in range(warmup + rounds):
+        shift = index % len(names)
+        for name in names[shift:] + names[:shift]:
+            case = cases[name]
+            start = time.perf_counter()
+            for _ in range(calls):
+                case(index)
+            if index >= warmup:
+                seconds[name][index - warmup] = (time.perf_counter() - start) / calls
+    return seconds
+
+
+def spread(values: np.ndarray) -> dict[str, float]:
+    """Median, and the range that holds the middle 80% of the values."""
+    low, median, high = np.percentile(values, [10, 50, 90])
+    return {"median": float(median), "p10": float(low), "p90": float(high)}
+
+
+def ratio(numerator: np.ndarray, denominator: np.ndarray) -> dict[str, float]:
+    """The spread of the ratios within each round."""
+    return spread(numerator / denominator)
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def machine() -> dict[str, Any]:
+    """What a figure must be read with: processor, memory, commit and versions."""
+    import fastcheck
+    from fastcheck import _C
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": _cpu_model(),
+        "cores": cores,
+        "isa": _C.cpu_isa(),
+        "load_at_start": round(os.getloadavg()[0], 2),
+        "commit": _git("rev-parse", "--short=12", "HEAD") or "none",
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--", "csrc", "python")),
+        "fastcheck": fastcheck.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "compiler": _C.compiler(),
+        "system": f"{platform.system()} {platform.release()}",
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def write_results(bench: str, rows: Sequence[dict[str, Any]], **extra: Any) -> Path:
+    """Writes ``bench/results/<bench>.json``: the machine, then one row per case."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{bench}.json"
+    content = {"bench": bench, "machine": machine(), **extra, "rows": list(rows)}
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    return path
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def with_spread(values: dict[str, float], digits: int = 2) -> str:
+    """``median (p10-p90)``."""
+    return f"{values['median']:.{digits}f} ({values['p10']:.{digits}f}-{values['p90']:.{digits}f})"
+
+
+def threads_to_try() -> list[int]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    return [1, 2] if cores >= 2 else [1]
+
+
+def median_seconds(case: Case, *, at_least_seconds: float = 0.02) -> float:
+    """A quick estimate, to choose how many calls or rounds a case can have."""
+    times = []
+    start = time.perf_counter()
+    while not times or time.perf_counter() - start < at_least_seconds:
+        begin = time.perf_counter()
+        case(len(times))
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)

@@ -1,0 +1,18 @@
+#include "cpu/cpu_features.h"
+
+namespace fastcheck::cpu {
+
+CpuFeatures detect_cpu_features() {
+  CpuFeatures features;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  features.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                  __builtin_cpu_supports("f16c");
+  features.avx512 = features.avx2 && __builtin_cpu_supports("avx512f") &&
+                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                    __builtin_cpu_supports("avx512vl");
+#endif
+  return features;
+}
+
+}  // namespace fastcheck::cpu

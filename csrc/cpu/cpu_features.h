@@ -1,0 +1,15 @@
+// What the CPU has: detection alone. cpu/dispatch.h chooses.
+#pragma once
+
+namespace fastcheck::cpu {
+
+struct CpuFeatures {
+  bool avx2 = false;    // AVX2, FMA and F16C
+  bool avx512 = false;  // F, BW, DQ and VL, and the above
+};
+
+// Includes what the operating system saves on a context switch (XCR0), by the compiler's own
+// detection.
+CpuFeatures detect_cpu_features();
+
+}  // namespace fastcheck::cpu

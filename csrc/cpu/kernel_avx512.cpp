@@ -1,0 +1,25 @@
+// The vector kernel, compiled with AVX-512.
+#include "cpu/kernel.h"
+
+#if defined(__AVX512F__)
+
+#include "cpu/vector_avx512.h"
+//
+#include "cpu/vector_kernel.h"
+
+namespace fastcheck::cpu {
+
+const KernelSet* avx512_kernels() {
+  static constexpr KernelSet kSet{"avx512", {FASTCHECK_FOR_EACH_DTYPE(FASTCHECK_KERNEL_ROW)}};
+  return &kSet;
+}
+
+}  // namespace fastcheck::cpu
+
+#else
+
+namespace fastcheck::cpu {
+const KernelSet* avx512_kernels() { return nullptr; }
+}  // namespace fastcheck::cpu
+
+#endif

@@ -1,0 +1,39 @@
+// A tensor's value fields from its memory: threads, strides, dispatch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "core/dtypes.h"
+#include "core/record.h"
+
+namespace fastcheck::cpu {
+
+constexpr int kMaxDims = 64;  // torch's own limit on tensor dimensions
+
+// Strides are in elements and not negative. `dense` says that the elements occupy numel
+// consecutive places in some permutation of the dimensions.
+struct TensorView {
+  const std::byte* data;
+  DType dtype;
+  std::int64_t numel;
+  int ndim;
+  const std::int64_t* sizes;
+  const std::int64_t* strides;
+  bool dense;
+  bool contiguous;  // dense, and row-major: logical order is storage order
+};
+
+// Calls body(begin, end) over disjoint ranges that cover [0, count), possibly on several threads.
+using ParallelFor = std::function<void(
+    std::int64_t count, const std::function<void(std::int64_t, std::int64_t)>& body)>;
+
+// Fills the value fields and dtype, order, depth, version and flags of `record`, which must be
+// zeroed. `logical` asks for row-major traversal whatever the strides. Deterministic: the bits do
+// not depend on the kernel, the threads or the alignment. Memory: one tile per thread when the
+// elements must be gathered.
+void reduce(const TensorView& tensor, Depth depth, bool logical, int threads,
+            const ParallelFor& parallel_for, Record& record);
+
+}  // namespace fastcheck::cpu

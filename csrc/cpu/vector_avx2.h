@@ -1,0 +1,159 @@
+// The vector vocabulary of cpu/vector_kernel.h, in AVX2 with FMA and F16C.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtypes.h"
+#include "core/platform.h"
+
+namespace fastcheck::cpu {
+namespace {
+
+constexpr int kVectorBytes = 32;
+// Vectors of lane sums kept in registers at once, of three sums each: 6 of 16 registers.
+constexpr int kBlockSums = 2;
+
+template <class T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kVectorBytes)));
+};
+template <class T>
+using Vec = typename VectorOf<T>::type;
+
+FASTCHECK_FN Vec<std::uint8_t> vmin(Vec<std::uint8_t> a, Vec<std::uint8_t> b) {
+  return (Vec<std::uint8_t>)_mm256_min_epu8((__m256i)a, (__m256i)b);
+}
+FASTCHECK_FN Vec<std::uint16_t> vmin(Vec<std::uint16_t> a, Vec<std::uint16_t> b) {
+  return (Vec<std::uint16_t>)_mm256_min_epu16((__m256i)a, (__m256i)b);
+}
+FASTCHECK_FN Vec<std::uint32_t> vmin(Vec<std::uint32_t> a, Vec<std::uint32_t> b) {
+  return (Vec<std::uint32_t>)_mm256_min_epu32((__m256i)a, (__m256i)b);
+}
+FASTCHECK_FN Vec<std::int8_t> vmin(Vec<std::int8_t> a, Vec<std::int8_t> b) {
+  return (Vec<std::int8_t>)_mm256_min_epi8((__m256i)a, (__m256i)b);
+}
+FASTCHECK_FN Vec<std::int16_t> vmin(Vec<std::int16_t> a, Vec<std::int16_t> b) {
+  return (Vec<std::int16_t>)_mm256_min_epi16((__m256i)a, (__m256i)b);
+}
+FASTCHECK_FN Vec<std::int32_t> vmin(Vec<std::int32_t> a, Vec<std::int32_t> b) {
+  return (Vec<std::int32_t>)_mm256_min_epi32((__m256i)a, (__m256i)b);
+}
+FASTCHECK_FN Vec<std::uint64_t> vmin(Vec<std::uint64_t> a, Vec<std::uint64_t> b) {
+  return a < b ? a : b;
+}
+FASTCHECK_FN Vec<std::int64_t> vmin(Vec<std::int64_t> a, Vec<std::int64_t> b) {
+  return a < b ? a : b;
+}
+
+FASTCHECK_FN Vec<std::uint8_t> vmax(Vec<std::uint8_t> a, Vec<std::uint8_t> b) {
+  return (Vec<std::uint8_t>)_mm256_max_epu8((__m256i)a, (__m256i)b);
+}
+FASTCHECK_FN Vec<std::uint16_t> vmax(Vec<std::uint16_t> a, Vec<std::uint16_t> b) {
+  return (Vec<std::uint16_t>)_mm256_max_epu16((__m256i)a, (__m256i)b);
+}
+FASTCHECK_FN Vec<std::uint32_t> vmax(Vec<std::uint32_t> a, Vec<std::uint32_t> b) {
+  return (Vec<std::uint32_t>)_mm256_max_epu32((__m256i)a, (__m256i)b);
+}
+FASTCHECK_FN Vec<std::int8_t> vmax(Vec<std::int8_t> a, Vec<std::int8_t> b) {
+  return (Vec<std::int8_t>)_mm256_max_epi8((__m256i)a, (__m256i)b);
+}
+FASTCHECK_FN Vec<std::int16_t> vmax(Vec<std::int16_t> a, Vec<std::int16_t> b) {
+  return (Vec<std::int16_t>)_mm256_max_epi16((__m256i)a, (__m256i)b);
+}
+FASTCHECK_FN Vec<std::int32_t> vmax(Vec<std::int32_t> a, Vec<std::int32_t> b) {
+  return (Vec<std::int32_t>)_mm256_max_epi32((__m256i)a, (__m256i)b);
+}
+FASTCHECK_FN Vec<std::uint64_t> vmax(Vec<std::uint64_t> a, Vec<std::uint64_t> b) {
+  return a > b ? a : b;
+}
+FASTCHECK_FN Vec<std::int64_t> vmax(Vec<std::int64_t> a, Vec<std::int64_t> b) {
+  return a > b ? a : b;
+}
+
+// How many lanes have their top bit set. AVX2 has no 16-bit mask: the top bits move to byte masks,
+// two bits a lane, of which one is cleared.
+template <class T>
+FASTCHECK_FN int count_top_bit(Vec<T> x) {
+  unsigned mask = 0;
+  if constexpr (sizeof(T) == 1) mask = _mm256_movemask_epi8((__m256i)x);
+  if constexpr (sizeof(T) == 2) mask = _mm256_movemask_epi8((__m256i)x) & 0xaaaaaaaau;
+  if constexpr (sizeof(T) == 4) mask = _mm256_movemask_ps((__m256)x);
+  if constexpr (sizeof(T) == 8) mask = _mm256_movemask_pd((__m256d)x);
+  return __builtin_popcount(mask);
+}
+
+template <class T>
+FASTCHECK_FN int count_equal(Vec<T> x, Vec<T> y) {
+  const __m256i a = (__m256i)x, b = (__m256i)y;
+  if constexpr (sizeof(T) == 1) return count_top_bit<T>((Vec<T>)_mm256_cmpeq_epi8(a, b));
+  if constexpr (sizeof(T) == 2) return count_top_bit<T>((Vec<T>)_mm256_cmpeq_epi16(a, b));
+  if constexpr (sizeof(T) == 4) return count_top_bit<T>((Vec<T>)_mm256_cmpeq_epi32(a, b));
+  if constexpr (sizeof(T) == 8) return count_top_bit<T>((Vec<T>)_mm256_cmpeq_epi64(a, b));
+}
+
+// How many lanes of x are below y, both without their top bit.
+template <class T>
+FASTCHECK_FN int count_less(Vec<T> x, Vec<T> y) {
+  const __m256i a = (__m256i)x, b = (__m256i)y;
+  if constexpr (sizeof(T) == 1) return count_top_bit<T>((Vec<T>)_mm256_cmpgt_epi8(b, a));
+  if constexpr (sizeof(T) == 2) return count_top_bit<T>((Vec<T>)_mm256_cmpgt_epi16(b, a));
+  if constexpr (sizeof(T) == 4) return count_top_bit<T>((Vec<T>)_mm256_cmpgt_epi32(b, a));
+  if constexpr (sizeof(T) == 8) return count_top_bit<T>((Vec<T>)_mm256_cmpgt_epi64(b, a));
+}
+
+FASTCHECK_FN Vec<float> vfma(Vec<float> x, Vec<float> y, Vec<float> z) {
+  return _mm256_fmadd_ps(x, y, z);
+}
+FASTCHECK_FN Vec<double> vfma(Vec<double> x, Vec<double> y, Vec<double> z) {
+  return _mm256_fmadd_pd(x, y, z);
+}
+
+template <int kBits>
+FASTCHECK_FN Vec<std::uint32_t> rotate_left(Vec<std::uint32_t> x) {
+  return (x << kBits) | (x >> (32 - kBits));
+}
+
+// 16 float16 to 2 x 8 float32, in order.
+FASTCHECK_FN void half_to_float(Vec<std::uint16_t> x, Vec<float>& low, Vec<float>& high) {
+  low = _mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)x));
+  high = _mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)x, 1));
+}
+
+FASTCHECK_FN void float_to_double(Vec<float> x, Vec<double>& low, Vec<double>& high) {
+  low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
+  high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+}
+
+// Adjacent pairs: a0+a1, a2+a3, b0+b1, b2+b3.
+FASTCHECK_FN Vec<double> add_pairs(Vec<double> a, Vec<double> b) {
+  return _mm256_permute4x64_pd(_mm256_hadd_pd(a, b), _MM_SHUFFLE(3, 1, 2, 0));
+}
+
+// Four integers as doubles, rounded to nearest.
+FASTCHECK_FN Vec<double> to_double(const std::int8_t* p) {
+  return _mm256_cvtepi32_pd(_mm_cvtepi8_epi32(_mm_loadu_si32(p)));
+}
+FASTCHECK_FN Vec<double> to_double(const std::uint8_t* p) {
+  return _mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_loadu_si32(p)));
+}
+FASTCHECK_FN Vec<double> to_double(const std::int16_t* p) {
+  return _mm256_cvtepi32_pd(_mm_cvtepi16_epi32(_mm_loadu_si64(p)));
+}
+FASTCHECK_FN Vec<double> to_double(const std::uint16_t* p) {
+  return _mm256_cvtepi32_pd(_mm_cvtepu16_epi32(_mm_loadu_si64(p)));
+}
+FASTCHECK_FN Vec<double> to_double(const std::int32_t* p) {
+  return _mm256_cvtepi32_pd(_mm_loadu_si128((const __m128i*)p));
+}
+// AVX2 converts nothing wider: the compiler's scalar conversions round to nearest as well.
+template <class T>
+FASTCHECK_FN Vec<double> to_double(const T* p) {
+  return Vec<double>{static_cast<double>(p[0]), static_cast<double>(p[1]),
+                     static_cast<double>(p[2]), static_cast<double>(p[3])};
+}
+
+}  // namespace
+}  // namespace fastcheck::cpu

@@ -1,0 +1,163 @@
+// The vector vocabulary of cpu/vector_kernel.h, in AVX-512 (F, BW, DQ, VL).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtypes.h"
+#include "core/platform.h"
+
+namespace fastcheck::cpu {
+namespace {
+
+constexpr int kVectorBytes = 64;
+// Vectors of lane sums kept in registers at once, of three sums each: 12 of 32 registers.
+constexpr int kBlockSums = 4;
+
+template <class T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kVectorBytes)));
+};
+template <class T>
+using Vec = typename VectorOf<T>::type;
+
+FASTCHECK_FN Vec<std::uint8_t> vmin(Vec<std::uint8_t> a, Vec<std::uint8_t> b) {
+  return (Vec<std::uint8_t>)_mm512_min_epu8((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::uint16_t> vmin(Vec<std::uint16_t> a, Vec<std::uint16_t> b) {
+  return (Vec<std::uint16_t>)_mm512_min_epu16((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::uint32_t> vmin(Vec<std::uint32_t> a, Vec<std::uint32_t> b) {
+  return (Vec<std::uint32_t>)_mm512_min_epu32((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::uint64_t> vmin(Vec<std::uint64_t> a, Vec<std::uint64_t> b) {
+  return (Vec<std::uint64_t>)_mm512_min_epu64((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::int8_t> vmin(Vec<std::int8_t> a, Vec<std::int8_t> b) {
+  return (Vec<std::int8_t>)_mm512_min_epi8((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::int16_t> vmin(Vec<std::int16_t> a, Vec<std::int16_t> b) {
+  return (Vec<std::int16_t>)_mm512_min_epi16((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::int32_t> vmin(Vec<std::int32_t> a, Vec<std::int32_t> b) {
+  return (Vec<std::int32_t>)_mm512_min_epi32((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::int64_t> vmin(Vec<std::int64_t> a, Vec<std::int64_t> b) {
+  return (Vec<std::int64_t>)_mm512_min_epi64((__m512i)a, (__m512i)b);
+}
+
+FASTCHECK_FN Vec<std::uint8_t> vmax(Vec<std::uint8_t> a, Vec<std::uint8_t> b) {
+  return (Vec<std::uint8_t>)_mm512_max_epu8((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::uint16_t> vmax(Vec<std::uint16_t> a, Vec<std::uint16_t> b) {
+  return (Vec<std::uint16_t>)_mm512_max_epu16((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::uint32_t> vmax(Vec<std::uint32_t> a, Vec<std::uint32_t> b) {
+  return (Vec<std::uint32_t>)_mm512_max_epu32((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::uint64_t> vmax(Vec<std::uint64_t> a, Vec<std::uint64_t> b) {
+  return (Vec<std::uint64_t>)_mm512_max_epu64((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::int8_t> vmax(Vec<std::int8_t> a, Vec<std::int8_t> b) {
+  return (Vec<std::int8_t>)_mm512_max_epi8((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::int16_t> vmax(Vec<std::int16_t> a, Vec<std::int16_t> b) {
+  return (Vec<std::int16_t>)_mm512_max_epi16((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::int32_t> vmax(Vec<std::int32_t> a, Vec<std::int32_t> b) {
+  return (Vec<std::int32_t>)_mm512_max_epi32((__m512i)a, (__m512i)b);
+}
+FASTCHECK_FN Vec<std::int64_t> vmax(Vec<std::int64_t> a, Vec<std::int64_t> b) {
+  return (Vec<std::int64_t>)_mm512_max_epi64((__m512i)a, (__m512i)b);
+}
+
+FASTCHECK_FN int popcount(std::uint64_t mask) { return __builtin_popcountll(mask); }
+
+// How many lanes have their top bit set.
+template <class T>
+FASTCHECK_FN int count_top_bit(Vec<T> x) {
+  if constexpr (sizeof(T) == 1) return popcount(_mm512_movepi8_mask((__m512i)x));
+  if constexpr (sizeof(T) == 2) return popcount(_mm512_movepi16_mask((__m512i)x));
+  if constexpr (sizeof(T) == 4) return popcount(_mm512_movepi32_mask((__m512i)x));
+  if constexpr (sizeof(T) == 8) return popcount(_mm512_movepi64_mask((__m512i)x));
+}
+
+template <class T>
+FASTCHECK_FN int count_equal(Vec<T> x, Vec<T> y) {
+  const __m512i a = (__m512i)x, b = (__m512i)y;
+  if constexpr (sizeof(T) == 1) return popcount(_mm512_cmpeq_epi8_mask(a, b));
+  if constexpr (sizeof(T) == 2) return popcount(_mm512_cmpeq_epi16_mask(a, b));
+  if constexpr (sizeof(T) == 4) return popcount(_mm512_cmpeq_epi32_mask(a, b));
+  if constexpr (sizeof(T) == 8) return popcount(_mm512_cmpeq_epi64_mask(a, b));
+}
+
+// How many lanes of x are below y, both without their top bit.
+template <class T>
+FASTCHECK_FN int count_less(Vec<T> x, Vec<T> y) {
+  const __m512i a = (__m512i)x, b = (__m512i)y;
+  if constexpr (sizeof(T) == 1) return popcount(_mm512_cmplt_epi8_mask(a, b));
+  if constexpr (sizeof(T) == 2) return popcount(_mm512_cmplt_epi16_mask(a, b));
+  if constexpr (sizeof(T) == 4) return popcount(_mm512_cmplt_epi32_mask(a, b));
+  if constexpr (sizeof(T) == 8) return popcount(_mm512_cmplt_epi64_mask(a, b));
+}
+
+FASTCHECK_FN Vec<float> vfma(Vec<float> x, Vec<float> y, Vec<float> z) {
+  return _mm512_fmadd_ps(x, y, z);
+}
+FASTCHECK_FN Vec<double> vfma(Vec<double> x, Vec<double> y, Vec<double> z) {
+  return _mm512_fmadd_pd(x, y, z);
+}
+
+template <int kBits>
+FASTCHECK_FN Vec<std::uint32_t> rotate_left(Vec<std::uint32_t> x) {
+  return (Vec<std::uint32_t>)_mm512_rol_epi32((__m512i)x, kBits);
+}
+
+// 32 float16 to 2 x 16 float32, in order.
+FASTCHECK_FN void half_to_float(Vec<std::uint16_t> x, Vec<float>& low, Vec<float>& high) {
+  low = _mm512_cvtph_ps(_mm512_castsi512_si256((__m512i)x));
+  high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64((__m512i)x, 1));
+}
+
+FASTCHECK_FN void float_to_double(Vec<float> x, Vec<double>& low, Vec<double>& high) {
+  low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+  high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+}
+
+// Adjacent pairs: a0+a1, a2+a3, ... b0+b1, ...
+FASTCHECK_FN Vec<double> add_pairs(Vec<double> a, Vec<double> b) {
+  const __m512i even = _mm512_set_epi64(14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i odd = _mm512_set_epi64(15, 13, 11, 9, 7, 5, 3, 1);
+  return _mm512_permutex2var_pd(a, even, b) + _mm512_permutex2var_pd(a, odd, b);
+}
+
+// Eight integers as doubles, rounded to nearest.
+FASTCHECK_FN Vec<double> to_double(const std::int8_t* p) {
+  return _mm512_cvtepi32_pd(_mm256_cvtepi8_epi32(_mm_loadu_si64(p)));
+}
+FASTCHECK_FN Vec<double> to_double(const std::uint8_t* p) {
+  return _mm512_cvtepi32_pd(_mm256_cvtepu8_epi32(_mm_loadu_si64(p)));
+}
+FASTCHECK_FN Vec<double> to_double(const std::int16_t* p) {
+  return _mm512_cvtepi32_pd(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+FASTCHECK_FN Vec<double> to_double(const std::uint16_t* p) {
+  return _mm512_cvtepi32_pd(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+FASTCHECK_FN Vec<double> to_double(const std::int32_t* p) {
+  return _mm512_cvtepi32_pd(_mm256_loadu_si256((const __m256i*)p));
+}
+FASTCHECK_FN Vec<double> to_double(const std::uint32_t* p) {
+  return _mm512_cvtepu32_pd(_mm256_loadu_si256((const __m256i*)p));
+}
+FASTCHECK_FN Vec<double> to_double(const std::int64_t* p) {
+  return _mm512_cvtepi64_pd(_mm512_loadu_si512(p));
+}
+FASTCHECK_FN Vec<double> to_double(const std::uint64_t* p) {
+  return _mm512_cvtepu64_pd(_mm512_loadu_si512(p));
+}
+
+}  // namespace
+}  // namespace fastcheck::cpu

@@ -1,0 +1,72 @@
+// Small things that every part of the vector kernel uses.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/accumulator.h"
+#include "cpu/kernel.h"
+
+namespace fastcheck::cpu {
+namespace {
+
+template <class T>
+constexpr int kVectorLanes = kVectorBytes / static_cast<int>(sizeof(T));
+
+template <class T>
+FASTCHECK_FN Vec<T> load(const std::byte* p) {
+  Vec<T> v;
+  memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+template <class T>
+FASTCHECK_FN Vec<T> splat(T x) {
+  return x - Vec<T>{};
+}
+
+// x where the mask's lanes are all ones, y where they are zero.
+template <class T>
+FASTCHECK_FN Vec<T> select(Vec<T> mask, Vec<T> x, Vec<T> y) {
+  return (x & mask) | (y & ~mask);
+}
+
+// A partial tile in memory of its own, so that whole vectors may be read: first followed by copies
+// of its first component, which leave extremes alone and are easily subtracted from counts; then,
+// for sums and checksum, by zeros.
+template <class Component>
+class TailBuffer {
+ public:
+  using Bits = typename Component::Bits;
+
+  TailBuffer(const std::byte* data, int n) : n_(n) {
+    memcpy(bytes_, data, static_cast<std::size_t>(n) * sizeof(Bits));
+    memcpy(&first_, data, sizeof(Bits));
+    for (int i = n; i < padded(); ++i) memcpy(bytes_ + i * sizeof(Bits), &first_, sizeof(Bits));
+  }
+
+  void pad_with_zeros() {
+    memset(bytes_ + n_ * sizeof(Bits), 0,
+           static_cast<std::size_t>(rows() * kLanes - n_) * sizeof(Bits));
+  }
+
+  const std::byte* data() const { return bytes_; }
+  int vectors() const { return padded() / kVectorLanes<Bits>; }
+  int rows() const { return (n_ + kLanes - 1) / kLanes; }
+  int words() const { return (n_ * static_cast<int>(sizeof(Bits)) + 3) / 4; }
+
+  void subtract_padding(Counts& counts) const { count<Component>(counts, first_, n_ - padded()); }
+
+ private:
+  int padded() const {
+    return (n_ + kVectorLanes<Bits> - 1) / kVectorLanes<Bits> * kVectorLanes<Bits>;
+  }
+
+  int n_;
+  Bits first_;
+  alignas(64) std::byte bytes_[kTile * sizeof(Bits)];
+};
+
+}  // namespace
+}  // namespace fastcheck::cpu

@@ -1,0 +1,332 @@
+// Floating-point tiles.
+#pragma once
+
+#include "cpu/vector_checksum.h"
+#include "cpu/vector_sums.h"
+
+namespace fastcheck::cpu {
+namespace {
+
+// ---- widening: one raw vector to lane-sum vectors, exactly
+// ---------------------------------------
+
+template <class Format>
+constexpr int kWide = sizeof(typename Format::Accumulator) / sizeof(typename Format::Bits);
+
+template <class Format>
+constexpr LaneLayout kLayout =
+    std::is_same_v<Format, BFloat16> || sizeof(typename Format::Bits) == 1
+        ? LaneLayout::kEvenOdd
+        : LaneLayout::kContiguous;
+
+// The bits of eight-bit floats, each in the upper byte of 16, as float16: the same exponent width
+// for e5m2; for e4m3fn a value 2^8 too small, put right after conversion.
+template <class Format>
+FASTCHECK_FN Vec<std::uint16_t> byte_to_half(Vec<std::uint16_t> upper) {
+  if constexpr (std::is_same_v<Format, Float8E5M2>) return upper;
+  const auto sign = upper & splat<std::uint16_t>(0x8000);
+  return sign | ((upper & splat<std::uint16_t>(0x7f00)) >> 1);
+}
+
+template <class Format>
+FASTCHECK_FN void widen(Vec<typename Format::Bits> x,
+                        Vec<typename Format::Accumulator> (&out)[kWide<Format>]) {
+  if constexpr (kWide<Format> == 1) {
+    out[0] = (Vec<typename Format::Accumulator>)x;
+  } else if constexpr (std::is_same_v<Format, BFloat16>) {
+    out[0] = (Vec<float>)((Words)x << 16);
+    out[1] = (Vec<float>)((Words)x & splat(0xffff0000u));
+  } else if constexpr (std::is_same_v<Format, Float16>) {
+    half_to_float(x, out[0], out[1]);
+  } else {
+    const auto pairs = (Vec<std::uint16_t>)x;
+    half_to_float(byte_to_half<Format>(pairs << 8), out[0], out[2]);
+    half_to_float(byte_to_half<Format>(pairs & splat<std::uint16_t>(0xff00)), out[1], out[3]);
+    if constexpr (std::is_same_v<Format, Float8E4M3FN>) {
+      for (auto& v : out) v *= 256.0f;
+    }
+  }
+}
+
+// ---- extremes
+// ------------------------------------------------------------------------------------
+
+// Four integer extremes of the raw bits hold everything: read as unsigned, the negative numbers
+// come last and grow in magnitude; read as signed, they come first and shrink.
+template <class Format>
+struct Extremes {
+  using Bits = typename Format::Bits;
+  using Signed = std::make_signed_t<Bits>;
+  Vec<Bits> min_u = splat<Bits>(static_cast<Bits>(~Bits(0)));
+  Vec<Bits> max_u = splat<Bits>(0);
+  Vec<Signed> min_s = splat<Signed>(static_cast<Signed>(Format::kMagnitude));
+  Vec<Signed> max_s = splat<Signed>(static_cast<Signed>(Format::kSign));
+
+  FASTCHECK_FN_MEMBER void include(Vec<Bits> x) {
+    min_u = vmin(min_u, x);
+    max_u = vmax(max_u, x);
+    min_s = vmin(min_s, (Vec<Signed>)x);
+    max_s = vmax(max_s, (Vec<Signed>)x);
+  }
+
+  FASTCHECK_FN_MEMBER void include(const Extremes& other) {
+    min_u = vmin(min_u, other.min_u);
+    max_u = vmax(max_u, other.max_u);
+    min_s = vmin(min_s, other.min_s);
+    max_s = vmax(max_s, other.max_s);
+  }
+
+  // Magnitudes of what each lane saw; an empty lane answers 0 and the largest.
+  FASTCHECK_FN_MEMBER Vec<Bits> largest() const {
+    const auto positive = (Vec<Bits>)vmax(max_s, splat<Signed>(0));
+    return vmax(positive, max_u & splat(Format::kMagnitude));
+  }
+  FASTCHECK_FN_MEMBER Vec<Bits> smallest() const {
+    return vmin(min_u & splat(Format::kMagnitude), (Vec<Bits>)min_s & splat(Format::kMagnitude));
+  }
+
+  KeyRange range() const {
+    KeyRange keys;
+    for (int i = 0; i < kVectorLanes<Bits>; ++i) {
+      const Bits low = min_u[i], high = max_u[i];
+      if (low > high) continue;  // an empty lane
+      const bool has_negative = (high & Format::kSign) != 0;
+      fastcheck::include(keys, key_of<Format>(has_negative ? high : low));
+      fastcheck::include(keys, key_of<Format>(max_s[i] >= 0 ? static_cast<Bits>(max_s[i]) : low));
+    }
+    return keys;
+  }
+};
+
+// ---- counts of what is out of the ordinary
+// ---------------------------------------------------------
+
+// Zeros and subnormals of a tile that has no non-finite value; returns the zeros with a minus.
+template <class Format>
+int count_small(const std::byte* data, int vectors, Counts& counts) {
+  using Bits = typename Format::Bits;
+  int small = 0, zero = 0, minus_zero = 0;
+  for (int i = 0; i < vectors; ++i) {
+    const auto x = load<Bits>(data + i * kVectorBytes);
+    const auto absolute = x & splat(Format::kMagnitude);
+    small += count_less<Bits>(absolute, splat(Format::kMinNormal));
+    zero += count_equal<Bits>(absolute, splat<Bits>(0));
+    minus_zero += count_equal<Bits>(x, splat(Format::kSign));
+  }
+  counts.zero += zero;
+  counts.subnormal += small - zero;
+  return minus_zero;
+}
+
+template <class Format>
+int count_saturated(const std::byte* data, int vectors) {
+  using Bits = typename Format::Bits;
+  int n = 0;
+  for (int i = 0; i < vectors; ++i) {
+    const auto x = load<Bits>(data + i * kVectorBytes);
+    n += count_equal<Bits>(x & splat(Format::kMagnitude), splat(Format::kMaxFinite));
+  }
+  return n;
+}
+
+template <class Format>
+FASTCHECK_FN Vec<typename Format::Bits> finite_mask(Vec<typename Format::Bits> x) {
+  using Bits = typename Format::Bits;
+  return (Vec<Bits>)((x & splat(Format::kMagnitude)) < splat(Format::kFirstNonfinite));
+}
+
+// Every count, and the extremes of the finite values alone.
+template <class Format>
+Extremes<Format> census(const std::byte* data, int vectors, Counts& counts) {
+  using Bits = typename Format::Bits;
+  using Signed = std::make_signed_t<Bits>;
+  constexpr Bits kInf = Format::kFirstNonfinite;
+  Extremes<Format> extremes;
+  int not_nan = 0, posinf = 0, neginf = 0, negative = 0, saturated = 0, small = 0, zero = 0;
+  for (int i = 0; i < vectors; ++i) {
+    const auto x = load<Bits>(data + i * kVectorBytes);
+    const auto absolute = x & splat(Format::kMagnitude);
+    not_nan += count_less<Bits>(absolute, splat(Format::kFirstNaN));
+    if constexpr (Format::kHasInf) {
+      posinf += count_equal<Bits>(x, splat(kInf));
+      neginf += count_equal<Bits>(x, splat(static_cast<Bits>(kInf | Format::kSign)));
+    }
+    const auto finite = finite_mask<Format>(x);
+    const auto kept = x & finite;
+    negative += count_top_bit<Bits>(kept) - count_equal<Bits>(kept, splat(Format::kSign));
+    saturated += count_equal<Bits>(absolute, splat(Format::kMaxFinite));
+    small += count_less<Bits>(absolute, splat(Format::kMinNormal));
+    zero += count_equal<Bits>(absolute, splat<Bits>(0));
+    const Extremes<Format> none;
+    extremes.min_u = vmin(extremes.min_u, select<Bits>(finite, x, none.min_u));
+    extremes.max_u = vmax(extremes.max_u, select<Bits>(finite, x, none.max_u));
+    extremes.min_s =
+        vmin(extremes.min_s, (Vec<Signed>)select<Bits>(finite, x, (Vec<Bits>)none.min_s));
+    extremes.max_s =
+        vmax(extremes.max_s, (Vec<Signed>)select<Bits>(finite, x, (Vec<Bits>)none.max_s));
+  }
+  counts.nan += vectors * kVectorLanes<Bits> - not_nan;
+  counts.posinf += posinf;
+  counts.neginf += neginf;
+  counts.negative += negative;
+  counts.saturated += saturated;
+  counts.zero += zero;
+  counts.subnormal += small - zero;
+  return extremes;
+}
+
+// ---- sums of a tile that needs care
+// ----------------------------------------------------------------
+
+template <class Format>
+FASTCHECK_FN TileScale scale_of(const Extremes<Format>& extremes) {
+  using Bits = typename Format::Bits;
+  // Only float32 and bfloat16 reach the limits.
+  if constexpr (Format::kExponentBias != 127) return {1.0f, 1.0, 1.0};
+  const auto largest = extremes.largest();
+  Bits top = 0;
+  for (int i = 0; i < kVectorLanes<Bits>; ++i) top = largest[i] > top ? largest[i] : top;
+  return tile_scale(value<Format>(top));
+}
+
+// Whether the plain sums of a tile stand, decided lane by lane: no search for the largest.
+template <class Format>
+FASTCHECK_FN bool needs_scale(Vec<typename Format::Bits> largest) {
+  using Bits = typename Format::Bits;
+  if constexpr (Format::kExponentBias != 127) return false;
+  constexpr Bits kAbove = static_cast<Bits>(Bits(127 + 60) << Format::kMantissaBits);
+  constexpr Bits kBelow = static_cast<Bits>(Bits(127 - 40) << Format::kMantissaBits);
+  const bool large = count_less<Bits>(splat(kAbove), largest) != 0;
+  const bool small = count_less<Bits>(largest, splat(kBelow)) == kVectorLanes<Bits>;
+  return large || small;
+}
+
+// The sums of `rows` rows with non-finite values as 0 and every element scaled.
+template <class Format>
+Sums careful_sums(const std::byte* data, int rows, const TileScale& scale) {
+  using Bits = typename Format::Bits;
+  using Accumulator = typename Format::Accumulator;
+  constexpr int kRaw = kLanes / kVectorLanes<Bits>;
+  TileLanes<Accumulator> lanes;
+  for (int row = 0; row < rows; ++row) {
+    for (int j = 0; j < kRaw; ++j) {
+      const auto x = load<Bits>(data + (row * kRaw + j) * kVectorBytes);
+      Vec<Accumulator> wide[kWide<Format>];
+      widen<Format>(x & finite_mask<Format>(x), wide);
+      for (int k = 0; k < kWide<Format>; ++k) {
+        lanes.run[row / kRunRows][j * kWide<Format> + k].add(
+            wide[k] * static_cast<Accumulator>(scale.factor));
+      }
+    }
+  }
+  const Sums sums = fold_tile<kLayout<Format>>(lanes);
+  return {sums.sum * scale.undo, sums.abs_sum * scale.undo, sums.sum_sq * scale.undo_square};
+}
+
+// ---- tiles
+// -----------------------------------------------------------------------------------------
+
+template <class Format, Depth kDepth>
+class FloatTiles {
+  using Bits = typename Format::Bits;
+  using Accumulator = typename Format::Accumulator;
+  static constexpr int kRaw = kLanes / kVectorLanes<Bits>;  // raw vectors in a row
+  static constexpr int kBlock = kBlockSums > kWide<Format> ? kBlockSums / kWide<Format> : 1;
+  static constexpr int kBlockRaw = kBlock < kRaw ? kBlock : kRaw;
+  static constexpr int kTileVectors = kRows * kRaw;
+
+ public:
+  Sums whole(const std::byte* data, std::uint64_t tile) {
+    Extremes<Format> extremes;
+    TileLanes<Accumulator> lanes;
+    const int negative = scan(data, tile, extremes, lanes);
+
+    const auto largest = extremes.largest();
+    const bool finite =
+        count_less<Bits>(largest, splat(Format::kFirstNonfinite)) == kVectorLanes<Bits>;
+    if (!finite) {
+      extremes = census<Format>(data, kTileVectors, counts_);
+    } else {
+      counts_.negative += negative;
+      if (count_less<Bits>(extremes.smallest(), splat(Format::kMinNormal)) != 0) {
+        counts_.negative -= count_small<Format>(data, kTileVectors, counts_);
+      }
+      if (count_equal<Bits>(largest, splat(Format::kMaxFinite)) != 0) {
+        counts_.saturated += count_saturated<Format>(data, kTileVectors);
+      }
+    }
+    extremes_.include(extremes);
+    if constexpr (kDepth == Depth::kHealth) return {};
+    if (!finite || needs_scale<Format>(largest)) {
+      return careful_sums<Format>(data, kRows, scale_of(extremes));
+    }
+    return fold_tile<kLayout<Format>>(lanes);
+  }
+
+  Sums partial(const std::byte* data, int n, std::uint64_t tile) {
+    TailBuffer<Format> tail(data, n);
+    const Extremes<Format> extremes = census<Format>(tail.data(), tail.vectors(), counts_);
+    tail.subtract_padding(counts_);
+    extremes_.include(extremes);
+    if constexpr (kDepth == Depth::kHealth) return {};
+    tail.pad_with_zeros();
+    if constexpr (kDepth == Depth::kFull) {
+      checksum_words<sizeof(Bits)>(tail.data(), tail.words(), tile, terms_);
+    }
+    return careful_sums<Format>(tail.data(), tail.rows(), scale_of(extremes));
+  }
+
+  Partial finish() const {
+    Partial part;
+    part.counts = counts_;
+    part.range = extremes_.range();
+    part.checksum = terms_.total();
+    return part;
+  }
+
+ private:
+  // One reading of a whole tile; returns the number of sign bits.
+  FASTCHECK_FN_MEMBER int scan(const std::byte* data, std::uint64_t tile,
+                               Extremes<Format>& extremes, TileLanes<Accumulator>& lanes) {
+    int negative = 0;
+    for (int run = 0; run < kRuns; ++run) {
+      for (int block = 0; block < kRaw; block += kBlockRaw) {
+        const std::byte* at = data + (run * kRunRows * kRaw + block) * kVectorBytes;
+        LaneVector<Accumulator> sums[kBlockRaw * kWide<Format>];
+        Chains<kBlockRaw> chains;
+        if constexpr (kDepth == Depth::kFull) {
+          chains.start((tile * kRuns + run) * words_per_row(sizeof(Bits)), block * kWordLanes);
+        }
+        for (int row = 0; row < kRunRows; ++row, at += kRaw * kVectorBytes) {
+#pragma GCC unroll 8
+          for (int j = 0; j < kBlockRaw; ++j) {
+            const auto x = load<Bits>(at + j * kVectorBytes);
+            extremes.include(x);
+            negative += count_top_bit<Bits>(x);
+            if constexpr (kDepth >= Depth::kStats) {
+              Vec<Accumulator> wide[kWide<Format>];
+              widen<Format>(x, wide);
+#pragma GCC unroll 4
+              for (int k = 0; k < kWide<Format>; ++k) sums[j * kWide<Format> + k].add(wide[k]);
+            }
+            if constexpr (kDepth == Depth::kFull) chains.add(j, (Words)x);
+          }
+        }
+        if constexpr (kDepth >= Depth::kStats) {
+          for (int k = 0; k < kBlockRaw * kWide<Format>; ++k) {
+            lanes.run[run][block * kWide<Format> + k] = sums[k];
+          }
+        }
+        if constexpr (kDepth == Depth::kFull) chains.end(terms_);
+      }
+    }
+    return negative;
+  }
+
+  Counts counts_;
+  Extremes<Format> extremes_;
+  ChecksumTerms terms_;
+};
+
+}  // namespace
+}  // namespace fastcheck::cpu

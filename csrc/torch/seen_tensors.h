@@ -1,0 +1,44 @@
+// Which tensors were read already in this step, under whatever name.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace fastcheck {
+
+// Two tensors are the same reading when they show the same bytes of the same storage at the same
+// version. The storage is held weakly: its memory is free to go, but its identity is not handed to
+// another storage while it is remembered here, so a reused address never passes for what it was.
+class SeenTensors {
+ public:
+  // -1 when the tensor is new, which remembers it under `token`; else the token it was first seen
+  // with. A tensor without a version counter (inference mode) is always new and never remembered.
+  std::int64_t add(const at::Tensor& tensor, std::int64_t token);
+  void clear() { seen_.clear(); }
+  std::size_t size() const { return seen_.size(); }
+
+ private:
+  struct Key {
+    const c10::StorageImpl* storage;
+    std::int64_t offset;
+    std::int64_t numel;
+    std::uint32_t version;
+    std::int32_t kind;  // dtype, and whether the bits are shown conjugated or negated
+    std::vector<std::int64_t> geometry;  // sizes and strides; empty when dense
+    bool operator==(const Key& other) const;
+  };
+  struct Hash {
+    std::size_t operator()(const Key& key) const;
+  };
+  struct Entry {
+    std::int64_t token;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  };
+
+  std::unordered_map<Key, Entry, Hash> seen_;
+};
+
+}  // namespace fastcheck

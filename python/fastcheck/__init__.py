@@ -1,0 +1,53 @@
+"""Reads every tensor of a training run once, on the device it lives on, without making the host
+wait, and names the first place where the numbers went wrong in time to stop.
+
+    import fastcheck
+    monitor = fastcheck.install(model, overflow_nums=1)
+"""
+
+from __future__ import annotations
+
+from ._errors import (
+    ConfigError,
+    ExtensionError,
+    FastcheckError,
+    FastcheckWarning,
+    LogError,
+    OverflowDetected,
+    UnsupportedTensorError,
+)
+from ._install import install
+from ._monitor import Monitor
+from ._ops import checksum, crc32, found_nonfinite, stats
+from ._record import RECORD_DTYPE, Depth, DeviceMode, Flag, Order, Verdict
+from ._site import Site
+from ._stats import Stats, StatsList
+from ._verdict import Event
+from ._version import __version__
+
+__all__ = [
+    "RECORD_DTYPE",
+    "ConfigError",
+    "Depth",
+    "DeviceMode",
+    "Event",
+    "ExtensionError",
+    "FastcheckError",
+    "FastcheckWarning",
+    "Flag",
+    "LogError",
+    "Monitor",
+    "Order",
+    "OverflowDetected",
+    "Site",
+    "Stats",
+    "StatsList",
+    "UnsupportedTensorError",
+    "Verdict",
+    "__version__",
+    "checksum",
+    "crc32",
+    "found_nonfinite",
+    "install",
+    "stats",
+]

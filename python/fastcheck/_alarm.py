@@ -1,0 +1,75 @@
+"""The alarm: carries out what the policy decided, once the hook that found it is done with its own work."""
+
+from __future__ import annotations
+
+from typing import Callable, Optional, Union
+
+from ._config import Action, Config
+from ._evidence import build_report
+from ._finding import Finding
+from ._log import default_directory, save_log
+from ._policy import Decision
+from ._record import Verdict
+from ._report import StopReport
+from ._session import Session
+from .sinks import CallbackSink, ConsoleSink, RaisingSink
+
+__all__ = ["Alarm"]
+
+Sink = Callable[[StopReport], None]
+
+
+class Alarm:
+    """Called outside the session's lock and outside every guard: what a sink raises reaches the training loop."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._sink = _make_sink(session.config)
+
+    def __call__(self) -> None:
+        session = self._session
+        with session.lock:
+            due, session.due = session.due, []
+        for finding, decision in due:
+            with session.lock:
+                session.collect()
+                if decision is Decision.STOP:
+                    report = self._stop_report(finding)
+                else:
+                    report = build_report(session, finding, self._log_directory())
+            self._sink(report)
+
+    def _stop_report(self, finding: Finding) -> StopReport:
+        session = self._session
+        began = [
+            f
+            for f in session.judge.findings
+            if f.counted and f.verdict in (Verdict.ORIGIN, Verdict.ARRIVED)
+        ]
+        culprit = min(began, key=lambda f: f.seq, default=finding)
+        session.write_log()
+        path = self._log_directory()
+        if path is None:
+            path = save_log(
+                default_directory(),
+                session.rank,
+                session.history.all(),
+                session.events,
+                session.sites,
+                session.config.to_meta(),
+            )
+        report = build_report(session, culprit, path)
+        # Whoever catches this and goes on starts a new step.
+        session.is_closed = True
+        return report
+
+    def _log_directory(self) -> Optional[str]:
+        log = self._session.log
+        return None if log is None or log.failed else log.directory
+
+
+def _make_sink(config: Config) -> Sink:
+    action: Union[str, Action] = config.action
+    if callable(action):
+        return CallbackSink(action)
+    return RaisingSink() if action == "raise" else ConsoleSink()

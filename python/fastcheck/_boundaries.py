@@ -1,0 +1,134 @@
+"""Hooks on the whole process: optimizers and GradScalers tell the watchers of live monitors what they do.
+
+Connected while at least one monitor is installed. Optimizers have global hooks in torch; GradScaler has none, so three
+of its methods are wrapped at class level and put back by the last disconnect().
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from typing import Any, Callable, Optional
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ._steps import StepWatcher
+
+__all__ = ["connect", "disconnect"]
+
+_WRAPPED = ("scale", "step", "update")
+
+_lock = threading.Lock()
+_watchers: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
+_handles: list[Any] = []
+_originals: dict[str, Callable[..., Any]] = {}
+
+
+def connect(watcher: StepWatcher) -> None:
+    """From now on ``watcher`` is told, until disconnect() or until it is gone."""
+    with _lock:
+        _watchers.add(watcher)
+        if not _handles:
+            _handles.append(register_optimizer_step_pre_hook(_before_update))
+            _handles.append(register_optimizer_step_post_hook(_after_update))
+            _wrap_scaler()
+    # A monitor whose model was deleted goes without remove().
+    weakref.finalize(watcher, _release)
+
+
+def disconnect(watcher: StepWatcher) -> None:
+    """The opposite of connect(); does nothing the second time."""
+    with _lock:
+        _watchers.discard(watcher)
+    _release()
+
+
+def _release() -> None:
+    with _lock:
+        # Not len(): it still counts the watcher whose finalizer this is.
+        if any(True for _ in _watchers) or not _handles:
+            return
+        for handle in _handles:
+            handle.remove()
+        _handles.clear()
+        _unwrap_scaler()
+
+
+def _tell(what: str, method: Callable[..., None], *args: Any) -> None:
+    for watcher in list(_watchers):
+        watcher.guarded(what, method, *args)
+
+
+def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    _tell("optimizer steps", StepWatcher.before_update, optimizer, _has_closure(args, kwargs))
+
+
+def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    _tell("optimizer steps", StepWatcher.after_update, optimizer, _has_closure(args, kwargs))
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    # args[0] is the optimizer itself.
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    return callable(closure)
+
+
+def _wrap_scaler() -> None:
+    scaler_class: Any = torch.amp.GradScaler
+    originals = {name: getattr(scaler_class, name) for name in _WRAPPED}
+    _originals.update(originals)
+
+    @functools.wraps(originals["scale"])
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_enabled():
+            _tell("loss scaling", StepWatcher.scaling, self)
+        return originals["scale"](self, *args, **kwargs)
+
+    @functools.wraps(originals["step"])
+    def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_enabled():
+            return originals["step"](self, optimizer, *args, **kwargs)
+        _tell("loss scaling", StepWatcher.scaler_step_began, self, optimizer)
+        try:
+            result = originals["step"](self, optimizer, *args, **kwargs)
+            found = _found_inf(self, optimizer)
+            _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer, found)
+        finally:
+            for watcher in list(_watchers):
+                watcher.scaler_step_left()
+        return result
+
+    @functools.wraps(originals["update"])
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = originals["update"](self, *args, **kwargs)
+        if self.is_enabled():
+            _tell("loss scaling", StepWatcher.scaler_updated, self)
+        return result
+
+    for name, function in (("scale", scale), ("step", step), ("update", update)):
+        function._fastcheck = True  # type: ignore[attr-defined]
+        setattr(scaler_class, name, function)
+
+
+def _unwrap_scaler() -> None:
+    scaler_class: Any = torch.amp.GradScaler
+    for name, original in _originals.items():
+        # Someone may have wrapped it after us: then theirs stays, and ours inside it tells nobody.
+        if getattr(getattr(scaler_class, name), "_fastcheck", False):
+            setattr(scaler_class, name, original)
+    _originals.clear()
+
+
+def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the scaler found non-finite gradients; False when torch no longer tells."""
+    state: Optional[dict[str, Any]] = getattr(scaler, "_per_optimizer_states", {}).get(
+        id(optimizer)
+    )
+    found = (state or {}).get("found_inf_per_device", {})
+    # Only host values: reading a device's would make it wait.
+    return any(bool(value) for value in found.values() if value.is_cpu)

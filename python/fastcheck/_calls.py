@@ -1,0 +1,162 @@
+"""Who called whom: the modules that are observed, the calls made of them, and who read or made which tensor.
+
+A *token* is the sequence number of the record in which a tensor was first read; it names that tensor for the rest
+of the step. Calls hold tokens and numbers only, never tensors or modules, so that nothing is kept alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Optional
+
+import torch
+
+from ._site import Site, SiteTable
+
+__all__ = ["Call", "CallLog", "ModuleNode"]
+
+# Enough for a step of a thousand modules and 64 micro-batches; older calls only cost a less exact reason.
+_MAX_CALLS = 65536
+
+_DIRECTIONS = {
+    "input": "forward",
+    "output": "forward",
+    "grad_input": "backward",
+    "grad_output": "backward",
+    "param": "optimizer",
+    "param_grad": "optimizer",
+    "buffer": "optimizer",
+}
+
+
+class ModuleNode:
+    """What a monitor knows of one observed module."""
+
+    def __init__(
+        self, path: str, module: torch.nn.Module, sites: SiteTable, *, is_primary: bool
+    ) -> None:
+        self.path = path
+        self.type_name = type(module).__name__
+        self.module = weakref.ref(module)
+        # The first model given to install(): what enters it without a history is the batch.
+        self.is_primary = is_primary
+        # Nearly all softmax modules of models in the wild carry the word in their class name.
+        self.is_softmax_like = "softmax" in self.type_name.lower()
+        self.has_excluded_parts = False
+        self.enabled = True
+        self.total_calls = 0
+        self._sites = sites
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._step = -1
+        self._calls = 0
+        self._not_recomputed: list[int] = []
+
+    @property
+    def name(self) -> str:
+        return self.path or self.type_name
+
+    def next_call(self, step: int) -> int:
+        """The index of this call of the module in this step."""
+        if self._step != step:
+            self._step = step
+            self._calls = 0
+            self._not_recomputed.clear()
+        index = self._calls
+        self._calls = index + 1
+        self.total_calls += 1
+        self._not_recomputed.append(index)
+        return index
+
+    def recomputed_call(self, step: int) -> Optional[int]:
+        """The index of the call that a recompute repeats: backward goes through them last call first.
+
+        None when the module was not called before in this step: then it is no recompute.
+        """
+        if self._step != step or not self._calls:
+            return None
+        return self._not_recomputed.pop() if self._not_recomputed else self._calls - 1
+
+    def site(self, role: str, label: str, index: int) -> int:
+        """The number of one of this module's sites."""
+        key = (role, label)
+        number = self._numbers.get(key)
+        if number is None:
+            site = Site(self.path, self.type_name, _DIRECTIONS[role], role, index, label)
+            number = self._numbers[key] = self._sites.intern(site)
+        return number
+
+
+class Call:
+    """One call of one module: the tokens that went in and came out, and where it stood."""
+
+    __slots__ = (
+        "depth",
+        "first_finding",
+        "index",
+        "input_sites",
+        "inputs",
+        "is_recompute",
+        "node",
+        "outputs",
+        "parent",
+        "thread",
+    )
+
+    def __init__(
+        self,
+        node: ModuleNode,
+        index: int,
+        parent: Optional[Call],
+        thread: int,
+        first_finding: int,
+        is_recompute: bool,
+    ) -> None:
+        self.node = node
+        self.index = index
+        self.parent = parent
+        self.depth = 0 if parent is None else parent.depth + 1
+        self.thread = thread
+        # How many findings the step had when the call began: those after it were made inside.
+        self.first_finding = first_finding
+        self.is_recompute = is_recompute
+        self.inputs: list[int] = []
+        self.input_sites: list[int] = []
+        self.outputs: list[int] = []
+
+
+class CallLog:
+    """The calls of one step, in the order in which they began; searched only once something is wrong."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Call] = deque(maxlen=_MAX_CALLS)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, call: Call) -> None:
+        """Adds a call that began; its outputs are filled in when it ends."""
+        self._calls.append(call)
+
+    def forget_from(self, length: int) -> None:
+        """Drops the calls after the first ``length``: no gradient will ever come back to them."""
+        while len(self._calls) > length:
+            self._calls.pop()
+
+    def readers(self, token: int) -> list[Call]:
+        """The calls that took the tensor and gave back something else, outermost first."""
+        found = [
+            call
+            for call in self._calls
+            if token in call.inputs and token not in call.outputs and not call.is_recompute
+        ]
+        return sorted(found, key=lambda call: call.depth)
+
+    def maker(self, token: int) -> Optional[Call]:
+        """The innermost call that made the tensor."""
+        found = [
+            call
+            for call in self._calls
+            if token in call.outputs and token not in call.inputs and not call.is_recompute
+        ]
+        return max(found, key=lambda call: call.depth, default=None)

@@ -1,0 +1,211 @@
+"""The options of install(), checked once: everything after this may trust them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Callable, Optional, Union
+
+import torch
+
+from ._errors import ConfigError, did_you_mean, explain
+from ._log import parse_bytes
+from ._record import Depth
+
+__all__ = ["Action", "Config", "Optimizers", "ScalerLike", "make_config"]
+
+Action = Union[str, Callable[..., Any]]
+Optimizers = Union[torch.optim.Optimizer, Iterable[torch.optim.Optimizer], None]
+ScalerLike = Union["torch.amp.GradScaler", float, Callable[[], float], None]
+
+_DEPTHS = {"health": Depth.HEALTH, "stats": Depth.STATS, "full": Depth.FULL}
+_SYNCS = ("never", "step", "call")
+_COUNTS = ("origin", "all")
+_ACTIONS = ("raise", "warn")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The options of install() after checking; what each means is in install()'s docstring."""
+
+    optimizers: Optional[tuple[torch.optim.Optimizer, ...]]
+    scaler: ScalerLike
+    overflow_nums: int
+    within: Optional[int]
+    count: str
+    action: Action
+    record: str
+    sync: str
+    include: Optional[tuple[str, ...]]
+    exclude: tuple[str, ...]
+    every: int
+    history: int
+    max_skipped: int
+    log_dir: Optional[str]
+    log_limit: Optional[int]
+
+    @property
+    def depth(self) -> Depth:
+        return _DEPTHS[self.record]
+
+    def to_meta(self) -> dict[str, Any]:
+        """The options that a reader of the log wants to know, ready for JSON."""
+        return {
+            "overflow_nums": self.overflow_nums,
+            "within": self.within,
+            "count": self.count,
+            "action": self.action if isinstance(self.action, str) else repr(self.action),
+            "record": self.record,
+            "include": self.include,
+            "exclude": self.exclude,
+            "every": self.every,
+            "history": self.history,
+            "max_skipped": self.max_skipped,
+        }
+
+
+def make_config(
+    *,
+    optimizer: Optimizers,
+    scaler: ScalerLike,
+    overflow_nums: int,
+    within: Optional[int],
+    count: str,
+    action: Action,
+    level: str,
+    record: str,
+    sync: str,
+    include: Union[str, Iterable[str], None],
+    exclude: Union[str, Iterable[str], None],
+    every: int,
+    history: int,
+    max_skipped: int,
+    log_dir: Union[str, os.PathLike[str], None],
+    log_limit: Union[str, int, None],
+) -> Config:
+    """Checks every option; the first one that can't be used raises ConfigError, with nothing installed."""
+    if level == "op":
+        raise ConfigError(
+            explain(
+                'level="op" is not in this version yet',
+                expected='"module"',
+                came="'op'",
+                do='level="module" names the module, and its inputs, parameters and gradients',
+            )
+        )
+    _one_of("level", level, ("module",))
+    _one_of("record", record, tuple(_DEPTHS))
+    _one_of("sync", sync, _SYNCS)
+    _one_of("count", count, _COUNTS)
+    if not callable(action):
+        _one_of("action", action, _ACTIONS, "or a callable that takes the stop report")
+    if overflow_nums != -1 or isinstance(overflow_nums, bool):
+        _positive(
+            "overflow_nums",
+            overflow_nums,
+            "the number of overflow events to stop at, or -1 to never stop",
+            "overflow_nums=1 stops at the first event; overflow_nums=-1 only records",
+        )
+    if within is not None:
+        _positive("within", within, "a number of steps, or None to count over the whole run")
+    _positive("every", every, "observe every so many steps", "every=1 observes each step")
+    _positive("history", history, "a number of steps to hold")
+    _positive("max_skipped", max_skipped, "a number of skipped steps in a row")
+    if log_dir is not None and not isinstance(log_dir, (str, os.PathLike)):
+        raise ConfigError(
+            explain("log_dir is not a path", expected="a directory, or None", came=repr(log_dir))
+        )
+    return Config(
+        optimizers=_optimizers(optimizer),
+        scaler=_scaler(scaler),
+        overflow_nums=overflow_nums,
+        within=within,
+        count=count,
+        action=action,
+        record=record,
+        sync=sync,
+        include=None if include is None else _patterns("include", include),
+        exclude=_patterns("exclude", exclude) if exclude else (),
+        every=every,
+        history=history,
+        max_skipped=max_skipped,
+        log_dir=None if log_dir is None else os.fspath(log_dir),
+        log_limit=parse_bytes(log_limit),
+    )
+
+
+def _one_of(name: str, value: object, choices: tuple[str, ...], otherwise: str = "") -> None:
+    if isinstance(value, str) and value in choices:
+        return
+    expected = " or ".join(f'"{choice}"' for choice in choices)
+    raise ConfigError(
+        explain(
+            f"unknown {name}",
+            expected=f"{expected} {otherwise}".rstrip(),
+            came=repr(value),
+            do=did_you_mean(value, choices) if isinstance(value, str) else "",
+        )
+    )
+
+
+def _positive(name: str, value: object, expected: str, do: str = "") -> None:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return
+    raise ConfigError(
+        explain(
+            f"{name} is out of range",
+            expected=f"an int of at least 1: {expected}",
+            came=repr(value),
+            do=do,
+        )
+    )
+
+
+def _patterns(name: str, value: Union[str, Iterable[str]]) -> tuple[str, ...]:
+    patterns = (value,) if isinstance(value, str) else tuple(value)
+    if patterns and all(isinstance(pattern, str) for pattern in patterns):
+        return patterns
+    raise ConfigError(
+        explain(
+            f"{name} holds no pattern",
+            expected='module paths or patterns such as "layers.*.attn"',
+            came=repr(value),
+            do=f"leave {name}= out to observe every module" if not patterns else "",
+        )
+    )
+
+
+def _optimizers(value: Optimizers) -> Optional[tuple[torch.optim.Optimizer, ...]]:
+    if value is None:
+        return None
+    given = (value,) if isinstance(value, torch.optim.Optimizer) else value
+    optimizers = tuple(given) if isinstance(given, Iterable) else (given,)
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                explain(
+                    "optimizer is not an optimizer",
+                    expected="a torch.optim.Optimizer, or several",
+                    came=f"{type(optimizer).__name__}: {optimizer!r}",
+                    do="leave optimizer= out: the optimizers of the model's parameters are found by themselves; "
+                    "for one of your own making call monitor.step() after each step",
+                )
+            )
+    return optimizers
+
+
+def _scaler(value: ScalerLike) -> ScalerLike:
+    if value is None or isinstance(value, torch.amp.GradScaler) or callable(value):
+        return value
+    if isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0:
+        return float(value)
+    raise ConfigError(
+        explain(
+            "scaler is not a loss scale",
+            expected="a torch.amp.GradScaler, a number above 0, or a callable that returns one",
+            came=f"{type(value).__name__}: {value!r}",
+            do="leave scaler= out: a GradScaler is found by itself",
+        )
+    )

@@ -1,0 +1,42 @@
+"""The counter: which verdicts count as overflow events, and how many there were."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Optional
+
+from ._record import Verdict
+
+__all__ = ["Counter"]
+
+_COUNTED = {
+    "origin": frozenset({Verdict.ORIGIN, Verdict.ARRIVED}),
+    "all": frozenset({Verdict.ORIGIN, Verdict.ARRIVED, Verdict.PROPAGATED}),
+}
+
+
+class Counter:
+    """Counts events against ``overflow_nums``; with ``within``, only those of the last so many steps."""
+
+    def __init__(self, overflow_nums: int, within: Optional[int], count: str) -> None:
+        self.overflow_nums = overflow_nums
+        self.total = 0
+        self._within = within
+        self._verdicts = _COUNTED[count]
+        # Only the youngest overflow_nums events can matter for the limit.
+        self._steps: deque[int] = deque(maxlen=max(overflow_nums, 1))
+
+    def counts(self, verdict: Verdict) -> bool:
+        """Whether events with this verdict count."""
+        return verdict in self._verdicts
+
+    def add(self, step: int) -> bool:
+        """Counts one event. True when overflow_nums is reached: from then on for every event."""
+        self.total += 1
+        self._steps.append(step)
+        if self.overflow_nums < 0:
+            return False
+        if self._within is not None:
+            while self._steps and step - self._steps[0] >= self._within:
+                self._steps.popleft()
+        return len(self._steps) >= self.overflow_nums

@@ -1,0 +1,74 @@
+"""The evidence for a stop report, from what the session holds: inputs, parameters, trend, loss scale."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+
+from ._calls import Call
+from ._finding import Finding
+from ._report import StopReport
+from ._session import Session
+from ._site import Site
+
+__all__ = ["build_report"]
+
+_Evidence = list[tuple[Site, np.void]]
+
+
+def build_report(session: Session, finding: Finding, log_path: Optional[str]) -> StopReport:
+    """Expects the session's lock to be held and its ring to be empty (collect())."""
+    return StopReport(
+        culprit=session.event(finding),
+        step=session.step,
+        events=tuple(map(session.event, sorted(session.judge.findings, key=lambda f: f.seq))),
+        event_count=session.policy.counter.total,
+        overflow_nums=session.config.overflow_nums,
+        inputs=tuple(_inputs(session, finding)),
+        trend=_trend(session, finding),
+        log_path=log_path,
+        scale=session.current_scale(),
+        rank=session.rank,
+        weights_intact=session.update_count == 0,
+    )
+
+
+def _trend(session: Session, finding: Finding) -> np.ndarray:
+    held = session.history.of_site(finding.site, int(finding.record["call"]))
+    return held[held["seq"] <= finding.seq]
+
+
+def _inputs(session: Session, finding: Finding) -> _Evidence:
+    call = finding.blamed_call
+    if call is None:
+        return []
+    found: _Evidence = []
+    if finding.is_gradient:
+        found += _gradients_of_outputs(session, call)
+    for token, site in zip(call.inputs, call.input_sites):
+        record = session.history.find(token)
+        if record is not None:
+            found.append((session.sites[site], record))
+    return found + _parameters(session, call)
+
+
+def _gradients_of_outputs(session: Session, call: Call) -> _Evidence:
+    found: _Evidence = []
+    for token in call.outputs:
+        seq = session.gradients.get(token)
+        record = None if seq is None else session.history.find(seq)
+        if record is not None:
+            found.append((session.sites[int(record["site"])], record))
+    return found
+
+
+def _parameters(session: Session, call: Call) -> _Evidence:
+    module = call.node.module()
+    found: _Evidence = []
+    for name in () if module is None else module._parameters:
+        number = call.node.site("param", name, 0)
+        record = session.history.latest(number)
+        if record is not None:
+            found.append((session.sites[number], record))
+    return found

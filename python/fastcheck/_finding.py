@@ -1,0 +1,120 @@
+"""A finding: one non-finite record, and what is known of it so far; and the event that it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from ._calls import Call
+from ._record import Flag, Verdict
+from ._site import Site
+
+__all__ = ["Event", "Finding"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A non-finite record with its verdict.
+
+    ``site`` is the place that is blamed. It differs from the record's own site for a gradient: that was seen on
+    the tensor that one module made, and may have been computed by the module that read it. ``record`` is a copy
+    (a scalar of RECORD_DTYPE). ``counted``: it counts against overflow_nums.
+    """
+
+    site: Site
+    record: np.void
+    step: int
+    verdict: Verdict
+    reason: str
+    counted: bool
+    rank: int = 0
+
+
+class Finding:
+    """One non-finite record of the open step. Its verdict may change until the step is settled."""
+
+    def __init__(
+        self, record: np.void, role: str, call: Optional[Call] = None, thread: int = 0
+    ) -> None:
+        self.record = record
+        self.role = role
+        self.call = call
+        self.thread = thread
+        self.seq = int(record["seq"])
+        self.site = int(record["site"])
+        self.blamed_site = self.site
+        # Whose inputs and parameters explain it; None where nothing observed was read to make it.
+        self.blamed_call = call if role == "output" else None
+        self.verdict = Verdict.NONE
+        self.reason = ""
+        self.counted = False
+        self.cause: Optional[Finding] = None
+        # An infinity that some module read and came out finite: it did no harm there.
+        self.is_absorbed = False
+        # What an unresolved or scaled finding becomes when it turns out to matter.
+        self.planned: Optional[tuple[Verdict, str]] = None
+
+    @property
+    def only_neginf(self) -> bool:
+        """Every non-finite value is -Inf: a masked score and a log(0) look alike here."""
+        record = self.record
+        return not record["nan_count"] and not record["posinf_count"]
+
+    @property
+    def has_nan(self) -> bool:
+        return bool(self.record["nan_count"])
+
+    @property
+    def is_mask(self) -> bool:
+        """Nothing but zeros and -Inf, both of them: only ever written on purpose."""
+        record = self.record
+        zeros = int(record["zero_count"])
+        # Complex tensors count each part, and never match: no mask is complex.
+        everything = zeros + int(record["neginf_count"]) == int(record["numel"])
+        return self.only_neginf and zeros > 0 and everything
+
+    @property
+    def is_gradient(self) -> bool:
+        return self.role in ("grad_input", "grad_output", "param_grad")
+
+    @property
+    def is_hard(self) -> bool:
+        """Non-finite beyond doubt: neither a possible mask nor a scaled gradient."""
+        return self.verdict in (Verdict.ORIGIN, Verdict.ARRIVED, Verdict.PROPAGATED)
+
+    @property
+    def is_soft(self) -> bool:
+        return self.verdict is Verdict.UNRESOLVED
+
+    @property
+    def root(self) -> Finding:
+        """The finding that this one carries on, through any number of others."""
+        finding = self
+        while finding.cause is not None:
+            finding = finding.cause
+        return finding
+
+    def decide(self, verdict: Verdict, reason: str, cause: Optional[Finding] = None) -> None:
+        self.verdict = verdict
+        self.reason = reason
+        self.cause = cause
+        self.planned = None
+
+    def hold(self, verdict: Verdict, reason: str, planned: Verdict, planned_reason: str) -> None:
+        """A verdict for now, and the one that it becomes if it turns out to matter."""
+        self.verdict = verdict
+        self.reason = reason
+        self.planned = (planned, planned_reason)
+
+    def release(self) -> None:
+        """The planned verdict takes effect."""
+        if self.planned is not None:
+            self.verdict, self.reason = self.planned
+            self.planned = None
+
+    @property
+    def flags(self) -> int:
+        """The bits for the record's flags word."""
+        return (int(Flag.EVENT) if self.counted else 0) | (int(self.verdict) << 8)

@@ -1,0 +1,186 @@
+"""install(): puts the hooks on a model and returns the Monitor that watches it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Optional, Union
+
+import torch
+
+from ._calls import ModuleNode
+from ._config import Action, Config, Optimizers, ScalerLike, make_config
+from ._errors import ConfigError, did_you_mean, explain
+from ._monitor import Monitor
+from ._site import SiteTable
+
+__all__ = ["install"]
+
+
+def install(
+    model: torch.nn.Module,
+    *more: torch.nn.Module,
+    optimizer: Optimizers = None,
+    scaler: ScalerLike = None,
+    overflow_nums: int = 1,
+    level: str = "module",
+    record: str = "full",
+    sync: str = "never",
+    include: Union[str, Iterable[str], None] = None,
+    exclude: Union[str, Iterable[str], None] = None,
+    every: int = 1,
+    count: str = "origin",
+    within: Optional[int] = None,
+    action: Action = "raise",
+    history: int = 100,
+    max_skipped: int = 20,
+    log_dir: Union[str, os.PathLike[str], None] = None,
+    log_limit: Union[str, int, None] = "1GB",
+) -> Monitor:
+    """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it overflows.
+
+    Every tensor is read once, where it lives: what enters a module, what each submodule returns, the gradients
+    of these, and once per step the parameters, their gradients and the buffers. Training is not changed: losses
+    and weights are bit-identical with and without it. Tensors that are not on the CPU pass unread in this version.
+
+    Args:
+        model: the module to observe, with all its submodules.
+        more: further modules; in site names they go by their class name.
+        optimizer: the optimizers whose steps end a step; found by themselves when left out.
+        scaler: a ``torch.amp.GradScaler`` (found by itself), or for other loss scaling the scale, as a number
+            or as a callable that returns it.
+        overflow_nums: carry out ``action`` at the so many-th overflow event and at every later one; -1: never.
+        level: ``"module"``.
+        record: what is computed of each tensor: ``"health"`` (counts), ``"stats"`` (and min, max, sums) or
+            ``"full"`` (and a checksum).
+        sync: ``"never"``, ``"step"`` or ``"call"``; on the CPU everything is synchronous, and all are the same.
+        include, exclude: patterns (as of fnmatch) on dotted module paths. A pattern that matches a module covers
+            what is inside it.
+        every: observe every so many steps, the first one included.
+        count: ``"origin"`` counts where overflows begin or enter; ``"all"`` also what they spread to.
+        within: count only the events of the last so many steps.
+        action: ``"raise"`` raises OverflowDetected, ``"warn"`` warns, a callable is called with the Event.
+        history: how many steps of records are held in memory and written when the run is stopped.
+        max_skipped: how many steps in a row loss scaling may skip before that counts as one event.
+        log_dir: a directory to write all records to; without it only a stop writes, to ``fastcheck_log/``.
+        log_limit: the most that the log may hold, as bytes or as a text such as ``"1GB"``; None: no limit.
+
+    Returns:
+        The Monitor. It need not be kept: the model keeps the observation going until ``monitor.remove()``.
+
+    Raises:
+        ConfigError: an option or a module that can't be used; nothing was installed.
+        LogError: ``log_dir`` can't be written.
+        ExtensionError: the compiled extension is missing.
+
+    Synchronises nothing. Pickles of an observed model need fastcheck to be read again; copies and pickles are
+    not observed. ``torch.jit.script`` can't take a module with hooks: script before, or remove() first.
+    """
+    config = make_config(
+        optimizer=optimizer,
+        scaler=scaler,
+        overflow_nums=overflow_nums,
+        within=within,
+        count=count,
+        action=action,
+        level=level,
+        record=record,
+        sync=sync,
+        include=include,
+        exclude=exclude,
+        every=every,
+        history=history,
+        max_skipped=max_skipped,
+        log_dir=log_dir,
+        log_limit=log_limit,
+    )
+    named = _named_modules((model, *more))
+    observed = _selected(named, config)
+    sites = SiteTable()
+    nodes = [
+        ModuleNode(path, module, sites, is_primary=module is model)
+        for path, module in observed.items()
+    ]
+    _mark_gaps(nodes, set(named) - set(observed))
+    _check_observable(model, nodes)
+    monitor = Monitor(config, sites, nodes, has_excluded=len(observed) < len(named))
+    monitor._attach()
+    return monitor
+
+
+def _named_modules(models: tuple[torch.nn.Module, ...]) -> dict[str, torch.nn.Module]:
+    """All modules by their path, each once: the first model without prefix, the others under their class name."""
+    named: dict[str, torch.nn.Module] = {}
+    seen: set[int] = set()
+    for position, model in enumerate(models):
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(
+                explain(
+                    "install() was given something that is not a model",
+                    expected="a torch.nn.Module, and perhaps more of them",
+                    came=f"{type(model).__name__}: {str(model)[:80]}",
+                    do="pass options by name: fastcheck.install(model, overflow_nums=1)",
+                )
+            )
+        prefix = type(model).__name__ if position else ""
+        taken = (
+            sum(path == prefix or path.startswith(prefix + "_") for path in named)
+            if position
+            else 0
+        )
+        if taken:
+            prefix = f"{prefix}_{taken + 1}"
+        for path, module in model.named_modules():
+            if id(module) not in seen:
+                seen.add(id(module))
+                named[".".join(part for part in (prefix, path) if part)] = module
+    return named
+
+
+def _selected(named: dict[str, torch.nn.Module], config: Config) -> dict[str, torch.nn.Module]:
+    for option, patterns in (("include", config.include or ()), ("exclude", config.exclude)):
+        for pattern in patterns:
+            if not any(fnmatchcase(path, pattern) for path in named):
+                raise ConfigError(
+                    explain(
+                        f"{option} pattern {pattern!r} matches no module",
+                        expected="a module path of the model, or a pattern such as 'layers.*'",
+                        came=repr(pattern),
+                        do=did_you_mean(pattern, filter(None, named))
+                        or "names are those of model.named_modules()",
+                    )
+                )
+    return {
+        path: module
+        for path, module in named.items()
+        if (config.include is None or _covered(path, config.include))
+        and not _covered(path, config.exclude)
+    }
+
+
+def _covered(path: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a pattern matches the module or one that it is inside of."""
+    parts = path.split(".")
+    inside = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    return any(fnmatchcase(prefix, pattern) for prefix in inside for pattern in patterns)
+
+
+def _mark_gaps(nodes: list[ModuleNode], excluded: set[str]) -> None:
+    """Tells each module whether something inside it goes unobserved."""
+    for node in nodes:
+        start = f"{node.path}." if node.path else ""
+        node.has_excluded_parts = any(path.startswith(start) for path in excluded)
+
+
+def _check_observable(model: torch.nn.Module, nodes: list[ModuleNode]) -> None:
+    if nodes:
+        return
+    raise ConfigError(
+        explain(
+            "there is nothing to observe",
+            expected="at least one module that include= and exclude= leave",
+            came=f"{type(model).__name__}, of which every module is excluded",
+            do="make exclude= narrower",
+        )
+    )

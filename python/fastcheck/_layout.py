@@ -1,0 +1,166 @@
+"""Plain-text building blocks of the stop report and the command line: wrapping, tables, sparkline,
+colour.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TextIO
+
+GUTTER = 10
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII_BARS = "_.,-=+*#"
+_BAD, _ASCII_BAD = "×", "!"
+_NOT_ASCII = {"·": "-", "…": "..", "×": "x", "→": "->", "≥": ">=", "≤": "<="}
+_STYLES = {"bold": "1", "red": "31;1", "dim": "2", "green": "32", "yellow": "33"}
+
+
+def wants_ascii(stream: TextIO | None) -> bool:
+    """True when ``stream`` can't print the few characters beyond ASCII that are used here."""
+    encoding = getattr(stream, "encoding", None) or "ascii"
+    try:
+        (_BARS + "·…").encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return True
+    return False
+
+
+def wants_color(stream: TextIO) -> bool:
+    """Colours go to a terminal only, and not there either when NO_COLOR is set
+    (https://no-color.org).
+    """
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def to_ascii(text: str) -> str:
+    """``text`` with the marks used here replaced, and anything else (a module's name) escaped."""
+    for mark, plain in _NOT_ASCII.items():
+        text = text.replace(mark, plain)
+    return text.encode("ascii", "backslashreplace").decode("ascii")
+
+
+def paint(text: str, style: str, color: bool) -> str:
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if color and text else text
+
+
+def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
+    """``text`` in lines of at most ``width``; a word that is longer (a path) keeps a line to
+    itself, whole.
+    """
+    return textwrap.wrap(
+        text,
+        max(width, 20),
+        initial_indent=first,
+        subsequent_indent=first if rest is None else rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def section(label: str, lines: Sequence[str], color: bool = False) -> list[str]:
+    """``lines`` with ``label`` in the gutter of the first."""
+    gutter = label.ljust(GUTTER)
+    head = paint(gutter.rstrip(), "bold", color) + gutter[len(gutter.rstrip()) :]
+    pad = " " * GUTTER
+    return [
+        ((head if number == 0 else pad) + line).rstrip()
+        for number, line in enumerate(lines or ["-"])
+    ]
+
+
+def shorten(text: str, width: int) -> str:
+    """Cuts the front of ``text``: the end of a module path is what tells modules apart."""
+    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
+
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: int = 1,
+    width: int = 78,
+    note: int = 0,
+) -> list[str]:
+    """Columns aligned: the first ``left`` to the left, numbers to the right, the last ``note``
+    unlabelled to the left.
+
+    The first column gives way (is shortened from its front) when the table is wider than ``width``.
+    """
+    columns = len(header)
+    cells = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(columns)]
+    too_wide = sum(widths) + 2 * (columns - 1) - width
+    if too_wide > 0:
+        widths[0] = max(min(widths[0], 12), widths[0] - too_wide)
+    lines = []
+    for row in cells:
+        parts = []
+        for column, cell in enumerate(row):
+            to_left = column < left or column >= columns - note
+            cell = shorten(cell, widths[0]) if column == 0 else cell
+            parts.append(cell.ljust(widths[column]) if to_left else cell.rjust(widths[column]))
+        lines.append("  ".join(parts).rstrip())
+    return lines
+
+
+def sparkline(
+    values: Sequence[float | None],
+    bad: Sequence[bool],
+    width: int = 60,
+    ascii_only: bool = False,
+) -> str:
+    """One character per value, ``×`` where ``bad``; the largest of each group when there are more
+    than ``width``.
+
+    Logarithmic when the positive values span more than a factor of ten.
+    """
+    bars = _ASCII_BARS if ascii_only else _BARS
+    mark = _ASCII_BAD if ascii_only else _BAD
+    pairs = list(zip(values, bad))
+    if len(pairs) > width:
+        groups = [
+            pairs[i * len(pairs) // width : (i + 1) * len(pairs) // width] for i in range(width)
+        ]
+        pairs = [
+            (
+                max((v for v, _ in group if v is not None), default=None),
+                any(is_bad for _, is_bad in group),
+            )
+            for group in groups
+        ]
+    usable = [v for v, is_bad in pairs if v is not None and not is_bad and math.isfinite(v)]
+    logarithmic = is_logarithmic(usable)
+
+    def height(value: float) -> float:
+        return math.log(value) if logarithmic else value
+
+    shown = [height(v) for v in usable if not logarithmic or v > 0]
+    low, high = (min(shown), max(shown)) if shown else (0.0, 0.0)
+    line = ""
+    for value, is_bad in pairs:
+        if is_bad:
+            line += mark
+        elif value is None or not math.isfinite(value):
+            line += " "
+        elif logarithmic and value <= 0:
+            line += bars[0]
+        else:
+            part = (height(value) - low) / (high - low) if high > low else 0.0
+            line += bars[min(len(bars) - 1, int(part * len(bars)))]
+    return line
+
+
+def is_logarithmic(values: Sequence[float]) -> bool:
+    """Whether sparkline() shows these values on a logarithmic scale."""
+    positive = [v for v in values if v > 0]
+    return bool(positive) and max(positive) > 10 * min(positive)
+
+
+def stderr_is_ascii() -> bool:
+    """A traceback, and so str() of an exception, is printed to standard error."""
+    return wants_ascii(sys.stderr)

@@ -1,0 +1,365 @@
+"""The log on disk, writing side (reading: _logread): records appended as they are, so that a crash
+loses at most the one being written.
+
+In the directory, for rank R:
+    meta-rankR.json               versions and options, written once
+    sites-rankR.jsonl             one site a line, each before the first record that names it
+    records-rankR-000000.bin ...  segments of raw records: numpy.fromfile(segment, RECORD_DTYPE)
+    events-rankR.bin              records of events that outlived their segment
+    events-rankR.jsonl            verdict and reason of every event
+
+Every write is one os.write of whole records or lines: what a killed process leaves is whole, and a
+record cut in two by a full disk is cut off again. A log that fails while the run goes on switches
+itself off and says so once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ._errors import ConfigError, FastcheckWarning, LogError, explain
+from ._logread import LogView, read_log
+from ._numbers import to_json
+from ._record import RECORD_BYTES, RECORD_DTYPE, VERDICT_MASK, Flag
+
+if TYPE_CHECKING:
+    from ._site import Site
+    from ._verdict import Event
+
+__all__ = ["LogView", "RecordLog", "default_directory", "parse_bytes", "read_log", "save_log"]
+
+FORMAT = 1
+LEAST_LIMIT_BYTES = 64 * 1024
+_SEGMENT_BYTES = 64 * 1024 * 1024
+_SEGMENTS_IN_LIMIT = 8
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS.update({"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40})
+
+
+class Sites(Protocol):
+    """What the log needs of a SiteTable."""
+
+    def __getitem__(self, index: int) -> Site: ...
+
+    def __len__(self) -> int: ...
+
+
+def parse_bytes(value: str | int | None) -> int | None:
+    """``"1GB"``, ``"500 MB"``, ``"2GiB"`` or a number of bytes; None is no limit. ConfigError when
+    it is none of these.
+    """
+    size: int | None = None
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+        if match and match.group(2).upper() in _UNITS:
+            size = int(float(match.group(1)) * _UNITS[match.group(2).upper()])
+    if size is None or size < LEAST_LIMIT_BYTES:
+        raise ConfigError(
+            explain(
+                "log_limit is not a size that fastcheck can use",
+                expected='65536 bytes or more: a number, a text ("512MiB"), or None',
+                came=repr(value),
+                do='log_limit="1GB"',
+            )
+        )
+    return size
+
+
+def default_directory() -> str:
+    """Where a stop writes when no log_dir was given: ``fastcheck_log/<time>-<pid>`` under the
+    working directory.
+    """
+    return os.path.join("fastcheck_log", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+
+
+class RecordLog:
+    """Appends one rank's records to a directory. Not thread-safe: the caller holds the monitor's
+    lock.
+
+    Raises LogError when the directory can't be made or written at the start; later failures never
+    raise.
+    ``directory`` is where it writes: the one given or, when this rank has a log there already,
+    ``run-2``, ``run-3``, ... under it, so that nothing of an earlier run is overwritten."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        rank: int = 0,
+        limit_bytes: int | None = None,
+        sites: Sites | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.limit_bytes = limit_bytes
+        self.failed = False
+        self.dropped_records = 0
+        self._sites = sites
+        self._sites_written = 0
+        self._files: dict[str, int] = {}
+        self._bytes = 0
+        self._segments: deque[tuple[str, int, bool]] = (
+            deque()
+        )  # closed ones: path, bytes, has events
+        self._segment_index = 0
+        self._segment_bytes = 0
+        self._segment_has_events = False
+        share = _SEGMENT_BYTES if limit_bytes is None else limit_bytes // _SEGMENTS_IN_LIMIT
+        share = min(_SEGMENT_BYTES, share)
+        self._segment_limit = max(share // RECORD_BYTES, 1) * RECORD_BYTES
+        try:
+            self.directory = self._claim(os.fspath(directory), dict(meta or {}))
+        except OSError as error:
+            raise LogError(
+                explain(
+                    "the log can't be written",
+                    expected="a directory that can be created and written",
+                    came=f"{os.fspath(directory)}: {error.strerror or error}",
+                    do="give another log_dir=, or none at all",
+                )
+            ) from error
+
+    def append(self, records: np.ndarray, step: int, events: bool = False) -> bool:
+        """Writes whole records (RECORD_DTYPE); with ``events`` to the events file, which is never
+        evicted.
+
+        False once the log is switched off. ``step`` only names the step in the message of a
+        failure."""
+        if self.failed:
+            return False
+        if len(records) == 0:
+            return True
+        try:
+            self._write_sites()
+            if events:
+                self._write(self._path("events", "bin"), record_bytes(records))
+            else:
+                for part in self._parts(records):
+                    self._append_to_segment(part)
+            self._evict()
+        except Exception as error:  # a log must never break the run that it describes
+            self._switch_off(error, step)
+            return False
+        return True
+
+    def append_event(self, event: Event) -> bool:
+        """Writes an event's verdict and reason as one line. Its record goes through append()."""
+        if self.failed:
+            return False
+        try:
+            self._write_sites()
+            line = {
+                "step": event.step,
+                "seq": int(event.record["seq"]),
+                "call": int(event.record["call"]),
+                "site": int(event.record["site"]),
+                "verdict": int(event.verdict),
+                "verdict_name": event.verdict.name.lower(),
+                "counted": bool(event.counted),
+                "rank": event.rank,
+                "reason": event.reason,
+                # Not always the record's own: a gradient is blamed on the module that read it.
+                "blamed": event.site.to_dict(),
+            }
+            self._write(self._path("events", "jsonl"), _line(line))
+        except Exception as error:
+            self._switch_off(error, event.step)
+            return False
+        return True
+
+    def sync(self) -> None:
+        """Waits until what was written is on the disk itself (a power cut is then survived too)."""
+        for descriptor in self._files.values():
+            try:
+                os.fsync(descriptor)
+            except OSError as error:
+                self._switch_off(error, None)
+                return
+
+    def close(self) -> None:
+        """Closes the files. Idempotent; the log takes nothing more afterwards."""
+        self.failed = True
+        self._close_files()
+
+    def _claim(self, directory: str, meta: dict[str, Any]) -> str:
+        """Creates the meta file, which marks the directory as this rank's; O_EXCL settles a race of
+        two processes.
+        """
+        meta.update(
+            format=FORMAT,
+            record_bytes=RECORD_BYTES,
+            rank=self.rank,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        )
+        text = json.dumps(to_json(meta), allow_nan=False, indent=1, default=str).encode() + b"\n"
+        run = 1
+        while True:
+            place = directory if run == 1 else os.path.join(directory, f"run-{run}")
+            os.makedirs(place, exist_ok=True)
+            path = os.path.join(place, f"meta-rank{self.rank}.json")
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            except FileExistsError:
+                run += 1
+                continue
+            # A change of the working directory must not move the log.
+            self._root = os.path.abspath(place)
+            try:
+                _write_all(descriptor, text)
+            except OSError:
+                os.unlink(path)
+                raise
+            finally:
+                os.close(descriptor)
+            return place
+
+    def _path(self, kind: str, ending: str, number: int | None = None) -> str:
+        tail = "" if number is None else f"-{number:06d}"
+        return os.path.join(self._root, f"{kind}-rank{self.rank}{tail}.{ending}")
+
+    def _write(self, path: str, data: bytes) -> None:
+        descriptor = self._files.get(path)
+        if descriptor is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+            descriptor = self._files[path] = os.open(path, flags, 0o666)
+        before = os.fstat(descriptor).st_size
+        try:
+            _write_all(descriptor, data)
+        except OSError:
+            # Half a record would shift all that a later process appends or reads.
+            os.ftruncate(descriptor, before)
+            raise
+        self._bytes += len(data)
+
+    def _write_sites(self) -> None:
+        if self._sites is None or len(self._sites) == self._sites_written:
+            return
+        count = len(self._sites)
+        lines = [
+            _line({"id": index, **self._sites[index].to_dict()})
+            for index in range(self._sites_written, count)
+        ]
+        self._write(self._path("sites", "jsonl"), b"".join(lines))
+        self._sites_written = count
+
+    def _parts(self, records: np.ndarray) -> list[np.ndarray]:
+        """Whole, unless the records are more than a segment: then in pieces, so that the limit can
+        hold.
+        """
+        size = self._segment_limit // RECORD_BYTES
+        return [records[start : start + size] for start in range(0, len(records), size)]
+
+    def _append_to_segment(self, records: np.ndarray) -> None:
+        data = record_bytes(records)
+        if self._segment_bytes and self._segment_bytes + len(data) > self._segment_limit:
+            path = self._path("records", "bin", self._segment_index)
+            os.close(self._files.pop(path))
+            self._segments.append((path, self._segment_bytes, self._segment_has_events))
+            self._segment_index += 1
+            self._segment_bytes = 0
+            self._segment_has_events = False
+        self._write(self._path("records", "bin", self._segment_index), data)
+        self._segment_bytes += len(data)
+        self._segment_has_events |= bool(is_kept(records).any())
+
+    def _evict(self) -> None:
+        while self.limit_bytes is not None and self._bytes > self.limit_bytes and self._segments:
+            path, size, has_events = self._segments[0]
+            records = np.fromfile(path, RECORD_DTYPE)
+            kept = is_kept(records)
+            if has_events:
+                # Before the segment goes: a crash in between leaves them twice, and the reader
+                # drops the double.
+                self._write(self._path("events", "bin"), record_bytes(records[kept]))
+            os.unlink(path)
+            self._segments.popleft()
+            self._bytes -= size
+            self.dropped_records += int((~kept).sum())
+
+    def _switch_off(self, error: Exception, step: int | None) -> None:
+        self.failed = True
+        self._close_files()
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        when = "" if step is None else f" at step {step}"
+        warnings.warn(
+            f"fastcheck: the log in {self.directory} stopped{when}: {reason}. Training goes on "
+            "and is still checked; what was written until then can be read.",
+            FastcheckWarning,
+            stacklevel=3,
+        )
+
+    def _close_files(self) -> None:
+        for descriptor in self._files.values():
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self._files.clear()
+
+
+def save_log(
+    directory: str | os.PathLike[str],
+    rank: int,
+    records: np.ndarray,
+    events: Iterable[Event],
+    sites: Sites,
+    meta: Mapping[str, Any],
+) -> str | None:
+    """Writes a whole log at once, for a stop without log_dir. Never raises: warns and returns None
+    when it can't.
+    """
+    try:
+        log = RecordLog(directory, rank, None, sites, meta)
+    except Exception as error:
+        first = str(error).replace("\n", ";")
+        warnings.warn(
+            f"fastcheck: the last steps' records could not be saved: {first}",
+            FastcheckWarning,
+            stacklevel=2,
+        )
+        return None
+    step = int(records["step"][-1]) if len(records) else 0
+    if not log.append(records, step):
+        return None
+    for event in events:
+        if not log.append_event(event):
+            return None
+    log.close()
+    return log.directory
+
+
+def is_kept(records: np.ndarray) -> np.ndarray:
+    """Which records outlive their segment: events, and whatever was given a verdict."""
+    flags = records["flags"]
+    kept: np.ndarray = ((flags & int(Flag.EVENT)) != 0) | ((flags & VERDICT_MASK) != 0)
+    return kept
+
+
+def record_bytes(records: np.ndarray) -> bytes:
+    """The records as format 1 has them, 192 bytes each."""
+    return np.ascontiguousarray(records.astype(RECORD_DTYPE, copy=False)).tobytes()
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(to_json(dict(value)), allow_nan=False).encode() + b"\n"
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        # One call, unless the file system takes less than all (an almost full disk), and then the
+        # next call raises.
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,335 @@
+"""The log on disk, reading side: a directory, or one file of it, back into records, sites and
+events.
+
+Takes what a crash leaves: a last record or line cut short is dropped and counted; a site whose line
+is missing gets a name that says so. Sites of several ranks are merged into one numbering."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ._errors import LogError, explain
+from ._record import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION, Verdict
+from ._site import Site
+from ._verdict import Event
+
+__all__ = ["LogView", "find_logs", "read_log"]
+
+_NAME = re.compile(r"(records|events|sites|meta)-rank(\d+)(?:-(\d{6,}))?\.(bin|jsonl|json)")
+
+
+@dataclass(frozen=True)
+class LogView:
+    """A log in memory. ``records["site"]`` indexes ``sites``; ``ranks[i]`` is the rank of
+    ``records[i]``.
+
+    Records are in the order in which each rank wrote them, rank after rank. ``meta`` is by rank.
+    ``dropped_bytes`` counts what was cut short by a crash and left out.
+    """
+
+    directory: str
+    records: np.ndarray
+    ranks: np.ndarray
+    sites: dict[int, Site]
+    events: tuple[Event, ...]
+    meta: dict[int, dict[str, Any]]
+    dropped_bytes: int = 0
+
+
+def read_log(path: str | os.PathLike[str], rank: int | None = None) -> LogView:
+    """Reads a log directory (all ranks), or one file of it (that rank; a ``records-`` file: only
+    its records).
+
+    With ``rank``, a directory's other ranks are left out, and ``records["site"]`` is as written.
+    Raises LogError when there is nothing at ``path``, or it is not a log of fastcheck.
+    """
+    place = os.fspath(path)
+    if os.path.isdir(place):
+        return _read_directory(place, rank)
+    if not os.path.exists(place):
+        raise LogError(
+            explain(
+                "there is no log here",
+                expected="a log directory, or a file in it",
+                came=f"{place}, which does not exist",
+                do="give the directory that the stop message ends with (or fastcheck_log/)",
+            )
+        )
+    directory, name = os.path.split(place)
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return _read_stray(place)
+    its_rank = int(match.group(2))
+    only = name if match.group(1) in ("records", "events") and match.group(4) == "bin" else None
+    return _merge(directory or ".", [_read_rank(directory or ".", its_rank, only)])
+
+
+def find_logs(path: str) -> list[str]:
+    """The log directories at ``path`` and one level below it, the newest last."""
+    if not os.path.isdir(path):
+        return []
+    below = sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
+    found = [place for place in [path, *below] if os.access(place, os.R_OK) and _ranks_in(place)]
+    return sorted(found, key=lambda place: (_changed(place), place))
+
+
+@dataclass
+class _Rank:
+    rank: int
+    records: np.ndarray
+    sites: dict[int, Site]
+    events: list[dict[str, Any]]
+    meta: dict[str, Any]
+    dropped_bytes: int
+
+
+def _read_directory(place: str, only: int | None) -> LogView:
+    ranks = [rank for rank in _ranks_in(place) if only is None or rank == only]
+    if not ranks:
+        below = find_logs(place)
+        raise LogError(
+            explain(
+                "this directory holds no log",
+                expected="files named records-rank0-000000.bin, sites-rank0.jsonl, ...",
+                came=f"{place}, with none of them",
+                do=f"did you mean {below[-1]}?"
+                if below
+                else "give the directory that the stop message names",
+            )
+        )
+    return _merge(place, [_read_rank(place, rank, None) for rank in ranks])
+
+
+def _ranks_in(place: str) -> list[int]:
+    try:
+        names = os.listdir(place)
+    except OSError as error:
+        raise LogError(f"the log in {place} can't be read: {error.strerror}") from error
+    matches = [match for match in map(_NAME.fullmatch, names) if match]
+    return sorted({int(match.group(2)) for match in matches})
+
+
+def _changed(place: str) -> float:
+    times = [entry.stat().st_mtime for entry in os.scandir(place) if _NAME.fullmatch(entry.name)]
+    return max(times, default=0.0)
+
+
+def _read_rank(directory: str, rank: int, only: str | None) -> _Rank:
+    names = [only] if only is not None else [f"events-rank{rank}.bin", *_segments(directory, rank)]
+    dropped = 0
+    chunks = []
+    for name in names:
+        chunk, lost = _read_records(os.path.join(directory, name), must_exist=only is not None)
+        chunks.append(chunk)
+        dropped += lost
+    records = np.concatenate(chunks)
+    if only is None and len(chunks[0]):
+        records = _without_doubles(records)
+    site_lines, lost_sites = _read_lines(os.path.join(directory, f"sites-rank{rank}.jsonl"))
+    event_lines, lost_events = _read_lines(os.path.join(directory, f"events-rank{rank}.jsonl"))
+    sites: dict[int, Site] = {}
+    for line in site_lines:
+        try:
+            index = int(line.pop("id"))
+            sites[index] = Site.from_dict(line)
+        except (KeyError, TypeError, ValueError):
+            continue
+    return _Rank(
+        rank=rank,
+        records=records,
+        sites=sites,
+        events=event_lines,
+        meta=_read_meta(os.path.join(directory, f"meta-rank{rank}.json")),
+        dropped_bytes=dropped + lost_sites + lost_events,
+    )
+
+
+def _segments(directory: str, rank: int) -> list[str]:
+    found = []
+    for name in os.listdir(directory):
+        match = _NAME.fullmatch(name)
+        if match and match.group(1) == "records" and int(match.group(2)) == rank:
+            found.append((int(match.group(3) or 0), name))
+    return [name for _, name in sorted(found)]
+
+
+def _read_records(path: str, must_exist: bool = False) -> tuple[np.ndarray, int]:
+    try:
+        size = os.path.getsize(path)
+        records = np.fromfile(path, RECORD_DTYPE)
+    except FileNotFoundError:
+        if must_exist:
+            raise
+        return np.zeros(0, RECORD_DTYPE), 0
+    except OSError as error:
+        raise LogError(f"{path} can't be read: {error.strerror}") from error
+    lost = size - len(records) * RECORD_BYTES
+    # A machine that lost power can leave a tail of zero bytes: no record, since its version would
+    # be 0.
+    written = records["version"] != 0
+    lost += int((~written).sum()) * RECORD_BYTES
+    records = records[written]
+    strange = np.flatnonzero(records["version"] != RECORD_VERSION)
+    if len(strange):
+        version = int(records["version"][strange[0]])
+        raise LogError(
+            explain(
+                "this is not a log that this fastcheck reads",
+                expected=f"records of version {RECORD_VERSION}, {RECORD_BYTES} bytes each",
+                came=f"{path}, whose record {int(strange[0])} says version {version}",
+                do="if a newer fastcheck wrote it, read it with that one",
+            )
+        )
+    return records, lost
+
+
+def _read_stray(path: str) -> LogView:
+    """A file that doesn't have a log's name: still shown when it is made of records (a renamed
+    segment).
+    """
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        first = file.read(RECORD_BYTES)
+    looks_right = (
+        len(first) == RECORD_BYTES
+        and int(np.frombuffer(first, RECORD_DTYPE)["version"][0]) == RECORD_VERSION
+    )
+    if not looks_right:
+        raise LogError(
+            explain(
+                "this file is not a log of fastcheck",
+                expected=f"a log directory, or a .bin file of {RECORD_BYTES}-byte records",
+                came=f"{path}, {size:,} bytes of something else",
+                do="give the directory that the stop message ends with (or fastcheck_log/)",
+            )
+        )
+    records, lost = _read_records(path)
+    return _merge(os.path.dirname(path) or ".", [_Rank(0, records, {}, [], {}, lost)])
+
+
+def _read_lines(path: str) -> tuple[list[dict[str, Any]], int]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise LogError(f"{path} can't be read: {error.strerror}") from error
+    lines: list[dict[str, Any]] = []
+    lost = 0
+    for raw in data.splitlines(keepends=True):
+        try:
+            value = json.loads(raw)
+        except ValueError:
+            lost += len(raw)
+            continue
+        if isinstance(value, dict):
+            lines.append(value)
+    return lines, lost
+
+
+def _read_meta(path: str) -> dict[str, Any]:
+    lines: Any = {}
+    try:
+        with open(path, "rb") as file:
+            lines = json.load(file)
+    except (OSError, ValueError):
+        pass
+    return lines if isinstance(lines, dict) else {}
+
+
+def _without_doubles(records: np.ndarray) -> np.ndarray:
+    """One of each record: an eviction that a crash interrupted leaves an event both kept and in its
+    segment.
+    """
+    _, first = np.unique(records[["step", "seq", "site"]], return_index=True)
+    kept = records[np.sort(first)]
+    # Kept events come from another file than their neighbours: put them back in the order of the
+    # device.
+    return kept[np.lexsort((kept["seq"], kept["step"]))]
+
+
+def lost_site(index: int) -> Site:
+    """Stands for a site whose line the log doesn't have."""
+    return Site(
+        module=f"site {index}",
+        module_type="name lost",
+        direction="forward",
+        role="output",
+        index=0,
+        label="?",
+    )
+
+
+def _merge(directory: str, parts: list[_Rank]) -> LogView:
+    sites: dict[int, Site] = {}
+    events: list[Event] = []
+    chunks, ranks = [], []
+    for part in parts:
+        shift = max(sites, default=-1) + 1
+        records = part.records.copy()
+        used = set(np.unique(records["site"]).tolist()) | set(part.sites)
+        for index in sorted(used):
+            sites[index + shift] = part.sites.get(index) or lost_site(index)
+        records["site"] += shift
+        named = np.isin(records["seq"], [line.get("seq", -1) for line in part.events])
+        by_key = {_key(record): record for record in records[named]}
+        # An event written again (its verdict changed) stands for the earlier one.
+        lines = {
+            (line.get("step"), line.get("seq"), line.get("site")): line for line in part.events
+        }
+        for line in lines.values():
+            event = _event(line, shift, sites, by_key, part.rank)
+            if event is not None:
+                events.append(event)
+        chunks.append(records)
+        ranks.append(np.full(len(records), part.rank, np.int32))
+    return LogView(
+        directory=directory,
+        records=np.concatenate(chunks),
+        ranks=np.concatenate(ranks),
+        sites=sites,
+        events=tuple(events),
+        meta={part.rank: part.meta for part in parts},
+        dropped_bytes=sum(part.dropped_bytes for part in parts),
+    )
+
+
+def _key(record: np.void) -> tuple[int, int, int]:
+    return int(record["step"]), int(record["seq"]), int(record["site"])
+
+
+def _event(
+    line: dict[str, Any],
+    shift: int,
+    sites: dict[int, Site],
+    records: dict[tuple[int, int, int], np.void],
+    rank: int,
+) -> Event | None:
+    try:
+        step, seq, site = int(line["step"]), int(line["seq"]), int(line["site"]) + shift
+        record = records.get((step, seq, site))
+        if record is None:
+            # The reason was written, its record not (a crash between the two): show what is known.
+            empty = np.zeros(1, RECORD_DTYPE)
+            empty["step"], empty["seq"], empty["site"], empty["version"] = step, seq, site, 1
+            record = empty[0]
+        blamed = line.get("blamed")
+        where = Site.from_dict(blamed) if isinstance(blamed, dict) else sites.get(site)
+        return Event(
+            site=where or lost_site(site - shift),
+            record=record,
+            step=step,
+            verdict=Verdict(int(line["verdict"])),
+            reason=str(line["reason"]),
+            counted=bool(line["counted"]),
+            rank=rank,
+        )
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,197 @@
+"""The Monitor: what install() returns, and all that a user does with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Optional
+
+import numpy as np
+import torch
+
+from . import _boundaries
+from ._alarm import Alarm
+from ._calls import ModuleNode
+from ._config import Config
+from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
+from ._log import RecordLog
+from ._logread import read_log
+from ._session import Session
+from ._site import SiteTable
+from ._state import StateReader
+from ._steps import StepWatcher
+from ._summary import summary
+from ._verdict import Event
+
+__all__ = ["Monitor"]
+
+_TOP_SITES = 10
+_NAMED_MODULES = 5
+
+
+class Monitor:
+    """Watches the modules that install() was given, until remove(). May be used in a ``with`` statement.
+
+    Holds the modules weakly. All methods may be called from any thread, at any time.
+    """
+
+    def __init__(
+        self, config: Config, sites: SiteTable, nodes: Sequence[ModuleNode], has_excluded: bool
+    ) -> None:
+        rank = _rank()
+        self._session = session = Session(config, sites, rank)
+        session.has_excluded = has_excluded
+        if config.log_dir is not None:
+            session.log = RecordLog(config.log_dir, rank, config.log_limit, sites, config.to_meta())
+        state = StateReader(session, nodes)
+        session.check_parameters = state.check
+        session.deliver = Alarm(session)
+        self._nodes = nodes
+        self._observer = ModuleObserver(session, state)
+        self._watcher = session.watcher = StepWatcher(session, state)
+        self._handles: list[Any] = []
+
+    def _attach(self) -> None:
+        """Puts the hooks on; install() calls it once."""
+        for node in self._nodes:
+            module = node.module()
+            if module is None:
+                continue
+            before, after = ForwardPreHook(self._observer, node), ForwardHook(self._observer, node)
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            # always_call: a call that raises has to end too, or what runs next would seem to be inside it.
+            self._handles.append(
+                module.register_forward_hook(after, with_kwargs=True, always_call=True)
+            )
+        _boundaries.connect(self._watcher)
+
+    def step(self, loss: Any = None) -> None:
+        """Ends the step. From the first call on only this does: the optimizer's steps no longer do.
+
+        Call it once per iteration, after the optimizer. ``loss``: a tensor (or a number, or a structure of
+        tensors); it is read like any other, as role ``loss``. Raises OverflowDetected like a hook does.
+        """
+        self._watcher.guarded("monitor.step()", StepWatcher.explicit_step, loss)
+
+    def records(self) -> np.ndarray:
+        """What is held, oldest first: a structured array of ``RECORD_DTYPE``.
+
+        In memory that is the last ``history`` steps and the open one; with ``log_dir``, all that the log holds.
+        ``records["site"]`` indexes ``monitor.sites``.
+        """
+        session = self._session
+        with session.lock:
+            session.collect()
+            log = session.log
+            if log is None or log.failed:
+                return session.history.all()
+            session.write_log()
+            return read_log(log.directory).records
+
+    def summary(self) -> str:
+        """What a person wants to read: what was watched, what was found, where, and the last step in numbers."""
+        session = self._session
+        with session.lock:
+            session.collect()
+            verdicts, places = session.tallies()
+            last = session.history.last_step()
+            log = session.log
+            return summary(
+                steps=session.step + 1 if session.ring.next_seq else 0,
+                records=session.ring.next_seq,
+                sites=len(session.sites),
+                event_count=session.policy.counter.total,
+                overflow_nums=session.config.overflow_nums,
+                verdict_counts=verdicts,
+                top_sites=[(session.sites[n], k) for n, k in places.most_common(_TOP_SITES)],
+                last_step=[(session.sites[int(record["site"])], record) for record in last],
+                log_path=None if log is None else log.directory,
+                notes=self._notes(),
+            )
+
+    def flush(self) -> None:
+        """Waits for the device, takes in all records, and writes them to the log if there is one."""
+        session = self._session
+        with session.lock:
+            session.collect()
+            session.write_log()
+
+    def remove(self) -> None:
+        """Takes all hooks off and closes the log. What was recorded can still be read. Idempotent."""
+        session = self._session
+        with session.lock:
+            if session.removed:
+                return
+            session.removed = True
+            for handle in (*self._handles, *session.leaf_handles):
+                handle.remove()
+            self._handles.clear()
+            session.leaf_handles.clear()
+            self.flush()
+            if session.log is not None:
+                session.log.sync()
+        _boundaries.disconnect(self._watcher)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events of the run, oldest first, counted or not; the youngest 16384 when there are more."""
+        with self._session.lock:
+            return self._session.events
+
+    @property
+    def event_count(self) -> int:
+        """How many events were counted against ``overflow_nums``."""
+        return self._session.policy.counter.total
+
+    @property
+    def sites(self) -> SiteTable:
+        """The sites by number: ``monitor.sites[record["site"]]``."""
+        return self._session.sites
+
+    @property
+    def step_index(self) -> int:
+        """The number of the step that is open, or was closed last; the first is 0."""
+        return self._session.step
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        state = "removed" if self._session.removed else f"{len(self._nodes)} modules"
+        return f"<fastcheck.Monitor: {state}, step {self.step_index}, {self.event_count} events>"
+
+    def _notes(self) -> list[str]:
+        session = self._session
+        notes = list(session.notes)
+        silent = [node.name for node in self._nodes if not node.total_calls]
+        if silent and session.ring.next_seq:
+            named = ", ".join(silent[:_NAMED_MODULES])
+            more = (
+                f" and {len(silent) - _NAMED_MODULES} more" if len(silent) > _NAMED_MODULES else ""
+            )
+            notes.append(
+                f"never seen running, because nothing called them or because they are compiled: {named}{more}"
+            )
+        for device in self._observer.unread_devices:
+            notes.append(f"tensors on {device} are not read in this version")
+        if session.history.dropped_records:
+            notes.append(
+                f"{session.history.dropped_records:,} records of a very long step were dropped from memory"
+            )
+        return notes
+
+
+def _rank() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    rank = os.environ.get("RANK", "0")
+    return int(rank) if rank.isdecimal() else 0

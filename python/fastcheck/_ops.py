@@ -1,0 +1,142 @@
+"""stats, checksum, crc32 and found_nonfinite: one tensor, or many, read once."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Union, overload
+
+import torch
+
+from ._errors import ConfigError, UnsupportedTensorError, did_you_mean, explain
+from ._extension import extension
+from ._readable import without_bytes
+from ._record import Depth, Order
+from ._stats import Stats, StatsList
+
+_DEPTHS = {"health": int(Depth.HEALTH), "stats": int(Depth.STATS), "full": int(Depth.FULL)}
+_ORDERS = {"storage": int(Order.STORAGE), "logical": int(Order.LOGICAL)}
+
+#: How much of a tensor is copied for zlib at a time.
+_CRC_CHUNK_BYTES = 16 * 1024 * 1024
+
+
+def _option(name: str, value: str, choices: dict[str, int]) -> int:
+    if isinstance(value, str) and value in choices:
+        return choices[value]
+    raise ConfigError(
+        explain(
+            f"{name} is not one that fastcheck knows",
+            expected=" or ".join(map(repr, choices)),
+            came=repr(value),
+            do=did_you_mean(str(value), choices),
+        )
+    )
+
+
+def _not_a_tensor(x: object, expected: str = "a torch.Tensor") -> UnsupportedTensorError:
+    return UnsupportedTensorError(f"expected {expected}, came {type(x).__name__}")
+
+
+@overload
+def stats(x: torch.Tensor, *, depth: str = ..., order: str = ...) -> Stats: ...
+@overload
+def stats(x: Sequence[torch.Tensor], *, depth: str = ..., order: str = ...) -> StatsList: ...
+def stats(
+    x: Union[torch.Tensor, Sequence[torch.Tensor]], *, depth: str = "full", order: str = "storage"
+) -> Union[Stats, StatsList]:
+    """Reads a tensor once: counts, extremes, sums and checksum, the same bits on every machine.
+
+    Args:
+        x: a tensor of any shape, strides and supported dtype (float64/32/16, bfloat16,
+            float8_e4m3fn, float8_e5m2, complex64/128, integers, bool), or a list or tuple of them:
+            one call for all. CPU tensors in this version.
+        depth: ``"health"`` (counts alone), ``"stats"`` (and extremes and sums) or ``"full"`` (and
+            the checksum).
+        order: ``"storage"`` reads a dense tensor as it lies in memory, at full speed;
+            ``"logical"`` always row by row, for comparing tensors of different strides.
+
+    Returns:
+        :class:`Stats`, or for a list a :class:`StatsList`, on the tensor's device. Computing does
+        not synchronise; reading a field does.
+
+    Raises:
+        UnsupportedTensorError: x can't be read; the message says what came and what to do.
+        ConfigError: an unknown depth or order.
+        ExtensionError: the compiled extension is missing or was built for another torch.
+    """
+    level = _option("depth", depth, _DEPTHS)
+    logical = _option("order", order, _ORDERS) == Order.LOGICAL
+    try:
+        if isinstance(x, torch.Tensor):
+            return Stats(extension.record(x, level, logical))
+        if isinstance(x, (list, tuple)):
+            return StatsList(extension.record_list(x, level, logical))
+    except TypeError as error:
+        raise UnsupportedTensorError(str(error)) from None
+    raise _not_a_tensor(x, "a torch.Tensor or a list of them")
+
+
+def checksum(x: torch.Tensor, *, order: str = "storage") -> int:
+    """The 64-bit checksum of a tensor's bytes, sensitive to their order. Synchronises.
+
+    Equal on every backend. ``order`` and errors as in :func:`stats`. For the checksum left on the
+    device: ``stats(x)``. Specified in ``docs/record-format.md``.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise _not_a_tensor(x)
+    value = stats(x, order=order).checksum
+    assert value is not None
+    return value
+
+
+def crc32(x: torch.Tensor) -> int:
+    """``zlib.crc32`` of the tensor's row-major bytes, by zlib itself, in chunks.
+
+    For comparing with files and tools that hold CRC-32 (msprobe's md5 mode). Synchronises: a device
+    tensor is copied to the host, 16 MiB at a time.
+
+    Raises:
+        UnsupportedTensorError: x is not a dense tensor with memory.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise _not_a_tensor(x)
+    problem = without_bytes(x)
+    if problem is not None:
+        raise UnsupportedTensorError(f"expected a dense tensor with memory, came {problem}")
+    crc = 0
+    for chunk in _row_major_chunks(x.detach()):
+        crc = zlib.crc32(chunk.numpy().data, crc)
+    return crc
+
+
+def _row_major_chunks(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Flat uint8 CPU tensors that follow one another in row-major order."""
+    if x.numel() == 0:
+        return
+    if x.numel() * x.element_size() <= _CRC_CHUNK_BYTES:
+        host = x.cpu().resolve_conj().resolve_neg().contiguous()
+        yield host.reshape(-1).view(torch.uint8)
+    elif x.dim() == 1:
+        for part in torch.split(x, _CRC_CHUNK_BYTES // x.element_size()):
+            yield from _row_major_chunks(part)
+    elif x.is_contiguous():
+        yield from _row_major_chunks(x.reshape(-1))
+    else:
+        for part in x.unbind(0):
+            yield from _row_major_chunks(part)
+
+
+def found_nonfinite(tensors: Union[torch.Tensor, Iterable[torch.Tensor]]) -> torch.Tensor:
+    """1.0 where any of the tensors holds a NaN or an infinity, else 0.0.
+
+    A 0-dim float32 tensor on the tensors' device, as GradScaler's ``found_inf``: for optimizers and
+    collectives. Does not synchronise. Errors as in :func:`stats`.
+    """
+    items = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    if not isinstance(items, Iterable):
+        raise _not_a_tensor(items, "tensors")
+    try:
+        return extension.found_nonfinite(list(items))
+    except TypeError as error:
+        raise UnsupportedTensorError(str(error)) from None

@@ -1,0 +1,144 @@
+"""The Record as NumPy sees it: format version 1, byte for byte that of ``csrc/core/record.h``.
+
+``docs/record-format.md`` specifies every field. Needs neither torch nor the compiled extension, so
+that a log can be read anywhere.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+RECORD_VERSION = 1
+RECORD_BYTES = 192
+
+#: Records whose first ``VALUE_BYTES`` bytes are equal are equal; identity follows.
+VALUE_BYTES = 112
+
+#: One record. ``min`` and ``max`` are typed by the tensor's dtype: :func:`extremes` reads them;
+#: here they are float64, which is what floating-point and complex tensors hold.
+RECORD_DTYPE = np.dtype(
+    [
+        ("numel", "<i8"),
+        ("nan_count", "<i8"),
+        ("posinf_count", "<i8"),
+        ("neginf_count", "<i8"),
+        ("zero_count", "<i8"),
+        ("subnormal_count", "<i8"),
+        ("negative_count", "<i8"),
+        ("saturated_count", "<i8"),
+        ("min", "<f8"),
+        ("max", "<f8"),
+        ("sum", "<f8"),
+        ("abs_sum", "<f8"),
+        ("sum_sq", "<f8"),
+        ("checksum", "<u8"),
+        ("seq", "<i8"),
+        ("step", "<i8"),
+        ("call", "<i4"),
+        ("site", "<i4"),
+        ("flags", "<u4"),
+        ("version", "<u2"),
+        ("dtype", "u1"),
+        ("order", "u1"),
+        ("depth", "u1"),
+        ("device_mode", "u1"),
+        ("reserved", "V46"),
+    ]
+)
+assert RECORD_DTYPE.itemsize == RECORD_BYTES
+
+
+class Depth(enum.IntEnum):
+    """How much of a record is computed; a field that the depth does not cover is zero bytes."""
+
+    HEALTH = 1  #: the eight counts
+    STATS = 2  #: and min, max, sum, abs_sum, sum_sq
+    FULL = 3  #: and the checksum
+
+
+class Order(enum.IntEnum):
+    """The rule by which the elements were traversed."""
+
+    STORAGE = 0  #: as they lie in memory: any dense tensor
+    LOGICAL = 1  #: row-major
+
+
+class DeviceMode(enum.IntEnum):
+    """What the device does to a result that does not fit its format."""
+
+    IEEE = 0
+    SATURATING = 1
+    UNKNOWN = 2
+
+
+class Flag(enum.IntFlag):
+    """Bits of ``flags``; bits 8 to 11 hold the :class:`Verdict`."""
+
+    NONFINITE = 1  #: the tensor has a NaN or an infinity
+    RECOMPUTE = 2  #: seen while activation checkpointing ran a forward again
+    SCALED = 4  #: a gradient that carries a loss scale
+    EVENT = 8  #: counted as an overflow event
+
+
+VERDICT_SHIFT = 8
+VERDICT_MASK = 0xF << VERDICT_SHIFT
+
+
+class Verdict(enum.IntEnum):
+    """What the host made of a non-finite record (``docs/design.md``, overflow counting)."""
+
+    NONE = 0
+    ORIGIN = 1
+    ARRIVED = 2
+    PROPAGATED = 3
+    INTENDED = 4
+    ABSORBED = 5
+    UNRESOLVED = 6
+    SCALED = 7
+    BENIGN = 8
+
+
+@dataclass(frozen=True)
+class DTypeInfo:
+    """One row of the table in ``csrc/core/dtypes.h``.
+
+    ``components`` is how many counted components an element has: 2 for complex. ``kind`` is the
+    type of ``min`` and ``max``: ``"f8"``, ``"i8"`` or ``"u8"``.
+    """
+
+    code: int
+    name: str
+    components: int
+    component_bytes: int
+    kind: str
+
+
+DTYPES: tuple[DTypeInfo, ...] = (
+    DTypeInfo(0, "float64", 1, 8, "f8"),
+    DTypeInfo(1, "float32", 1, 4, "f8"),
+    DTypeInfo(2, "float16", 1, 2, "f8"),
+    DTypeInfo(3, "bfloat16", 1, 2, "f8"),
+    DTypeInfo(4, "float8_e4m3fn", 1, 1, "f8"),
+    DTypeInfo(5, "float8_e5m2", 1, 1, "f8"),
+    DTypeInfo(6, "complex64", 2, 4, "f8"),
+    DTypeInfo(7, "complex128", 2, 8, "f8"),
+    DTypeInfo(8, "int8", 1, 1, "i8"),
+    DTypeInfo(9, "int16", 1, 2, "i8"),
+    DTypeInfo(10, "int32", 1, 4, "i8"),
+    DTypeInfo(11, "int64", 1, 8, "i8"),
+    DTypeInfo(12, "uint8", 1, 1, "u8"),
+    DTypeInfo(13, "uint16", 1, 2, "u8"),
+    DTypeInfo(14, "uint32", 1, 4, "u8"),
+    DTypeInfo(15, "uint64", 1, 8, "u8"),
+    DTypeInfo(16, "bool", 1, 1, "u8"),
+)
+
+
+def extremes(record: np.void) -> tuple[float, float]:
+    """``min`` and ``max`` of one record in their own type: float, or int for integer dtypes."""
+    kind = DTYPES[int(record["dtype"])].kind
+    low, high = np.frombuffer(record.tobytes(), dtype="<" + kind, count=2, offset=64)
+    return low.item(), high.item()

@@ -1,0 +1,340 @@
+"""The stop report: what OverflowDetected prints.
+
+The order is fixed: what, where, when, the numbers, what the inputs looked like, the trend, what to
+try, and where the records are. Each section is one function below; the layout is in _layout, the
+advice in _advice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ._advice import advise
+from ._layout import (
+    GUTTER,
+    is_logarithmic,
+    paint,
+    section,
+    sparkline,
+    stderr_is_ascii,
+    table,
+    to_ascii,
+    wrap,
+)
+from ._naming import module_name, tensor_name
+from ._numbers import Reading, read, spell, spell_nonfinite, spell_share
+from ._record import RECORD_DTYPE, Verdict
+from ._summary import summary
+from ._trend import Trend
+
+if TYPE_CHECKING:
+    from ._site import Site
+    from ._verdict import Event
+
+__all__ = ["StopReport", "brief", "render", "summary"]
+
+WIDTH = 88
+_TREND_ROWS = 8
+_INPUT_ROWS = 10
+
+VERDICT_SAYS = {
+    Verdict.NONE: "not judged",
+    Verdict.ORIGIN: "it began here",
+    Verdict.ARRIVED: "it came in from outside",
+    Verdict.PROPAGATED: "carried on from an earlier tensor",
+    Verdict.INTENDED: "an infinity written on purpose",
+    Verdict.ABSORBED: "an infinity that nothing took over",
+    Verdict.UNRESOLVED: "-Inf only: a mask or a log(0)",
+    Verdict.SCALED: "a scaled gradient, its update skipped",
+    Verdict.BENIGN: "memory that nobody wrote yet",
+}
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """Everything that the stop message is made of.
+
+    ``events``: all events of the step in device order. ``inputs``: what the culprit's module read,
+    its own parameters included where known, as (site, record). ``trend``: the records of the
+    culprit's site in the last steps, oldest first, the bad one last. ``scale``: the loss scale in
+    use. ``weights_intact``: True when it is certain that no update of this step has been applied;
+    None when unknown.
+    """
+
+    culprit: Event
+    step: int
+    events: tuple[Event, ...] = ()
+    event_count: int = 1
+    overflow_nums: int = 1
+    inputs: tuple[tuple[Site, np.void], ...] = ()
+    trend: np.ndarray = field(default_factory=lambda: np.zeros(0, RECORD_DTYPE))
+    log_path: str | None = None
+    scale: float | None = None
+    rank: int = 0
+    weights_intact: bool | None = None
+
+
+def render(
+    report: StopReport, width: int = WIDTH, color: bool = False, ascii_only: bool | None = None
+) -> str:
+    """The stop report as plain text of at most ``width`` columns (a longer path or code line stays
+    whole).
+
+    ``ascii_only``: None asks whether standard error, where a traceback goes, can print more than
+    ASCII."""
+    if ascii_only is None:
+        ascii_only = stderr_is_ascii()
+    body = width - GUTTER
+    reading = read(report.culprit.record)
+    trend = Trend.of(report.trend)
+    sections = [
+        ("what", _what(report, reading, body)),
+        ("where", _where(report, reading, body)),
+        ("when", _when(report, reading, body)),
+        ("numbers", _numbers(reading, body)),
+        ("inputs", _inputs(report, body)),
+        ("trend", _trend(trend, body, ascii_only)),
+        ("try", _try(report, body)),
+        ("log", _log(report, body)),
+    ]
+    headline = wrap(_headline(report, reading), width)
+    blocks = ["\n".join(paint(line, "red", color) for line in headline)]
+    blocks += ["\n".join(section(label, lines, color)) for label, lines in sections if lines]
+    text = "\n\n".join(blocks)
+    return to_ascii(text) if ascii_only else text
+
+
+def brief(report: StopReport, width: int = WIDTH, ascii_only: bool | None = None) -> str:
+    """The report in a few lines, for a warning: headline, reason, and the first thing to try."""
+    if ascii_only is None:
+        ascii_only = stderr_is_ascii()
+    reading = read(report.culprit.record)
+    lines = wrap(_headline(report, reading), width, "", "  ")
+    lines += wrap(_verdict(report.culprit), width, "  ")
+    for item in advise(report)[:1]:
+        lines += wrap("try: " + item.text, width, "  ")
+    text = "\n".join(lines)
+    return to_ascii(text) if ascii_only else text
+
+
+def _headline(report: StopReport, reading: Reading) -> str:
+    site = report.culprit.site
+    found = spell_nonfinite(reading)
+    if site.role == "loss":
+        place = f"in the loss ({site.module_type})" if site.module_type else "in the loss"
+    elif site.role == "input" and not site.module:
+        place = f"in {site.label}, the batch given to {module_name(site)}"
+    else:
+        place = f"in {tensor_name(site)} of {module_name(site)}"
+    return f"{found} {place} at step {report.step}"
+
+
+def _verdict(event: Event) -> str:
+    verdict = Verdict(event.verdict)
+    says = VERDICT_SAYS.get(verdict, "")
+    reason = event.reason.strip()
+    return f"{verdict.name.lower()}, {says}" + (f": {reason}" if reason else ".")
+
+
+def _what(report: StopReport, reading: Reading, width: int) -> list[str]:
+    share = spell_share(reading.nonfinite_count, reading.components)
+    unit = "real and imaginary parts" if reading.components != reading.numel else "elements"
+    lines = wrap(
+        f"{spell_nonfinite(reading)} among {reading.components:,} {unit} ({share}).",
+        width,
+    )
+    lines += wrap(_verdict(report.culprit), width)
+    others = [event for event in report.events if not _same_place(event, report.culprit)]
+    if others:
+        named: list[str] = []
+        for event in others:
+            name = f"{tensor_name(event.site)} of {module_name(event.site)}"
+            if name not in named:
+                named.append(name)
+        more = f" and {len(others) - 2:,} more" if len(others) > 2 else ""
+        plural = "tensor is" if len(others) == 1 else "tensors are"
+        lines += wrap(
+            f"{len(others):,} other {plural} non-finite in this step: "
+            f"{', '.join(named[:2])}{more}.",
+            width,
+        )
+    return lines
+
+
+def _same_place(event: Event, culprit: Event) -> bool:
+    return event.site == culprit.site and bool(event.record["seq"] == culprit.record["seq"])
+
+
+def _where(report: StopReport, reading: Reading, width: int) -> list[str]:
+    site = report.culprit.site
+    lines = [f"module    {module_name(site)}"]
+    if site.op:
+        lines.append(f"op        {site.op}")
+    size = f"{reading.numel:,} element{'s' if reading.numel != 1 else ''}"
+    lines += wrap(f"{tensor_name(site)}, {reading.dtype}, {size}", width, "tensor    ", " " * 10)
+    if report.rank:
+        lines.append(f"rank      {report.rank}")
+    return lines
+
+
+def _when(report: StopReport, reading: Reading, width: int) -> list[str]:
+    direction = {
+        "forward": "in the forward pass",
+        "backward": "in the backward pass",
+        "optimizer": "at the optimizer's step",
+    }.get(report.culprit.site.direction, report.culprit.site.direction)
+    when = f"step {report.step} (counted from 0), {direction}"
+    if reading.call > 0:
+        when += f", call {reading.call + 1} of this module in the step"
+    lines = wrap(when + ".", width)
+    if report.overflow_nums > 0:
+        limit = (
+            "overflow_nums=1: the first event stops the run."
+            if report.overflow_nums == 1
+            else f"overflow_nums={report.overflow_nums}: this was event {report.event_count:,}."
+        )
+        lines += wrap(limit, width)
+    if report.weights_intact:
+        lines += wrap("No weight has been updated in this step.", width)
+    if report.scale is not None:
+        lines += wrap(f"Loss scale {spell(report.scale)}.", width)
+    return lines
+
+
+def _numbers(reading: Reading, width: int) -> list[str]:
+    total = reading.components
+    counts = [
+        ("NaN", reading.nan_count),
+        ("+Inf", reading.posinf_count),
+        ("-Inf", reading.neginf_count),
+        ("finite", reading.finite_count),
+        ("zeros", reading.zero_count),
+        ("subnormal", reading.subnormal_count),
+        ("negative", reading.negative_count),
+    ]
+    left = [
+        (name, f"{count:,}", spell_share(count, total) if count else "") for name, count in counts
+    ]
+    right: list[tuple[str, str, str]] = []
+    if reading.has_stats:
+        used = ""
+        form = reading.float_format
+        if form is not None and reading.range_used is not None:
+            used = (
+                f"{spell_share(reading.range_used, 1)} of {reading.dtype}'s {spell(form.max)}"
+                if reading.range_used > 1e-4
+                else ""
+            )
+        right = [
+            ("min", spell(reading.min), ""),
+            ("max", spell(reading.max), ""),
+            ("abs max", spell(reading.abs_max), used),
+            ("mean", spell(reading.mean), ""),
+            ("rms", spell(reading.rms), ""),
+            ("saturated", f"{reading.saturated_count:,}", f"at {reading.dtype}'s largest number"),
+        ]
+        if not reading.saturated_count:
+            right.pop()
+    rows = []
+    for number, cells in enumerate(left):
+        rows.append([*cells, *(right[number] if number < len(right) else ("", "", ""))])
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    lines = [
+        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}    "
+        f"{row[3]:<{widths[3]}}  {row[4]:>{widths[4]}}  {row[5]}".rstrip()
+        for row in rows
+    ]
+    notes = []
+    if not reading.has_stats:
+        notes = wrap(
+            '(record="health" keeps counts only: use record="stats" for min, max and rms)', width
+        )
+    elif reading.nonfinite_count:
+        if reading.finite_count:
+            notes = ["(min to rms are over the finite elements)"]
+        else:
+            notes = ["(no finite element is left)"]
+    return lines + notes
+
+
+def _inputs(report: StopReport, width: int) -> list[str]:
+    site = report.culprit.site
+    if not report.inputs:
+        if site.role in ("param", "buffer", "optimizer_state"):
+            return wrap("none: it is stored in the model, not computed in this step.", width)
+        if site.role == "input":
+            return wrap("none: nothing that fastcheck observes has made this tensor.", width)
+        return ["not recorded."]
+    rows = []
+    for source, record in report.inputs[:_INPUT_ROWS]:
+        reading = read(record)
+        name = tensor_name(source)
+        if source.module != site.module:
+            name += f" of {source.module or source.module_type}"
+        rows.append(
+            [
+                name,
+                reading.dtype,
+                f"{reading.nonfinite_count:,}",
+                spell(reading.min),
+                spell(reading.max),
+                spell(reading.rms),
+            ]
+        )
+    lines = table(["tensor", "dtype", "NaN+Inf", "min", "max", "rms"], rows, left=2, width=width)
+    hidden = len(report.inputs) - _INPUT_ROWS
+    if hidden > 0:
+        lines.append(f"and {hidden} more")
+    return lines
+
+
+def _trend(trend: Trend, width: int, ascii_only: bool) -> list[str]:
+    if len(trend.readings) < 2:
+        return ["no earlier record of this tensor."]
+    lines = wrap(trend.sentence(), width)
+    repeated = len({reading.step for reading in trend.readings}) < len(trend.readings)
+    header = ["step", *(["call"] if repeated else []), *trend.columns, ""]
+    rows = []
+    last = trend.readings[-1]
+    previous: int | None = None
+    for index in trend.picks(_TREND_ROWS):
+        reading = trend.readings[index]
+        if previous is not None and index > previous + 1:
+            rows.append(["…", *([""] * (len(header) - 1))])
+        previous = index
+        rows.append(
+            [
+                f"{reading.step:,}",
+                *([str(reading.call)] if repeated else []),
+                *trend.cells(reading),
+                "<- here" if reading is last else "",
+            ]
+        )
+    lines += table(header, rows, left=0, width=width, note=1)
+    series = trend.series()
+    bad = [reading.nonfinite_count > 0 for reading in trend.readings]
+    line = sparkline(series, bad, width=min(60, width - 20), ascii_only=ascii_only)
+    usable = [value for value, is_bad in zip(series, bad) if value is not None and not is_bad]
+    if usable:
+        scale = " (log scale)" if is_logarithmic(usable) else ""
+        lines.append(f"{trend.series_name}  {line}{scale}")
+    return lines
+
+
+def _try(report: StopReport, width: int) -> list[str]:
+    lines: list[str] = []
+    for number, item in enumerate(advise(report), start=1):
+        lines += wrap(item.text, width, f"{number}. ", "   ")
+        lines += [f"     {line}" for line in item.code.splitlines()]
+    return lines
+
+
+def _log(report: StopReport, width: int) -> list[str]:
+    if report.log_path is None:
+        return wrap("the records of the last steps could not be written to disk.", width)
+    lines = wrap(f"{report.log_path} holds the records of the last steps. To see this step:", width)
+    path = f"'{report.log_path}'" if " " in report.log_path else report.log_path
+    lines.append(f"  fastcheck show {path} --step {report.step}")
+    return lines

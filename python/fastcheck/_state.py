@@ -1,0 +1,171 @@
+"""Reads what a model stores: parameters, their gradients and buffers, in one list call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+
+from ._calls import ModuleNode
+from ._finding import Finding
+from ._readable import can_read
+from ._record import Flag
+from ._session import Session
+
+__all__ = ["StateReader"]
+
+
+class _Batch:
+    """Tensors to be read in one call, with their sites and roles."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.sites: list[int] = []
+        self.roles: list[str] = []
+
+    def add(self, tensor: torch.Tensor, site: int, role: str) -> None:
+        if tensor.layout is torch.sparse_coo:
+            tensor = tensor._values()
+        if can_read(tensor):
+            self.tensors.append(tensor)
+            self.sites.append(site)
+            self.roles.append(role)
+
+
+class StateReader:
+    """Reads the stored tensors of the observed modules. Every method expects the session's lock to be held."""
+
+    def __init__(self, session: Session, nodes: Sequence[ModuleNode]) -> None:
+        self._session = session
+        self._nodes = nodes
+        self._node_of = {id(node.module()): node for node in nodes}
+
+    def read_stored(self) -> None:
+        """All parameters and buffers: before the first forward, so that a bad checkpoint is named as such."""
+        batch = _Batch()
+        self._add_parameters(batch, None)
+        self._add_buffers(batch)
+        self._read(batch)
+
+    def read_for_update(
+        self,
+        optimizer: Optional[torch.optim.Optimizer],
+        *,
+        gradients: bool = True,
+        scaled: bool = False,
+    ) -> None:
+        """What ``optimizer`` is about to use (None: all of the model), and the buffers.
+
+        ``scaled``: the gradients still carry the loss scale, or their update is skipped.
+        """
+        owned = None if optimizer is None else _parameter_ids(optimizer)
+        batch = _Batch()
+        self._add_parameters(batch, owned)
+        self._add_buffers(batch)
+        self._read(batch)
+        if gradients:
+            self._read_gradients(owned, scaled=scaled)
+        self._session.state_read = True
+
+    def read_gradients(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> None:
+        """The gradients alone, where ``optimizer`` was skipped or has made them within its step."""
+        self._read_gradients(_parameter_ids(optimizer), scaled=scaled)
+        self._session.state_read = True
+
+    def _read_gradients(self, owned: Optional[set[int]], *, scaled: bool) -> None:
+        batch = _Batch()
+        for node, name, parameter in self._parameters(owned):
+            if parameter.grad is not None:
+                batch.add(parameter.grad, node.site("param_grad", name, 0), "param_grad")
+        self._read(batch, scaled=scaled)
+
+    def check(self, node: ModuleNode) -> Optional[Finding]:
+        """Reads what a module and its submodules store, now; returns the first that is non-finite, if any."""
+        module = node.module()
+        if module is None:
+            return None
+        batch = _Batch()
+        for child in module.modules():
+            child_node = self._node_of.get(id(child))
+            if child_node is None or child_node.module() is not child:
+                continue
+            for name, parameter in child._parameters.items():
+                if parameter is not None:
+                    batch.add(parameter, child_node.site("param", name, 0), "param")
+            # In training a module may have written its buffers in this very call.
+            if not child.training:
+                for name, buffer in child._buffers.items():
+                    if buffer is not None:
+                        batch.add(buffer, child_node.site("buffer", name, 0), "buffer")
+        findings = self._read(batch, asked_by=node)
+        return next((f for f in findings if not f.is_soft), None)
+
+    def owned_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer updates any parameter of the observed modules."""
+        owned = _parameter_ids(optimizer)
+        return any(
+            id(parameter) in owned
+            for node in self._nodes
+            for parameter in _stored(node, "_parameters").values()
+            if parameter is not None
+        )
+
+    def _add_parameters(self, batch: _Batch, owned: Optional[set[int]]) -> None:
+        for node, name, parameter in self._parameters(owned):
+            batch.add(parameter, node.site("param", name, 0), "param")
+
+    def _parameters(self, owned: Optional[set[int]]) -> list[tuple[ModuleNode, str, torch.Tensor]]:
+        found = []
+        done: set[int] = set()
+        for node in self._nodes:
+            for name, parameter in _stored(node, "_parameters").items():
+                key = id(parameter)
+                if parameter is None or key in done or (owned is not None and key not in owned):
+                    continue
+                done.add(key)
+                found.append((node, name, parameter))
+        return found
+
+    def _add_buffers(self, batch: _Batch) -> None:
+        for node in self._nodes:
+            for name, buffer in _stored(node, "_buffers").items():
+                if buffer is not None:
+                    batch.add(buffer, node.site("buffer", name, 0), "buffer")
+
+    def _read(
+        self,
+        batch: _Batch,
+        *,
+        scaled: bool = False,
+        asked_by: Optional[ModuleNode] = None,
+    ) -> list[Finding]:
+        session = self._session
+        findings: list[Finding] = []
+        first_seq = session.ring.next_seq
+        flags = int(Flag.SCALED) if scaled else 0
+        for seqs in session.ring.observe_list(batch.tensors, batch.sites, session.step, flags):
+            for seq in session.drain.nonfinite(seqs):
+                finding = session.found(seq, batch.roles[seq - first_seq])
+                findings.append(finding)
+                if finding.role == "param_grad":
+                    if not scaled:
+                        # The optimizer is about to use it: what was held back as scaled is real.
+                        session.judge.settle_scaled(skipped=False)
+                    session.judge.parameter_gradient(finding, scaled=scaled)
+                else:
+                    last_finite = session.history.last_finite_step(finding.site)
+                    session.judge.parameter(finding, asked_by=asked_by, last_finite=last_finite)
+        if asked_by is None:
+            session.take_changes()
+        return findings
+
+
+def _parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _stored(node: ModuleNode, kind: str) -> dict[str, Optional[torch.Tensor]]:
+    module = node.module()
+    stored: dict[str, Optional[torch.Tensor]] = {} if module is None else getattr(module, kind)
+    return stored

@@ -1,0 +1,100 @@
+"""The text of monitor.summary(): what was watched, what was found, where, and the last step in
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ._layout import section, stderr_is_ascii, table, to_ascii, wrap
+from ._naming import module_name, tensor_name
+from ._numbers import read, spell
+from ._record import Verdict
+
+if TYPE_CHECKING:
+    from ._site import Site
+
+_LAST_STEP_ROWS = 20
+
+
+def summary(
+    *,
+    steps: int,
+    records: int,
+    sites: int,
+    event_count: int,
+    overflow_nums: int,
+    verdict_counts: Mapping[Verdict, int],
+    top_sites: Sequence[tuple[Site, int]] = (),
+    last_step: Sequence[tuple[Site, np.void]] = (),
+    log_path: str | None = None,
+    notes: Sequence[str] = (),
+    width: int = 88,
+    ascii_only: bool | None = None,
+) -> str:
+    """Plain text for a person. ``top_sites`` is (site, number of events), most first; ``last_step``
+    is what the last finished step recorded, in device order (long ones are cut, non-finite records
+    kept).
+    """
+    body = width - 10
+    total = "never stops" if overflow_nums < 0 else f"stops at {overflow_nums:,}"
+    watched = [f"{steps:,} steps, {records:,} records of {sites:,} tensors"]
+    found = [f"{event_count:,} counted overflow event{'s' if event_count != 1 else ''} ({total})"]
+    rows = [
+        [verdict.name.lower(), f"{count:,}"]
+        for verdict, count in sorted(verdict_counts.items())
+        if count and verdict is not Verdict.NONE
+    ]
+    if rows:
+        found += table(["verdict", "tensors"], rows, width=body)
+    blocks = [section("watched", watched), section("found", found)]
+    if top_sites:
+        named = [
+            [f"{module_name(s)} {tensor_name(s)}", s.direction, f"{n:,}"] for s, n in top_sites
+        ]
+        blocks.append(
+            section("where", table(["tensor", "pass", "events"], named, left=2, width=body))
+        )
+    if last_step:
+        blocks.append(section("last step", _last_step(last_step, body)))
+    if log_path is not None:
+        blocks.append(section("log", wrap(f"{log_path}   (fastcheck show {log_path})", body)))
+    if notes:
+        blocks.append(section("note", [line for note in notes for line in wrap(note, body)]))
+    text = "\n\n".join("\n".join(block) for block in blocks)
+    return to_ascii(text) if (stderr_is_ascii() if ascii_only is None else ascii_only) else text
+
+
+def _last_step(pairs: Sequence[tuple[Site, np.void]], width: int) -> list[str]:
+    readings = [(site, read(record)) for site, record in pairs]
+    ranked = sorted(
+        range(len(readings)),
+        # Non-finite first, then the closest to the end of its format: what a reader looks for.
+        key=lambda i: (
+            -min(readings[i][1].nonfinite_count, 1),
+            -(readings[i][1].range_used or 0.0),
+            i,
+        ),
+    )
+    shown = sorted(ranked[:_LAST_STEP_ROWS])
+    rows = []
+    for index in shown:
+        site, reading = readings[index]
+        name = f"{site.module or site.module_type} {tensor_name(site)}"
+        rows.append(
+            [
+                name,
+                reading.dtype,
+                f"{reading.nonfinite_count:,}",
+                spell(reading.abs_max),
+                spell(reading.rms),
+            ]
+        )
+    lines = table(["tensor", "dtype", "NaN+Inf", "abs max", "rms"], rows, left=2, width=width)
+    hidden = len(readings) - len(shown)
+    if hidden:
+        lines.append(f"and {hidden:,} more with smaller numbers")
+    return lines

@@ -1,0 +1,205 @@
+"""``fastcheck doctor``: what is installed here, what runs and what doesn't, and why."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._extension import status
+from .._layout import paint, section, table, to_ascii, wants_ascii, wants_color, wrap
+from .._numbers import to_json
+from .._version import __version__
+
+_WIDTH = 88
+_ISA_VARIABLE = "FASTCHECK_CPU_ISA"
+
+_DESCRIPTION = """\
+Prints versions, the backends that are built and usable, and the CPU kernels: which of them this
+machine can run, which is used, and why. Paste it into a bug report."""
+
+_EPILOG = f"""\
+environment:
+  {_ISA_VARIABLE}=avx512|avx2|scalar   force one CPU kernel (all give the same bits)
+  NO_COLOR=1                             no colours
+
+exit codes: 0 fastcheck can be used here; 1 something is missing or broken ("problems")"""
+
+_NOT_BUILT = "not in this version yet"
+
+
+@dataclass
+class Findings:
+    """What doctor found; ``problems`` are what keeps fastcheck from working at full speed or at
+    all.
+    """
+
+    versions: dict[str, str] = field(default_factory=dict)
+    backends: list[tuple[str, bool, str]] = field(default_factory=list)
+    cpu_kernels: list[tuple[str, bool, str]] = field(default_factory=list)
+    cpu_kernel: str | None = None
+    cpu_kernel_reason: str = ""
+    problems: list[str] = field(default_factory=list)
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="what is installed here, and which kernels are used",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 1 when there is a problem, else 0."""
+    found = examine()
+    if options.json:
+        print(json.dumps(to_json(_document(found)), allow_nan=False, indent=1))
+    else:
+        text = _text(found, wants_color(sys.stdout))
+        print(to_ascii(text) if wants_ascii(sys.stdout) else text)
+    return 1 if found.problems else 0
+
+
+def examine() -> Findings:
+    """Looks at everything; what fails becomes a problem, never an exception."""
+    found = Findings()
+    found.versions["fastcheck"] = __version__
+    found.versions["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
+    found.versions["platform"] = f"{platform.system()} {platform.machine()}"
+    torch = _module("torch", found)
+    _module("numpy", found)
+    _build(found)
+    _kernels(found)
+    _backends(torch, found)
+    return found
+
+
+def _module(name: str, found: Findings) -> Any:
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # a broken install raises all sorts of things
+        found.versions[name] = "missing"
+        found.problems.append(f"{name} can't be imported: {_first_line(error)}.")
+        return None
+    found.versions[name] = str(module.__version__)
+    return module
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+def _build(found: Findings) -> None:
+    found.versions["extension"] = f"for torch {status.built_for}" if status.built_for else "missing"
+    if status.compiler:
+        found.versions["compiler"] = status.compiler
+    found.versions["cuda"] = f"built ({status.accelerator})" if _has_cuda() else "not built"
+    if status.module is None:
+        found.problems.append(status.problem[:1].upper() + status.problem[1:] + ".")
+
+
+def _has_cuda() -> bool:
+    return (status.accelerator or "").lower().startswith("cuda")
+
+
+def _kernels(found: Findings) -> None:
+    extension: Any = status.module
+    if extension is None:
+        return
+    for name, usable, reason in extension.cpu_isas():
+        found.cpu_kernels.append((str(name), bool(usable), str(reason)))
+    forced = os.environ.get(_ISA_VARIABLE)
+    try:
+        found.cpu_kernel = str(extension.cpu_isa())
+    except Exception as error:
+        found.problems.append(f"{_ISA_VARIABLE}={forced!r} can't be used: {_first_line(error)}.")
+        return
+    if forced and forced != "auto":
+        found.cpu_kernel_reason = f"{_ISA_VARIABLE}={forced}"
+    else:
+        found.cpu_kernel_reason = (
+            f"the fastest that this machine can run ({_ISA_VARIABLE} forces another)"
+        )
+
+
+def _backends(torch: Any, found: Findings) -> None:
+    usable = status.module is not None
+    reason = "compiled extension" if usable else "the compiled extension is missing"
+    found.backends.append(("cpu", usable, reason))
+    devices = _cuda_devices(torch)
+    visible = f"{devices} CUDA device{'s' if devices != 1 else ''} visible to torch"
+    if usable and _has_cuda():
+        found.backends.append(("cuda", devices > 0, f"built; {visible}"))
+    else:
+        found.backends.append(("cuda", False, f"not built into this extension; {visible}"))
+    for name in ("npu", "mlu", "portable"):
+        found.backends.append((name, False, _NOT_BUILT))
+
+
+def _cuda_devices(torch: Any) -> int:
+    try:
+        return int(torch.cuda.device_count())
+    except Exception:  # no torch, or a driver that breaks on being asked
+        return 0
+
+
+def _text(found: Findings, color: bool) -> str:
+    body = _WIDTH - 10
+    widest = max(len(name) for name in found.versions)
+    blocks = [
+        section(
+            "versions",
+            [f"{name:<{widest}}  {value}" for name, value in found.versions.items()],
+            color,
+        )
+    ]
+    rows = [[name, "usable" if usable else "no", reason] for name, usable, reason in found.backends]
+    blocks.append(section("backends", _three_columns(rows, body), color))
+    if found.cpu_kernels:
+        marked = [
+            [name, ("used" if name == found.cpu_kernel else "usable") if usable else "no", reason]
+            for name, usable, reason in found.cpu_kernels
+        ]
+        lines = _three_columns(marked, body)
+        if found.cpu_kernel is not None:
+            lines += wrap(f"{found.cpu_kernel} is used: {found.cpu_kernel_reason}.", body)
+        blocks.append(section("cpu", lines, color))
+    if found.problems:
+        lines = [line for text in found.problems for line in wrap(text, body, "- ", "  ")]
+        blocks.append(section("problems", lines, color))
+    else:
+        blocks.append(
+            section("result", [paint("fastcheck can be used here.", "green", color)], color)
+        )
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _three_columns(rows: list[list[str]], width: int) -> list[str]:
+    return table(rows[0], rows[1:], left=3, width=max(width, 200)) if rows else []
+
+
+def _document(found: Findings) -> dict[str, Any]:
+    def listed(entries: list[tuple[str, bool, str]]) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "usable": usable, "reason": reason} for name, usable, reason in entries
+        ]
+
+    return {
+        "versions": found.versions,
+        "backends": listed(found.backends),
+        "cpu_kernels": listed(found.cpu_kernels),
+        "cpu_kernel": found.cpu_kernel,
+        "cpu_kernel_reason": found.cpu_kernel_reason,
+        "problems": found.problems,
+    }

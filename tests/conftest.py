@@ -1,0 +1,49 @@
+"""Markers, the hypothesis profile, and fixtures that put global state back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+
+# No deadline: a slow machine is not a defect. Failing examples are printed so that they can be replayed.
+hypothesis.settings.register_profile(
+    "fastcheck", deadline=None, max_examples=60, print_blob=True, database=None
+)
+hypothesis.settings.load_profile("fastcheck")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "gpu: needs a CUDA device; skipped without one, unless FASTCHECK_REQUIRE_GPU=1 makes that a failure",
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is None or torch.cuda.is_available():
+        return
+    if os.environ.get("FASTCHECK_REQUIRE_GPU") == "1":
+        pytest.fail("FASTCHECK_REQUIRE_GPU=1, but torch finds no CUDA device", pytrace=False)
+    pytest.skip("no CUDA device")
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[None]:
+    """Lets a test call torch.set_num_threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cpu_isa_restored() -> Iterator[None]:
+    """Lets a test call fastcheck._C.set_cpu_isa."""
+    from fastcheck import _C
+
+    before = _C.cpu_isa()
+    yield
+    _C.set_cpu_isa(before)

@@ -1,0 +1,536 @@
+"""The stop report: its order, its numbers, its trend, and advice that fits the case."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from typing import Any
+
+import pytest
+
+import record_builder as build
+from fastcheck._advice import advise
+from fastcheck._errors import FastcheckWarning, OverflowDetected
+from fastcheck._layout import sparkline
+from fastcheck._numbers import read, spell, spell_share
+from fastcheck._record import Verdict
+from fastcheck._report import StopReport, brief, render, summary
+from fastcheck.sinks.callback import CallbackSink
+from fastcheck.sinks.console import ConsoleSink
+from fastcheck.sinks.raising import RaisingSink
+
+
+def full_report(**fields: Any) -> StopReport:
+    inputs = (
+        (build.site("layers.2", "Block"), build.record("float16", low=-333.0, high=612.0)),
+        (build.site(role="param", label="qkv.weight"), build.record(low=-4.2, high=3.5, rms=0.021)),
+    )
+    return build.report(
+        before=build.grown("float16", 1204.0, 1.18, 20, 40),
+        inputs=inputs,
+        log_path="fastcheck_log/20250101-120000-77",
+        weights_intact=True,
+        **fields,
+    )
+
+
+def text_of(report: StopReport, **options: Any) -> str:
+    options.setdefault("ascii_only", False)
+    return render(report, **options)
+
+
+def section_of(text: str, label: str) -> str:
+    """The lines of one section, without its label."""
+    found = re.search(rf"(?ms)^{label} +(.*?)(?=^\S|\Z)", text)
+    assert found is not None, f"no section {label} in\n{text}"
+    return found.group(1)
+
+
+def advice_of(report: StopReport) -> str:
+    return " ".join(f"{item.text} {item.code}" for item in advise(report))
+
+
+# Order and content
+
+
+def test_sections_come_in_the_order_in_which_one_asks() -> None:
+    labels = re.findall(r"(?m)^([a-z]+)  ", text_of(full_report()))
+    assert labels == ["what", "where", "when", "numbers", "inputs", "trend", "try", "log"]
+
+
+def test_the_headline_alone_says_what_where_and_when() -> None:
+    headline = text_of(full_report()).splitlines()[0]
+    assert headline == "12 NaN and 4 +Inf in output[0] of layers.3.attn (Attention) at step 41"
+
+
+def test_what_gives_share_verdict_and_reason() -> None:
+    what = section_of(text_of(full_report()), "what")
+    assert "among 65,536 elements (0.02 %)" in what
+    assert "origin, it began here: all that it was computed from was finite" in what
+
+
+def test_what_names_the_other_tensors_of_the_step() -> None:
+    report = full_report()
+    others = tuple(
+        build.event(
+            build.site(f"layers.{i}.mlp", "MLP"),
+            build.record(nan_count=1, step=41, seq=901 + i),
+            Verdict.PROPAGATED,
+        )
+        for i in range(3, 6)
+    )
+    text = text_of(full_report(events=(report.culprit, *others)))
+    what = " ".join(section_of(text, "what").split())
+    assert "3 other tensors are non-finite in this step" in what
+    assert "output[0] of layers.3.mlp (MLP)" in what and "and 1 more" in what
+
+
+def test_where_and_when() -> None:
+    text = text_of(full_report(rank=3))
+    where = section_of(text, "where")
+    assert "module    layers.3.attn (Attention)" in where
+    assert "tensor    output[0], float16, 65,536 elements" in where
+    assert "rank      3" in where
+    when = section_of(text, "when")
+    assert "step 41" in when and "forward" in when and "overflow_nums=1" in when
+    assert "No weight has been updated in this step" in when
+
+
+def test_untouched_weights_are_claimed_only_when_known() -> None:
+    text = text_of(build.report(before=build.grown("float16", 10.0, 1.2, 3, 40)))
+    assert "No weight has been updated" not in text
+
+
+def test_when_tells_the_call_and_which_event_of_how_many() -> None:
+    what = build.record(nan_count=1, step=7, call=2)
+    when = section_of(text_of(build.report(what=what, event_count=3, overflow_nums=3)), "when")
+    assert "call 3 of this module" in when
+    assert "overflow_nums=3: this was event 3" in when
+
+
+def test_numbers_are_aligned_and_complete() -> None:
+    numbers = section_of(text_of(full_report()), "numbers")
+    rows = {line.split()[0]: line for line in numbers.splitlines() if line.strip()}
+    assert re.search(r"NaN +12 ", rows["NaN"]) and "min" in rows["NaN"]
+    assert "-60,000" in rows["NaN"] and "65,504" in rows["+Inf"]
+    assert "100 % of float16's 65,504" in rows["-Inf"]
+    assert re.search(r"finite +65,520", rows["finite"])
+    ends = {re.match(r".*?[\d,]+", rows[name]).end() for name in ("+Inf", "-Inf", "zeros")}  # type: ignore[union-attr]
+    assert len(ends) <= 2  # the first row carries no gutter in this cut
+
+
+def test_numbers_without_statistics_say_how_to_get_them() -> None:
+    what = build.record(nan_count=3, depth=1, step=4)
+    numbers = section_of(text_of(build.report(what=what)), "numbers")
+    assert "rms" not in numbers.splitlines()[4] and 'record="stats"' in numbers
+
+
+def test_numbers_when_nothing_finite_is_left() -> None:
+    what = build.record(numel=8, nan_count=8, step=4)
+    text = text_of(build.report(what=what))
+    assert "no finite element is left" in section_of(text, "numbers")
+    assert "8 NaN among 8 elements (100 %)" in text
+
+
+def test_complex_tensors_count_parts() -> None:
+    what = build.record("complex64", numel=8, nan_count=3, step=4)
+    assert "3 NaN among 16 real and imaginary parts" in text_of(build.report(what=what))
+
+
+def test_inputs_show_producer_parameters_and_ranges() -> None:
+    inputs = section_of(text_of(full_report()), "inputs")
+    lines = inputs.splitlines()
+    assert lines[0].split() == ["tensor", "dtype", "NaN+Inf", "min", "max", "rms"]
+    assert "output[0] of layers.2" in lines[1] and "-333" in lines[1] and "612" in lines[1]
+    assert "parameter qkv.weight" in lines[2] and "float32" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("role", "says"),
+    [
+        ("param", "stored in the model"),
+        ("input", "nothing that fastcheck observes"),
+        ("output", "not recorded"),
+    ],
+)
+def test_no_inputs_is_said(role: str, says: str) -> None:
+    report = build.report(build.site(role=role, label="x"))
+    assert says in section_of(text_of(report), "inputs")
+
+
+def test_long_input_lists_are_cut_and_say_so() -> None:
+    many = tuple((build.site(f"m.{i}"), build.record()) for i in range(25))
+    inputs = section_of(text_of(build.report(inputs=many)), "inputs")
+    assert "and 15 more" in inputs and len(inputs.splitlines()) <= 14
+
+
+def test_trend_has_a_sentence_a_table_and_a_plot() -> None:
+    trend = section_of(text_of(full_report()), "trend")
+    assert "abs max grew 23 times in 19 steps" in trend
+    rows = re.findall(r"(?m)^ +(\d+) +[\d,.]+ +[\d,.]+ +\d+", trend)
+    assert rows == ["21", "26", "31", "37", "38", "39", "40", "41"]
+    assert re.search(r"41 +65,504 +311.2 +16  <- here", trend)
+    assert re.search(r"abs max  ▁.*█× \(log scale\)", trend)
+
+
+def test_trend_of_a_module_called_twice_a_step_has_a_call_column() -> None:
+    before = [build.record("float16", step=s, call=c) for s in (39, 40) for c in (0, 1)]
+    assert "call" in section_of(text_of(build.report(before=before)), "trend")
+
+
+def test_no_trend_is_said() -> None:
+    assert "no earlier record" in section_of(text_of(build.report()), "trend")
+
+
+def test_log_gives_the_command_to_type() -> None:
+    text = text_of(full_report())
+    assert "fastcheck show fastcheck_log/20250101-120000-77 --step 41" in section_of(text, "log")
+    assert "could not be written" in section_of(text_of(build.report()), "log")
+
+
+def test_a_long_path_stays_whole_so_that_it_can_be_copied() -> None:
+    path = "/scratch/" + "project_with_a_long_name/" * 5 + "log"
+    log = section_of(text_of(build.report(log_path=path)), "log")
+    assert log.count(path) == 2
+
+
+def test_a_path_with_a_space_is_quoted() -> None:
+    text = text_of(build.report(log_path="my logs/x"))
+    assert "fastcheck show 'my logs/x' --step 41" in text
+
+
+def all_reports() -> list[StopReport]:
+    """One report for each way through the advice."""
+    reports = [full_report(), full_report(scale=65536.0), build.report()]
+    shapes = [
+        {"nan_count": 5},
+        {"posinf_count": 5},
+        {"neginf_count": 5},
+        {"nan_count": 5, "posinf_count": 1, "saturated_count": 2},
+    ]
+    roles = [
+        ("forward", "output"),
+        ("forward", "input"),
+        ("backward", "grad_input"),
+        ("backward", "grad_output"),
+        ("optimizer", "param"),
+        ("optimizer", "param_grad"),
+        ("forward", "buffer"),
+        ("optimizer", "optimizer_state"),
+        ("forward", "loss"),
+        ("forward", "collective"),
+    ]
+    kinds = ["float16", "float32", "bfloat16", "float8_e4m3fn", "complex64"]
+    inputs = (
+        (build.site("", "Net", role="input", label="input[0]"),
+         build.record("float16", high=900.0, negative_count=3, zero_count=4)),
+    )  # fmt: skip
+    for direction, role in roles:
+        for kind in kinds:
+            for number, shape in enumerate(shapes):
+                for verdict in (Verdict.ORIGIN, Verdict.ARRIVED, Verdict.PROPAGATED):
+                    where = build.site(
+                        "" if number % 2 else "blocks.0.norm",
+                        "LayerNorm",
+                        direction=direction,
+                        role=role,
+                        label="weight" if "param" in role else "output[0]",
+                    )
+                    what = build.record(kind, step=number * 3, **shape)
+                    before = build.grown(kind, 2.0, 1.9 - 0.3 * number, 6, number * 3 - 1)
+                    scale = (None, 0.5, 1024.0, None)[number]
+                    reports.append(
+                        build.report(where, what, verdict, before, inputs=inputs, scale=scale)
+                    )
+    return reports
+
+
+def test_every_report_renders_within_88_columns_with_advice() -> None:
+    for report in all_reports():
+        text = text_of(report)
+        for line in text.splitlines():
+            assert len(line) <= 88, line
+            assert line == line.rstrip()
+        assert "nan" not in section_of(text, "numbers").lower().replace("nan  ", "")
+        assert 2 <= len(advise(report)) <= 5
+        assert brief(report, ascii_only=False).splitlines()[0] in text.replace("\n", "\n")
+
+
+def test_long_module_paths_stay_whole_in_where() -> None:
+    path = "model." + ".".join(f"block_with_a_long_name_{i}" for i in range(6))
+    text = text_of(build.report(build.site(path)))
+    assert f"module    {path} (Attention)" in text
+
+
+def test_plain_ascii_when_the_terminal_has_no_more() -> None:
+    text = render(full_report(), ascii_only=True)
+    assert text.isascii()
+    assert re.search(r"abs max  _+.*#!", text)
+
+
+def test_ascii_is_chosen_from_the_encoding_of_standard_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Narrow:
+        encoding = "latin-1"
+
+        def write(self, text: str) -> int:
+            return len(text)
+
+    assert not render(full_report(), ascii_only=False).isascii()
+    monkeypatch.setattr(sys, "stderr", Narrow())
+    assert render(full_report()).isascii()
+
+
+def test_colour_only_when_asked() -> None:
+    assert "\x1b" not in render(full_report())
+    painted = render(full_report(), color=True, ascii_only=False)
+    assert re.sub(r"\x1b\[[\d;]*m", "", painted) == text_of(full_report())
+
+
+# Advice
+
+
+def test_float16_that_outgrew_its_range_gets_bfloat16_first() -> None:
+    items = advise(full_report())
+    assert "float16 ends at 65,504" in items[0].text
+    assert "27,950 (43 % of it) at step 40" in items[0].text
+    assert "bfloat16" in items[0].text and "model.to(torch.bfloat16)" in items[0].code
+    told = advice_of(full_report())
+    assert "keep only module layers.3.attn in float32" in told
+    assert "(q / d**0.5) @ k.transpose(-2, -1)" in told
+
+
+def test_growth_advice_says_how_much_and_how_to_clip() -> None:
+    where = build.site("mlp", "MLP")
+    told = advice_of(build.report(where, before=build.grown("float16", 900.0, 1.2, 20, 40)))
+    assert re.search(r"Stop the growth \(\d+ times", told) and "clip_grad_norm_" in told
+
+
+def test_a_jump_after_steady_steps_points_at_the_batch() -> None:
+    before = build.grown("float16", 20.0, 1.0, 8, 40)
+    told = advice_of(build.report(build.site("mlp", "MLP"), before=before))
+    assert "this step's batch" in told and "Stop the growth" not in told
+
+
+def test_an_input_that_is_nearly_out_of_range_points_upstream() -> None:
+    inputs = ((build.site("layers.2", "Block"), build.record("float16", high=61200.0)),)
+    told = advice_of(build.report(build.site("mlp", "MLP"), inputs=inputs))
+    assert "from layers.2, already reaches 61,200, 93 % of float16" in told
+
+
+def test_float16_activation_overflow_says_that_loss_scaling_does_not_help() -> None:
+    told = advice_of(build.report(build.site("mlp", "MLP")))
+    assert "Loss scaling can't help here" in told
+
+
+def test_inf_in_float32_is_divergence_not_a_small_format() -> None:
+    what = build.record("float32", posinf_count=3, step=41)
+    grown = build.report(build.site("mlp", "MLP"), what, before=build.grown("float32", 1, 5, 9, 40))
+    assert "diverges" in advice_of(grown) and "model.to(torch.bfloat16)" not in advice_of(grown)
+    steady = build.report(
+        build.site("mlp", "MLP"), what, before=build.grown("float32", 1, 1, 9, 40)
+    )
+    assert "division by zero" in advice_of(steady) and "diverges" not in advice_of(steady)
+
+
+def test_nan_from_finite_inputs_depends_on_what_the_inputs_hold() -> None:
+    what = build.record("float32", nan_count=3, step=41)
+    where = build.site("head", "Head")
+    source = build.site("", "Net", role="input", label="input[0]")
+    negative = build.record(negative_count=7, low=-2.5)
+    told = advice_of(build.report(where, what, inputs=((source, negative),)))
+    assert "input[0] holds 7 negative numbers (down to -2.5)" in told and "sqrt" in told
+    zeros = build.record(zero_count=7, low=0.0)
+    told = advice_of(build.report(where, what, inputs=((source, zeros),)))
+    assert "input[0] holds 7 zeros of 1,000" in told and "0/0" in told
+    plain = advice_of(build.report(where, what, inputs=((source, build.record(low=0.1)),)))
+    assert "the module itself made it" in plain and "negative numbers (" not in plain
+
+
+def test_nan_out_of_attention_suspects_a_masked_row_first() -> None:
+    what = build.record("float32", nan_count=3, step=41)
+    first = advise(build.report(build.site("a", "MultiheadAttention"), what))[0]
+    assert "fully masked row" in first.text and "finfo" in first.code
+
+
+def test_only_negative_infinity_is_a_mask_or_a_log() -> None:
+    what = build.record("float32", neginf_count=3, step=41)
+    told = advice_of(build.report(build.site("head", "Head"), what))
+    assert "log of zero" in told and "mask" in told
+
+
+def test_negative_infinity_at_the_end_of_the_format_is_an_overflow() -> None:
+    what = build.record("float16", neginf_count=1, low=-64576.0, high=37632.0, step=41)
+    before = build.grown("float16", 10.0, 1.5, 22, 40)
+    first = advise(build.report(build.site("4", "Block"), what, before=before))[0]
+    assert "float16 ends at 65,504" in first.text and "bfloat16" in first.text
+    wide = build.record("float32", neginf_count=1, low=-3e38, high=1e38, step=41)
+    before = build.grown("float32", 1e3, 50.0, 20, 40)
+    assert "diverges" in advice_of(build.report(build.site("4", "Block"), wide, before=before))
+
+
+def test_a_bad_batch_points_at_the_data() -> None:
+    where = build.site("", "Net", role="input", label="input[0]")
+    what = build.record(nan_count=1, step=41)
+    report = build.report(where, what, Verdict.ARRIVED)
+    assert "look at the data, not at the model" in advise(report)[0].text
+    assert "in input[0], the batch given to Net (the model)" in text_of(report)
+
+
+def test_an_unobserved_producer_names_the_options_that_hide_it() -> None:
+    where = build.site("layers.3", "Block", role="input", label="input[0]")
+    what = build.record(nan_count=1, step=41)
+    told = advice_of(build.report(where, what, Verdict.ARRIVED))
+    assert "exclude=" in told and "every=" in told
+
+
+def test_a_parameter_is_a_checkpoint_at_first_and_an_update_later() -> None:
+    where = build.site("fc", "Linear", direction="optimizer", role="param", label="weight")
+    loaded = build.report(where, build.record(nan_count=1, step=0), Verdict.ARRIVED)
+    assert "check the checkpoint" in advice_of(loaded)
+    later = build.report(
+        where,
+        build.record(nan_count=1, step=9),
+        Verdict.ARRIVED,
+        build.grown("float32", 1.0, 1.1, 8, 8),
+    )
+    assert "The update before this step broke weight" in advice_of(later)
+    assert "check the checkpoint" not in advice_of(later)
+
+
+def test_gradients_under_loss_scaling_talk_about_the_scale() -> None:
+    where = build.site("fc", "Linear", direction="backward", role="grad_input", label="input[0]")
+    what = build.record("float16", posinf_count=2, step=5)
+    assert "loss scale (65,536)" in advice_of(build.report(where, what, scale=65536.0))
+    low = advice_of(build.report(where, what, scale=0.25))
+    assert "already fallen to 0.25" in low
+    only_nan = build.record("float16", nan_count=2, step=5)
+    assert "won't cure this" in advice_of(build.report(where, only_nan, scale=8.0))
+    unscaled = advice_of(build.report(where, what))
+    assert "torch.amp.GradScaler" in unscaled and "loss scale (" not in unscaled
+
+
+def test_loss_and_float8_and_propagated() -> None:
+    loss = build.site("", "CrossEntropyLoss", role="loss", label="loss")
+    told = advice_of(build.report(loss, build.record(nan_count=1, numel=1, step=5)))
+    assert "ignore_index" in told
+    small = build.record("float8_e4m3fn", nan_count=2, high=448.0, step=5)
+    assert "float8_e4m3fn ends at 448" in advice_of(build.report(build.site("fc", "Linear"), small))
+    carried = build.report(build.site(), build.record(nan_count=1, step=5), Verdict.PROPAGATED)
+    assert "only carries on" in advise(carried)[0].text
+
+
+def test_the_last_advice_is_how_to_go_on() -> None:
+    for report in all_reports()[:40]:
+        assert "overflow_nums=-1" in advise(report)[-1].text
+
+
+# Numbers, sparkline, summary, sinks
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (-0.0, "0"),
+        (65504.0, "65,504"),
+        (1.5, "1.5"),
+        (0.03125, "0.03125"),
+        (-123456, "-123,456"),
+        (3.4e38, "3.40e+38"),
+        (-1e-7, "-1.00e-07"),
+        (float("inf"), "inf"),
+        (None, "-"),
+        (2**63, "9.22e+18"),
+    ],
+)
+def test_spell(value: Any, text: str) -> None:
+    assert spell(value) == text and len(text) <= 10
+
+
+def test_shares_never_round_to_nothing_or_to_everything() -> None:
+    assert spell_share(1, 10**9) == "<0.01 %"
+    assert spell_share(10**9 - 1, 10**9) == ">99.99 %"
+    assert spell_share(5, 5) == "100 %" and spell_share(0, 5) == "0 %"
+    assert spell_share(1, 0) == "-" and spell_share(1, 3) == "33 %"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"),
+    [("int64", -(2**63), 2**63 - 1), ("uint64", 0, 2**64 - 1), ("int8", -128, 127)],
+)
+def test_integer_extremes_are_read_in_their_own_type(dtype: str, low: int, high: int) -> None:
+    reading = read(build.record(dtype, low=low, high=high))
+    assert (reading.min, reading.max) == (low, high)
+
+
+def test_sparkline_marks_the_bad_and_scales_the_rest() -> None:
+    assert sparkline([1, 2, 3, None], [False, False, False, True]) == "▁▅█×"
+    assert sparkline([1.0] * 3, [False] * 3) == "▁▁▁"
+    assert sparkline([1, 10, 100, 1000], [False] * 4) == "▁▃▆█"
+    assert sparkline([None, 5.0], [False, True], ascii_only=True) == " !"
+    assert sparkline([], []) == ""
+
+
+def test_sparkline_of_many_values_keeps_peaks_and_marks() -> None:
+    values = [1.0] * 500
+    values[123] = 9.0
+    bad = [False] * 499 + [True]
+    line = sparkline(values, bad, width=50)
+    assert len(line) == 50 and line.count("█") == 1 and line.endswith("×")
+
+
+def test_summary_says_what_was_found() -> None:
+    text = summary(
+        steps=12,
+        records=3456,
+        sites=78,
+        event_count=2,
+        overflow_nums=-1,
+        verdict_counts={Verdict.ORIGIN: 2, Verdict.PROPAGATED: 30, Verdict.UNRESOLVED: 0},
+        top_sites=[(build.site(), 2)],
+        last_step=[(build.site(f"m.{i}"), build.record(high=float(i))) for i in range(50)],
+        log_path="logs",
+        notes=["3 modules run under torch.compile and are not observed"],
+        ascii_only=False,
+    )
+    assert "12 steps, 3,456 records of 78 tensors" in text
+    assert "2 counted overflow events (never stops)" in text
+    assert re.search(r"propagated +30", text) and "unresolved" not in text
+    assert "layers.3.attn (Attention)" in text and "fastcheck show logs" in text
+    assert "and 30 more" in text and "torch.compile" in text
+    assert all(len(line) <= 88 for line in text.splitlines())
+
+
+def test_raising_sink() -> None:
+    report = full_report()
+    with pytest.raises(OverflowDetected) as caught:
+        RaisingSink()(report)
+    assert caught.value.report is report
+
+
+def test_console_sink_warns_once_for_each_event() -> None:
+    sink = ConsoleSink()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        sink(full_report())
+        sink(build.report(what=build.record(nan_count=1, step=42)))
+    assert [warning.category for warning in caught] == [FastcheckWarning] * 2
+    text = str(caught[0].message)
+    assert "layers.3.attn" in text and "step 41" in text and "try: " in text
+    assert len(text.splitlines()) < 8
+
+
+def test_callback_sink_hands_over_the_event_and_lets_errors_pass() -> None:
+    got = []
+    report = full_report()
+    CallbackSink(got.append)(report)
+    assert got == [report.culprit]
+
+    def angry(_: object) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        CallbackSink(angry)(report)

@@ -1,0 +1,429 @@
+"""Step boundaries: found by themselves through optimizers and GradScaler, or set by monitor.step()."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from training import Apply, Net, batches, nan_gradient, stopped, train, where
+
+import fastcheck
+from fastcheck import Flag, Verdict
+
+INF = float("inf")
+
+
+@pytest.fixture(autouse=True)
+def _scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def steps_of(monitor: fastcheck.Monitor) -> list[int]:
+    """The steps that have records, in order."""
+    return sorted(set(monitor.records()["step"].tolist()))
+
+
+class TestOptimizers:
+    def test_each_optimizer_step_is_a_step(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        train(model, 3)
+        assert steps_of(monitor) == [0, 1, 2]
+        assert monitor.step_index == 2
+
+    def test_gradient_accumulation_is_one_step(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, x in enumerate(batches(6)):
+            model(x).sum().backward()
+            if number % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert steps_of(monitor) == [0, 1]
+        records = monitor.records()
+        heads = [
+            r
+            for r in records
+            if str(monitor.sites[r["site"]]) == "head (Linear) · forward · output"
+        ]
+        assert [(int(r["step"]), int(r["call"])) for r in heads] == [
+            (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2),
+        ]  # fmt: skip
+
+    def test_optimizers_that_step_in_a_row_share_a_step(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        one = torch.optim.SGD(model.blocks.parameters(), lr=0.01)
+        two = torch.optim.Adam(model.head.parameters(), lr=0.01)
+        for x in batches(3):
+            model(x).sum().backward()
+            one.step()
+            two.step()
+        assert steps_of(monitor) == [0, 1, 2]
+        gradients = [
+            monitor.sites[r["site"]].module
+            for r in monitor.records()
+            if r["step"] == 1 and monitor.sites[r["site"]].role == "param_grad"
+        ]
+        assert len(gradients) == len(list(model.parameters()))
+
+    def test_a_foreign_optimizer_is_no_boundary(self) -> None:
+        model, other = Net(), nn.Linear(2, 2)
+        monitor = fastcheck.install(model)
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.01)
+        for x in batches(3):
+            model(x)
+            other(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        assert steps_of(monitor) == [0]
+
+    def test_only_the_given_optimizer_ends_a_step(self) -> None:
+        model = Net()
+        main = torch.optim.SGD(model.parameters(), lr=0.01)
+        other = torch.optim.SGD(model.head.parameters(), lr=0.01)
+        monitor = fastcheck.install(model, optimizer=main)
+        for x in batches(2):
+            model(x).sum().backward()
+            other.step()
+            model(x + 1).sum().backward()
+            main.step()
+        assert steps_of(monitor) == [0, 1]
+
+    def test_adversarial_training_in_turns(self) -> None:
+        generator, critic = Net(), nn.Linear(4, 1)
+        monitor = fastcheck.install(generator, critic)
+        for_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
+        for_generator = torch.optim.SGD(generator.parameters(), lr=0.01)
+        for x in batches(2):
+            fake = generator(x)
+            critic(fake.detach()).sum().backward()
+            for_critic.step()
+            critic(fake).sum().backward()
+            for_generator.step()
+        assert monitor.event_count == 0
+        assert steps_of(monitor) == [0, 1, 2, 3]
+
+    def test_a_closure_runs_inside_its_step(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+        for x in batches(2):
+
+            def closure(x: torch.Tensor = x) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        assert steps_of(monitor) == [0, 1]
+        roles = {monitor.sites[r["site"]].role for r in monitor.records() if r["step"] == 1}
+        assert "param_grad" in roles
+
+    def test_parameters_are_read_before_the_update(self) -> None:
+        model = nn.Linear(3, 3)
+        monitor = fastcheck.install(model)
+        seen = []
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        for x in batches(3, 2, 3):
+            seen.append(fastcheck.checksum(model.weight.detach()))
+            model(x).sum().backward()
+            optimizer.step()
+        last: dict[int, int] = {}
+        for record in monitor.records():
+            if str(monitor.sites[record["site"]]).endswith("param weight"):
+                last[int(record["step"])] = int(record["checksum"])
+        assert list(last.values()) == seen
+
+    def test_parameters_and_gradients_are_read_once_a_step(self) -> None:
+        model = Net()
+        model.head.tied = model.blocks[0].a.weight
+        monitor = fastcheck.install(model)
+        train(model, 3)
+        names = [str(monitor.sites[r["site"]]) for r in monitor.records() if r["step"] == 1]
+        stored = [name for name in names if "optimizer" in name]
+        assert len(stored) == len(set(stored)) == 2 * len(list(model.parameters()))
+
+    def test_sparse_gradients_are_read_by_their_values(self) -> None:
+        model = nn.Embedding(10, 4, sparse=True)
+        monitor = fastcheck.install(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+        sizes = [
+            int(r["numel"])
+            for r in monitor.records()
+            if monitor.sites[r["site"]].role == "param_grad"
+        ]
+        assert sizes == [8]
+
+    def test_a_learning_rate_of_zero(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        train(model, 4, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+        assert steps_of(monitor) == [0, 1, 2, 3]
+        assert monitor.event_count == 0
+
+    def test_every(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model, every=3)
+        train(model, 8)
+        assert steps_of(monitor) == [0, 3, 6]
+        assert monitor.step_index == 7
+
+
+class TestExplicitSteps:
+    def test_from_the_first_call_on_only_it_ends_a_step(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for x in batches(3):
+            for part in (x, x + 1):
+                optimizer.zero_grad()
+                loss = model(part).sum()
+                loss.backward()
+                optimizer.step()
+            monitor.step(loss=loss)
+        # The first optimizer step had already ended step 0 when monitor.step() came for the first time.
+        assert steps_of(monitor) == [0, 1, 2, 3]
+        losses = [r["step"] for r in monitor.records() if monitor.sites[r["site"]].role == "loss"]
+        assert losses == [1, 2, 3]
+
+    def test_right_after_the_optimizer_it_is_the_same_step(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for x in batches(3):
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss=loss)
+        assert steps_of(monitor) == [0, 1, 2]
+
+    def test_without_any_optimizer_parameters_are_read_all_the_same(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        for x in batches(3):
+            model.zero_grad()
+            model(x).sum().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.01 * parameter.grad
+            monitor.step()
+        roles = {monitor.sites[r["site"]].role for r in monitor.records() if r["step"] == 2}
+        assert {"param", "param_grad"} <= roles
+
+    def test_an_observed_loss_is_not_read_twice(self) -> None:
+        model, criterion = Net(), nn.MSELoss()
+        monitor = fastcheck.install(model, criterion)
+        loss = criterion(model(torch.ones(4, 8)), torch.zeros(4, 4))
+        count = len(monitor.records())
+        monitor.step(loss=loss)
+        assert len(monitor.records()) == count
+
+
+class Halves(nn.Module):
+    """A float16 network whose gradients overflow at a high loss scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+        self.b = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return self.b(torch.relu(self.a(x)))
+
+
+def scaled_loop(
+    model: nn.Module, scaler: Any, steps: int, optimizer: Any = None, factor: float = 1.0
+) -> int:
+    """A mixed-precision loop; how many steps the scaler skipped."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    skipped = 0
+    for x in batches(steps):
+        optimizer.zero_grad()
+        loss = model(x).float().square().mean() * factor
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        before = scaler.get_scale()
+        scaler.update()
+        skipped += scaler.get_scale() < before
+    return skipped
+
+
+class TestGradScaler:
+    def test_200_healthy_steps_with_skips_never_stop(self) -> None:
+        torch.manual_seed(0)
+        model = Halves()
+        monitor = fastcheck.install(model)
+        # Grows every 4 steps, so it runs into the end of float16 again and again.
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=4)
+        skipped = scaled_loop(model, scaler, 200)
+        assert skipped > 20
+        assert monitor.event_count == 0
+        assert {e.verdict for e in monitor.events} == {Verdict.SCALED}
+        assert monitor.step_index == 199
+
+    def test_a_skipped_step_is_a_step(self) -> None:
+        model = Halves()
+        monitor = fastcheck.install(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+        assert scaled_loop(model, scaler, 3) == 3
+        assert steps_of(monitor) == [0, 1, 2]
+        assert {bool(e.record["flags"] & Flag.SCALED) for e in monitor.events} == {True}
+
+    def test_too_many_skips_in_a_row_are_one_event(self) -> None:
+        model = Halves()
+        monitor = fastcheck.install(model, max_skipped=5, overflow_nums=-1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, backoff_factor=0.99)
+        scaled_loop(model, scaler, 9)
+        counted = [e for e in monitor.events if e.counted]
+        assert [e.step for e in counted] == [4]
+        assert "5 steps in a row were skipped" in counted[0].reason
+
+    def test_skips_end_the_run_by_default_after_20(self) -> None:
+        model = Halves()
+        fastcheck.install(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, backoff_factor=0.99)
+        assert stopped(scaled_loop, model, scaler, 30).step == 19
+
+    def test_a_forward_overflow_under_a_scaler_stops_at_once(self) -> None:
+        model = Halves()
+        fastcheck.install(model)
+        with torch.no_grad():
+            model.a.bias.fill_(1e30)
+        scaler = torch.amp.GradScaler("cpu")
+        stop = stopped(scaled_loop, model, scaler, 3)
+        assert where(stop.culprit) == ("a", "output", "output", "origin")
+
+    def test_the_scale_is_in_the_report(self) -> None:
+        model = Halves()
+        fastcheck.install(model, max_skipped=1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+        assert stopped(scaled_loop, model, scaler, 3).report.scale is not None
+
+    @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+    def test_fused_optimizers_that_skip_by_themselves(self, kind: Any) -> None:
+        model = Halves()
+        monitor = fastcheck.install(model)
+        optimizer = kind(model.parameters(), lr=0.01, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+        assert scaled_loop(model, scaler, 4, optimizer) > 0
+        assert monitor.event_count == 0
+        assert steps_of(monitor) == [0, 1, 2, 3]
+
+    def test_a_parameter_gradient_alone_is_scaled_too(self) -> None:
+        model = nn.Linear(8, 8)
+        monitor = fastcheck.install(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+        model.weight.grad[0, 0] = INF
+        scaler.step(optimizer)
+        scaler.update()
+        assert [where(e) for e in monitor.events] == [("", "param_grad", "weight", "scaled")]
+
+    def test_accumulation_under_a_scaler_is_one_step(self) -> None:
+        model = Halves()
+        monitor = fastcheck.install(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for number, x in enumerate(batches(6)):
+            scaler.scale(model(x).float().mean()).backward()
+            if number % 2:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+        assert steps_of(monitor) == [0, 1, 2]
+        assert monitor.event_count == 0
+
+    def test_a_scaled_gradient_that_the_optimizer_uses_counts(self) -> None:
+        model = Apply(nan_gradient)
+        model.inner = nn.Linear(8, 8)
+        model.function = lambda x: nan_gradient(model.inner(x))
+        fastcheck.install(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+        before = copy.deepcopy(model.inner.state_dict())
+        stop = stopped(optimizer.step)  # not through the scaler: nobody skips it
+        assert stop.culprit.site.direction == "backward"
+        assert all(torch.equal(before[k], v) for k, v in model.inner.state_dict().items())
+
+    def test_a_disabled_scaler_is_no_scaler(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for x in batches(3):
+            scaler.scale(model(x).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert steps_of(monitor) == [0, 1, 2]
+        assert not (monitor.records()["flags"] & Flag.SCALED).any()
+
+    def test_another_scaler_than_the_given_one_is_not_followed(self) -> None:
+        model = Halves()
+        monitor = fastcheck.install(model, scaler=torch.amp.GradScaler("cpu"))
+        scaled_loop(model, torch.amp.GradScaler("cpu", init_scale=8.0), 2)
+        assert not (monitor.records()["flags"] & Flag.SCALED).any()
+
+    def test_the_class_is_put_back(self) -> None:
+        gc.collect()  # the monitors of the tests before
+        before = {name: vars(torch.amp.GradScaler)[name] for name in ("scale", "step", "update")}
+        one, two = fastcheck.install(Net()), fastcheck.install(Net())
+        assert vars(torch.amp.GradScaler)["step"] is not before["step"]
+        one.remove()
+        assert vars(torch.amp.GradScaler)["step"] is not before["step"]
+        two.remove()
+        assert {name: vars(torch.amp.GradScaler)[name] for name in before} == before
+
+
+class TestOtherLossScaling:
+    @pytest.fixture(params=[1024.0, lambda: 1024.0], ids=["number", "callable"])
+    def scaler(self, request: pytest.FixtureRequest) -> Iterator[Any]:
+        return request.param
+
+    def test_a_skipped_update_counts_nothing(self, scaler: Any) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), Apply(), nn.Linear(8, 1))
+        monitor = fastcheck.install(model, scaler=scaler)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number, x in enumerate(batches(4)):
+            optimizer.zero_grad()
+            model[1].function = nan_gradient if number == 1 else (lambda x: x)
+            (model(x).sum() * 1024.0).backward()
+            finite = all(p.grad.isfinite().all() for p in model.parameters())
+            if finite:
+                optimizer.step()
+            monitor.step()
+        assert monitor.event_count == 0
+        assert Verdict.SCALED in {e.verdict for e in monitor.events}
+
+    def test_an_update_that_is_not_skipped_counts(self, scaler: Any) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), Apply(nan_gradient), nn.Linear(8, 1))
+        fastcheck.install(model, scaler=scaler)
+        stop = stopped(train, model)
+        assert where(stop.culprit) == ("1", "grad_input", "input[0]", "origin")
+
+
+def test_the_boundaries_go_with_a_model_that_is_dropped() -> None:
+    from torch.optim import optimizer as torch_optimizer
+
+    gc.collect()
+    hooks = torch_optimizer._global_optimizer_pre_hooks
+    assert not hooks
+    model = Net()
+    fastcheck.install(model)
+    assert len(hooks) == 1
+    del model
+    gc.collect()
+    assert not hooks

@@ -1,0 +1,81 @@
+"""_C.pyi is in step with the extension: the same names, parameters and defaults."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import fastcheck
+from fastcheck import _C
+
+STUB = ast.parse((Path(fastcheck.__file__).parent / "_C.pyi").read_text())
+FUNCTIONS = {node.name: node for node in STUB.body if isinstance(node, ast.FunctionDef)}
+CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
+METHODS = [
+    (cls.name, node.name, node)
+    for cls in CLASSES.values()
+    for node in cls.body
+    if isinstance(node, ast.FunctionDef)
+]
+
+
+def stub_parameters(node: ast.FunctionDef) -> list[tuple[str, str]]:
+    """(name, default as source, "" when there is none)."""
+    names = [argument.arg for argument in node.args.args]
+    defaults = ["", *[""] * len(names), *[ast.unparse(value) for value in node.args.defaults]]
+    return list(zip(names, defaults[-len(names) :] if names else []))
+
+
+def compiled_parameters(function: object) -> list[tuple[str, str]]:
+    """The same, out of the first line of a pybind11 docstring."""
+    line = (function.__doc__ or "").strip().splitlines()[0]
+    inside = re.fullmatch(r"\w+\((.*)\) -> .*", line)
+    assert inside, line
+    tree = ast.parse(f"def f({inside[1]}): ...").body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    return stub_parameters(tree)
+
+
+def test_names() -> None:
+    public = {name for name in dir(_C) if not name.startswith("_")}
+    assert public == {*FUNCTIONS, *CLASSES}
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_function_parameters(name: str) -> None:
+    assert compiled_parameters(getattr(_C, name)) == stub_parameters(FUNCTIONS[name])
+
+
+@pytest.mark.parametrize(("cls", "name", "node"), METHODS, ids=[f"{c}.{n}" for c, n, _ in METHODS])
+def test_method_parameters(cls: str, name: str, node: ast.FunctionDef) -> None:
+    compiled = compiled_parameters(getattr(getattr(_C, cls), name))
+    # pybind11 calls self what the stub calls self, and leaves a plain method's own arguments unnamed
+    assert compiled[1:] == stub_parameters(node)[1:]
+
+
+@pytest.mark.parametrize("cls", sorted(CLASSES))
+def test_methods(cls: str) -> None:
+    compiled = {name for name, value in vars(getattr(_C, cls)).items() if callable(value)}
+    compiled = {name for name in compiled if not name.startswith("_pybind")} - {"__new__"}
+    assert compiled == {name for owner, name, _ in METHODS if owner == cls}
+
+
+def test_return_types_that_can_be_tried() -> None:
+    assert isinstance(_C.cpu_isa(), str)
+    assert isinstance(_C.compiler(), str)
+    assert isinstance(_C.torch_version(), str)
+    isas = _C.cpu_isas()
+    assert [tuple(map(type, row)) for row in isas] == [(str, bool, str)] * len(isas)
+    assert {type(row) for row in _C.dtype_table()} == {tuple}
+    assert {tuple(map(type, row)) for row in _C.dtype_table()} == {(int, str, int, int)}
+    assert {tuple(map(type, row)) for row in _C.record_layout().values()} == {(int, int)}
+
+
+def test_every_annotation_is_there() -> None:
+    for node in [*FUNCTIONS.values(), *(method for _, _, method in METHODS)]:
+        assert node.returns is not None
+        for argument in node.args.args:
+            assert argument.arg == "self" or argument.annotation is not None

@@ -1,0 +1,113 @@
+"""Tiny models and training loops that the tests of install() share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+
+
+class Residual(nn.Module):
+    """x + b(relu(a(x))), the activation in place."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.a = nn.Linear(width, width)
+        self.act = nn.ReLU(inplace=True)
+        self.b = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.b(self.act(self.a(x)))
+
+
+class Net(nn.Module):
+    """Three residual blocks with dropout, and a head."""
+
+    def __init__(self, width: int = 8, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Residual(width) for _ in range(3))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = self.dropout(block(x))
+        return self.head(x)
+
+
+class Apply(nn.Module):
+    """A module without parameters that applies a function, which may be exchanged while training."""
+
+    def __init__(self, function: Callable[..., Any] = lambda x: x) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+class _NanGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * float("nan")
+
+
+def nan_gradient(x: torch.Tensor) -> torch.Tensor:
+    """The identity, with a gradient of NaN."""
+    return _NanGradient.apply(x)
+
+
+def poison(x: torch.Tensor, value: float = float("nan")) -> torch.Tensor:
+    """x with its first element replaced, differentiable."""
+    mask = torch.zeros_like(x, dtype=torch.bool)
+    mask.view(-1)[0] = True
+    return torch.where(mask, torch.full_like(x, value), x)
+
+
+def batches(count: int, *shape: int, seed: int = 0) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        yield torch.randn(*(shape or (4, 8)), generator=generator)
+
+
+def train(
+    model: nn.Module,
+    steps: int = 3,
+    *,
+    optimizer: Optional[torch.optim.Optimizer] = None,
+    data: Optional[Iterator[torch.Tensor]] = None,
+    before_step: Callable[[int], None] = lambda step: None,
+) -> list[float]:
+    """A plain loop; the losses."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for step, x in enumerate(data or batches(steps)):
+        before_step(step)
+        optimizer.zero_grad()
+        loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def stopped(function: Callable[..., Any], *args: Any, **kwargs: Any) -> fastcheck.OverflowDetected:
+    """Calls the function, which has to be stopped, and returns the stop."""
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        function(*args, **kwargs)
+    return caught.value
+
+
+def where(event: Any) -> tuple[str, str, str, str]:
+    """The place and verdict of an event, short enough to be compared in one line."""
+    site = event.site
+    return site.module, site.role, site.label, event.verdict.name.lower()
