@@ -1,7 +1,8 @@
-"""What every bench shares: interleaved timing, median and spread, the machine, results as JSON and Markdown.
+"""What every bench shares: interleaved timing, median and spread, the machine, JSON and Markdown.
 
-Cases of one run are timed in rounds: each round runs every case once, in an order that rotates, so that a change of the
-machine's speed meets all of them alike. A ratio is the median of the ratios within a round, not the ratio of medians.
+Cases of one run are timed in rounds: each round runs every case once, in an order that rotates, so
+that a change of the machine's speed meets all of them alike. A ratio is the median of the ratios
+within a round, not the ratio of medians.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ Case = Callable[[int], object]  # called with the round's number, to pick its in
 def time_rounds(
     cases: dict[str, Case], rounds: int, *, warmup: int = 1, calls: int = 1
 ) -> dict[str, np.ndarray]:
-    """Seconds of each case in each round, ``calls`` calls taken together and divided by their number."""
+    """Seconds a call, of each case in each round; ``calls`` calls are timed together."""
     names = list(cases)
     seconds = {name: np.empty(rounds) for name in names}
     for index in range(warmup + rounds):
@@ -56,7 +56,9 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> dict[str, float]:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip()
 
 
@@ -116,14 +118,3 @@ def with_spread(values: dict[str, float], digits: int = 2) -> str:
 def threads_to_try() -> list[int]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
     return [1, 2] if cores >= 2 else [1]
-
-
-def median_seconds(case: Case, *, at_least_seconds: float = 0.02) -> float:
-    """A quick estimate, to choose how many calls or rounds a case can have."""
-    times = []
-    start = time.perf_counter()
-    while not times or time.perf_counter() - start < at_least_seconds:
-        begin = time.perf_counter()
-        case(len(times))
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)

@@ -1,12 +1,14 @@
-// What one component costs a GPU, in instructions: the core's per-component work in the shape a kernel would give it,
-// compiled to SASS and counted by bench/instructions.py. Nothing here runs.
+// What one component costs a GPU, in instructions: the core's per-component work in the shape a
+// kernel would give it, compiled to SASS and counted by bench/instructions.py. Nothing here runs.
 //
-// A thread reads 16 bytes of each row of one run: 4 float32 lanes or 8 lanes of 16 bits, 4 checksum chains either way.
-// Rows are unrolled, so that the difference between ROWS=32 and ROWS=16 is the cost of 16 rows and nothing else.
+// A thread reads 16 bytes of each row of one run: 4 float32 lanes or 8 lanes of 16 bits, 4 checksum
+// chains either way. Rows are unrolled, so that the difference between ROWS=32 and ROWS=16 is the
+// cost of 16 rows and nothing else.
 //
-// Two ways to the counts: COUNT_EACH takes the core's count() as it stands, for every component. The other keeps the
-// four integer extremes of the raw bits and the number of sign bits: they tell whether a tile has anything that is not an
-// ordinary number, and only such a tile is counted again (the CPU kernels work that way).
+// Two ways to the counts: COUNT_EACH takes the core's count() as it stands, for every component.
+// The other keeps the four integer extremes of the raw bits and the number of sign bits: they tell
+// whether a tile has anything that is not an ordinary number, and only such a tile is counted again
+// (the CPU kernels work that way).
 #include <cstdint>
 
 #include "core/accumulator.h"
@@ -21,16 +23,20 @@ using namespace fastcheck;
 
 constexpr int kWords = 4;  // of 32 bits: one 16-byte load
 
-__device__ __forceinline__ std::uint32_t min_u(std::uint32_t a, std::uint32_t b, std::uint32_t c, bool pairs) {
+__device__ __forceinline__ std::uint32_t min_u(std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                               bool pairs) {
   return pairs ? __vimin3_u16x2(a, b, c) : __vimin3_u32(a, b, c);
 }
-__device__ __forceinline__ std::uint32_t max_u(std::uint32_t a, std::uint32_t b, std::uint32_t c, bool pairs) {
+__device__ __forceinline__ std::uint32_t max_u(std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                               bool pairs) {
   return pairs ? __vimax3_u16x2(a, b, c) : __vimax3_u32(a, b, c);
 }
-__device__ __forceinline__ std::uint32_t min_s(std::uint32_t a, std::uint32_t b, std::uint32_t c, bool pairs) {
+__device__ __forceinline__ std::uint32_t min_s(std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                               bool pairs) {
   return pairs ? __vimin3_s16x2(a, b, c) : __vimin3_s32(a, b, c);
 }
-__device__ __forceinline__ std::uint32_t max_s(std::uint32_t a, std::uint32_t b, std::uint32_t c, bool pairs) {
+__device__ __forceinline__ std::uint32_t max_s(std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                               bool pairs) {
   return pairs ? __vimax3_s16x2(a, b, c) : __vimax3_s32(a, b, c);
 }
 
@@ -55,7 +61,8 @@ struct Extremes {
 };
 
 template <class Format, Depth kDepth>
-__device__ __forceinline__ void reduce(const uint4* in, std::uint64_t chain, int row_stride, std::uint32_t* out) {
+__device__ __forceinline__ void reduce(const uint4* in, std::uint64_t chain, int row_stride,
+                                       std::uint32_t* out) {
   constexpr int kPerWord = 4 / sizeof(typename Format::Bits);
   constexpr bool kPairs = kPerWord == 2;
   LaneSums<float> sums[kWords * kPerWord];
@@ -117,14 +124,17 @@ __device__ __forceinline__ void reduce(const uint4* in, std::uint64_t chain, int
     if constexpr (kDepth >= Depth::kFull) finish_chain(a[i], b[i]);
     out[32 + i] = a[i], out[36 + i] = b[i];
   }
-  for (int i = 0; i < kWords * kPerWord; ++i) reinterpret_cast<LaneSums<float>*>(out + 40)[i] = sums[i];
+  for (int i = 0; i < kWords * kPerWord; ++i)
+    reinterpret_cast<LaneSums<float>*>(out + 40)[i] = sums[i];
 }
 
 }  // namespace
 
-#define KERNEL(name, Format, depth)                                                                        \
-  extern "C" __global__ void name(const uint4* in, std::uint64_t chain, int row_stride, std::uint32_t* out) { \
-    reduce<Format, depth>(in + threadIdx.x, chain + kWords * threadIdx.x, row_stride, out + 128 * threadIdx.x); \
+#define KERNEL(name, Format, depth)                                                     \
+  extern "C" __global__ void name(const uint4* in, std::uint64_t chain, int row_stride, \
+                                  std::uint32_t* out) {                                 \
+    reduce<Format, depth>(in + threadIdx.x, chain + kWords * threadIdx.x, row_stride,   \
+                          out + 128 * threadIdx.x);                                     \
   }
 KERNEL(float32_health, Float32, Depth::kHealth)
 KERNEL(float32_stats, Float32, Depth::kStats)

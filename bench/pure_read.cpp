@@ -1,9 +1,10 @@
-// Reads memory and does nothing with it: the bar that the kernels are measured against. Compiled and called through
-// ctypes by bench/pure_read.py.
+// Reads memory and does nothing with it: the bar that the kernels are measured against. Compiled
+// and called through ctypes by bench/pure_read.py.
 //
-// Every byte is loaded into accumulators, whose sum is returned so that no load can be dropped. Which width of load is
-// fastest differs between processors (on a Zen 4, 32 bytes beat 64 by 14%): the caller tries them. Threads are started by
-// the call: some tens of microseconds, of the ten milliseconds that 256 MiB take.
+// Every byte is loaded into accumulators, whose sum is returned so that no load can be dropped.
+// Which width of load is fastest differs between processors (on a Zen 4, 32 bytes beat 64 by 14%):
+// the caller tries them. Threads are started by the call: some tens of microseconds, of the ten
+// milliseconds that 256 MiB take.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

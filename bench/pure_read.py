@@ -1,4 +1,4 @@
-"""A pure read of memory, as fast as this machine gives: pure_read.cpp, compiled here and called through ctypes."""
+"""A pure read of memory, as fast as this machine gives: pure_read.cpp through ctypes."""
 
 from __future__ import annotations
 
@@ -59,6 +59,4 @@ class PureRead:
         assert self(sample) == int(words.sum()), "the pure read must read every byte once"
 
     def __call__(self, x: torch.Tensor) -> int:
-        return int(
-            self._read(x.data_ptr(), x.numel() * x.element_size(), self.threads, self.width)
-        )
+        return int(self._read(x.data_ptr(), x.numel() * x.element_size(), self.threads, self.width))

@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 import torch
 
-# No deadline: a slow machine is not a defect. Failing examples are printed so that they can be replayed.
+# No deadline: a slow machine is not a defect. What fails is printed so that it can be replayed.
 hypothesis.settings.register_profile(
     "fastcheck", deadline=None, max_examples=60, print_blob=True, database=None
 )
@@ -19,7 +19,7 @@ hypothesis.settings.load_profile("fastcheck")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "gpu: needs a CUDA device; skipped without one, unless FASTCHECK_REQUIRE_GPU=1 makes that a failure",
+        "gpu: needs a CUDA device; without one skipped, or failed if FASTCHECK_REQUIRE_GPU=1",
     )
 
 
@@ -37,13 +37,3 @@ def torch_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def cpu_isa_restored() -> Iterator[None]:
-    """Lets a test call fastcheck._C.set_cpu_isa."""
-    from fastcheck import _C
-
-    before = _C.cpu_isa()
-    yield
-    _C.set_cpu_isa(before)

@@ -46,7 +46,7 @@ def fma32(x: Array, y: Array, acc: Array) -> Array:
 
 
 def exact_fma64(x: float, y: float, acc: float) -> float:
-    """x*y + acc rounded once to float64: exact integers, then int / int, which Python rounds once."""
+    """x*y + acc rounded once to float64: exact integers, then int / int, which rounds once."""
     if math.isinf(acc):
         return acc
     nx, dx = x.as_integer_ratio()
@@ -70,7 +70,8 @@ def fma64(x: Array, y: Array, acc: Array) -> Array:
 
     def moderate(v: Array) -> Array:
         size = np.abs(v)
-        return (v == 0) | ((size > 2.0**-200) & (size < 2.0**200))
+        inside: Array = (v == 0) | ((size > 2.0**-200) & (size < 2.0**200))
+        return inside
 
     easy = (
         moderate(x)

@@ -1,4 +1,4 @@
-"""What several test files need: tensors of given bytes, kernel records of them, and a diff of two records."""
+"""What several test files need: tensors of given bytes, their records, a diff of two records."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Optional
 
 import torch
-from reference import DEPTHS, DTYPES, LAYOUT, VALUE_BYTES, fields, record_of_bytes, torch_dtype
-from vectors import pattern
 
 from fastcheck import _C
+from reference import DEPTHS, DTYPES, LAYOUT, VALUE_BYTES, fields, record_of_bytes, torch_dtype
+from vectors import pattern
 
 # Around the ends of a row, of a run, of a tile and of several tiles; 9 tiles make an uneven tree.
 SIZES = (0, 1, 2, 63, 64, 65, 1023, 1024, 1025, 4095, 4096, 4097, 3 * 4096 + 1000, 9 * 4096 + 17)
@@ -98,7 +98,7 @@ def every_isa(names: Sequence[str] = ISAS) -> Iterator[str]:
 
 def run_python(
     code: str, *, env: Optional[dict[str, str]] = None
-) -> "subprocess.CompletedProcess[str]":
+) -> subprocess.CompletedProcess[str]:
     """Runs ``code`` in a fresh interpreter that can import the tests' modules."""
     here = os.path.dirname(os.path.abspath(__file__))
     path = os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH")) if p)

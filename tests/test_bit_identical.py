@@ -1,4 +1,6 @@
-"""Training is bit for bit the same with and without fastcheck: losses, weights, buffers, and the random state."""
+"""Training is bit for bit the same with and without fastcheck: losses, weights, buffers, and the
+random state.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from training import Net, batches
 
 import fastcheck
+from training import Net, batches
 
 STEPS = 50
 
@@ -30,7 +32,11 @@ class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Dropout(0.2), nn.Linear(16, 4)
+            nn.Linear(8, 16),
+            nn.BatchNorm1d(16),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.2),
+            nn.Linear(16, 4),
         )
 
     def forward(self, x: torch.Tensor) -> dict[str, Any]:
@@ -93,7 +99,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("loop", [plain, accumulating, scaled])
 @pytest.mark.parametrize("name", MODELS)
-def test_training_is_bit_identical(name: str, loop: Callable[[nn.Module], list[torch.Tensor]]) -> None:
+def test_training_is_bit_identical(
+    name: str, loop: Callable[[nn.Module], list[torch.Tensor]]
+) -> None:
     torch.manual_seed(1)
     bare = MODELS[name]()
     observed = copy.deepcopy(bare)

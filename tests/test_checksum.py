@@ -9,25 +9,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import ISAS, assert_same, every_isa, kernel, tensor_of
 from hypothesis import given
 from hypothesis import strategies as st
+
+import fastcheck
+from fastcheck import _ops
+from helpers import ISAS, assert_same, every_isa, kernel, tensor_of
 from reference import (
     DTYPES,
+    VALUE_BYTES,
+    fields,
+    record_of_bytes,
+)
+from reference_checksum import (
     FINISH,
     FMIX,
     HALVES,
-    VALUE_BYTES,
     chain_term,
     checksum,
     checksum_plain,
-    fields,
     length_term,
-    record_of_bytes,
 )
 from vectors import PATH, pattern, splitmix64
-
-import fastcheck
 
 PAGE = Path(__file__).parents[1] / "docs" / "record-format.md"
 WIDTHS = {"int8": 1, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -235,7 +238,7 @@ def test_layout_and_order() -> None:
     assert fastcheck.checksum(x[:, 1:]) == of(x[:, 1:].contiguous())
 
 
-# --- crc32 -----------------------------------------------------------------------------------------
+# --- crc32 ---------------------------------------------------------------------------------------
 
 
 def test_crc32_is_zlibs_over_the_row_major_bytes() -> None:
@@ -251,6 +254,45 @@ def test_crc32_is_zlibs_over_the_row_major_bytes() -> None:
         np.array([1, 2], "<f4").tobytes()
     )
     assert isinstance(fastcheck.crc32(torch.ones(3)), int)
+
+
+def test_crc32_of_one_element_with_a_stride() -> None:
+    x = torch.arange(120).view(10, 12)
+    for view in (x[:1, 3], x[2:3, 3:4], x[4, 5], x.t()[3:4]):
+        wanted = zlib.crc32(np.ascontiguousarray(view.numpy()).tobytes())
+        assert fastcheck.crc32(view) == wanted, (view.shape, view.stride())
+
+
+def test_crc32_of_lazy_views() -> None:
+    x = tensor_of(pattern("exponent:-8", "complex64", 2000, 6), "complex64")
+    assert x.conj().is_conj() and x.conj().imag.is_neg()
+    assert fastcheck.crc32(x.conj()) == zlib.crc32(x.numpy().conj().tobytes())
+    assert fastcheck.crc32(x.conj().imag) == zlib.crc32((-x.numpy().imag).tobytes())
+
+
+@pytest.mark.parametrize("chunk_bytes", [8, 60, 1000, 4096])
+def test_crc32_in_chunks(chunk_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of one element, shorter than a row, and of several rows, with a remainder."""
+    monkeypatch.setattr(_ops, "_CRC_CHUNK_BYTES", chunk_bytes)
+    x = tensor_of(pattern("random", "int64", 600, 6), "int64").view(5, 10, 12)
+    views = (
+        x,
+        x.permute(2, 0, 1),
+        x[:, ::3],
+        x[:, :, 3:4],
+        x[:1].expand(4, 10, 12),
+        x[0, 0],
+        x[0, 0, 0],
+        x[:0],
+    )
+    for view in views:
+        wanted = zlib.crc32(np.ascontiguousarray(view.numpy()).tobytes())
+        assert fastcheck.crc32(view) == wanted, (view.shape, view.stride())
+
+
+def test_crc32_of_more_than_one_chunk_as_shipped() -> None:
+    x = torch.arange(_ops._CRC_CHUNK_BYTES // 8 + 5)
+    assert fastcheck.crc32(x) == zlib.crc32(x.numpy().tobytes())
 
 
 def test_the_reference_checksums_agree() -> None:

@@ -1,11 +1,14 @@
-"""torch.set_flush_denormal(True) changes no Record, and a Record changes no flush mode."""
+"""The thread's floating-point modes change no Record, and a Record changes no mode."""
 
 from __future__ import annotations
 
+import ctypes
+import platform
 from collections.abc import Iterator
 
 import pytest
 import torch
+
 from helpers import assert_same, every_isa, kernel, run_python, tensor_of
 from reference import DTYPES, FLOAT_NAMES, fields, record
 from vectors import pattern
@@ -30,7 +33,7 @@ def inputs(dtype: str) -> dict[str, torch.Tensor]:
     row = DTYPES[dtype]
     codes = {"random": tensor_of(pattern("random", dtype, 9000, 3), dtype)}
     if row.kind == "float":
-        # subnormals only; subnormals among large ones; sums that are subnormal before they are scaled back
+        # subnormals only; beside large ones; sums that are subnormal before they are scaled back
         width = 8 * row.itemsize
         low = torch.arange(9000, dtype=torch.int64) % (1 << min(row.mantissa_bits, 12))
         raw = low.numpy().astype(f"<u{row.itemsize}").tobytes()
@@ -109,6 +112,25 @@ print("same")
     )
     done = run_python(code)
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the codes are x86's")
+@pytest.mark.parametrize("mode", [0x400, 0x800, 0xC00], ids=["down", "up", "to zero"])
+def test_rounding_modes(mode: int) -> None:
+    """fenv.h's modes, as a library that does interval arithmetic may leave them."""
+    libm = ctypes.CDLL(None)
+    x = tensor_of(pattern("exponent:-8", "float32", 9000, 3), "float32")
+    y = tensor_of(pattern("random", "int64", 9000, 3), "int64")
+    wanted = [kernel(x), kernel(y), record(x), record(y)]
+    assert wanted[:2] == wanted[2:]
+    for isa in every_isa():
+        assert libm.fesetround(mode) == 0
+        try:
+            actual = [kernel(x), kernel(y)]
+            assert libm.fegetround() == mode
+        finally:
+            libm.fesetround(0)
+        assert actual == wanted[:2], isa
 
 
 def test_public_functions_under_flushing(ieee_restored: None) -> None:

@@ -1,4 +1,6 @@
-"""Every option of install() that can't be used is an error that says what was expected, what came, and what to do."""
+"""Every option of install() that can't be used is an error that says what was expected, what came,
+and what to do.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import Net
 
 import fastcheck
+from training import Net
 
 CASES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"overflow_nums": 0}, ("overflow_nums", "at least 1", "-1 to never stop", "0")),
@@ -22,7 +24,10 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"record": "ful"}, ("unknown record", '"health"', "'ful'", "did you mean 'full'?")),
     ({"sync": "always"}, ("unknown sync", '"never"')),
     ({"count": "everything"}, ("unknown count", '"origin" or "all"')),
-    ({"action": "rais"}, ("unknown action", '"raise" or "warn" or a callable', "did you mean 'raise'?")),
+    (
+        {"action": "rais"},
+        ("unknown action", '"raise" or "warn" or a callable', "did you mean 'raise'?"),
+    ),
     ({"action": 3}, ("unknown action", "3")),
     ({"within": 0}, ("within", "0")),
     ({"every": 0}, ("every", "every=1")),
@@ -37,7 +42,10 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"include": []}, ("include holds no pattern", "[]")),
     ({"include": [3]}, ("include holds no pattern", "3")),
     ({"exclude": "*"}, ("nothing to observe", "Net")),
-    ({"optimizer": nn.Linear(1, 1)}, ("not an optimizer", "torch.optim.Optimizer", "Linear", "monitor.step()")),
+    (
+        {"optimizer": nn.Linear(1, 1)},
+        ("not an optimizer", "torch.optim.Optimizer", "Linear", "monitor.step()"),
+    ),
     ({"optimizer": [3]}, ("not an optimizer", "int: 3")),
     ({"scaler": "dynamic"}, ("not a loss scale", "GradScaler", "'dynamic'")),
     ({"scaler": -1.0}, ("not a loss scale", "-1.0")),
@@ -75,11 +83,20 @@ def test_an_unknown_option() -> None:
         fastcheck.install(Net(), overflow_num=1)
 
 
-def test_a_model_without_parameters_is_fine() -> None:
-    model = nn.ReLU()
-    monitor = fastcheck.install(model)
-    model(torch.ones(3))
-    assert len(monitor.records()) == 2
+def test_a_model_without_parameters() -> None:
+    criterion = nn.CrossEntropyLoss()
+    with pytest.raises(fastcheck.ConfigError, match="without parameters") as caught:
+        fastcheck.install(criterion)
+    assert "came:     CrossEntropyLoss, which has none" in str(caught.value)
+    assert "fastcheck.install(model, criterion)" in str(caught.value)
+    assert not criterion._forward_hooks
+
+
+def test_a_further_module_needs_no_parameters() -> None:
+    criterion = nn.MSELoss()
+    monitor = fastcheck.install(Net(), criterion)
+    criterion(torch.ones(3), torch.zeros(3))
+    assert {monitor.sites[n].module for n in monitor.records()["site"]} >= {"MSELoss"}
 
 
 def test_a_log_directory_that_cannot_be_made(tmp_path: Path) -> None:
@@ -88,12 +105,3 @@ def test_a_log_directory_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(fastcheck.LogError, match="the log can't be written"):
         fastcheck.install(model, log_dir=tmp_path / "file" / "log")
     assert all(not module._forward_hooks for module in model.modules())
-
-
-def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastcheck import _extension
-
-    broken = _extension.Status(None, "the compiled extension is not installed", None, None, None)
-    monkeypatch.setattr(_extension, "status", broken)
-    with pytest.raises(fastcheck.ExtensionError, match="not installed"):
-        fastcheck.install(Net())

@@ -1,11 +1,16 @@
-"""Every value field against the reference: dtype x size x alignment x layout x instruction set x threads."""
+"""Every value field against the reference: dtype x size x alignment x layout x ISA x threads."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+
+from fastcheck import _C
 from helpers import (
     ISAS,
     SIZES,
@@ -31,8 +36,6 @@ from reference import (
     torch_dtype,
 )
 from vectors import pattern
-
-from fastcheck import _C
 
 LARGE = (1 << 20) + 4096 + 77
 ALL = sorted(DTYPES)
@@ -90,6 +93,55 @@ def test_threads(dtype: str, torch_threads: None) -> None:
         torch.set_num_threads(threads)
         for isa in every_isa():
             assert_same(kernel(x), wanted, (isa, threads))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads in /proc")
+def test_threads_are_torchs_own() -> None:
+    """A large tensor starts torch's pool, and the pool is then the one that torch goes on with."""
+    code = """
+import os, torch, fastcheck
+torch.set_num_threads(3)
+threads = lambda: len(os.listdir("/proc/self/task"))
+small = torch.frombuffer(bytearray(4000), dtype=torch.float32)
+large = torch.frombuffer(bytearray(16 << 20), dtype=torch.float32)
+fastcheck.stats(small)
+before = threads()
+fastcheck.stats(large)
+after = threads()
+large.sum()
+print(after - before, threads() - after)
+"""
+    done = run_python(code)
+    assert (done.returncode, done.stdout) == (0, "2 0\n"), done.stderr
+
+
+def test_several_callers_at_once() -> None:
+    """The extension lets go of the interpreter while it reads: callers overlap."""
+    inputs = [
+        (dtype, 40000 + 1000 * k) for k in range(4) for dtype in ("float32", "bfloat16", "int64")
+    ]
+    tensors = [tensor_of(pattern("random", dtype, count, 3), dtype) for dtype, count in inputs]
+    wanted = [expected("random", dtype, count, 3) for dtype, count in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            assert list(pool.map(kernel, tensors)) == wanted
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+def test_strided_tensors_are_not_copied() -> None:
+    code = """
+import resource, torch, fastcheck
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+x = torch.ones(4096, 4096)
+fastcheck.stats([x, x[:, :64], x[:8, ::2]])
+before = peak()
+for view in (x[:, ::2], x[:, 1:], x.t()[:, ::2], x[0].expand(4096, 4096), x.t()):
+    for order in ("storage", "logical"):
+        assert fastcheck.stats(view, order=order).sum == view.numel()
+print(peak() - before < 8 * 1024)
+"""
+    done = run_python(code)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stdout + done.stderr
 
 
 View = Callable[[torch.Tensor], torch.Tensor]

@@ -1,9 +1,10 @@
-"""Step boundaries: found by themselves through optimizers and GradScaler, or set by monitor.step()."""
+"""Step boundaries: found by themselves through optimizers and GradScaler, or set by
+monitor.step().
+"""
 
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,19 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import Apply, Net, batches, nan_gradient, stopped, train, where
 
 import fastcheck
 from fastcheck import Flag, Verdict
+from helpers import run_python
+from training import Apply, Net, batches, nan_gradient, stopped, train, where
 
 INF = float("inf")
 
 
 @pytest.fixture(autouse=True)
-def _scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a stop writes its log there
+    torch.manual_seed(0)
 
 
 def steps_of(monitor: fastcheck.Monitor) -> list[int]:
@@ -191,7 +194,8 @@ class TestExplicitSteps:
                 loss.backward()
                 optimizer.step()
             monitor.step(loss=loss)
-        # The first optimizer step had already ended step 0 when monitor.step() came for the first time.
+        # The first optimizer step had already ended step 0 when monitor.step() came for the first
+        # time.
         assert steps_of(monitor) == [0, 1, 2, 3]
         losses = [r["step"] for r in monitor.records() if monitor.sites[r["site"]].role == "loss"]
         assert losses == [1, 2, 3]
@@ -346,6 +350,20 @@ class TestGradScaler:
         assert steps_of(monitor) == [0, 1, 2]
         assert monitor.event_count == 0
 
+    def test_only_update_ends_a_step(self) -> None:
+        generator, critic = Net(), nn.Linear(4, 1)
+        monitor = fastcheck.install(generator, critic)
+        for_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
+        for_generator = torch.optim.SGD(generator.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        for x in batches(3):
+            scaler.scale(critic(generator(x).detach()).mean()).backward()
+            scaler.step(for_critic)
+            scaler.scale(critic(generator(x)).mean()).backward()
+            scaler.step(for_generator)
+            scaler.update()
+        assert steps_of(monitor) == [0, 1, 2]
+
     def test_a_scaled_gradient_that_the_optimizer_uses_counts(self) -> None:
         model = Apply(nan_gradient)
         model.inner = nn.Linear(8, 8)
@@ -378,14 +396,19 @@ class TestGradScaler:
         assert not (monitor.records()["flags"] & Flag.SCALED).any()
 
     def test_the_class_is_put_back(self) -> None:
-        gc.collect()  # the monitors of the tests before
-        before = {name: vars(torch.amp.GradScaler)[name] for name in ("scale", "step", "update")}
-        one, two = fastcheck.install(Net()), fastcheck.install(Net())
-        assert vars(torch.amp.GradScaler)["step"] is not before["step"]
-        one.remove()
-        assert vars(torch.amp.GradScaler)["step"] is not before["step"]
-        two.remove()
-        assert {name: vars(torch.amp.GradScaler)[name] for name in before} == before
+        done = run_python(
+            "import fastcheck, torch\n"
+            "scaler = torch.amp.GradScaler\n"
+            "names = ('scale', 'step', 'update')\n"
+            "before = [vars(scaler)[name] for name in names]\n"
+            "models = [torch.nn.Linear(1, 1) for _ in range(2)]\n"
+            "one, two = map(fastcheck.install, models)\n"
+            "one.remove()\n"
+            "assert vars(scaler)['step'] is not before[1]\n"
+            "two.remove()\n"
+            "assert [vars(scaler)[name] for name in names] == before\n"
+        )
+        assert done.returncode == 0, done.stderr
 
 
 class TestOtherLossScaling:
@@ -416,14 +439,16 @@ class TestOtherLossScaling:
 
 
 def test_the_boundaries_go_with_a_model_that_is_dropped() -> None:
-    from torch.optim import optimizer as torch_optimizer
-
-    gc.collect()
-    hooks = torch_optimizer._global_optimizer_pre_hooks
-    assert not hooks
-    model = Net()
-    fastcheck.install(model)
-    assert len(hooks) == 1
-    del model
-    gc.collect()
-    assert not hooks
+    done = run_python(
+        "import fastcheck, gc, torch\n"
+        "from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks\n"
+        "before = torch.amp.GradScaler.step\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "fastcheck.install(model)\n"
+        "assert len(hooks) == 1\n"
+        "del model\n"
+        "gc.collect()\n"
+        "assert not hooks\n"
+        "assert torch.amp.GradScaler.step is before\n"
+    )
+    assert done.returncode == 0, done.stderr

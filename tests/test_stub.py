@@ -52,7 +52,6 @@ def test_function_parameters(name: str) -> None:
 @pytest.mark.parametrize(("cls", "name", "node"), METHODS, ids=[f"{c}.{n}" for c, n, _ in METHODS])
 def test_method_parameters(cls: str, name: str, node: ast.FunctionDef) -> None:
     compiled = compiled_parameters(getattr(getattr(_C, cls), name))
-    # pybind11 calls self what the stub calls self, and leaves a plain method's own arguments unnamed
     assert compiled[1:] == stub_parameters(node)[1:]
 
 

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import Apply, Net, batches, nan_gradient, poison, stopped, train, where
 
 import fastcheck
 from fastcheck import Verdict
+from training import Apply, Net, batches, nan_gradient, poison, stopped, train, where
 
 NAN, INF = float("nan"), float("inf")
 
 
 @pytest.fixture(autouse=True)
-def _scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a stop writes its log there
+    torch.manual_seed(0)
 
 
 def chain(**modules: nn.Module) -> nn.Sequential:
@@ -85,9 +86,11 @@ class TestForward:
         class Two(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
+                self.first = nn.Linear(8, 8)
                 self.left, self.right = Apply(poison), Apply(poison)
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = self.first(x)
                 return self.left(x) + self.right(x)
 
         model = Two()
@@ -103,7 +106,7 @@ class TestForward:
         assert "p.forward computed it between its submodules" in stop.culprit.reason
 
     def test_a_second_output_is_no_second_origin(self) -> None:
-        model = chain(a=Apply(lambda x: (poison(x), poison(x, INF))))
+        model = chain(a=nn.Linear(8, 8), b=Apply(lambda x: (poison(x), poison(x, INF))))
         monitor = fastcheck.install(model, overflow_nums=-1)
         model(torch.ones(2, 8))
         assert [where(e)[2:] for e in monitor.events] == [
@@ -195,6 +198,19 @@ class TestArrivals:
         assert where(stop.culprit) == ("MSELoss", "input", "input[0]", "arrived")
         assert "outside the observed modules" in stop.culprit.reason
 
+    def test_a_step_before_does_not_make_it_look_computed_outside(self) -> None:
+        model, criterion = chain(a=nn.Linear(8, 8), bad=Apply(poison)), nn.MSELoss()
+        monitor = fastcheck.install(model, criterion, overflow_nums=-1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for _ in range(2):
+            # .double() is a tensor that no module made.
+            criterion(model(torch.ones(2, 8)).double(), torch.zeros(2, 8).double()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.a.weight.data.fill_(0.1)
+            model.a.bias.data.fill_(0.1)
+        assert monitor.event_count == 2
+
     def test_a_nan_in_a_buffer(self) -> None:
         model = chain(a=nn.Linear(8, 8), norm=nn.BatchNorm1d(8))
         fastcheck.install(model)
@@ -260,6 +276,41 @@ class TestMasks:
         stop = stopped(model, torch.ones(2, 5, 8))
         assert where(stop.culprit) == ("two.masking", "output", "output", "origin")
 
+    def test_a_mask_that_did_no_harm_before_is_not_blamed_later(self) -> None:
+        # By its name the second module is no softmax.
+        model = chain(mask=Apply(causal), rows=Apply(lambda s: s.softmax(-1)), c=nn.Linear(5, 5))
+        fastcheck.install(model)
+
+        def break_it(step: int) -> None:
+            if step == 3:
+                model.rows.function = lambda s: poison(s.softmax(-1))
+
+        stop = stopped(train, model, 5, data=batches(5, 5, 5), before_step=break_it)
+        assert where(stop.culprit) == ("rows", "output", "output", "origin")
+
+    def test_a_mask_that_another_module_took_well_is_not_blamed(self) -> None:
+        class TwoReaders(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.mask, self.c = Apply(causal), nn.Linear(5, 5)
+                self.well = Apply(lambda s: s.softmax(-1))
+                self.badly = Apply(lambda s: poison(s.softmax(-1)))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                scores = self.mask(self.c(x))
+                return self.well(scores) + self.badly(scores)
+
+        model = TwoReaders()
+        fastcheck.install(model)
+        stop = stopped(model, torch.ones(5, 5))
+        assert where(stop.culprit) == ("badly", "output", "output", "origin")
+
+    def test_a_mask_given_with_the_batch_is_not_blamed(self) -> None:
+        model, add = Net(), Apply(lambda x, mask: poison(x + mask))
+        fastcheck.install(model, add)
+        stop = stopped(add, torch.ones(5, 5), torch.full((5, 5), -INF).triu(1))
+        assert where(stop.culprit) == ("Apply", "output", "output", "origin")
+
     def test_a_fully_masked_row_is_an_origin_at_the_softmax(self) -> None:
         model = chain(one=Attention(lambda scores: torch.full_like(scores, -INF)))
         fastcheck.install(model)
@@ -320,7 +371,7 @@ class TestMasks:
         assert where(stop.culprit) == ("log", "output", "output", "origin")
 
     def test_a_log_of_zero_is_promoted_by_the_loss(self) -> None:
-        model = chain(act=nn.ReLU(), log=Apply(torch.log))
+        model = chain(a=nn.Linear(8, 8), act=nn.ReLU(), log=Apply(torch.log))
         monitor = fastcheck.install(model)
         y = model(torch.randn(4, 8))
         assert monitor.event_count == 0
@@ -328,7 +379,7 @@ class TestMasks:
         assert where(stop.culprit) == ("log", "output", "output", "origin")
 
     def test_the_batch_is_promoted_too(self) -> None:
-        model = chain(sub=Apply(lambda x: x - x))
+        model = chain(sub=Apply(lambda x: x - x), b=nn.Linear(8, 8))
         fastcheck.install(model)
         x = torch.ones(2, 8)
         x[0, 0] = -INF
@@ -349,6 +400,14 @@ class TestBackward:
         fastcheck.install(model)
         stop = stopped(train, model)
         assert where(stop.culprit) == ("block.bad", "grad_input", "input[0]", "origin")
+
+    def test_a_module_that_hands_its_input_on_is_not_blamed(self) -> None:
+        model = chain(
+            a=nn.Linear(8, 8), same=chain(inner=nn.Identity()), bad=Apply(nan_gradient), b=Net()
+        )
+        fastcheck.install(model)
+        stop = stopped(train, model)
+        assert where(stop.culprit) == ("bad", "grad_input", "input[0]", "origin")
 
     def test_the_loss_outside_the_model_is_blamed(self) -> None:
         model = Net()
@@ -421,6 +480,25 @@ class TestLoss:
 
 
 class TestCheckpointing:
+    def test_a_recompute_that_alone_goes_wrong_stops_before_the_update(self) -> None:
+        from torch.utils.checkpoint import checkpoint
+
+        runs = []
+
+        def unreliable(x: torch.Tensor) -> torch.Tensor:
+            runs.append(x)
+            return poison(x) if len(runs) == 2 else x * 1
+
+        inner = chain(a=nn.Linear(8, 8), bad=Apply(unreliable), b=nn.Linear(8, 8))
+        model = chain(first=nn.Linear(8, 8), body=Apply())
+        model.body.inner = inner
+        model.body.function = lambda x: checkpoint(inner, x, use_reentrant=True)
+        fastcheck.install(model)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        stop = stopped(train, model, 1)
+        assert where(stop.culprit) == ("body.inner.bad", "output", "output", "arrived")
+        assert all(map(torch.equal, before, model.parameters()))
+
     @pytest.mark.parametrize("reentrant", [False, True])
     def test_a_recomputed_overflow_counts_once(self, reentrant: bool) -> None:
         from torch.utils.checkpoint import checkpoint

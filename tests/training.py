@@ -41,7 +41,9 @@ class Net(nn.Module):
 
 
 class Apply(nn.Module):
-    """A module without parameters that applies a function, which may be exchanged while training."""
+    """A module without parameters that applies a function, which may be exchanged while
+    training.
+    """
 
     def __init__(self, function: Callable[..., Any] = lambda x: x) -> None:
         super().__init__()

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reference import TABLE, DTYPES, FLOAT_NAMES, VALUE_BYTES, record_of_bytes
+
+from reference import DTYPES, FLOAT_NAMES, TABLE, VALUE_BYTES, record_of_bytes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PATH = Path(__file__).with_name("vectors.json")

@@ -46,8 +46,9 @@ struct Partial {
 
 // ---- one component -----------------------------------------------------------------------------
 
-template <class Component>
-FASTCHECK_FN void count(Counts& counts, typename Component::Bits bits, std::int64_t times = 1) {
+// `Counters` is Counts, or the like with narrower integers.
+template <class Component, class Counters>
+FASTCHECK_FN void count(Counters& counts, typename Component::Bits bits, std::int64_t times = 1) {
   if constexpr (Component::kIsFloat) {
     const auto absolute = magnitude<Component>(bits);
     const bool minus = (bits & Component::kSign) != 0;
@@ -90,13 +91,15 @@ struct LaneSums {
   Accumulator sum_sq = 0;
 };
 
+FASTCHECK_FN float magnitude_of(float x) { return fabsf(x); }
+FASTCHECK_FN double magnitude_of(double x) { return fabs(x); }
 FASTCHECK_FN float fused_multiply_add(float x, float y, float z) { return fmaf(x, y, z); }
 FASTCHECK_FN double fused_multiply_add(double x, double y, double z) { return fma(x, y, z); }
 
 template <class Accumulator>
 FASTCHECK_FN void add(LaneSums<Accumulator>& run, Accumulator x) {
   run.sum += x;
-  run.abs_sum += x < 0 ? -x : x;
+  run.abs_sum += magnitude_of(x);
   run.sum_sq = fused_multiply_add(x, x, run.sum_sq);
 }
 

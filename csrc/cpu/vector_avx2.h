@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/dtypes.h"
 #include "core/platform.h"
@@ -23,54 +24,28 @@ struct VectorOf {
 template <class T>
 using Vec = typename VectorOf<T>::type;
 
-FASTCHECK_FN Vec<std::uint8_t> vmin(Vec<std::uint8_t> a, Vec<std::uint8_t> b) {
-  return (Vec<std::uint8_t>)_mm256_min_epu8((__m256i)a, (__m256i)b);
-}
-FASTCHECK_FN Vec<std::uint16_t> vmin(Vec<std::uint16_t> a, Vec<std::uint16_t> b) {
-  return (Vec<std::uint16_t>)_mm256_min_epu16((__m256i)a, (__m256i)b);
-}
-FASTCHECK_FN Vec<std::uint32_t> vmin(Vec<std::uint32_t> a, Vec<std::uint32_t> b) {
-  return (Vec<std::uint32_t>)_mm256_min_epu32((__m256i)a, (__m256i)b);
-}
-FASTCHECK_FN Vec<std::int8_t> vmin(Vec<std::int8_t> a, Vec<std::int8_t> b) {
-  return (Vec<std::int8_t>)_mm256_min_epi8((__m256i)a, (__m256i)b);
-}
-FASTCHECK_FN Vec<std::int16_t> vmin(Vec<std::int16_t> a, Vec<std::int16_t> b) {
-  return (Vec<std::int16_t>)_mm256_min_epi16((__m256i)a, (__m256i)b);
-}
-FASTCHECK_FN Vec<std::int32_t> vmin(Vec<std::int32_t> a, Vec<std::int32_t> b) {
-  return (Vec<std::int32_t>)_mm256_min_epi32((__m256i)a, (__m256i)b);
-}
-FASTCHECK_FN Vec<std::uint64_t> vmin(Vec<std::uint64_t> a, Vec<std::uint64_t> b) {
-  return a < b ? a : b;
-}
-FASTCHECK_FN Vec<std::int64_t> vmin(Vec<std::int64_t> a, Vec<std::int64_t> b) {
-  return a < b ? a : b;
+template <class T>
+FASTCHECK_FN Vec<T> vmin(Vec<T> a, Vec<T> b) {
+  [[maybe_unused]] const __m256i x = (__m256i)a, y = (__m256i)b;
+  if constexpr (std::is_same_v<T, std::uint8_t>) return (Vec<T>)_mm256_min_epu8(x, y);
+  if constexpr (std::is_same_v<T, std::uint16_t>) return (Vec<T>)_mm256_min_epu16(x, y);
+  if constexpr (std::is_same_v<T, std::uint32_t>) return (Vec<T>)_mm256_min_epu32(x, y);
+  if constexpr (std::is_same_v<T, std::int8_t>) return (Vec<T>)_mm256_min_epi8(x, y);
+  if constexpr (std::is_same_v<T, std::int16_t>) return (Vec<T>)_mm256_min_epi16(x, y);
+  if constexpr (std::is_same_v<T, std::int32_t>) return (Vec<T>)_mm256_min_epi32(x, y);
+  if constexpr (sizeof(T) == 8) return a < b ? a : b;  // a comparison and a blend
 }
 
-FASTCHECK_FN Vec<std::uint8_t> vmax(Vec<std::uint8_t> a, Vec<std::uint8_t> b) {
-  return (Vec<std::uint8_t>)_mm256_max_epu8((__m256i)a, (__m256i)b);
-}
-FASTCHECK_FN Vec<std::uint16_t> vmax(Vec<std::uint16_t> a, Vec<std::uint16_t> b) {
-  return (Vec<std::uint16_t>)_mm256_max_epu16((__m256i)a, (__m256i)b);
-}
-FASTCHECK_FN Vec<std::uint32_t> vmax(Vec<std::uint32_t> a, Vec<std::uint32_t> b) {
-  return (Vec<std::uint32_t>)_mm256_max_epu32((__m256i)a, (__m256i)b);
-}
-FASTCHECK_FN Vec<std::int8_t> vmax(Vec<std::int8_t> a, Vec<std::int8_t> b) {
-  return (Vec<std::int8_t>)_mm256_max_epi8((__m256i)a, (__m256i)b);
-}
-FASTCHECK_FN Vec<std::int16_t> vmax(Vec<std::int16_t> a, Vec<std::int16_t> b) {
-  return (Vec<std::int16_t>)_mm256_max_epi16((__m256i)a, (__m256i)b);
-}
-FASTCHECK_FN Vec<std::int32_t> vmax(Vec<std::int32_t> a, Vec<std::int32_t> b) {
-  return (Vec<std::int32_t>)_mm256_max_epi32((__m256i)a, (__m256i)b);
-}
-FASTCHECK_FN Vec<std::uint64_t> vmax(Vec<std::uint64_t> a, Vec<std::uint64_t> b) {
-  return a > b ? a : b;
-}
-FASTCHECK_FN Vec<std::int64_t> vmax(Vec<std::int64_t> a, Vec<std::int64_t> b) {
-  return a > b ? a : b;
+template <class T>
+FASTCHECK_FN Vec<T> vmax(Vec<T> a, Vec<T> b) {
+  [[maybe_unused]] const __m256i x = (__m256i)a, y = (__m256i)b;
+  if constexpr (std::is_same_v<T, std::uint8_t>) return (Vec<T>)_mm256_max_epu8(x, y);
+  if constexpr (std::is_same_v<T, std::uint16_t>) return (Vec<T>)_mm256_max_epu16(x, y);
+  if constexpr (std::is_same_v<T, std::uint32_t>) return (Vec<T>)_mm256_max_epu32(x, y);
+  if constexpr (std::is_same_v<T, std::int8_t>) return (Vec<T>)_mm256_max_epi8(x, y);
+  if constexpr (std::is_same_v<T, std::int16_t>) return (Vec<T>)_mm256_max_epi16(x, y);
+  if constexpr (std::is_same_v<T, std::int32_t>) return (Vec<T>)_mm256_max_epi32(x, y);
+  if constexpr (sizeof(T) == 8) return a > b ? a : b;  // a comparison and a blend
 }
 
 // How many lanes have their top bit set. AVX2 has no 16-bit mask: the top bits move to byte masks,

@@ -63,26 +63,36 @@ struct Extremes {
   Vec<Signed> max_s = splat<Signed>(static_cast<Signed>(Format::kSign));
 
   FASTCHECK_FN_MEMBER void include(Vec<Bits> x) {
-    min_u = vmin(min_u, x);
-    max_u = vmax(max_u, x);
-    min_s = vmin(min_s, (Vec<Signed>)x);
-    max_s = vmax(max_s, (Vec<Signed>)x);
+    min_u = vmin<Bits>(min_u, x);
+    max_u = vmax<Bits>(max_u, x);
+    min_s = vmin<Signed>(min_s, (Vec<Signed>)x);
+    max_s = vmax<Signed>(max_s, (Vec<Signed>)x);
+  }
+
+  // Where the mask is zero, x counts as absent.
+  FASTCHECK_FN_MEMBER void include(Vec<Bits> x, Vec<Bits> mask) {
+    const Extremes none;
+    min_u = vmin<Bits>(min_u, select<Bits>(mask, x, none.min_u));
+    max_u = vmax<Bits>(max_u, select<Bits>(mask, x, none.max_u));
+    min_s = vmin<Signed>(min_s, (Vec<Signed>)select<Bits>(mask, x, (Vec<Bits>)none.min_s));
+    max_s = vmax<Signed>(max_s, (Vec<Signed>)select<Bits>(mask, x, (Vec<Bits>)none.max_s));
   }
 
   FASTCHECK_FN_MEMBER void include(const Extremes& other) {
-    min_u = vmin(min_u, other.min_u);
-    max_u = vmax(max_u, other.max_u);
-    min_s = vmin(min_s, other.min_s);
-    max_s = vmax(max_s, other.max_s);
+    min_u = vmin<Bits>(min_u, other.min_u);
+    max_u = vmax<Bits>(max_u, other.max_u);
+    min_s = vmin<Signed>(min_s, other.min_s);
+    max_s = vmax<Signed>(max_s, other.max_s);
   }
 
   // Magnitudes of what each lane saw; an empty lane answers 0 and the largest.
   FASTCHECK_FN_MEMBER Vec<Bits> largest() const {
-    const auto positive = (Vec<Bits>)vmax(max_s, splat<Signed>(0));
-    return vmax(positive, max_u & splat(Format::kMagnitude));
+    const auto positive = (Vec<Bits>)vmax<Signed>(max_s, splat<Signed>(0));
+    return vmax<Bits>(positive, max_u & splat(Format::kMagnitude));
   }
   FASTCHECK_FN_MEMBER Vec<Bits> smallest() const {
-    return vmin(min_u & splat(Format::kMagnitude), (Vec<Bits>)min_s & splat(Format::kMagnitude));
+    return vmin<Bits>(min_u & splat(Format::kMagnitude),
+                      (Vec<Bits>)min_s & splat(Format::kMagnitude));
   }
 
   KeyRange range() const {
@@ -139,7 +149,6 @@ FASTCHECK_FN Vec<typename Format::Bits> finite_mask(Vec<typename Format::Bits> x
 template <class Format>
 Extremes<Format> census(const std::byte* data, int vectors, Counts& counts) {
   using Bits = typename Format::Bits;
-  using Signed = std::make_signed_t<Bits>;
   constexpr Bits kInf = Format::kFirstNonfinite;
   Extremes<Format> extremes;
   int not_nan = 0, posinf = 0, neginf = 0, negative = 0, saturated = 0, small = 0, zero = 0;
@@ -157,13 +166,7 @@ Extremes<Format> census(const std::byte* data, int vectors, Counts& counts) {
     saturated += count_equal<Bits>(absolute, splat(Format::kMaxFinite));
     small += count_less<Bits>(absolute, splat(Format::kMinNormal));
     zero += count_equal<Bits>(absolute, splat<Bits>(0));
-    const Extremes<Format> none;
-    extremes.min_u = vmin(extremes.min_u, select<Bits>(finite, x, none.min_u));
-    extremes.max_u = vmax(extremes.max_u, select<Bits>(finite, x, none.max_u));
-    extremes.min_s =
-        vmin(extremes.min_s, (Vec<Signed>)select<Bits>(finite, x, (Vec<Bits>)none.min_s));
-    extremes.max_s =
-        vmax(extremes.max_s, (Vec<Signed>)select<Bits>(finite, x, (Vec<Bits>)none.max_s));
+    extremes.include(x, finite);
   }
   counts.nan += vectors * kVectorLanes<Bits> - not_nan;
   counts.posinf += posinf;

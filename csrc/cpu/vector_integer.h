@@ -61,8 +61,8 @@ class IntegerTiles {
         saturated += count_equal<T>(x, splat<T>(Component::kMax));
         if constexpr (Component::kSigned) saturated += count_equal<T>(x, splat<T>(Component::kMin));
       }
-      min_ = vmin(min_, x);
-      max_ = vmax(max_, x);
+      min_ = vmin<T>(min_, x);
+      max_ = vmax<T>(max_, x);
     }
     counts_.zero += zero;
     counts_.negative += negative;

@@ -1,4 +1,4 @@
-"""The compiled extension (``csrc/torch/module.cpp``). All functions are synchronous, CPU tensors only.
+"""The compiled extension (``csrc/torch/module.cpp``): synchronous, CPU tensors only.
 
 TypeError: a tensor that can't be read (layout, dtype, device, freed storage), with the reason.
 """

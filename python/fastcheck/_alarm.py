@@ -1,4 +1,6 @@
-"""The alarm: carries out what the policy decided, once the hook that found it is done with its own work."""
+"""The alarm: carries out what the policy decided, once the hook that found it is done with its own
+work.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Sink = Callable[[StopReport], None]
 
 
 class Alarm:
-    """Called outside the session's lock and outside every guard: what a sink raises reaches the training loop."""
+    """Called outside the session's lock and outside every guard: what a sink raises reaches the
+    training loop.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -32,15 +36,22 @@ class Alarm:
             due, session.due = session.due, []
         for finding, decision in due:
             with session.lock:
-                session.collect()
+                try:
+                    report = self._report(finding, decision)
+                except Exception as error:
+                    # A poor report is better than none, and far better than a run that goes on.
+                    session.trouble("the evidence of its events", error)
+                    report = StopReport(culprit=session.event(finding), step=session.step)
                 if decision is Decision.STOP:
-                    report = self._stop_report(finding)
-                else:
-                    report = build_report(session, finding, self._log_directory())
+                    # Whoever catches the stop and goes on starts a new step.
+                    session.is_closed = True
             self._sink(report)
 
-    def _stop_report(self, finding: Finding) -> StopReport:
+    def _report(self, finding: Finding, decision: Decision) -> StopReport:
         session = self._session
+        session.collect()
+        if decision is not Decision.STOP:
+            return build_report(session, finding, self._log_directory())
         began = [
             f
             for f in session.judge.findings
@@ -58,10 +69,7 @@ class Alarm:
                 session.sites,
                 session.config.to_meta(),
             )
-        report = build_report(session, culprit, path)
-        # Whoever catches this and goes on starts a new step.
-        session.is_closed = True
-        return report
+        return build_report(session, culprit, path)
 
     def _log_directory(self) -> Optional[str]:
         log = self._session.log

@@ -1,7 +1,8 @@
-"""Hooks on the whole process: optimizers and GradScalers tell the watchers of live monitors what they do.
+"""Hooks on the whole process: optimizers and GradScalers tell the watchers of live monitors what
+they do.
 
-Connected while at least one monitor is installed. Optimizers have global hooks in torch; GradScaler has none, so three
-of its methods are wrapped at class level and put back by the last disconnect().
+Connected while at least one monitor is installed. Optimizers have global hooks in torch; GradScaler
+has none, so three of its methods are wrapped at class level and put back by the last disconnect().
 """
 
 from __future__ import annotations

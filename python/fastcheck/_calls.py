@@ -1,7 +1,9 @@
-"""Who called whom: the modules that are observed, the calls made of them, and who read or made which tensor.
+"""Who called whom: the modules that are observed, the calls made of them, and who read or made
+which tensor.
 
-A *token* is the sequence number of the record in which a tensor was first read; it names that tensor for the rest
-of the step. Calls hold tokens and numbers only, never tensors or modules, so that nothing is kept alive.
+A *token* is the sequence number of the record in which a tensor was first read; it names that
+tensor for the rest of the step. Calls hold tokens and numbers only, never tensors or modules, so
+that nothing is kept alive.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from ._site import Site, SiteTable
 
 __all__ = ["Call", "CallLog", "ModuleNode"]
 
-# Enough for a step of a thousand modules and 64 micro-batches; older calls only cost a less exact reason.
+# Enough for a step of a thousand modules and 64 micro-batches; older calls only cost a less exact
+# reason.
 _MAX_CALLS = 65536
 
 _DIRECTIONS = {
@@ -45,6 +48,9 @@ class ModuleNode:
         self.is_softmax_like = "softmax" in self.type_name.lower()
         self.has_excluded_parts = False
         self.enabled = True
+        # A ModuleList is never called, and nobody has to be told.
+        forward = getattr(module.forward, "__func__", None)
+        self.is_callable = forward is not torch.nn.Module.forward
         self.total_calls = 0
         self._sites = sites
         self._numbers: dict[tuple[str, str], int] = {}
@@ -69,7 +75,8 @@ class ModuleNode:
         return index
 
     def recomputed_call(self, step: int) -> Optional[int]:
-        """The index of the call that a recompute repeats: backward goes through them last call first.
+        """The index of the call that a recompute repeats: backward goes through them last call
+        first.
 
         None when the module was not called before in this step: then it is no recompute.
         """
@@ -115,7 +122,7 @@ class Call:
         self.node = node
         self.index = index
         self.parent = parent
-        self.depth = 0 if parent is None else parent.depth + 1
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.thread = thread
         # How many findings the step had when the call began: those after it were made inside.
         self.first_finding = first_finding
@@ -126,7 +133,9 @@ class Call:
 
 
 class CallLog:
-    """The calls of one step, in the order in which they began; searched only once something is wrong."""
+    """The calls of one step, in the order in which they began; searched only once something is
+    wrong.
+    """
 
     def __init__(self) -> None:
         self._calls: deque[Call] = deque(maxlen=_MAX_CALLS)

@@ -85,7 +85,9 @@ def make_config(
     log_dir: Union[str, os.PathLike[str], None],
     log_limit: Union[str, int, None],
 ) -> Config:
-    """Checks every option; the first one that can't be used raises ConfigError, with nothing installed."""
+    """Checks every option; the first one that can't be used raises ConfigError, with nothing
+    installed.
+    """
     if level == "op":
         raise ConfigError(
             explain(
@@ -189,8 +191,8 @@ def _optimizers(value: Optimizers) -> Optional[tuple[torch.optim.Optimizer, ...]
                     "optimizer is not an optimizer",
                     expected="a torch.optim.Optimizer, or several",
                     came=f"{type(optimizer).__name__}: {optimizer!r}",
-                    do="leave optimizer= out: the optimizers of the model's parameters are found by themselves; "
-                    "for one of your own making call monitor.step() after each step",
+                    do="leave optimizer= out: the optimizers of the model's parameters are found "
+                    "by themselves; for one of your own making call monitor.step() after each step",
                 )
             )
     return optimizers

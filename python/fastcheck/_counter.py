@@ -16,7 +16,9 @@ _COUNTED = {
 
 
 class Counter:
-    """Counts events against ``overflow_nums``; with ``within``, only those of the last so many steps."""
+    """Counts events against ``overflow_nums``; with ``within``, only those of the last so many
+    steps.
+    """
 
     def __init__(self, overflow_nums: int, within: Optional[int], count: str) -> None:
         self.overflow_nums = overflow_nums

@@ -1,7 +1,7 @@
 """The drain: brings records from a ring to the host, as a structured array.
 
-On the CPU the ring is host memory and a record is there as soon as it is written. On an accelerator this is where
-the asynchronous copy to pinned memory belongs.
+On the CPU the ring is host memory and a record is there as soon as it is written. On an accelerator
+this is where the asynchronous copy to pinned memory belongs.
 """
 
 from __future__ import annotations

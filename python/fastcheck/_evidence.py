@@ -1,4 +1,6 @@
-"""The evidence for a stop report, from what the session holds: inputs, parameters, trend, loss scale."""
+"""The evidence for a stop report, from what the session holds: inputs, parameters, trend, loss
+scale.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +71,7 @@ def _parameters(session: Session, call: Call) -> _Evidence:
     for name in () if module is None else module._parameters:
         number = call.node.site("param", name, 0)
         record = session.history.latest(number)
-        if record is not None:
+        # One of an earlier step was changed by an update since.
+        if record is not None and record["step"] == session.step:
             found.append((session.sites[number], record))
     return found

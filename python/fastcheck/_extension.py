@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Optional
 
-from ._errors import ExtensionError, FastcheckWarning
+from ._errors import ConfigError, ExtensionError, FastcheckError, FastcheckWarning
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Status:
     built_for: Optional[str]
     accelerator: Optional[str]
     compiler: Optional[str]
+    error: type[FastcheckError] = ExtensionError
 
 
 def _release(version: str) -> str:
@@ -57,9 +58,13 @@ def _load() -> Status:
             *built,
         )
     try:
-        return Status(importlib.import_module("fastcheck._C"), "", *built)
+        module = importlib.import_module("fastcheck._C")
+        module.cpu_isa()  # reads FASTCHECK_CPU_ISA: a bad value is an error before anything is read
     except ImportError as error:
         return Status(None, f"fastcheck's compiled extension does not load: {error}", *built)
+    except ValueError as error:
+        return Status(None, str(error), *built, error=ConfigError)
+    return Status(module, "", *built)
 
 
 status = _load()
@@ -75,7 +80,7 @@ class _Missing:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # introspection is not use
             raise AttributeError(name)
-        raise ExtensionError(status.problem)
+        raise status.error(status.problem)
 
 
 if TYPE_CHECKING:
@@ -84,10 +89,3 @@ if TYPE_CHECKING:
     extension = _C
 else:
     extension = status.module if status.module is not None else _Missing()
-
-
-def require() -> Any:
-    """The extension, or :class:`ExtensionError` with what is missing and what to do."""
-    if status.module is None:
-        raise ExtensionError(status.problem)
-    return status.module

@@ -1,4 +1,6 @@
-"""A finding: one non-finite record, and what is known of it so far; and the event that it becomes."""
+"""A finding: one non-finite record, and what is known of it so far; and the event that it
+becomes.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ __all__ = ["Event", "Finding"]
 class Event:
     """A non-finite record with its verdict.
 
-    ``site`` is the place that is blamed. It differs from the record's own site for a gradient: that was seen on
-    the tensor that one module made, and may have been computed by the module that read it. ``record`` is a copy
-    (a scalar of RECORD_DTYPE). ``counted``: it counts against overflow_nums.
+    ``site`` is the place that is blamed. It differs from the record's own site for a gradient: that
+    was seen on the tensor that one module made, and may have been computed by the module that read
+    it. ``record`` is a copy (a scalar of RECORD_DTYPE). ``counted``: it counts against
+    overflow_nums.
     """
 
     site: Site

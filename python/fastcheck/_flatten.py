@@ -1,4 +1,6 @@
-"""Finds the tensors in whatever a module takes or returns, each with the way it would be spelt in code."""
+"""Finds the tensors in whatever a module takes or returns, each with the way it would be spelt in
+code.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ _MAX_DEPTH = 8
 def flatten(value: Any, label: str) -> list[tuple[str, torch.Tensor]]:
     """All tensors in ``value``, in order, as (label, tensor).
 
-    Looks into tuples, lists, named tuples, mappings (Hugging Face's ModelOutput is one) and dataclasses, nested;
-    anything else that is not a tensor is skipped. ``label`` names ``value`` itself: ``output`` gives
-    ``output``, ``output[0]``, ``output.logits``, ``output['a b']``.
+    Looks into tuples, lists, named tuples, mappings (Hugging Face's ModelOutput is one) and
+    dataclasses, nested; anything else that is not a tensor is skipped. ``label`` names ``value``
+    itself: ``output`` gives ``output``, ``output[0]``, ``output.logits``, ``output['a b']``.
     """
     if isinstance(value, torch.Tensor):
         return [(label, value)]
@@ -31,7 +33,9 @@ def flatten(value: Any, label: str) -> list[tuple[str, torch.Tensor]]:
 def flatten_arguments(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[tuple[str, torch.Tensor]]:
-    """The tensors among a call's arguments: ``input[0]`` for a positional one, ``input.mask`` for a keyword."""
+    """The tensors among a call's arguments: ``input[0]`` for a positional one, ``input.mask`` for a
+    keyword.
+    """
     found: list[tuple[str, torch.Tensor]] = []
     for position, value in enumerate(args):
         if isinstance(value, torch.Tensor):

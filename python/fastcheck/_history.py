@@ -1,4 +1,6 @@
-"""The records of the last steps, on the host: what the trend, the stop report and monitor.records() are made of."""
+"""The records of the last steps, on the host: what the trend, the stop report and monitor.records()
+are made of.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ MAX_STEP_RECORDS = 65536
 
 
 class History:
-    """Chunks of records as they were drained: those of the open step, and those of the last ``steps`` closed ones.
+    """Chunks of records as they were drained: those of the open step, and those of the last
+    ``steps`` closed ones.
 
     Not thread-safe: the caller holds the monitor's lock.
     """
@@ -41,7 +44,9 @@ class History:
             self._unlogged.append(records)
 
     def drop_oldest(self) -> None:
-        """Lets go of the oldest records of the open step until it fits; those with a verdict stay."""
+        """Lets go of the oldest records of the open step until it fits; those with a verdict
+        stay.
+        """
         excess = sum(len(chunk) for chunk in self._open) - self._max_step_records
         kept: list[np.ndarray] = []
         while self._open and excess > 0:

@@ -1,14 +1,18 @@
-"""The hooks on modules and tensors: read what a module takes and returns, and the gradients that come back.
+"""The hooks on modules and tensors: read what a module takes and returns, and the gradients that
+come back.
 
-The healthy path is this file, the ring and the kernel, nothing else. What a module holds of a monitor are the two hook
-objects; what a tensor's graph holds is a GradientHook, which knows the monitor weakly.
+The healthy path is this file, the ring and the kernel, nothing else. What a module holds of a
+monitor are the two hook objects; what a tensor's graph holds is a GradientHook, which knows the
+monitor weakly.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any, Optional
 
 import torch
@@ -21,6 +25,11 @@ from ._session import Session
 from ._state import StateReader
 
 __all__ = ["ForwardHook", "ForwardPreHook", "GradientHook", "ModuleObserver"]
+
+_CALL_CODE = torch.nn.Module._call_impl.__code__
+
+# What SeenTensors knows a tensor by that could not be read.
+_NO_TOKEN = 2**62
 
 
 class _ThreadState(threading.local):
@@ -40,11 +49,7 @@ class ModuleObserver:
         self._state = state
         self._local = _ThreadState()
         self._has_stored = False
-        # Where the findings of the last pass through an outermost module ended, by its path.
-        self._pass_ends: dict[str, int] = {}
         self.unread_devices: dict[str, None] = {}
-        # Sites of gradients whose reading failed once.
-        self.unwatched: set[int] = set()
 
     # Forward
 
@@ -52,6 +57,8 @@ class ModuleObserver:
         """A module is called: reads the arguments that nobody has read yet."""
         session, local = self.session, self._local
         in_backward = torch._C._current_graph_task_id() != -1
+        if local.stack and local.stack[0].node is node and self._was_interrupted():
+            local.stack.clear()
         is_entry = not local.stack and not in_backward
         with session.lock:
             if is_entry:
@@ -79,7 +86,7 @@ class ModuleObserver:
     def leave(self, node: ModuleNode, output: Any) -> None:
         """A module has returned, or raised (then ``output`` is None)."""
         session, stack = self.session, self._local.stack
-        # Calls above this one ended with something that no hook can see, a KeyboardInterrupt.
+        # Calls above this one were ended by a KeyboardInterrupt that the model itself caught.
         while stack and stack[-1].node is not node:
             stack.pop()
         if not stack:
@@ -91,9 +98,26 @@ class ModuleObserver:
             finally:
                 stack.pop()
             if not stack:
-                self._pass_ends[node.path] = len(session.judge.findings)
+                session.judge.pass_ends[node.path] = len(session.judge.findings)
                 if not torch.is_grad_enabled():
                     session.calls.forget_from(self._local.calls_before)
+
+    def _was_interrupted(self) -> bool:
+        """Whether the outermost call, whose module is called again, is over, and not recursive.
+
+        No hook runs when a KeyboardInterrupt ends a forward; the interpreter's stack knows. Asked
+        only when a module is called within itself.
+        """
+        node = self._local.stack[0].node
+        module = node.module()
+        frame: Optional[FrameType] = sys._getframe()
+        running = 0
+        while frame is not None:
+            if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is module:
+                running += 1
+            frame = frame.f_back
+        noted = sum(call.node is node for call in self._local.stack)
+        return running <= noted  # the call that is beginning runs, and is not noted yet
 
     def abandon(self, node: ModuleNode) -> None:
         """Forgets a running call of a module that is not observed any longer."""
@@ -104,11 +128,14 @@ class ModuleObserver:
     def _read_input(
         self, call: Call, label: str, position: int, tensor: torch.Tensor, is_entry: bool
     ) -> None:
-        # An integer can't be non-finite: the batch's are read for their checksum, the others are not worth it.
+        # An integer can't be non-finite: the batch's are read for their checksum, the others are
+        # not worth it.
         if not (can_hold_nonfinite(tensor) or is_entry) or not self._can_read(tensor):
             return
         site = call.node.site("input", label, position)
-        token, is_new, is_bad = self._read(tensor, site, call)
+        token, is_new, is_bad = self._read(tensor, site, call, 0)
+        if token < 0:
+            return
         call.inputs.append(token)
         call.input_sites.append(site)
         if is_bad:
@@ -127,10 +154,7 @@ class ModuleObserver:
                 if torch.is_grad_enabled():
                     is_data = tensor.grad_fn is None
                 session.judge.batch(
-                    finding,
-                    is_data=is_data,
-                    since=min(self._pass_ends.get(call.node.path, 0), len(session.judge.findings)),
-                    excluded=session.has_excluded,
+                    finding, call.node, is_data=is_data, excluded=session.has_excluded
                 )
             session.take_changes()
         if is_new and tensor.requires_grad:
@@ -143,9 +167,11 @@ class ModuleObserver:
         for position, (label, tensor) in enumerate(outputs):
             if not can_hold_nonfinite(tensor) or not self._can_read(tensor):
                 continue
-            token, is_new, is_bad = self._read(
-                tensor, call.node.site("output", label, position), call
-            )
+            site = call.node.site("output", label, position)
+            token, is_new, is_bad = self._read(tensor, site, call, 0)
+            if token < 0:
+                is_finite = False
+                continue
             call.outputs.append(token)
             if is_bad:
                 judge = session.judge.recomputed if call.is_recompute else session.judge.output
@@ -157,15 +183,31 @@ class ModuleObserver:
         if session.judge.findings:
             session.judge.call_ended(call, is_finite)
 
-    def _read(self, tensor: torch.Tensor, site: int, call: Call) -> tuple[int, bool, bool]:
-        """(token, whether this is the first reading of it, whether that found anything non-finite)."""
+    def _read(
+        self, tensor: torch.Tensor, site: int, call: Call, flags: int
+    ) -> tuple[int, bool, bool]:
+        """(token, whether this is the first reading of it, whether that found anything non-finite).
+
+        The token is -1 where the kernel refuses the tensor (its memory was freed, say).
+        """
         session = self.session
         seq = session.ring.next_seq
-        token = session.seen.add(tensor, seq)
+        is_off = site in session.off_sites
+        token = session.seen.add(tensor, _NO_TOKEN if is_off else seq)
+        if is_off or token == _NO_TOKEN:
+            return -1, False, False
         if token >= 0:
             return token, False, False
-        flags = int(Flag.RECOMPUTE) if call.is_recompute else 0
-        is_bad = session.ring.observe(tensor, site, call.index, session.step, flags)
+        if call.is_recompute:
+            flags |= int(Flag.RECOMPUTE)
+        try:
+            is_bad = session.ring.observe(tensor, site, call.index, session.step, flags)
+        except Exception as error:
+            # It is remembered under the number that the next record will have.
+            session.seen.clear()
+            session.seen.add(tensor, _NO_TOKEN)
+            session.switch_off(site, error)
+            return -1, False, False
         return seq, True, is_bad
 
     def _can_read(self, tensor: torch.Tensor) -> bool:
@@ -183,7 +225,8 @@ class ModuleObserver:
         if isinstance(tensor, torch.nn.Parameter):
             return  # its gradient is read before the optimizer uses it
         site = call.node.site(role, label, position)
-        handle = tensor.register_hook(GradientHook(self, call, role, site, token))
+        watch: Any = tensor.register_hook  # torch leaves it untyped
+        handle = watch(GradientHook(self, call, role, site, token))
         if tensor.is_leaf:
             # A leaf outlives the step and would gather one hook per step.
             self.session.leaf_handles.append(handle)
@@ -193,22 +236,17 @@ class ModuleObserver:
         session = self.session
         with session.lock:
             session.begin_step_if_closed()
-            if not session.is_active or hook.site in self.unwatched:
+            if not session.is_active:
                 return
             if not can_hold_nonfinite(gradient) or not self._can_read(gradient):
                 return
-            seq = session.ring.next_seq
-            token = session.seen.add(gradient, seq)
-            if token >= 0:
-                session.gradients[hook.token] = token
-                return
             flags = int(Flag.SCALED) if session.is_scaled else 0
-            if hook.call.is_recompute:
-                flags |= int(Flag.RECOMPUTE)
-            is_bad = session.ring.observe(gradient, hook.site, hook.call.index, session.step, flags)
-            session.gradients[hook.token] = seq
+            token, _, is_bad = self._read(gradient, hook.site, hook.call, flags)
+            if token < 0:
+                return
+            session.gradients[hook.token] = token
             if is_bad:
-                finding = session.found(seq, hook.role, hook.call)
+                finding = session.found(token, hook.role, hook.call)
                 session.judge.gradient(finding, hook.token, scaled=session.is_scaled)
                 session.take_changes()
 
@@ -251,7 +289,9 @@ class ForwardPreHook(_ModuleHook):
 
 
 class ForwardHook(_ModuleHook):
-    """Registered with ``with_kwargs=True, always_call=True``: the calls that raise have to end too."""
+    """Registered with ``with_kwargs=True, always_call=True``: the calls that raise have to end
+    too.
+    """
 
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -271,7 +311,9 @@ class ForwardHook(_ModuleHook):
 
 
 class GradientHook:
-    """What the autograd graph of an observed tensor holds; does nothing once the monitor is gone or removed."""
+    """What the autograd graph of an observed tensor holds; does nothing once the monitor is gone or
+    removed.
+    """
 
     __slots__ = ("_observer", "call", "role", "site", "token")
 
@@ -291,7 +333,6 @@ class GradientHook:
         try:
             observer.gradient(self, gradient)
         except Exception as error:
-            observer.unwatched.add(self.site)
-            observer.session.trouble(f"{observer.session.sites[self.site]}", error)
+            observer.session.switch_off(self.site, error)
         if observer.session.due:
             observer.session.deliver()

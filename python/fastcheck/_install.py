@@ -38,44 +38,54 @@ def install(
     log_dir: Union[str, os.PathLike[str], None] = None,
     log_limit: Union[str, int, None] = "1GB",
 ) -> Monitor:
-    """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it overflows.
+    """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
+    overflows.
 
-    Every tensor is read once, where it lives: what enters a module, what each submodule returns, the gradients
-    of these, and once per step the parameters, their gradients and the buffers. Training is not changed: losses
-    and weights are bit-identical with and without it. Tensors that are not on the CPU pass unread in this version.
+    Every tensor is read once, where it lives: what enters a module, what each submodule returns,
+    the gradients of these, and once per step the parameters, their gradients and the buffers.
+    Training is not changed: losses and weights are bit-identical with and without it. Tensors that
+    are not on the CPU pass unread in this version.
 
     Args:
         model: the module to observe, with all its submodules.
         more: further modules; in site names they go by their class name.
         optimizer: the optimizers whose steps end a step; found by themselves when left out.
-        scaler: a ``torch.amp.GradScaler`` (found by itself), or for other loss scaling the scale, as a number
-            or as a callable that returns it.
-        overflow_nums: carry out ``action`` at the so many-th overflow event and at every later one; -1: never.
+        scaler: a ``torch.amp.GradScaler`` (found by itself), or for other loss scaling the scale,
+            as a number or as a callable that returns it.
+        overflow_nums: carry out ``action`` at the so many-th overflow event and at every later one;
+            -1: never.
         level: ``"module"``.
-        record: what is computed of each tensor: ``"health"`` (counts), ``"stats"`` (and min, max, sums) or
-            ``"full"`` (and a checksum).
-        sync: ``"never"``, ``"step"`` or ``"call"``; on the CPU everything is synchronous, and all are the same.
-        include, exclude: patterns (as of fnmatch) on dotted module paths. A pattern that matches a module covers
-            what is inside it.
+        record: what is computed of each tensor: ``"health"`` (counts), ``"stats"`` (and min, max,
+            sums) or ``"full"`` (and a checksum).
+        sync: ``"never"``, ``"step"`` or ``"call"``; on the CPU everything is synchronous, and all
+            are the same.
+        include, exclude: patterns (as of fnmatch) on dotted module paths. A pattern that matches a
+            module covers what is inside it.
         every: observe every so many steps, the first one included.
-        count: ``"origin"`` counts where overflows begin or enter; ``"all"`` also what they spread to.
+        count: ``"origin"`` counts where overflows begin or enter; ``"all"`` also what they spread
+            to.
         within: count only the events of the last so many steps.
-        action: ``"raise"`` raises OverflowDetected, ``"warn"`` warns, a callable is called with the Event.
+        action: ``"raise"`` raises OverflowDetected, ``"warn"`` warns, a callable is called with the
+            Event.
         history: how many steps of records are held in memory and written when the run is stopped.
         max_skipped: how many steps in a row loss scaling may skip before that counts as one event.
-        log_dir: a directory to write all records to; without it only a stop writes, to ``fastcheck_log/``.
-        log_limit: the most that the log may hold, as bytes or as a text such as ``"1GB"``; None: no limit.
+        log_dir: a directory to write all records to; without it only a stop writes, to
+            ``fastcheck_log/``.
+        log_limit: the most that the log may hold, as bytes or as a text such as ``"1GB"``; None: no
+            limit.
 
     Returns:
-        The Monitor. It need not be kept: the model keeps the observation going until ``monitor.remove()``.
+        The Monitor. It need not be kept: the model keeps the observation going until
+        ``monitor.remove()``.
 
     Raises:
         ConfigError: an option or a module that can't be used; nothing was installed.
         LogError: ``log_dir`` can't be written.
         ExtensionError: the compiled extension is missing.
 
-    Synchronises nothing. Pickles of an observed model need fastcheck to be read again; copies and pickles are
-    not observed. ``torch.jit.script`` can't take a module with hooks: script before, or remove() first.
+    Synchronises nothing. Pickles of an observed model need fastcheck to be read again; copies and
+    pickles are not observed. ``torch.jit.script`` can't take a module with hooks: script before, or
+    remove() first.
     """
     config = make_config(
         optimizer=optimizer,
@@ -110,7 +120,9 @@ def install(
 
 
 def _named_modules(models: tuple[torch.nn.Module, ...]) -> dict[str, torch.nn.Module]:
-    """All modules by their path, each once: the first model without prefix, the others under their class name."""
+    """All modules by their path, each once: the first model without prefix, the others under their
+    class name.
+    """
     named: dict[str, torch.nn.Module] = {}
     seen: set[int] = set()
     for position, model in enumerate(models):
@@ -174,6 +186,16 @@ def _mark_gaps(nodes: list[ModuleNode], excluded: set[str]) -> None:
 
 
 def _check_observable(model: torch.nn.Module, nodes: list[ModuleNode]) -> None:
+    if next(model.parameters(), None) is None:
+        raise ConfigError(
+            explain(
+                "install() was given a model without parameters",
+                expected="the model that is trained, first",
+                came=f"{type(model).__name__}, which has none",
+                do="give the model first and the criterion after it: "
+                "fastcheck.install(model, criterion)",
+            )
+        )
     if nodes:
         return
     raise ConfigError(

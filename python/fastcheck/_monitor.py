@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Optional
@@ -31,7 +32,8 @@ _NAMED_MODULES = 5
 
 
 class Monitor:
-    """Watches the modules that install() was given, until remove(). May be used in a ``with`` statement.
+    """Watches the modules that install() was given, until remove(). May be used in a ``with``
+    statement.
 
     Holds the modules weakly. All methods may be called from any thread, at any time.
     """
@@ -44,6 +46,8 @@ class Monitor:
         session.has_excluded = has_excluded
         if config.log_dir is not None:
             session.log = RecordLog(config.log_dir, rank, config.log_limit, sites, config.to_meta())
+            # A model that is deleted takes its monitor along, without remove().
+            weakref.finalize(session, session.log.close)
         state = StateReader(session, nodes)
         session.check_parameters = state.check
         session.deliver = Alarm(session)
@@ -51,6 +55,8 @@ class Monitor:
         self._observer = ModuleObserver(session, state)
         self._watcher = session.watcher = StepWatcher(session, state)
         self._handles: list[Any] = []
+        # Closed after all was written to it, and so still good to be read.
+        self._log_is_whole = False
 
     def _attach(self) -> None:
         """Puts the hooks on; install() calls it once."""
@@ -60,7 +66,8 @@ class Monitor:
                 continue
             before, after = ForwardPreHook(self._observer, node), ForwardHook(self._observer, node)
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            # always_call: a call that raises has to end too, or what runs next would seem to be inside it.
+            # always_call: a call that raises has to end too, or what runs next would seem to be
+            # inside it.
             self._handles.append(
                 module.register_forward_hook(after, with_kwargs=True, always_call=True)
             )
@@ -69,28 +76,31 @@ class Monitor:
     def step(self, loss: Any = None) -> None:
         """Ends the step. From the first call on only this does: the optimizer's steps no longer do.
 
-        Call it once per iteration, after the optimizer. ``loss``: a tensor (or a number, or a structure of
-        tensors); it is read like any other, as role ``loss``. Raises OverflowDetected like a hook does.
+        Call it once per iteration, after the optimizer. ``loss``: a tensor (or a number, or a
+        structure of tensors); it is read like any other, as role ``loss``. Raises OverflowDetected
+        like a hook does.
         """
         self._watcher.guarded("monitor.step()", StepWatcher.explicit_step, loss)
 
     def records(self) -> np.ndarray:
         """What is held, oldest first: a structured array of ``RECORD_DTYPE``.
 
-        In memory that is the last ``history`` steps and the open one; with ``log_dir``, all that the log holds.
-        ``records["site"]`` indexes ``monitor.sites``.
+        In memory that is the last ``history`` steps and the open one; with ``log_dir``, all that
+        the log holds. ``records["site"]`` indexes ``monitor.sites``.
         """
         session = self._session
         with session.lock:
             session.collect()
-            log = session.log
-            if log is None or log.failed:
+            if session.log is not None and not session.log.failed:
+                session.write_log()
+            if session.log is None or (session.log.failed and not self._log_is_whole):
                 return session.history.all()
-            session.write_log()
-            return read_log(log.directory).records
+            return read_log(session.log.directory).records
 
     def summary(self) -> str:
-        """What a person wants to read: what was watched, what was found, where, and the last step in numbers."""
+        """What a person wants to read: what was watched, what was found, where, and the last step
+        in numbers.
+        """
         session = self._session
         with session.lock:
             session.collect()
@@ -111,14 +121,18 @@ class Monitor:
             )
 
     def flush(self) -> None:
-        """Waits for the device, takes in all records, and writes them to the log if there is one."""
+        """Waits for the device, takes in all records, and writes them to the log if there is
+        one.
+        """
         session = self._session
         with session.lock:
             session.collect()
             session.write_log()
 
     def remove(self) -> None:
-        """Takes all hooks off and closes the log. What was recorded can still be read. Idempotent."""
+        """Takes all hooks off and closes the log. What was recorded can still be read.
+        Idempotent.
+        """
         session = self._session
         with session.lock:
             if session.removed:
@@ -130,12 +144,16 @@ class Monitor:
             session.leaf_handles.clear()
             self.flush()
             if session.log is not None:
+                self._log_is_whole = not session.log.failed
                 session.log.sync()
+                session.log.close()
         _boundaries.disconnect(self._watcher)
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The events of the run, oldest first, counted or not; the youngest 16384 when there are more."""
+        """The events of the run, oldest first, counted or not; the youngest 16384 when there are
+        more.
+        """
         with self._session.lock:
             return self._session.events
 
@@ -172,20 +190,22 @@ class Monitor:
     def _notes(self) -> list[str]:
         session = self._session
         notes = list(session.notes)
-        silent = [node.name for node in self._nodes if not node.total_calls]
-        if silent and session.ring.next_seq:
+        silent = [node.name for node in self._nodes if node.is_callable and not node.total_calls]
+        if silent:
             named = ", ".join(silent[:_NAMED_MODULES])
             more = (
                 f" and {len(silent) - _NAMED_MODULES} more" if len(silent) > _NAMED_MODULES else ""
             )
             notes.append(
-                f"never seen running, because nothing called them or because they are compiled: {named}{more}"
+                "never seen running, because nothing called them or because they are compiled: "
+                f"{named}{more}"
             )
         for device in self._observer.unread_devices:
             notes.append(f"tensors on {device} are not read in this version")
         if session.history.dropped_records:
             notes.append(
-                f"{session.history.dropped_records:,} records of a very long step were dropped from memory"
+                f"{session.history.dropped_records:,} records of a very long step were dropped "
+                "from memory"
             )
         return notes
 

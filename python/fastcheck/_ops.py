@@ -116,15 +116,12 @@ def _row_major_chunks(x: torch.Tensor) -> Iterator[torch.Tensor]:
         return
     if x.numel() * x.element_size() <= _CRC_CHUNK_BYTES:
         host = x.cpu().resolve_conj().resolve_neg().contiguous()
-        yield host.reshape(-1).view(torch.uint8)
-    elif x.dim() == 1:
-        for part in torch.split(x, _CRC_CHUNK_BYTES // x.element_size()):
-            yield from _row_major_chunks(part)
-    elif x.is_contiguous():
-        yield from _row_major_chunks(x.reshape(-1))
-    else:
-        for part in x.unbind(0):
-            yield from _row_major_chunks(part)
+        # Not view(-1): a single element counts as contiguous whatever its stride.
+        yield host.as_strided((host.numel(),), (1,)).view(torch.uint8)
+        return
+    rows = _CRC_CHUNK_BYTES * x.shape[0] // (x.numel() * x.element_size())
+    for part in torch.split(x, rows) if rows > 0 else x.unbind(0):
+        yield from _row_major_chunks(part)
 
 
 def found_nonfinite(tensors: Union[torch.Tensor, Iterable[torch.Tensor]]) -> torch.Tensor:

@@ -20,7 +20,9 @@ class Decision(enum.Enum):
 
 
 class Policy:
-    """Counts events and says when the action is due: at the overflow_nums-th and at every one after it."""
+    """Counts events and says when the action is due: at the overflow_nums-th and at every one after
+    it.
+    """
 
     def __init__(self, config: Config) -> None:
         self.counter = Counter(config.overflow_nums, config.within, config.count)

@@ -1,4 +1,6 @@
-"""Which tensors the kernels can read. Inside a hook the others pass unobserved; asked for by name they are an error."""
+"""Which tensors the kernels can read. Inside a hook the others pass unobserved; asked for by name
+they are an error.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def can_hold_nonfinite(tensor: torch.Tensor) -> bool:
 
 
 def can_read(tensor: torch.Tensor) -> bool:
-    """Ordinary memory of this machine: not sparse, nested, fake, meta, or wrapped by a functorch transform."""
+    """Ordinary memory of this machine: not sparse, nested, fake, meta, or wrapped by a functorch
+    transform.
+    """
     return (
         tensor.is_cpu
         and tensor.dtype in _READABLE
@@ -41,10 +45,19 @@ def without_bytes(tensor: torch.Tensor) -> Optional[str]:
     if tensor.is_quantized:
         return "a quantized tensor; give its int_repr()"
     if tensor.is_meta or type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH:
-        return f"a {type(tensor).__name__} without memory (meta, fake or wrapped); give the tensor inside"
+        kind = type(tensor).__name__
+        return f"a {kind} without memory (meta, fake or wrapped); give the tensor inside"
     strides = zip(tensor.shape, tensor.stride())
-    end = tensor.storage_offset() + 1 + sum((size - 1) * stride for size, stride in strides)
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in strides)
+    needed = (last + 1) * tensor.element_size()
     held = tensor.untyped_storage().nbytes()
-    if tensor.numel() and held < end * tensor.element_size():
-        return f"one that needs {end * tensor.element_size()} bytes over a storage of {held}; it was freed or resized"
+    if tensor.numel() and held < needed:
+        return f"one that needs {needed} bytes over a storage of {held}; it was freed or resized"
     return None
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """False for what sharding leaves of a parameter between its uses: a shape over an empty
+    storage.
+    """
+    return tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0

@@ -1,7 +1,7 @@
 """The ring: a preallocated block of record slots on one device, written by the kernels.
 
-It never allocates after start. When it is full it asks its owner to take the records out (the drain does that),
-then starts again at the first slot.
+It never allocates after start. When it is full it asks its owner to take the records out (the drain
+does that), then starts again at the first slot.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ CAPACITY = 4096
 
 
 class Ring:
-    """Slots [0, used) hold records with consecutive sequence numbers, the last of them ``next_seq - 1``.
+    """Slots [0, used) hold records with consecutive sequence numbers, the last of them ``next_seq -
+    1``.
 
-    Sequence numbers start at 0 when the monitor is installed and never repeat. Not thread-safe: the caller
-    holds the monitor's lock.
+    Sequence numbers start at 0 when the monitor is installed and never repeat. Not thread-safe: the
+    caller holds the monitor's lock.
     """
 
     def __init__(self, depth: int, when_full: Callable[[], None], capacity: int = CAPACITY) -> None:
@@ -54,8 +55,8 @@ class Ring:
     ) -> Iterator[range]:
         """Reads many tensors in one call, or in several when they don't fit.
 
-        Yields the sequence numbers of each call that found anything non-finite, while its records are still in
-        the ring; the caller has to exhaust it.
+        Yields the sequence numbers of each call that found anything non-finite, while its records
+        are still in the ring; the caller has to exhaust it.
         """
         start = 0
         while start < len(tensors):

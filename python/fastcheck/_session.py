@@ -1,7 +1,9 @@
-"""The session: one installed monitor at work. Owns ring, drain, history, log and verdicts, and walks the steps.
+"""The session: one installed monitor at work. Owns ring, drain, history, log and verdicts, and
+walks the steps.
 
-A step is open from its first forward (or gradient) until something closes it; the step index moves on with the next
-forward or gradient after that, so that several optimizers that step one after the other belong to one step.
+A step is open from its first forward (or gradient) until something closes it; the step index moves
+on with the next forward or gradient after that, so that several optimizers that step one after the
+other belong to one step.
 """
 
 from __future__ import annotations
@@ -13,14 +15,13 @@ from collections import Counter as Tally
 from collections import deque
 from typing import Any, Callable, Optional
 
-import numpy as np
 import torch
 
-from ._extension import extension
 from ._calls import Call, CallLog, ModuleNode
 from ._config import Config
 from ._drain import Drain
 from ._errors import FastcheckWarning
+from ._extension import extension
 from ._history import History
 from ._log import RecordLog
 from ._policy import Decision, Policy
@@ -60,15 +61,18 @@ class Session:
         self.log: Optional[RecordLog] = None
         # Set by the owner: reads a module's parameters now, and returns a non-finite one.
         self.check_parameters: Callable[[ModuleNode], Optional[Finding]] = lambda node: None
-        # What a stop, a warning or a callback is due for; acted on outside the lock and outside all guards.
+        # What a stop, a warning or a callback is due for; acted on outside the lock and outside all
+        # guards.
         self.due: list[tuple[Finding, Decision]] = []
         self.deliver: Callable[[], None] = lambda: None
-        # The process knows its watchers weakly, and the user need not keep the Monitor: the hooks on the
-        # model hold this session, and it holds the watcher.
+        # The process knows its watchers weakly, and the user need not keep the Monitor: the hooks
+        # on the model hold this session, and it holds the watcher.
         self.watcher: Optional[object] = None
         self.verdict_tally: Tally[Verdict] = Tally()
         self.site_tally: Tally[int] = Tally()
         self.notes: dict[str, None] = {}
+        # Sites that could not be read once; they are not tried again.
+        self.off_sites: set[int] = set()
         self._past_events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self._masks: set[int] = set()
         self._skipped_steps = 0
@@ -82,7 +86,8 @@ class Session:
         self.state_read = False
         self._scaler: Optional[weakref.ref[torch.amp.GradScaler]] = None
         self.leaf_handles: list[Any] = []
-        self._logged_findings = 0
+        # The verdicts that the log has, by sequence number.
+        self._logged: dict[int, Verdict] = {}
 
     def _check(self, node: ModuleNode) -> Optional[Finding]:
         return self.check_parameters(node)
@@ -95,9 +100,10 @@ class Session:
         if len(self.seen) > _MAX_SEEN:
             self.seen.clear()
         if len(self.judge.findings) > _MAX_FINDINGS:
+            self._store()
             self._archive()
             self.judge = Judge(self.sites, self._masks, self.calls, self._check)
-            self._logged_findings = 0
+            self._logged.clear()
 
     def begin_step_if_closed(self) -> None:
         """The first forward or gradient after a step was closed opens the next one."""
@@ -117,7 +123,9 @@ class Session:
         self.is_active = self.step % self.config.every == 0
 
     def close_step(self) -> None:
-        """Settles the step and writes it down. May be called again for the same step, after more records."""
+        """Settles the step and writes it down. May be called again for the same step, after more
+        records.
+        """
         self.is_closed = True
         if self.is_active:
             self.judge.settle()
@@ -140,7 +148,9 @@ class Session:
         return Finding(self.drain.peek(seq), role, call, threading.get_ident())
 
     def take_changes(self) -> None:
-        """Counts what the judge has decided since the last time, and notes what is to be done about it."""
+        """Counts what the judge has decided since the last time, and notes what is to be done about
+        it.
+        """
         changed, self.judge.changed = self.judge.changed, []
         for finding in changed:
             if finding.counted or not self.policy.counts(finding.verdict):
@@ -176,14 +186,12 @@ class Session:
         return verdicts, places
 
     def collect(self) -> None:
-        """Brings what is in the ring to the history, with the verdicts of the step as they stand now."""
+        """Brings what is in the ring to the history, with the verdicts of the step as they stand
+        now.
+        """
         self.history.add(self.drain.take())
         for finding in self.judge.findings:
             self.history.set_flags(finding.seq, finding.flags)
-
-    def find(self, seq: int) -> Optional[np.void]:
-        """A record by its sequence number, while it is held; collect() first."""
-        return self.history.find(seq)
 
     def _archive(self) -> None:
         self._past_events.extend(map(self.event, self.judge.findings))
@@ -195,12 +203,15 @@ class Session:
 
     def write_log(self) -> None:
         """Appends to the log, if there is one, what it doesn't have yet; collect() first."""
+        records = self.history.take_unlogged()
         if self.log is None:
             return
-        self.log.append(self.history.take_unlogged(), self.step)
-        for finding in self.judge.findings[self._logged_findings :]:
-            self.log.append_event(self.event(finding))
-        self._logged_findings = len(self.judge.findings)
+        self.log.append(records, self.step)
+        for finding in self.judge.findings:
+            # Again where it changed: the later line holds.
+            if self._logged.get(finding.seq) is not finding.verdict:
+                self._logged[finding.seq] = finding.verdict
+                self.log.append_event(self.event(finding))
 
     def _make_room(self) -> None:
         self.collect()
@@ -210,8 +221,15 @@ class Session:
 
     # Trouble
 
+    def switch_off(self, site: int, error: Exception) -> None:
+        """A site can't be read: it is left out from now on, which is said once."""
+        self.off_sites.add(site)
+        self.trouble(str(self.sites[site]), error)
+
     def trouble(self, where: str, error: Exception) -> None:
-        """Says once that fastcheck itself failed at ``where``, which the caller has switched off."""
+        """Says once that fastcheck itself failed at ``where``, which the caller has switched
+        off.
+        """
         note = f"fastcheck no longer observes {where}: {type(error).__name__}: {error}"
         if note not in self.notes:
             self.notes[note] = None

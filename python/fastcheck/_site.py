@@ -30,9 +30,9 @@ _MAX_SITES = 65536
 class Site:
     """One place in the model that tensors pass; the step and the call belong to the record instead.
 
-    ``module`` is the dotted path in the installed model, "" for the model itself. ``direction`` is one of
-    DIRECTIONS, ``role`` one of ROLES. ``index`` counts the tensors of this role in one call, and ``label`` is
-    how this one is spelt: ``output[0]``, ``output.logits``, ``weight``.
+    ``module`` is the dotted path in the installed model, "" for the model itself. ``direction`` is
+    one of DIRECTIONS, ``role`` one of ROLES. ``index`` counts the tensors of this role in one call,
+    and ``label`` is how this one is spelt: ``output[0]``, ``output.logits``, ``weight``.
     """
 
     module: str
@@ -44,6 +44,8 @@ class Site:
     op: Optional[str] = None
 
     def __str__(self) -> str:
+        if self.role == "loss":
+            return f"{self.direction} · {self.label}"
         name = f"{self.module} ({self.module_type})" if self.module else self.module_type
         label = self.label
         if self.role in ("grad_input", "grad_output", "param_grad"):
@@ -67,7 +69,8 @@ _REST = Site("", f"more than {_MAX_SITES - 1} sites", "forward", "output", 0, "o
 
 
 class SiteTable:
-    """Numbers sites in the order in which they are first met; the same site always gets the same number.
+    """Numbers sites in the order in which they are first met; the same site always gets the same
+    number.
 
     Holds 65536 at most: from then on new sites share the last number, whose site says so.
     """

@@ -9,7 +9,7 @@ import torch
 
 from ._calls import ModuleNode
 from ._finding import Finding
-from ._readable import can_read
+from ._readable import can_read, has_memory
 from ._record import Flag
 from ._session import Session
 
@@ -27,14 +27,16 @@ class _Batch:
     def add(self, tensor: torch.Tensor, site: int, role: str) -> None:
         if tensor.layout is torch.sparse_coo:
             tensor = tensor._values()
-        if can_read(tensor):
+        if can_read(tensor) and has_memory(tensor):
             self.tensors.append(tensor)
             self.sites.append(site)
             self.roles.append(role)
 
 
 class StateReader:
-    """Reads the stored tensors of the observed modules. Every method expects the session's lock to be held."""
+    """Reads the stored tensors of the observed modules. Every method expects the session's lock to
+    be held.
+    """
 
     def __init__(self, session: Session, nodes: Sequence[ModuleNode]) -> None:
         self._session = session
@@ -42,7 +44,9 @@ class StateReader:
         self._node_of = {id(node.module()): node for node in nodes}
 
     def read_stored(self) -> None:
-        """All parameters and buffers: before the first forward, so that a bad checkpoint is named as such."""
+        """All parameters and buffers: before the first forward, so that a bad checkpoint is named
+        as such.
+        """
         batch = _Batch()
         self._add_parameters(batch, None)
         self._add_buffers(batch)
@@ -66,6 +70,10 @@ class StateReader:
         self._read(batch)
         if gradients:
             self._read_gradients(owned, scaled=scaled)
+        if not scaled:
+            # Now, while the update can still be prevented.
+            self._session.judge.settle_silent()
+            self._session.take_changes()
         self._session.state_read = True
 
     def read_gradients(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> None:
@@ -81,7 +89,9 @@ class StateReader:
         self._read(batch, scaled=scaled)
 
     def check(self, node: ModuleNode) -> Optional[Finding]:
-        """Reads what a module and its submodules store, now; returns the first that is non-finite, if any."""
+        """Reads what a module and its submodules store, now; returns the first that is non-finite,
+        if any.
+        """
         module = node.module()
         if module is None:
             return None

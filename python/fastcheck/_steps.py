@@ -1,7 +1,9 @@
-"""Finds the step boundaries: what an optimizer and a GradScaler do, and what it means for one session.
+"""Finds the step boundaries: what an optimizer and a GradScaler do, and what it means for one
+session.
 
-Any optimizer step that is not run by a GradScaler closes the step, and so does GradScaler.update(): a step that the
-scaler skips never reaches the optimizer. Once monitor.step() was called, only it does.
+Any optimizer step that is not run by a GradScaler closes the step, and so does GradScaler.update():
+a step that the scaler skips never reaches the optimizer. Once monitor.step() was called, only it
+does.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ __all__ = ["StepWatcher"]
 
 
 class StepWatcher:
-    """Told by _boundaries of every optimizer and scaler of the process; acts on those of the observed model."""
+    """Told by _boundaries of every optimizer and scaler of the process; acts on those of the
+    observed model.
+    """
 
     def __init__(self, session: Session, state: StateReader) -> None:
         self.session = session
@@ -63,8 +67,8 @@ class StepWatcher:
         if self._in_scaler:
             return
         if session.has_own_scaling and session.is_active:
-            # Gradients that were not finite at the update have been judged there: what is still held
-            # belongs to an iteration whose update the user's own loss scaling skipped.
+            # Gradients that were not finite at the update have been judged there: what is still
+            # held belongs to an iteration whose update the user's own loss scaling skipped.
             session.settle_scaled(skipped=session.judge.has_held_gradients)
         if not session.is_explicit:
             session.close_step()
@@ -154,7 +158,9 @@ class StepWatcher:
         return self._scaler is None or self._scaler() is scaler
 
     def guarded(self, what: str, method: Callable[..., None], *args: Any) -> None:
-        """Calls one of the methods above. An error of fastcheck's own is said once and switches this watcher off."""
+        """Calls one of the methods above. An error of fastcheck's own is said once and switches
+        this watcher off.
+        """
         session = self.session
         if self._is_off or session.removed:
             return

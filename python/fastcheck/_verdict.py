@@ -1,8 +1,10 @@
-"""The verdict: from where a non-finite record stands to origin, arrived, propagated, unresolved or scaled.
+"""The verdict: from where a non-finite record stands to origin, arrived, propagated, unresolved or
+scaled.
 
-One Judge lives for one step. Forward records are judged by provenance: what the module read, and what was made inside
-it. Gradients are judged in the order in which autograd makes them: the first non-finite one has only finite ones
-behind it, so it is the origin, and the later ones are taken to follow from it. Nothing here reads a tensor.
+One Judge lives for one step. Forward records are judged by provenance: what the module read, and
+what was made inside it. Gradients are judged in the order in which autograd makes them: the first
+non-finite one has only finite ones behind it, so it is the origin, and the later ones are taken to
+follow from it. Nothing here reads a tensor.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Callable, Optional
 
+from ._blame import blame
 from ._calls import Call, CallLog, ModuleNode
 from ._finding import Event, Finding
 from ._record import Verdict
@@ -21,9 +24,9 @@ __all__ = ["Event", "Finding", "Judge"]
 class Judge:
     """Gives the findings of one step their verdicts.
 
-    ``masks`` holds the numbers of sites whose -Inf did no harm in an earlier step; ``check_parameters`` reads a
-    module's parameters now and returns a non-finite one. Every finding whose verdict was decided or changed is put
-    in ``changed`` for the caller to take.
+    ``masks`` holds the numbers of sites whose -Inf did no harm in an earlier step;
+    ``check_parameters`` reads a module's parameters now and returns a non-finite one. Every finding
+    whose verdict was decided or changed is put in ``changed`` for the caller to take.
     """
 
     def __init__(
@@ -35,6 +38,9 @@ class Judge:
     ) -> None:
         self.findings: list[Finding] = []
         self.changed: list[Finding] = []
+        # How many findings there were when the last pass through an outermost module ended, by its
+        # path: what enters it next can only follow from later ones.
+        self.pass_ends: dict[str, int] = {}
         self._sites = sites
         self._masks = masks
         self._calls = calls
@@ -43,44 +49,55 @@ class Judge:
 
     # Forward
 
-    def batch(self, finding: Finding, *, is_data: bool, since: int, excluded: bool) -> None:
-        """A tensor that enters from outside. ``since``: findings before this one can't have led to it."""
+    def batch(self, finding: Finding, node: ModuleNode, *, is_data: bool, excluded: bool) -> None:
+        """What enters an outermost module. ``is_data``: it can't have been computed in this
+        step.
+        """
         self._add(finding)
+        since = self.pass_ends.get(node.path, 0)
         earlier = next((f for f in self.findings[since:-1] if f.is_hard), None)
         if is_data or earlier is None:
             reason = "it came in with the batch: no observed module made it"
             if not is_data:
                 where = "in an excluded module, or outside" if excluded else "outside"
-                reason = f"it was computed {where} the observed modules, and nothing observed before it was non-finite"
+                reason = (
+                    f"it was computed {where} the observed modules, and nothing observed before it "
+                    "was non-finite"
+                )
             self._arrive_or_wait(finding, reason)
         else:
             self._propagate(finding, earlier)
 
     def inner_input(self, finding: Finding, parent: Call, *, after_gap: bool) -> None:
-        """What a submodule reads, and no observed module made: computed in the parent's own code."""
+        """What a submodule reads, and no observed module made: computed in the parent's own
+        code.
+        """
         self._add(finding)
         related = self._related(parent, finding)
         name = parent.node.name
-        verdict, reason = (
-            Verdict.ORIGIN,
-            f"{name}.forward computed it between its submodules, from finite values",
-        )
+        verdict = Verdict.ORIGIN
+        reason = f"{name}.forward computed it between its submodules, from finite values"
         if parent.node.has_excluded_parts:
             verdict = Verdict.ARRIVED
             reason = f"no observed module made it: {name} contains modules that are excluded"
         elif after_gap:
             verdict = Verdict.ARRIVED
             reason = (
-                f"no observed module made it: either {name}.forward computed it between its submodules, or it was "
-                "kept from a step that every= skipped"
+                f"no observed module made it: either {name}.forward computed it between its "
+                "submodules, or it was kept from a step that every= skipped"
             )
         related += [f for f in self.findings[:-1] if f.is_hard and not f.is_gradient][:1]
         self._judge_forward(finding, related, None, parent.node, verdict, reason)
 
     def recomputed(self, finding: Finding, call: Call) -> None:
-        """What activation checkpointing computed again, in backward: no news, its first run was judged."""
+        """What activation checkpointing computed again, in backward: no news, its first run was
+        judged.
+        """
         self._add(finding)
-        reason = f"{call.node.name} was recomputed in backward (activation checkpointing): its first run counts"
+        reason = (
+            f"{call.node.name} was recomputed in backward (activation checkpointing): its first "
+            "run counts"
+        )
         if finding.only_neginf:
             finding.hold(Verdict.UNRESOLVED, reason, Verdict.PROPAGATED, reason)
             self.changed.append(finding)
@@ -102,7 +119,9 @@ class Judge:
         self._judge_forward(finding, related, call.node, call.node, Verdict.ORIGIN, reason)
 
     def call_ended(self, call: Call, is_finite: bool) -> None:
-        """All outputs of the call were read. If they are finite, the -Inf that it read did no harm."""
+        """All outputs of the call were read. If they are finite, the -Inf that it read did no
+        harm.
+        """
         if is_finite:
             for finding in self._related(call, None):
                 if finding.is_soft:
@@ -125,7 +144,9 @@ class Judge:
             )
 
     def known_loss(self, token: int) -> None:
-        """The loss is a tensor that was read before (the criterion's output). As a loss, -Inf is no mask."""
+        """The loss is a tensor that was read before (the criterion's output). As a loss, -Inf is no
+        mask.
+        """
         finding = self._by_token.get(token)
         if finding is not None and finding.is_soft:
             root = finding.root
@@ -139,7 +160,9 @@ class Judge:
     def parameter(
         self, finding: Finding, *, asked_by: Optional[ModuleNode], last_finite: Optional[int]
     ) -> None:
-        """A parameter or buffer. ``asked_by``: the module whose output made us look, None when all are read."""
+        """A parameter or buffer. ``asked_by``: the module whose output made us look, None when all
+        are read.
+        """
         self._add(finding)
         if asked_by is None:
             earlier = self._first_hard()
@@ -151,7 +174,10 @@ class Judge:
             self._propagate(finding, earlier)
             return
         if last_finite is None:
-            reason = "it was non-finite when it was first read: look at the checkpoint or at the initialisation"
+            reason = (
+                "it was non-finite when it was first read: look at the checkpoint or at the "
+                "initialisation"
+            )
         else:
             reason = (
                 f"it was finite just before the update of step {last_finite}, and is not any more"
@@ -173,8 +199,8 @@ class Judge:
         self._add(finding)
         earlier = self._first_hard() or self._first_scaled()
         reason = (
-            "every activation and every gradient observed in this step was finite: this gradient overflowed while it "
-            "was computed or accumulated"
+            "every activation and every gradient observed in this step was finite: this gradient "
+            "overflowed while it was computed or accumulated"
         )
         self._judge_gradient(finding, earlier, Verdict.ORIGIN, reason, scaled)
 
@@ -187,7 +213,7 @@ class Judge:
         if earlier is not None:
             self._judge_gradient(finding, earlier, Verdict.PROPAGATED, "", scaled)
             return
-        reader, reason = self._blame(finding, token)
+        reader, reason = blame(finding, token, self._calls, self._sites)
         if not scaled:
             soft = self._promotable(self._made_in(reader) if reader else self.findings[:-1], reader)
             if soft is not None:
@@ -195,47 +221,12 @@ class Judge:
                 return
         self._judge_gradient(finding, None, Verdict.ORIGIN, reason, scaled)
 
-    def _blame(self, finding: Finding, token: int) -> tuple[Optional[Call], str]:
-        """Which call's backward made the first non-finite gradient, and why; sets the blamed site."""
-        readers = self._calls.readers(token)
-        if readers:
-            reader = readers[-1]
-            position = reader.inputs.index(token)
-            source = self._sites[reader.input_sites[position]]
-            finding.blamed_site = reader.node.site("grad_input", source.label, source.index)
-            finding.blamed_call = reader
-            others = [
-                call.node.name
-                for call in readers
-                if call.depth == reader.depth and call is not reader
-            ]
-            also = f" ({', '.join(others)} read the same tensor)" if others else ""
-            return reader, (
-                f"the backward of {reader.node.name} made it: the gradients of what it returned were finite{also}"
-            )
-        maker = self._calls.maker(token)
-        if maker is None:
-            return (
-                None,
-                "it is the first non-finite gradient of this step; the forward pass it belongs to came earlier",
-            )
-        parent = maker.parent
-        while parent is not None and token in parent.outputs:
-            parent = parent.parent
-        if parent is not None:
-            return parent, (
-                f"code of {parent.node.name}.forward that used it made it, outside its submodules: the gradients that "
-                "came back before this one were finite"
-            )
-        return (
-            None,
-            "the code that used it after the model (the loss) made it: no gradient came back before this one",
-        )
-
     # The end of the step
 
     def settle_scaled(self, skipped: bool) -> Optional[Finding]:
-        """The scaler has decided. Skipped: the scaled gradients did no harm; the first of them is returned."""
+        """The scaler has decided. Skipped: the scaled gradients did no harm; the first of them is
+        returned.
+        """
         first = None
         for finding in self.findings:
             if finding.verdict is Verdict.SCALED and finding.planned is not None:
@@ -246,8 +237,8 @@ class Judge:
                 finding.planned = None
         return first if skipped else None
 
-    def settle(self) -> None:
-        """The step is over: nothing non-finite stays silent, and what did no harm is known from now on."""
+    def settle_silent(self) -> None:
+        """Nothing non-finite stays silent: without an origin, the first one counts."""
         hard = self._first_hard()
         has_origin = any(f.verdict in (Verdict.ORIGIN, Verdict.ARRIVED) for f in self.findings)
         if hard is not None and not has_origin:
@@ -256,7 +247,11 @@ class Judge:
                 Verdict.ARRIVED,
                 "the step has non-finite values, and no observed module began them",
             )
-        if hard is None:
+
+    def settle(self) -> None:
+        """The step is over: from now on it is known which -Inf did no harm."""
+        self.settle_silent()
+        if self._first_hard() is None:
             self._masks.update(f.site for f in self.findings if f.is_soft)
 
     def overdue(self, finding: Finding, skipped_steps: int) -> None:
@@ -264,7 +259,8 @@ class Judge:
         self._decide(
             finding,
             Verdict.ORIGIN,
-            f"{skipped_steps} steps in a row were skipped by loss scaling: the gradients overflow at any scale",
+            f"{skipped_steps} steps in a row were skipped by loss scaling: the gradients overflow "
+            "at any scale",
         )
 
     def is_finding(self, token: int) -> bool:
@@ -360,9 +356,11 @@ class Judge:
     def _promotable(
         self, candidates: Iterable[Finding], made_by: Optional[Call] = None
     ) -> Optional[Finding]:
-        """The first unresolved -Inf that may have done harm; not one that is a mask or was absorbed.
+        """The first unresolved -Inf that may have done harm; not one that is a mask or was
+        absorbed.
 
-        The backward of the very module that made a -Inf is harmed by it even if later modules absorbed it.
+        The backward of the very module that made a -Inf is harmed by it even if later modules
+        absorbed it.
         """
         for finding in candidates:
             root = finding.root
@@ -374,6 +372,13 @@ class Judge:
         return None
 
     def _promote(self, soft: Finding, by: Finding) -> None:
+        parameter = (
+            self._check_parameters(soft.call.node) if soft.role == "output" and soft.call else None
+        )
+        if parameter is not None:
+            self._propagate(soft, parameter)
+            self._propagate(by, soft)
+            return
         soft.release()
         soft.reason += f"; its -Inf did harm: {self._sites[by.site]} is non-finite too"
         self.changed.append(soft)

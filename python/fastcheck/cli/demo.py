@@ -95,15 +95,20 @@ def train(text: Tensor, *, norm_forgotten: bool, seed: int) -> Run:
 
 
 def abs_max_of_outputs(monitor: fastcheck.Monitor) -> dict[str, list[float]]:
-    """The largest magnitude in the output of each module, step by step, out of the records."""
+    """The largest magnitude in the output of each module, step by step, out of the records.
+
+    Infinite where the output holds an infinity or a NaN, which the records count apart.
+    A module that returns what another has just made, such as MLP its ``down``, has no own records.
+    """
     records = monitor.records()
     abs_max = np.maximum(np.abs(records["min"]), np.abs(records["max"]))
-    abs_max[records["posinf_count"] + records["neginf_count"] > 0] = math.inf
-    return {
+    abs_max[(records["flags"] & fastcheck.Flag.NONFINITE) != 0] = math.inf
+    series = {
         site.module: abs_max[records["site"] == number].tolist()
         for number, site in enumerate(monitor.sites)
         if site.direction == "forward" and site.role == "output"
     }
+    return {module: values for module, values in series.items() if values}
 
 
 def table_rows(last: int, *more: int) -> list[int]:
@@ -137,9 +142,9 @@ def explain(broken: Run, stop: fastcheck.OverflowDetected) -> str:
     acts = [values for module, values in broken.abs_max.items() if module.endswith(".act")]
     growth = " -> ".join(f"{values[step]:,.0f}" for values in acts)
     return f"""\
-   In step {step} the mlp.act of blocks 0 to {len(acts) - 1} reached {growth}: each block
-   squares what the block before left in the residual stream, and no norm stands between.
-   norm2 was made and never called. The last norm hides all this from the loss. The cure:
+   In step {step} the mlp.act of blocks 0 to {len(acts) - 1} reached {growth}.
+   Each block squares what the block before left in the residual stream, with no norm
+   between: norm2 was made and never called. The last norm hides it from the loss.
 
 {CURE}"""
 
@@ -171,14 +176,15 @@ def promises(broken: Run, cured: Run) -> dict[str, bool]:
             stop.step >= 10 and broken.loss(stop.step - 1) < broken.loss(9)
         ),
         f"fastcheck stopped it at its first overflow, in {site.module}": (
-            site.direction == "forward" and bool(stop.culprit.record["posinf_count"] > 0)
+            site.direction == "forward" and stop.culprit.verdict is fastcheck.Verdict.ORIGIN
         ),
         f"with norm2, from the same seed, it trained for {steps} steps without overflow": (
             steps == STEPS and cured.stop is None and cured.event_count == 0
         ),
         f"its {site.module} never exceeded {peak:,.0f}": peak < FLOAT16_MAX / 16,
-        f"its loss was {before:.2f} at step {stop.step}, and fell on to {after:.2f}": after
-        < before,
+        f"its loss fell on after step {stop.step}, from {before:.2f} to {after:.2f}": (
+            after < before
+        ),
     }
 
 
@@ -196,8 +202,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     torch.set_num_threads(options.threads)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the report draws with more than ASCII
+    try:
+        text = standard_library_text()
+    except FileNotFoundError as error:
+        print(f"fastcheck demo: {error}", file=sys.stderr)
+        return 1
     started = time.perf_counter()
-    text = standard_library_text()
 
     print("1. A small GPT learns Python's own sources in float16, watched by one line:")
     print("   fastcheck.install(model, criterion, optimizer=optimizer, overflow_nums=1)\n")

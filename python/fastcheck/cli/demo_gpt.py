@@ -74,9 +74,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
-        if self.norm_forgotten:
-            return x + self.mlp(x)
-        return x + self.mlp(self.norm2(x))
+        update: Tensor = self.mlp(x if self.norm_forgotten else self.norm2(x))
+        return x + update
 
 
 class GPT(nn.Module):

@@ -1,0 +1,60 @@
+"""Virtual environments for the tools that fastcheck is compared with, outside the repository.
+
+torch comes first and from the same place as in the Makefile (``TORCH_INDEX_URL``); what comes after
+is installed so that it can't replace it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from pure_read import cache_dir
+
+
+@dataclass(frozen=True)
+class Environment:
+    """``packages`` may depend on torch, as long as the one there satisfies them; ``alone`` is
+    installed without its dependencies, which ``packages`` then has to name."""
+
+    name: str
+    packages: tuple[str, ...]
+    alone: tuple[str, ...] = ()
+
+
+TRANSFORMERS = Environment("transformers", ("numpy", "transformers"))
+MSPROBE = Environment(
+    "msprobe",
+    (
+        *("einops", "matplotlib", "numpy", "openpyxl", "packaging", "pandas", "psutil", "pytz"),
+        *("pyyaml", "tensorboard", "tqdm", "wheel"),
+    ),
+    alone=("mindstudio-probe==26.2.0",),  # all but skl2onnx, which statistics do not need
+)
+NVDISASM = Environment("nvdisasm", (), alone=("nvidia-cuda-nvdisasm",))
+
+
+def make(environment: Environment, torch: Optional[str] = "torch==2.13.0") -> Path:
+    """Makes the environment unless it is there, and returns its Python."""
+    where = cache_dir() / environment.name
+    python = where / "bin" / "python"
+    done = where / ".complete"
+    if done.exists():
+        return python
+    print(f"making the environment {where}", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", str(where)], check=True)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    index = os.environ.get("TORCH_INDEX_URL")
+    if torch is not None:
+        subprocess.run([*pip, torch, *(["--index-url", index] if index else [])], check=True)
+    if environment.packages:
+        pin = [torch] if torch is not None else []
+        subprocess.run([*pip, *pin, *environment.packages], check=True)
+    if environment.alone:
+        subprocess.run([*pip, "--no-deps", *environment.alone], check=True)
+    done.touch()
+    return python
