@@ -27,20 +27,25 @@ Case = Callable[[int], object]  # called with the round's number, to pick its in
 
 
 def time_rounds(
-    cases: dict[str, Case], rounds: int, *, warmup: int = 1, calls: int = 1
+    cases: dict[str, Case], rounds: int, *, warmup: int = 1, pause_seconds: float = 0.0
 ) -> dict[str, np.ndarray]:
-    """Seconds a call, of each case in each round; ``calls`` calls are timed together."""
+    """Seconds of each case in each round.
+
+    ``pause_seconds`` before each: OpenMP's threads go on spinning for some milliseconds after the
+    work of one case is done, on a core that the next case wants.
+    """
     names = list(cases)
     seconds = {name: np.empty(rounds) for name in names}
     for index in range(warmup + rounds):
         shift = index % len(names)
         for name in names[shift:] + names[:shift]:
             case = cases[name]
+            if pause_seconds > 0:
+                time.sleep(pause_seconds)
             start = time.perf_counter()
-            for _ in range(calls):
-                case(index)
+            case(index)
             if index >= warmup:
-                seconds[name][index - warmup] = (time.perf_counter() - start) / calls
+                seconds[name][index - warmup] = time.perf_counter() - start
     return seconds
 
 

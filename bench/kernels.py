@@ -136,10 +136,13 @@ def measure(
             if reason is not None:
                 skipped[case] = reason
                 del group[case]
-    seconds = harness.time_rounds(cases, rounds)
+    pause = 0.01 if threads > 1 else 0.0
+    seconds = harness.time_rounds(cases, rounds, pause_seconds=pause)
     pure = seconds["pure read"]
     if slow:
-        slow_seconds = harness.time_rounds({"pure read": cases["pure read"], **slow}, 3, warmup=0)
+        slow_seconds = harness.time_rounds(
+            {"pure read": cases["pure read"], **slow}, 3, warmup=0, pause_seconds=pause
+        )
         slow_pure = slow_seconds.pop("pure read")
         seconds |= {case: SLOW_SHARE * times for case, times in slow_seconds.items()}
     total = seconds.get("x.sum()")

@@ -283,6 +283,21 @@ class TestMonitor:
         written = sum(path.stat().st_size for path in (tmp_path / "log").glob("records-*.bin"))
         assert written == monitor.records().nbytes > 0
 
+    def test_a_verdict_that_changes_after_it_was_logged(self, tmp_path: Path) -> None:
+        from fastcheck._logread import read_log
+
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Apply(torch.log))
+        monitor = fastcheck.install(model, log_dir=tmp_path / "log")
+        y = model(torch.ones(2, 8))
+        monitor.flush()
+        assert [e.verdict.name for e in read_log(tmp_path / "log").events] == ["UNRESOLVED"]
+        stopped(monitor.step, loss=y.mean())
+        log = read_log(tmp_path / "log")
+        assert [(e.verdict.name, e.counted) for e in log.events] == [
+            ("ORIGIN", True),
+            ("PROPAGATED", False),
+        ]
+
     def test_files_are_closed(self, tmp_path: Path) -> None:
         def open_files() -> int:
             links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()]

@@ -112,7 +112,7 @@ class TestExceptionsOfTheModel:
         fastcheck.install(model)
         stop = stopped(model, torch.ones(2, 8))
         assert where(stop.culprit) == ("1.good", "input", "input[0]", "origin")
-        assert "1.forward computed it" in stop.culprit.reason
+        assert stop.culprit.reason.startswith("1.forward computed it")
 
     def test_in_backward(self) -> None:
         model = nn.Sequential(nn.Linear(8, 8), Apply(_RaisesInBackward.apply), nn.Linear(8, 8))

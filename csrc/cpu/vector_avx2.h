@@ -60,6 +60,13 @@ FASTCHECK_FN int count_top_bit(Vec<T> x) {
   return __builtin_popcount(mask);
 }
 
+template <class T, int kVectors>
+FASTCHECK_FN int count_top_bits(const Vec<T> (&x)[kVectors]) {
+  int count = 0;
+  for (int j = 0; j < kVectors; ++j) count += count_top_bit<T>(x[j]);
+  return count;
+}
+
 template <class T>
 FASTCHECK_FN int count_equal(Vec<T> x, Vec<T> y) {
   const __m256i a = (__m256i)x, b = (__m256i)y;

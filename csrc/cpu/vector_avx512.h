@@ -61,6 +61,23 @@ FASTCHECK_FN int count_top_bit(Vec<T> x) {
   if constexpr (sizeof(T) == 8) return popcount(_mm512_movepi64_mask((__m512i)x));
 }
 
+// The same of several vectors at once. Narrowing with saturation keeps top bits, and one mask of 64
+// bytes leaves the vector registers cheaper than four of 16 words.
+template <class T, int kVectors>
+FASTCHECK_FN int count_top_bits(const Vec<T> (&x)[kVectors]) {
+  if constexpr (sizeof(T) == 4 && kVectors == 4) {
+    const __m512i low = _mm512_packs_epi32((__m512i)x[0], (__m512i)x[1]);
+    const __m512i high = _mm512_packs_epi32((__m512i)x[2], (__m512i)x[3]);
+    return popcount(_mm512_movepi8_mask(_mm512_packs_epi16(low, high)));
+  } else if constexpr (sizeof(T) == 2 && kVectors == 2) {
+    return popcount(_mm512_movepi8_mask(_mm512_packs_epi16((__m512i)x[0], (__m512i)x[1])));
+  } else {
+    int count = 0;
+    for (int j = 0; j < kVectors; ++j) count += count_top_bit<T>(x[j]);
+    return count;
+  }
+}
+
 template <class T>
 FASTCHECK_FN int count_equal(Vec<T> x, Vec<T> y) {
   const __m512i a = (__m512i)x, b = (__m512i)y;

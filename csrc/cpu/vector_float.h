@@ -7,8 +7,7 @@
 namespace fastcheck::cpu {
 namespace {
 
-// ---- widening: one raw vector to lane-sum vectors, exactly
-// ---------------------------------------
+// ---- widening: one raw vector to lane-sum vectors, exactly -------------------------------------
 
 template <class Format>
 constexpr int kWide = sizeof(typename Format::Accumulator) / sizeof(typename Format::Bits);
@@ -49,67 +48,64 @@ FASTCHECK_FN void widen(Vec<typename Format::Bits> x,
 }
 
 // ---- extremes
-// ------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------
 
-// Four integer extremes of the raw bits hold everything: read as unsigned, the negative numbers
-// come last and grow in magnitude; read as signed, they come first and shrink.
+// Three integer extremes of the raw bits hold everything. Read as unsigned, the negative numbers
+// come last and grow in magnitude: the largest is the most negative. Read as signed, the positive
+// ones do so. The smallest magnitude is the other end of a lane that has one sign only, and tells
+// whether there are zeros or subnormals to count.
 template <class Format>
 struct Extremes {
   using Bits = typename Format::Bits;
   using Signed = std::make_signed_t<Bits>;
-  Vec<Bits> min_u = splat<Bits>(static_cast<Bits>(~Bits(0)));
-  Vec<Bits> max_u = splat<Bits>(0);
-  Vec<Signed> min_s = splat<Signed>(static_cast<Signed>(Format::kMagnitude));
-  Vec<Signed> max_s = splat<Signed>(static_cast<Signed>(Format::kSign));
+  Vec<Signed> most_positive = splat(static_cast<Signed>(Format::kSign));
+  Vec<Bits> most_negative = splat<Bits>(0);
+  Vec<Bits> smallest = splat(Format::kMagnitude);
 
   FASTCHECK_FN_MEMBER void include(Vec<Bits> x) {
-    min_u = vmin<Bits>(min_u, x);
-    max_u = vmax<Bits>(max_u, x);
-    min_s = vmin<Signed>(min_s, (Vec<Signed>)x);
-    max_s = vmax<Signed>(max_s, (Vec<Signed>)x);
+    most_positive = vmax<Signed>(most_positive, (Vec<Signed>)x);
+    most_negative = vmax<Bits>(most_negative, x);
+    smallest = vmin<Bits>(smallest, x & splat(Format::kMagnitude));
   }
 
   // Where the mask is zero, x counts as absent.
   FASTCHECK_FN_MEMBER void include(Vec<Bits> x, Vec<Bits> mask) {
-    const Extremes none;
-    min_u = vmin<Bits>(min_u, select<Bits>(mask, x, none.min_u));
-    max_u = vmax<Bits>(max_u, select<Bits>(mask, x, none.max_u));
-    min_s = vmin<Signed>(min_s, (Vec<Signed>)select<Bits>(mask, x, (Vec<Bits>)none.min_s));
-    max_s = vmax<Signed>(max_s, (Vec<Signed>)select<Bits>(mask, x, (Vec<Bits>)none.max_s));
+    const auto positive = select<Bits>(mask, x, splat(Format::kSign));
+    most_positive = vmax<Signed>(most_positive, (Vec<Signed>)positive);
+    most_negative = vmax<Bits>(most_negative, x & mask);
+    smallest = vmin<Bits>(smallest, (x | ~mask) & splat(Format::kMagnitude));
   }
 
   FASTCHECK_FN_MEMBER void include(const Extremes& other) {
-    min_u = vmin<Bits>(min_u, other.min_u);
-    max_u = vmax<Bits>(max_u, other.max_u);
-    min_s = vmin<Signed>(min_s, other.min_s);
-    max_s = vmax<Signed>(max_s, other.max_s);
+    most_positive = vmax<Signed>(most_positive, other.most_positive);
+    most_negative = vmax<Bits>(most_negative, other.most_negative);
+    smallest = vmin<Bits>(smallest, other.smallest);
   }
 
-  // Magnitudes of what each lane saw; an empty lane answers 0 and the largest.
+  // The largest magnitude that each lane saw; 0 where it saw nothing.
   FASTCHECK_FN_MEMBER Vec<Bits> largest() const {
-    const auto positive = (Vec<Bits>)vmax<Signed>(max_s, splat<Signed>(0));
-    return vmax<Bits>(positive, max_u & splat(Format::kMagnitude));
-  }
-  FASTCHECK_FN_MEMBER Vec<Bits> smallest() const {
-    return vmin<Bits>(min_u & splat(Format::kMagnitude),
-                      (Vec<Bits>)min_s & splat(Format::kMagnitude));
+    const auto positive = (Vec<Bits>)vmax<Signed>(most_positive, splat<Signed>(0));
+    return vmax<Bits>(positive, most_negative & splat(Format::kMagnitude));
   }
 
   KeyRange range() const {
     KeyRange keys;
     for (int i = 0; i < kVectorLanes<Bits>; ++i) {
-      const Bits low = min_u[i], high = max_u[i];
-      if (low > high) continue;  // an empty lane
-      const bool has_negative = (high & Format::kSign) != 0;
-      fastcheck::include(keys, key_of<Format>(has_negative ? high : low));
-      fastcheck::include(keys, key_of<Format>(max_s[i] >= 0 ? static_cast<Bits>(max_s[i]) : low));
+      const Bits low = most_negative[i];
+      const auto high = static_cast<Bits>(most_positive[i]);
+      const bool has_negative = (low & Format::kSign) != 0;
+      const bool has_positive = (high & Format::kSign) == 0;
+      if (!has_negative && !has_positive) continue;  // an empty lane
+      const Bits small = smallest[i];
+      fastcheck::include(keys, key_of<Format>(has_negative ? low : small));
+      fastcheck::include(
+          keys, key_of<Format>(has_positive ? high : static_cast<Bits>(small | Format::kSign)));
     }
     return keys;
   }
 };
 
-// ---- counts of what is out of the ordinary
-// ---------------------------------------------------------
+// ---- counts of what is out of the ordinary -----------------------------------------------------
 
 // Zeros and subnormals of a tile that has no non-finite value; returns the zeros with a minus.
 template <class Format>
@@ -178,8 +174,7 @@ Extremes<Format> census(const std::byte* data, int vectors, Counts& counts) {
   return extremes;
 }
 
-// ---- sums of a tile that needs care
-// ----------------------------------------------------------------
+// ---- sums of a tile that needs care ------------------------------------------------------------
 
 template <class Format>
 FASTCHECK_FN TileScale scale_of(const Extremes<Format>& extremes) {
@@ -226,8 +221,7 @@ Sums careful_sums(const std::byte* data, int rows, const TileScale& scale) {
   return {sums.sum * scale.undo, sums.abs_sum * scale.undo, sums.sum_sq * scale.undo_square};
 }
 
-// ---- tiles
-// -----------------------------------------------------------------------------------------
+// ---- tiles -------------------------------------------------------------------------------------
 
 template <class Format, Depth kDepth>
 class FloatTiles {
@@ -251,7 +245,7 @@ class FloatTiles {
       extremes = census<Format>(data, kTileVectors, counts_);
     } else {
       counts_.negative += negative;
-      if (count_less<Bits>(extremes.smallest(), splat(Format::kMinNormal)) != 0) {
+      if (count_less<Bits>(extremes.smallest, splat(Format::kMinNormal)) != 0) {
         counts_.negative -= count_small<Format>(data, kTileVectors, counts_);
       }
       if (count_equal<Bits>(largest, splat(Format::kMaxFinite)) != 0) {
@@ -301,11 +295,11 @@ class FloatTiles {
           chains.start((tile * kRuns + run) * words_per_row(sizeof(Bits)), block * kWordLanes);
         }
         for (int row = 0; row < kRunRows; ++row, at += kRaw * kVectorBytes) {
+          Vec<Bits> row_vectors[kBlockRaw];
 #pragma GCC unroll 8
           for (int j = 0; j < kBlockRaw; ++j) {
-            const auto x = load<Bits>(at + j * kVectorBytes);
+            const auto x = row_vectors[j] = load<Bits>(at + j * kVectorBytes);
             extremes.include(x);
-            negative += count_top_bit<Bits>(x);
             if constexpr (kDepth >= Depth::kStats) {
               Vec<Accumulator> wide[kWide<Format>];
               widen<Format>(x, wide);
@@ -314,6 +308,7 @@ class FloatTiles {
             }
             if constexpr (kDepth == Depth::kFull) chains.add(j, (Words)x);
           }
+          negative += count_top_bits<Bits>(row_vectors);
         }
         if constexpr (kDepth >= Depth::kStats) {
           for (int k = 0; k < kBlockRaw * kWide<Format>; ++k) {

@@ -6,7 +6,7 @@
 // subnormal, a non-finite or saturated value, a tile to be scaled) the tile, still in the L1 cache,
 // is read again by the routine that the case needs. The last, partial tile goes that second way.
 //
-// Cost on a whole ordinary tile, in vector instructions per vector read of a 32-bit format: 4 for
+// Cost on a whole ordinary tile, in vector instructions per vector read of a 32-bit format: 3 for
 // the extremes, 1 for the signs, 4 for the sums and 6 for the checksum.
 #pragma once
 

@@ -33,8 +33,7 @@ void observe_into(const at::Tensor& x, std::int64_t depth, bool logical, Record&
   observe(x, checked_depth(depth), logical, {}, record);
 }
 
-// ---- CPU
-// -----------------------------------------------------------------------------------------
+// ---- CPU ---------------------------------------------------------------------------------------
 
 at::Tensor stats(const at::Tensor& x, std::int64_t depth, bool logical) {
   at::Tensor out = at::empty({kRecordBytes}, at::kByte);
@@ -75,8 +74,7 @@ void observe_(const at::Tensor& x, const at::Tensor& slots, std::int64_t index, 
   observe(x, checked_depth(depth), false, identity, *slot(slots, index));
 }
 
-// ---- Meta: shapes alone, for tracing
-// ---------------------------------------------------------------
+// ---- Meta: shapes alone, for tracing -----------------------------------------------------------
 
 at::Tensor stats_meta(const at::Tensor& x, std::int64_t, bool) {
   return at::empty({kRecordBytes}, x.options().dtype(at::kByte));

@@ -185,6 +185,8 @@ def _when(report: StopReport, reading: Reading, width: int) -> list[str]:
         "backward": "in the backward pass",
         "optimizer": "at the optimizer's step",
     }.get(report.culprit.site.direction, report.culprit.site.direction)
+    if report.culprit.site.role in ("param", "buffer"):
+        direction = "when it was read"  # in forward too, once an output made us look
     when = f"step {report.step} (counted from 0), {direction}"
     if reading.call > 0:
         when += f", call {reading.call + 1} of this module in the step"

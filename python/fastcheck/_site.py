@@ -6,21 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Optional
 
-__all__ = ["DIRECTIONS", "ROLES", "Site", "SiteTable"]
-
-DIRECTIONS = ("forward", "backward", "optimizer")
-ROLES = (
-    "input",
-    "output",
-    "grad_input",
-    "grad_output",
-    "param",
-    "param_grad",
-    "buffer",
-    "optimizer_state",
-    "collective",
-    "loss",
-)
+__all__ = ["Site", "SiteTable"]
 
 # A run that makes up new labels for ever (a dict keyed by step) must not grow the table for ever.
 _MAX_SITES = 65536
@@ -31,8 +17,10 @@ class Site:
     """One place in the model that tensors pass; the step and the call belong to the record instead.
 
     ``module`` is the dotted path in the installed model, "" for the model itself. ``direction`` is
-    one of DIRECTIONS, ``role`` one of ROLES. ``index`` counts the tensors of this role in one call,
-    and ``label`` is how this one is spelt: ``output[0]``, ``output.logits``, ``weight``.
+    ``forward``, ``backward`` or ``optimizer``. ``role`` is ``input``, ``output``, ``grad_input``,
+    ``grad_output``, ``param``, ``param_grad``, ``buffer``, ``optimizer_state``, ``collective`` or
+    ``loss``. ``index`` counts the tensors of this role in one call, and ``label`` is how this one
+    is spelt: ``output[0]``, ``output.logits``, ``weight``.
     """
 
     module: str
