@@ -12,7 +12,7 @@ TESTS ?= tests
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 PY := $(VENV)/bin/python
-CXX_SOURCES = $(shell git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'bench/*.h' 'bench/*.cpp' 'bench/*.cu' 'tests/*.h' 'tests/*.cpp' 'tests/*.cu')
+CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test lint types format build clean
 help:

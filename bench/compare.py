@@ -57,6 +57,8 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="also what did not change")
     arguments = parser.parse_args()
     old, new = (json.loads(path.read_text()) for path in (arguments.old, arguments.new))
+    if "rows" not in old or "rows" not in new:
+        parser.error("expected results with timed rows; the collision search has none")
     if old["bench"] != new["bench"]:
         parser.error(f"expected two results of one bench, came {old['bench']} and {new['bench']}")
     for key in ("cpu", "cores", "isa", "torch", "numpy", "compiler", "python"):

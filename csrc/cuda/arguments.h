@@ -1,0 +1,60 @@
+// What a launch hands to the kernels, by value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/accumulator.h"
+#include "core/record.h"
+#include "cuda/launch.h"
+#include "cuda/layout.h"
+
+namespace fastcheck::cuda {
+
+// One tensor of a launch. Its tiles are cut into chunks of equal size; chunks of the tensors of one
+// launch are numbered through.
+struct Entry {
+  const std::byte* data;
+  std::int64_t components;
+  std::int64_t first_chunk;
+  std::int64_t slot;
+  std::int32_t site;
+  std::int32_t call;
+  std::uint32_t flags;
+  std::uint8_t dtype;
+  std::uint8_t order;
+  std::uint8_t strided;  // read through the launch's one layout
+  std::uint8_t reserved;
+};
+
+static_assert(sizeof(Entry) == 48);
+
+// As many as leave the arguments well below the 4 KiB that every driver takes; a longer list comes
+// from device memory.
+constexpr int kInlineEntries = 32;
+
+struct List {
+  const Entry* table;  // in device memory, or null: `entries` holds them
+  std::int64_t chunks;
+  std::int32_t count;
+  std::int32_t tiles_per_warp;
+  Entry entries[kInlineEntries];
+  Layout layout;
+};
+
+struct RecordsLaunch {
+  List list;
+  Destination destination;
+  Counter* counters;
+  Partial* partials;  // one per chunk
+  Sums* levels;       // of the last block's tree
+};
+
+struct FoundLaunch {
+  List list;
+  float* found;
+};
+
+static_assert(sizeof(RecordsLaunch) <= 4000);
+
+}  // namespace fastcheck::cuda

@@ -1,0 +1,86 @@
+// The kernel that tells whether anything in a list of tensors is not finite.
+//
+// Three instructions a word and one store at most per warp: it runs as fast as memory is read.
+#pragma once
+
+#include "cuda/records.cuh"
+
+namespace fastcheck::cuda {
+
+// ---- policy -------------------------------------------------------------------------------------
+
+constexpr int kFoundBlocksPerSm = 4;
+
+// A magnitude plus `kReach` has its top bit set when it is not finite; several to a word.
+template <class Format>
+struct NonfiniteTest {
+  static constexpr int kSize = Shape<Format>::kSize;
+  static constexpr std::uint32_t kEach = kSize == 1 ? 0x01010101u : kSize == 2 ? 0x00010001u : 1u;
+  // Of a double the upper word alone tells.
+  static constexpr int kDropped = kSize == 8 ? 32 : 0;
+  static constexpr std::uint32_t kTop =
+      kEach * static_cast<std::uint32_t>(Format::kSign >> kDropped);
+  static constexpr std::uint32_t kReach =
+      kEach * static_cast<std::uint32_t>((Format::kSign - Format::kFirstNonfinite) >> kDropped);
+  static constexpr int kStep = kSize == 8 ? 2 : 1;
+};
+
+template <class Format>
+struct FoundShared {
+  Stage<Format> stages[kMaxWarps];
+};
+
+// ---- tile ---------------------------------------------------------------------------------------
+
+// This thread's part of a tile of which `n` components exist.
+template <class Format>
+FASTCHECK_DEVICE bool tile_nonfinite(const Entry& entry, const Layout* layout, std::int64_t tile,
+                                     int n, Stage<Format>& stage) {
+  using S = Shape<Format>;
+  using Test = NonfiniteTest<Format>;
+  const Place<Format> place;
+  std::uint32_t seen = 0;
+  FASTCHECK_ROLLED
+  for (int pass = 0; pass < S::kPasses; ++pass) {
+    FASTCHECK_ROLLED
+    for (int batch = 0; batch < kBatches; ++batch) {
+      Row<Format> rows[kBatchRows];
+      load_batch(entry.data, layout, tile, pass, batch, n, place, stage, rows);
+      FASTCHECK_UNROLL
+      for (int j = 0; j < kBatchRows; ++j) {
+        FASTCHECK_UNROLL
+        for (int w = Test::kStep - 1; w < S::kWords; w += Test::kStep) {
+          seen |= (rows[j].word[w] & ~Test::kTop) + Test::kReach;
+        }
+      }
+    }
+  }
+  return (seen & Test::kTop) != 0;
+}
+
+// ---- kernel -------------------------------------------------------------------------------------
+
+template <class Format>
+FASTCHECK_KERNEL(kMaxThreads, kFoundBlocksPerSm)
+found_nonfinite_kernel(FASTCHECK_ARGUMENT FoundLaunch launch) {
+  const List& list = launch.list;
+  Stage<Format>& stage = block_shared<FoundShared<Format>>().stages[warp_index()];
+  for (std::int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
+    const Entry& entry = entries_of(list)[find_entry(list, chunk)];
+    const std::int64_t first_tile =
+        ((chunk - entry.first_chunk) * warp_count() + warp_index()) * list.tiles_per_warp;
+    bool found = false;
+    FASTCHECK_ROLLED
+    for (int k = 0; k < list.tiles_per_warp; ++k) {
+      const std::int64_t left = entry.components - (first_tile + k) * kTile;
+      if (left <= 0) break;
+      found =
+          tile_nonfinite<Format>(entry, entry.strided != 0 ? &list.layout : nullptr, first_tile + k,
+                                 left < kTile ? static_cast<int>(left) : kTile, stage) ||
+          found;
+    }
+    if (any_lane(found) && lane_index() == 0) *launch.found = 1.0f;
+  }
+}
+
+}  // namespace fastcheck::cuda

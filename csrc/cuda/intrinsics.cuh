@@ -1,0 +1,185 @@
+// Single instructions that CUDA C++ has no operator for, each with the plain code that it equals.
+//
+// The plain code serves older GPUs and tests/cuda_on_cpu; that the instruction and the plain code
+// agree on every input is a test that needs a GPU (docs/gpu-status.md).
+#pragma once
+
+#include <cstdint>
+
+#include "core/element.h"
+#include "cuda/platform.cuh"
+
+#if defined(__CUDA_ARCH__)
+#define FASTCHECK_DEVICE_ARCH __CUDA_ARCH__
+#else
+#define FASTCHECK_DEVICE_ARCH 0
+#endif
+
+namespace fastcheck::cuda {
+
+constexpr unsigned kWholeWarp = 0xffffffffu;
+constexpr int kWarp = 32;
+
+// ---- bytes --------------------------------------------------------------------------------------
+
+// PTX prmt: each nibble of `selector`, from the lowest, picks a byte of low (0-3) or high (4-7);
+// with 8 added, that byte's sign bit eight times.
+FASTCHECK_DEVICE std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high,
+                                             std::uint32_t selector) {
+#if FASTCHECK_DEVICE_ARCH
+  std::uint32_t out;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(selector));
+  return out;
+#else
+  const std::uint64_t both = static_cast<std::uint64_t>(high) << 32 | low;
+  std::uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t nibble = selector >> (4 * i) & 15;
+    std::uint32_t byte = static_cast<std::uint32_t>(both >> (8 * (nibble & 7))) & 0xff;
+    if ((nibble & 8) != 0) byte = (byte & 0x80) != 0 ? 0xff : 0;
+    out |= byte << (8 * i);
+  }
+  return out;
+#endif
+}
+
+// 0xff for each byte whose top bit is set.
+FASTCHECK_DEVICE std::uint32_t top_bits(std::uint32_t bytes) {
+  return permute_bytes(bytes, 0, 0xba98);
+}
+
+// 0xff for each half-word of two words whose top bit is set.
+FASTCHECK_DEVICE std::uint32_t top_bits_of_halves(std::uint32_t first, std::uint32_t second) {
+  return permute_bytes(first, second, 0xfdb9);
+}
+
+FASTCHECK_DEVICE std::uint32_t dot_unsigned(std::uint32_t x, std::uint32_t y, std::uint32_t sum) {
+  return __dp4a(x, y, sum);
+}
+FASTCHECK_DEVICE std::int32_t dot_signed(std::uint32_t x, std::uint32_t y, std::int32_t sum) {
+  return __dp4a(static_cast<int>(x), static_cast<int>(y), sum);
+}
+
+// Adds the number of bytes that are 0xff; the others are 0.
+FASTCHECK_DEVICE std::uint32_t add_mask(std::uint32_t mask, std::uint32_t sum) {
+  return static_cast<std::uint32_t>(dot_signed(mask, 0xffffffffu, static_cast<std::int32_t>(sum)));
+}
+
+// ---- 16-bit floats, two to a word ---------------------------------------------------------------
+
+// Order of the numbers as order of signed integers; -0 comes just before +0.
+FASTCHECK_DEVICE std::int32_t half_order(std::uint32_t half) {
+  const auto magnitude = static_cast<std::int32_t>(half & 0x7fff);
+  return (half & 0x8000) != 0 ? -1 - magnitude : magnitude;
+}
+
+template <class Pick>
+FASTCHECK_DEVICE std::uint32_t each_half(std::uint32_t x, std::uint32_t y, Pick pick) {
+  return pick(x & 0xffff, y & 0xffff) | pick(x >> 16, y >> 16) << 16;
+}
+
+// kBrain: bfloat16, else float16. A NaN in either gives the NaN 0x7fff.
+template <bool kBrain>
+FASTCHECK_DEVICE std::uint32_t max_or_nan(std::uint32_t x, std::uint32_t y) {
+#if FASTCHECK_DEVICE_ARCH >= 800
+  std::uint32_t out;
+  if constexpr (kBrain) {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(x), "r"(y));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(out) : "r"(x), "r"(y));
+  }
+  return out;
+#else
+  constexpr std::uint32_t kInf = kBrain ? 0x7f80 : 0x7c00;
+  return each_half(x, y, [](std::uint32_t a, std::uint32_t b) -> std::uint32_t {
+    if ((a & 0x7fff) > kInf || (b & 0x7fff) > kInf) return 0x7fff;
+    return half_order(a) > half_order(b) ? a : b;
+  });
+#endif
+}
+
+// Neither may be a NaN that matters: it is dropped.
+template <bool kBrain>
+FASTCHECK_DEVICE std::uint32_t min_number(std::uint32_t x, std::uint32_t y) {
+#if FASTCHECK_DEVICE_ARCH >= 800
+  std::uint32_t out;
+  if constexpr (kBrain) {
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(x), "r"(y));
+  } else {
+    asm("min.f16x2 %0, %1, %2;" : "=r"(out) : "r"(x), "r"(y));
+  }
+  return out;
+#else
+  constexpr std::uint32_t kInf = kBrain ? 0x7f80 : 0x7c00;
+  return each_half(x, y, [](std::uint32_t a, std::uint32_t b) -> std::uint32_t {
+    if ((a & 0x7fff) > kInf) return b;
+    if ((b & 0x7fff) > kInf) return a;
+    return half_order(a) < half_order(b) ? a : b;
+  });
+#endif
+}
+
+// The smaller magnitude; the sign bits of the result mean nothing. NaNs are dropped.
+template <bool kBrain>
+FASTCHECK_DEVICE std::uint32_t min_magnitude(std::uint32_t x, std::uint32_t y) {
+#if FASTCHECK_DEVICE_ARCH >= 860
+  std::uint32_t out;
+  if constexpr (kBrain) {
+    asm("min.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(x), "r"(y));
+  } else {
+    asm("min.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(out) : "r"(x), "r"(y));
+  }
+  return out;
+#else
+  return min_number<kBrain>(x & 0x7fff7fffu, y & 0x7fff7fffu);
+#endif
+}
+
+// The value of a float16 in the lower half of `bits`.
+FASTCHECK_DEVICE float half_to_float(std::uint32_t bits) {
+#if FASTCHECK_DEVICE_ARCH
+  float out;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(static_cast<unsigned short>(bits)));
+  return out;
+#else
+  return value<Float16>(static_cast<std::uint16_t>(bits));
+#endif
+}
+
+// ---- float32 ------------------------------------------------------------------------------------
+
+FASTCHECK_DEVICE float max_or_nan(float x, float y) {
+#if FASTCHECK_DEVICE_ARCH >= 800
+  float out;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(x), "f"(y));
+  return out;
+#else
+  if (x != x || y != y) return bit_cast<float>(0x7fffffffu);
+  return fmaxf(x, y);
+#endif
+}
+
+// ---- warps --------------------------------------------------------------------------------------
+
+FASTCHECK_DEVICE int lane_index() { return static_cast<int>(threadIdx.x) % kWarp; }
+FASTCHECK_DEVICE int warp_index() { return static_cast<int>(threadIdx.x) / kWarp; }
+FASTCHECK_DEVICE int warp_count() { return static_cast<int>(blockDim.x) / kWarp; }
+
+FASTCHECK_DEVICE std::uint32_t warp_sum(std::uint32_t x) {
+#if FASTCHECK_DEVICE_ARCH >= 800
+  return __reduce_add_sync(kWholeWarp, x);
+#else
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(kWholeWarp, x, mask);
+  return x;
+#endif
+}
+
+template <class T>
+FASTCHECK_DEVICE T from_lane_xor(T x, int mask) {
+  return __shfl_xor_sync(kWholeWarp, x, mask);
+}
+
+FASTCHECK_DEVICE bool any_lane(bool x) { return __any_sync(kWholeWarp, x) != 0; }
+FASTCHECK_DEVICE bool all_lanes(bool x) { return __all_sync(kWholeWarp, x) != 0; }
+
+}  // namespace fastcheck::cuda

@@ -1,0 +1,119 @@
+// The C interface of the CUDA kernels: tensors in, Records and flags out, all on a stream.
+//
+// No function here waits for the device, allocates, or looks at the current device: the caller
+// makes the tensors' device current, and owns every buffer. All of it may be captured in a CUDA
+// graph; `workspace` and `destination` then belong to the graph for as long as it is replayed.
+// Functions return 0, a cudaError_t, or an Error; fastcheck_cuda_error_name() says it in words.
+#pragma once
+
+#include <cstdint>
+
+#include "core/dtypes.h"
+#include "core/record.h"
+
+namespace fastcheck::cuda {
+
+using Counter = unsigned int;
+
+// State of a ring of slots, in device memory, zeroed by its owner.
+struct RingState {
+  unsigned long long next_seq;  // the sequence number of the next record
+  long long step;               // read by launches whose Destination::step is negative
+  // How many non-finite records came since the owner last set it to zero (each step); the first
+  // `nonfinite_capacity` of them are in Destination::nonfinite_slots.
+  unsigned int nonfinite_count;
+  unsigned int reserved;
+};
+
+// Where the records of a launch go. All pointers are to device memory (or mapped host memory) and
+// all but `slots` may be null.
+struct Destination {
+  Record* slots;
+  // Each record takes the next number; those of one launch are neighbours, in the order of the
+  // list. Null: seq is 0.
+  RingState* ring;
+  // Copies of the step's first non-finite records, so that a full ring does not lose them.
+  Record* nonfinite_slots;
+  // Set to a non-finite record's seq + 1, so that it changes with each; in host-mapped memory the
+  // host sees it without a copy. Stored after the record itself.
+  unsigned long long* host_flag;
+  // Set to 1.0f by a non-finite record, else left alone: the found_inf of a fused optimizer.
+  float* found;
+  std::int64_t step;  // negative: the ring's, which a graph's replay can move on
+  std::uint32_t nonfinite_capacity;
+  std::uint32_t device_mode;
+};
+
+// One tensor. Sizes and strides are in elements, strides not negative, and are not read when
+// `dense`: then the traversal is the memory from `data` on.
+struct TensorArgument {
+  const void* data;
+  std::int64_t numel;
+  const std::int64_t* sizes;
+  const std::int64_t* strides;
+  std::int64_t slot;  // index into Destination::slots
+  std::int32_t ndim;
+  std::int32_t site;
+  std::int32_t call;
+  std::uint32_t flags;  // OR-ed into the record's
+  std::uint8_t dtype;
+  std::uint8_t order;  // as the record will say
+  std::uint8_t dense;
+  std::uint8_t reserved;
+};
+
+// Buffers of a launch. They may serve any number of launches one after the other on one stream;
+// launches that may overlap need their own.
+struct Workspace {
+  // Zeroed once, when allocated; every launch leaves it zeroed. workspace_counters() of them.
+  Counter* counters;
+  void* partials;  // device memory, 16-byte aligned, any contents
+  std::int64_t partials_bytes;
+  // For lists that do not fit the arguments of a launch (more than 32 tensors of a dtype): pinned
+  // host memory, which must stay as it is until the stream has passed the launch (for as long as a
+  // graph that captured it is replayed), and as much device memory. May be null otherwise.
+  void* table_host;
+  void* table_device;
+  std::int64_t table_bytes;
+};
+
+// How the work is cut. Any choice gives the same bits.
+struct Tuning {
+  std::int32_t multiprocessors;  // of the device
+  std::int32_t warps_per_block;  // 1, 2, 4 or 8; 0: chosen
+  std::int32_t tiles_per_warp;   // 1, 2, 4, 8, 16 or 32; 0: chosen
+  std::int32_t blocks;           // 0: chosen
+};
+
+struct WorkspaceSize {
+  std::int64_t counters;
+  std::int64_t partials_bytes;
+  std::int64_t table_bytes;
+};
+
+enum Error : int {
+  kErrorArgument = -1,   // an unknown dtype or depth, or a tuning that is not in its list
+  kErrorWorkspace = -2,  // a buffer is too small or missing
+};
+
+extern "C" {
+
+// What the two launchers need for these tensors.
+int fastcheck_cuda_workspace(const TensorArgument* tensors, int count, const Tuning* tuning,
+                             WorkspaceSize* size);
+
+// Writes one Record per tensor. One kernel per dtype among the dense tensors, and one for each
+// tensor that must be read through its strides or is not aligned to 16 bytes.
+int fastcheck_cuda_records(const TensorArgument* tensors, int count, int depth,
+                           const Destination* destination, const Workspace* workspace,
+                           const Tuning* tuning, void* stream);
+
+// Sets *found to 1.0f if any component of any tensor is not finite, else leaves it alone: the
+// caller zeroes it, or does not, to have the OR with what it holds.
+int fastcheck_cuda_found_nonfinite(const TensorArgument* tensors, int count, float* found,
+                                   const Workspace* workspace, const Tuning* tuning, void* stream);
+
+const char* fastcheck_cuda_error_name(int error);
+}
+
+}  // namespace fastcheck::cuda

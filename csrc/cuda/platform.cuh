@@ -1,0 +1,68 @@
+// What the kernels need of the CUDA language, under nvcc or under a host compiler.
+//
+// tests/cuda_on_cpu compiles the same kernels with a host compiler, over a shim that gives every
+// thread a fiber; the launch syntax and shared memory are all that has to be spelt differently.
+#pragma once
+
+#if defined(__CUDACC__)
+
+#include <cuda_runtime.h>
+
+#define FASTCHECK_DEVICE static __device__ __forceinline__
+#define FASTCHECK_DEVICE_MEMBER __device__ __forceinline__
+// For what runs once a chunk or less: one copy for all kernels of a file.
+#define FASTCHECK_DEVICE_CALLED [[maybe_unused]] static __device__ __noinline__
+#define FASTCHECK_KERNEL(threads, blocks_per_sm) \
+  __global__ void __launch_bounds__(threads, blocks_per_sm)
+// A kernel argument that stays in constant memory although its address is taken.
+#define FASTCHECK_ARGUMENT const __grid_constant__
+#define FASTCHECK_UNROLL _Pragma("unroll")
+#define FASTCHECK_ROLLED _Pragma("unroll 1")
+
+namespace fastcheck::cuda {
+
+// One object of T per block and kernel, uninitialised.
+template <class T>
+__device__ __forceinline__ T& block_shared() {
+  __shared__ __align__(16) unsigned char bytes[sizeof(T)];
+  return *reinterpret_cast<T*>(bytes);
+}
+
+template <class Arguments>
+cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
+                   const Arguments& arguments) {
+  kernel<<<grid, block, 0, stream>>>(arguments);
+  return cudaGetLastError();
+}
+
+}  // namespace fastcheck::cuda
+
+#else
+
+#include "cuda_on_cpu/cuda_on_cpu.h"
+
+#define FASTCHECK_DEVICE [[maybe_unused]] static inline
+#define FASTCHECK_DEVICE_MEMBER inline
+#define FASTCHECK_DEVICE_CALLED [[maybe_unused]] static
+#define FASTCHECK_KERNEL(threads, blocks_per_sm) void
+#define FASTCHECK_ARGUMENT const
+#define FASTCHECK_UNROLL
+#define FASTCHECK_ROLLED
+
+namespace fastcheck::cuda {
+
+template <class T>
+T& block_shared() {
+  static const char key = 0;
+  return *static_cast<T*>(cuda_on_cpu::shared_memory(&key, sizeof(T)));
+}
+
+template <class Arguments>
+cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t,
+                   const Arguments& arguments) {
+  return cuda_on_cpu::run(grid, block, [&] { kernel(arguments); });
+}
+
+}  // namespace fastcheck::cuda
+
+#endif

@@ -1,0 +1,236 @@
+// The kernel that makes Records of a list of tensors of one component type.
+//
+// A block takes chunks of neighbouring tiles, an equal aligned share for each warp, and leaves one
+// partial per chunk; the block that finishes a tensor's last chunk merges them in the fixed tree
+// and writes the Record. Nothing is added up by atomics but integers, so that the bits depend
+// neither on the grid nor on which block comes last. Memory is read once; a chunk costs 104 bytes
+// written, one fence and one atomic.
+#pragma once
+
+#include "cuda/arguments.h"
+#include "cuda/merge.cuh"
+#include "cuda/tile.cuh"
+
+namespace fastcheck::cuda {
+
+// ---- policy -------------------------------------------------------------------------------------
+
+constexpr int kMaxThreads = kMaxWarps * kWarp;
+constexpr int kBlocksPerSm = 2;  // leaves a thread 128 registers
+
+// Counters of a launch: the seq numbers of a list, then a ticket per tensor.
+constexpr int kArrived = 0;
+constexpr int kServed = 1;
+constexpr int kFirstSeq = 2;  // 64 bits, plus 1
+constexpr int kTickets = 4;
+
+struct MergeShared {
+  Partial parts[kMaxWarps];
+  Record record;
+  unsigned int last;
+};
+
+template <class Component>
+struct BlockShared {
+  WarpShared<Component> warps[kMaxWarps];
+  MergeShared merge;
+};
+
+// ---- where a chunk belongs ----------------------------------------------------------------------
+
+FASTCHECK_DEVICE const Entry* entries_of(const List& list) {
+  return list.table != nullptr ? list.table : list.entries;
+}
+
+FASTCHECK_DEVICE int find_entry(const List& list, std::int64_t chunk) {
+  const Entry* entries = entries_of(list);
+  int low = 0, high = list.count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (entries[middle].first_chunk <= chunk) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+FASTCHECK_DEVICE std::int64_t end_chunk(const List& list, int index) {
+  return index + 1 < list.count ? entries_of(list)[index + 1].first_chunk : list.chunks;
+}
+
+// ---- the record ---------------------------------------------------------------------------------
+
+// The record's place in the ring's order: one atomic per launch gives its first number, and records
+// take theirs by their place in the list, whoever finishes first.
+FASTCHECK_DEVICE unsigned long long take_seq(const RecordsLaunch& launch, int index) {
+  RingState* ring = launch.destination.ring;
+  const auto count = static_cast<unsigned int>(launch.list.count);
+  if (count == 1) return atomicAdd(&ring->next_seq, 1ull);
+  auto* first = reinterpret_cast<unsigned long long*>(launch.counters + kFirstSeq);
+  unsigned long long seq;
+  if (atomicInc(&launch.counters[kArrived], count - 1) == 0) {
+    seq = atomicAdd(&ring->next_seq, static_cast<unsigned long long>(count));
+    atomicExch(first, seq + 1);
+  } else {
+    // Whoever arrived first is running: it waits for nobody.
+    do {
+      seq = atomicAdd(first, 0ull);
+    } while (seq == 0);
+    --seq;
+  }
+  // The last one served leaves the counters as they were found.
+  if (atomicInc(&launch.counters[kServed], count - 1) == count - 1) atomicExch(first, 0ull);
+  return seq + static_cast<unsigned long long>(index);
+}
+
+FASTCHECK_DEVICE void store_record(Record* to, const Record& from, int lane) {
+  constexpr int kWords = sizeof(Record) / 8;
+  if (lane < kWords) {
+    reinterpret_cast<unsigned long long*>(to)[lane] =
+        reinterpret_cast<const unsigned long long*>(&from)[lane];
+  }
+}
+
+FASTCHECK_DEVICE int components_per_element(DType dtype) {
+  return dtype == DType::k_complex64 || dtype == DType::k_complex128 ? 2 : 1;
+}
+
+// One warp; shared.parts[0] is the tensor's.
+FASTCHECK_DEVICE_CALLED void write_record(const RecordsLaunch& launch, int index,
+                                          int component_size, Extreme extreme, Depth depth,
+                                          MergeShared& shared) {
+  const Entry& entry = entries_of(launch.list)[index];
+  const Destination& to = launch.destination;
+  const int lane = lane_index();
+  auto* words = reinterpret_cast<unsigned long long*>(&shared.record);
+  if (lane < static_cast<int>(sizeof(Record) / 8)) words[lane] = 0;
+  __syncwarp();
+  unsigned int place = 0xffffffffu;  // among the step's non-finite records
+  if (lane == 0) {
+    Record& record = shared.record;
+    const auto dtype = static_cast<DType>(entry.dtype);
+    const DTypeInfo info{nullptr, components_per_element(dtype), component_size, extreme};
+    record.flags = entry.flags;
+    finalise(shared.parts[0], dtype, info, entry.components / info.components, depth,
+             static_cast<Order>(entry.order), record);
+    record.call = entry.call;
+    record.site = entry.site;
+    record.device_mode = static_cast<std::uint8_t>(to.device_mode);
+    record.step = to.step;
+    if (to.ring != nullptr) {
+      record.seq = static_cast<std::int64_t>(take_seq(launch, index));
+      if (to.step < 0) record.step = __ldcg(&to.ring->step);
+    }
+    if ((record.flags & kFlagNonfinite) != 0) {
+      if (to.found != nullptr) *to.found = 1.0f;
+      if (to.ring != nullptr) place = atomicAdd(&to.ring->nonfinite_count, 1u);
+    }
+  }
+  __syncwarp();
+  store_record(to.slots + entry.slot, shared.record, lane);
+  place = __shfl_sync(kWholeWarp, place, 0);
+  if (to.nonfinite_slots != nullptr && place < to.nonfinite_capacity) {
+    store_record(to.nonfinite_slots + place, shared.record, lane);
+  }
+  if (to.host_flag != nullptr && (shared.record.flags & kFlagNonfinite) != 0) {
+    __threadfence_system();
+    __syncwarp();
+    if (lane == 0) {
+      *static_cast<volatile unsigned long long*>(to.host_flag) =
+          static_cast<unsigned long long>(shared.record.seq) + 1;
+    }
+  }
+}
+
+// ---- chunks -------------------------------------------------------------------------------------
+
+// The warp's share of a chunk; lane 0's result counts.
+template <class Component, Depth kDepth>
+FASTCHECK_DEVICE Partial read_share(const Entry& entry, const Layout* layout,
+                                    std::int64_t first_tile, int tiles_per_warp,
+                                    WarpShared<Component>& shared) {
+  const int lane = lane_index();
+  FASTCHECK_UNROLL
+  for (auto& leaves : shared.leaf) leaves[lane] = 0.0;
+  if (lane < 4) shared.rare[lane] = 0;
+  TileReader<Component, kDepth> reader(shared);
+  FASTCHECK_ROLLED
+  for (int k = 0; k < tiles_per_warp; ++k) {
+    const std::int64_t left = entry.components - (first_tile + k) * kTile;
+    if (left <= 0) break;
+    const int n = left < kTile ? static_cast<int>(left) : kTile;
+    const Sums sums = reader.read(entry.data, layout, first_tile + k, n);
+    if constexpr (kDepth >= Depth::kStats) {
+      if (lane == k) {
+        shared.leaf[0][k] = sums.sum;
+        shared.leaf[1][k] = sums.abs_sum;
+        shared.leaf[2][k] = sums.sum_sq;
+      }
+    }
+  }
+  Partial part = reader.finish();
+  if constexpr (kDepth >= Depth::kStats) {
+    part.sums = fold_lanes({shared.leaf[0][lane], shared.leaf[1][lane], shared.leaf[2][lane]});
+  }
+  return part;
+}
+
+// Leaves a chunk's partial where the last block finds it; whether this block is the last.
+FASTCHECK_DEVICE bool hand_in(const RecordsLaunch& launch, int index, std::int64_t chunk,
+                              std::int64_t chunks, const Partial& part) {
+  launch.partials[chunk] = part;
+  __threadfence();
+  const auto last = static_cast<unsigned int>(chunks - 1);
+  return atomicInc(&launch.counters[kTickets + index], last) == last;  // and 0 again
+}
+
+// Every warp has put its share of the chunk in shared.parts. The whole block comes here.
+FASTCHECK_DEVICE_CALLED void finish_chunk(const RecordsLaunch& launch, int index,
+                                          std::int64_t chunk, int component_size, Extreme extreme,
+                                          Depth depth, MergeShared& shared) {
+  const std::int64_t first_chunk = entries_of(launch.list)[index].first_chunk;
+  const std::int64_t chunks = end_chunk(launch.list, index) - first_chunk;
+  merge_warps(shared.parts);
+  if (threadIdx.x == 0) {
+    shared.last = chunks == 1 || hand_in(launch, index, chunk, chunks, shared.parts[0]);
+  }
+  __syncthreads();
+  if (shared.last != 0) {
+    if (chunks > 1) {
+      __threadfence();
+      // A tensor's tree has no more inner nodes in memory than chunks (level_count).
+      merge_chunks(launch.partials + first_chunk, chunks, launch.levels + first_chunk,
+                   shared.parts);
+    }
+    if (warp_index() == 0) {
+      __syncwarp();
+      write_record(launch, index, component_size, extreme, depth, shared);
+    }
+  }
+  __syncthreads();
+}
+
+// ---- kernel -------------------------------------------------------------------------------------
+
+template <class Component, Depth kDepth>
+FASTCHECK_KERNEL(kMaxThreads, kBlocksPerSm)
+records_kernel(FASTCHECK_ARGUMENT RecordsLaunch launch) {
+  auto& shared = block_shared<BlockShared<Component>>();
+  const List& list = launch.list;
+  for (std::int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
+    const int index = find_entry(list, chunk);
+    const Entry& entry = entries_of(list)[index];
+    const std::int64_t first_tile =
+        ((chunk - entry.first_chunk) * warp_count() + warp_index()) * list.tiles_per_warp;
+    const Partial part =
+        read_share<Component, kDepth>(entry, entry.strided != 0 ? &list.layout : nullptr,
+                                      first_tile, list.tiles_per_warp, shared.warps[warp_index()]);
+    if (lane_index() == 0) shared.merge.parts[warp_index()] = part;
+    finish_chunk(launch, index, chunk, Shape<Component>::kSize, Component::kExtreme, kDepth,
+                 shared.merge);
+  }
+}
+
+}  // namespace fastcheck::cuda

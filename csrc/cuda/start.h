@@ -1,0 +1,19 @@
+// Launches of the kernels by component type, and where they are instantiated.
+#pragma once
+
+#include "cuda/arguments.h"
+#include "cuda/platform.cuh"
+
+namespace fastcheck::cuda {
+
+// Component -> kernel; defined by records_*.cu.
+template <class Component>
+cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream_t stream,
+                          const RecordsLaunch& launch);
+
+// Formats alone; defined by found_nonfinite.cu.
+template <class Format>
+cudaError_t start_found_nonfinite(unsigned grid, unsigned block, cudaStream_t stream,
+                                  const FoundLaunch& launch);
+
+}  // namespace fastcheck::cuda

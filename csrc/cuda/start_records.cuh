@@ -1,0 +1,26 @@
+// The launcher of one component type's kernels; each records_*.cu instantiates some of them.
+#pragma once
+
+#include "cuda/records.cuh"
+#include "cuda/start.h"
+
+namespace fastcheck::cuda {
+
+template <class Component>
+cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream_t stream,
+                          const RecordsLaunch& arguments) {
+  switch (depth) {
+    case Depth::kHealth:
+      return launch(records_kernel<Component, Depth::kHealth>, grid, block, stream, arguments);
+    case Depth::kStats:
+      return launch(records_kernel<Component, Depth::kStats>, grid, block, stream, arguments);
+    case Depth::kFull: break;
+  }
+  return launch(records_kernel<Component, Depth::kFull>, grid, block, stream, arguments);
+}
+
+#define FASTCHECK_START_RECORDS(component)                                               \
+  template cudaError_t start_records<component>(Depth, unsigned, unsigned, cudaStream_t, \
+                                                const RecordsLaunch&);
+
+}  // namespace fastcheck::cuda

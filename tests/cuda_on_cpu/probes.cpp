@@ -1,0 +1,82 @@
+// Small kernels that show what the shim itself does (faults that it must find), and one that reads
+// a single tile anywhere in a tensor that would be too large to be read whole.
+#include "cuda_on_cpu/cuda_on_cpu.h"
+
+#include "cuda/plan.h"
+#include "cuda/tile.cuh"
+
+namespace {
+
+unsigned* shared_words() {
+  static const char key = 0;
+  return static_cast<unsigned*>(cuda_on_cpu::shared_memory(&key, 1024 * sizeof(unsigned)));
+}
+
+void reverse(unsigned* out, bool barrier) {
+  unsigned* words = shared_words();
+  words[threadIdx.x] = threadIdx.x;
+  if (barrier) __syncthreads();
+  out[blockIdx.x * blockDim.x + threadIdx.x] = words[blockDim.x - 1 - threadIdx.x];
+}
+
+void half_the_block_waits() {
+  if (threadIdx.x < 32) __syncthreads();
+}
+
+void two_barriers() {
+  if (threadIdx.x < 32) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+}
+
+void half_the_warp_shuffles() {
+  if (threadIdx.x < 16) __shfl_xor_sync(0xffffffffu, 1, 1);
+  __syncthreads();
+}
+
+void sum_in_any_order(float* out) {
+  atomicAdd(out, threadIdx.x == 0 ? 1e8f : threadIdx.x == 1 ? -1e8f : 1.0f);
+}
+
+using fastcheck::cuda::Layout;
+using fastcheck::cuda::TensorArgument;
+
+template <class Component>
+int read_tile(const TensorArgument& tensor, std::int64_t tile, double* sums, unsigned* checksum) {
+  const Layout layout = fastcheck::cuda::layout_of(tensor);
+  const bool direct = fastcheck::cuda::reads_directly(tensor);
+  const auto left = fastcheck::cuda::component_count(tensor) - tile * fastcheck::kTile;
+  const int n = left < fastcheck::kTile ? static_cast<int>(left) : fastcheck::kTile;
+  return cuda_on_cpu::run(1, 32, [&] {
+    auto& shared = fastcheck::cuda::block_shared<fastcheck::cuda::WarpShared<Component>>();
+    fastcheck::cuda::TileReader<Component, fastcheck::Depth::kFull> reader(shared);
+    const auto of_tile = reader.read(static_cast<const std::byte*>(tensor.data),
+                                     direct ? nullptr : &layout, tile, n);
+    const auto rest = reader.finish();
+    if (threadIdx.x != 0) return;
+    sums[0] = of_tile.sum, sums[1] = of_tile.abs_sum, sums[2] = of_tile.sum_sq;
+    checksum[0] = rest.checksum.a, checksum[1] = rest.checksum.b;
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+int probe_reverse(unsigned* out, int blocks, int barrier) {
+  return cuda_on_cpu::run(blocks, 128, [=] { reverse(out, barrier != 0); });
+}
+int probe_tile(const TensorArgument* tensor, std::int64_t tile, double* sums, unsigned* checksum) {
+  return tensor->dtype == static_cast<int>(fastcheck::DType::k_bfloat16)
+             ? read_tile<fastcheck::BFloat16>(*tensor, tile, sums, checksum)
+             : read_tile<fastcheck::Float32>(*tensor, tile, sums, checksum);
+}
+int probe_half_the_block_waits() { return cuda_on_cpu::run(1, 64, half_the_block_waits); }
+int probe_two_barriers() { return cuda_on_cpu::run(1, 64, two_barriers); }
+int probe_half_the_warp_shuffles() { return cuda_on_cpu::run(1, 64, half_the_warp_shuffles); }
+int probe_sum_in_any_order(float* out) {
+  return cuda_on_cpu::run(1, 32, [=] { sum_in_any_order(out); });
+}
+}
