@@ -7,6 +7,7 @@ namespace fastcheck::cpu {
 namespace {
 
 using Words = Vec<std::uint32_t>;
+using SignedWords = Vec<std::int32_t>;
 constexpr int kWordLanes = kVectorLanes<std::uint32_t>;
 
 FASTCHECK_FN Words word_iota() {
@@ -45,9 +46,11 @@ template <int kVectors>
 struct Chains {
   Words a[kVectors];
   Words b[kVectors];
+  Words alive[kVectors];  // all ones where the chain has a word
 
   FASTCHECK_FN_MEMBER void start(std::uint64_t row, int lane) {
     for (int j = 0; j < kVectors; ++j) {
+      alive[j] = splat(~0u);
       a[j] = seeds<ChecksumA>(row, lane + j * kWordLanes);
       b[j] = seeds<ChecksumB>(row, lane + j * kWordLanes);
     }
@@ -56,43 +59,51 @@ struct Chains {
     a[j] = step<ChecksumA>(a[j], word);
     b[j] = step<ChecksumB>(b[j], word);
   }
+  // One word more for the first `count` chains; the others end here, or never began.
+  FASTCHECK_FN_MEMBER void add_some(const std::byte* words, int count, bool others_began) {
+    for (int j = 0; j < kVectors; ++j) {
+      const int here = count - j * kWordLanes;
+      const Words some = (Words)((SignedWords)word_iota() < splat(here));
+      const Words word = load<std::uint32_t>(words + j * kVectorBytes);
+      a[j] = select<std::uint32_t>(some, step<ChecksumA>(a[j], word), a[j]);
+      b[j] = select<std::uint32_t>(some, step<ChecksumB>(b[j], word), b[j]);
+      if (!others_began) alive[j] = some;
+    }
+  }
   FASTCHECK_FN_MEMBER void end(ChecksumTerms& terms) {
     for (int j = 0; j < kVectors; ++j) {
       finish_chain(a[j], b[j]);
-      terms.a += a[j];
-      terms.b += b[j];
+      terms.a += a[j] & alive[j];
+      terms.b += b[j] & alive[j];
     }
   }
 };
 
-// The first `words` words of a tile, in memory that may be read up to the end of their row.
+// A tile of `rows` whole rows, and of `last_words` words of one more row, which is read from
+// `last_row`: readable to its end, zero beyond its words.
 template <int kComponentSize>
-void checksum_words(const std::byte* data, int words, std::uint64_t tile, ChecksumTerms& terms) {
+void checksum_rows(const std::byte* data, int rows, const std::byte* last_row, int last_words,
+                   std::uint64_t tile, ChecksumTerms& terms) {
   constexpr int kWidth = words_per_row(kComponentSize);
-  const int whole_rows = words / kWidth;
-  const int rest = words % kWidth;  // the lanes that reach one row further
-  for (int run = 0; run * kRunRows * kWidth < words; ++run) {
-    const int left = whole_rows - run * kRunRows;
-    const int rows = left < kRunRows ? left : kRunRows;
-    for (int lane = 0; lane < kWidth; lane += kWordLanes) {
-      Chains<1> chains;
+  constexpr int kVectors = kWidth / kWordLanes < 4 ? kWidth / kWordLanes : 4;
+  const int all_rows = rows + (last_words > 0);
+  for (int run = 0; run * kRunRows < all_rows; ++run) {
+    const int left = rows - run * kRunRows;
+    const int run_rows = left < kRunRows ? left : kRunRows;
+    for (int lane = 0; lane < kWidth; lane += kVectors * kWordLanes) {
+      Chains<kVectors> chains;
       chains.start((tile * kRuns + run) * kWidth, lane);
       const std::byte* at = data + 4 * (run * kRunRows * kWidth + lane);
-      for (int row = 0; row < rows; ++row, at += 4 * kWidth) {
-        chains.add(0, load<std::uint32_t>(at));
+      for (int row = 0; row < run_rows; ++row, at += 4 * kWidth) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) {
+          chains.add(j, load<std::uint32_t>(at + j * kVectorBytes));
+        }
       }
-      Words alive = splat(rows > 0 ? ~0u : 0u);
-      if (left < kRunRows && lane < rest) {
-        const Words further = (Words)(word_iota() < splat(static_cast<std::uint32_t>(rest - lane)));
-        const Chains<1> before = chains;
-        chains.add(0, load<std::uint32_t>(at));
-        chains.a[0] = select<std::uint32_t>(further, chains.a[0], before.a[0]);
-        chains.b[0] = select<std::uint32_t>(further, chains.b[0], before.b[0]);
-        alive |= further;
+      if (left < kRunRows && last_words > 0) {
+        chains.add_some(last_row + 4 * lane, last_words - lane, run_rows > 0);
       }
-      finish_chain(chains.a[0], chains.b[0]);
-      terms.a += chains.a[0] & alive;
-      terms.b += chains.b[0] & alive;
+      chains.end(terms);
     }
   }
 }

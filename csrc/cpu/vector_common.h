@@ -32,40 +32,42 @@ FASTCHECK_FN Vec<T> select(Vec<T> mask, Vec<T> x, Vec<T> y) {
   return (x & mask) | (y & ~mask);
 }
 
-// A partial tile in memory of its own, so that whole vectors may be read: first followed by copies
-// of its first component, which leave extremes alone and are easily subtracted from counts; then,
-// for sums and checksum, by zeros.
+// The last row of a partial tile when the tile ends within it, in memory of its own so that whole
+// vectors may be read: first followed by copies of its first component, which leave extremes alone
+// and are easily subtracted from counts; then, for sums and checksum, by zeros.
 template <class Component>
-class TailBuffer {
+class LastRow {
  public:
   using Bits = typename Component::Bits;
 
-  TailBuffer(const std::byte* data, int n) : n_(n) {
+  // `n` may be 0: then there is no such row.
+  LastRow(const std::byte* data, int n) : n_(n), padded_((n + kStep - 1) / kStep * kStep) {
+    if (n == 0) return;
     memcpy(bytes_, data, static_cast<std::size_t>(n) * sizeof(Bits));
     memcpy(&first_, data, sizeof(Bits));
-    for (int i = n; i < padded(); ++i) memcpy(bytes_ + i * sizeof(Bits), &first_, sizeof(Bits));
+    for (int i = n; i < padded_; ++i) memcpy(bytes_ + i * sizeof(Bits), &first_, sizeof(Bits));
   }
 
   void pad_with_zeros() {
-    memset(bytes_ + n_ * sizeof(Bits), 0,
-           static_cast<std::size_t>(rows() * kLanes - n_) * sizeof(Bits));
+    if (n_ == 0) return;
+    memset(bytes_ + n_ * sizeof(Bits), 0, static_cast<std::size_t>(kLanes - n_) * sizeof(Bits));
   }
 
+  bool exists() const { return n_ != 0; }
   const std::byte* data() const { return bytes_; }
-  int vectors() const { return padded() / kVectorLanes<Bits>; }
-  int rows() const { return (n_ + kLanes - 1) / kLanes; }
+  int vectors() const { return padded_ / kStep; }
   int words() const { return (n_ * static_cast<int>(sizeof(Bits)) + 3) / 4; }
 
-  void subtract_padding(Counts& counts) const { count<Component>(counts, first_, n_ - padded()); }
-
- private:
-  int padded() const {
-    return (n_ + kVectorLanes<Bits> - 1) / kVectorLanes<Bits> * kVectorLanes<Bits>;
+  void subtract_padding(Counts& counts) const {
+    if (padded_ != n_) count<Component>(counts, first_, n_ - padded_);
   }
 
+ private:
+  static constexpr int kStep = kVectorLanes<Bits>;
   int n_;
+  int padded_;
   Bits first_;
-  alignas(64) std::byte bytes_[kTile * sizeof(Bits)];
+  alignas(64) std::byte bytes_[kLanes * sizeof(Bits)];
 };
 
 }  // namespace

@@ -196,27 +196,36 @@ FASTCHECK_FN bool needs_scale(Vec<typename Format::Bits> largest) {
   constexpr Bits kBelow = static_cast<Bits>(Bits(127 - 40) << Format::kMantissaBits);
   const bool large = count_less<Bits>(splat(kAbove), largest) != 0;
   const bool small = count_less<Bits>(largest, splat(kBelow)) == kVectorLanes<Bits>;
-  return large || small;
+  const bool zero = count_equal<Bits>(largest, splat<Bits>(0)) == kVectorLanes<Bits>;
+  return large || (small && !zero);
 }
 
-// The sums of `rows` rows with non-finite values as 0 and every element scaled.
+// Adds one row with non-finite values as 0 and every element scaled.
 template <class Format>
-Sums careful_sums(const std::byte* data, int rows, const TileScale& scale) {
+FASTCHECK_FN void add_row(const std::byte* data, const TileScale& scale,
+                          LaneVector<typename Format::Accumulator>* lanes) {
   using Bits = typename Format::Bits;
   using Accumulator = typename Format::Accumulator;
-  constexpr int kRaw = kLanes / kVectorLanes<Bits>;
-  TileLanes<Accumulator> lanes;
-  for (int row = 0; row < rows; ++row) {
-    for (int j = 0; j < kRaw; ++j) {
-      const auto x = load<Bits>(data + (row * kRaw + j) * kVectorBytes);
-      Vec<Accumulator> wide[kWide<Format>];
-      widen<Format>(x & finite_mask<Format>(x), wide);
-      for (int k = 0; k < kWide<Format>; ++k) {
-        lanes.run[row / kRunRows][j * kWide<Format> + k].add(
-            wide[k] * static_cast<Accumulator>(scale.factor));
-      }
+  for (int j = 0; j < kLanes / kVectorLanes<Bits>; ++j) {
+    const auto x = load<Bits>(data + j * kVectorBytes);
+    Vec<Accumulator> wide[kWide<Format>];
+    widen<Format>(x & finite_mask<Format>(x), wide);
+    for (int k = 0; k < kWide<Format>; ++k) {
+      lanes[j * kWide<Format> + k].add(wide[k] * static_cast<Accumulator>(scale.factor));
     }
   }
+}
+
+// The sums of a tile of `rows` whole rows and perhaps a last one.
+template <class Format>
+Sums careful_sums(const std::byte* data, int rows, const LastRow<Format>& last,
+                  const TileScale& scale) {
+  constexpr int kRowBytes = kLanes * sizeof(typename Format::Bits);
+  TileLanes<typename Format::Accumulator> lanes = {};
+  for (int row = 0; row < rows; ++row) {
+    add_row<Format>(data + row * kRowBytes, scale, lanes.run[row / kRunRows]);
+  }
+  if (last.exists()) add_row<Format>(last.data(), scale, lanes.run[rows / kRunRows]);
   const Sums sums = fold_tile<kLayout<Format>>(lanes);
   return {sums.sum * scale.undo, sums.abs_sum * scale.undo, sums.sum_sq * scale.undo_square};
 }
@@ -230,47 +239,32 @@ class FloatTiles {
   static constexpr int kRaw = kLanes / kVectorLanes<Bits>;  // raw vectors in a row
   static constexpr int kBlock = kBlockSums > kWide<Format> ? kBlockSums / kWide<Format> : 1;
   static constexpr int kBlockRaw = kBlock < kRaw ? kBlock : kRaw;
-  static constexpr int kTileVectors = kRows * kRaw;
 
  public:
   Sums whole(const std::byte* data, std::uint64_t tile) {
     Extremes<Format> extremes;
     TileLanes<Accumulator> lanes;
-    const int negative = scan(data, tile, extremes, lanes);
-
-    const auto largest = extremes.largest();
-    const bool finite =
-        count_less<Bits>(largest, splat(Format::kFirstNonfinite)) == kVectorLanes<Bits>;
-    if (!finite) {
-      extremes = census<Format>(data, kTileVectors, counts_);
-    } else {
-      counts_.negative += negative;
-      if (count_less<Bits>(extremes.smallest, splat(Format::kMinNormal)) != 0) {
-        counts_.negative -= count_small<Format>(data, kTileVectors, counts_);
-      }
-      if (count_equal<Bits>(largest, splat(Format::kMaxFinite)) != 0) {
-        counts_.saturated += count_saturated<Format>(data, kTileVectors);
-      }
-    }
-    extremes_.include(extremes);
-    if constexpr (kDepth == Depth::kHealth) return {};
-    if (!finite || needs_scale<Format>(largest)) {
-      return careful_sums<Format>(data, kRows, scale_of(extremes));
-    }
-    return fold_tile<kLayout<Format>>(lanes);
+    const int negative = scan<kDepth == Depth::kFull>(data, kRows, tile, extremes, lanes);
+    LastRow<Format> none(nullptr, 0);
+    return finish_tile(data, kRows, none, negative, extremes, lanes);
   }
 
   Sums partial(const std::byte* data, int n, std::uint64_t tile) {
-    TailBuffer<Format> tail(data, n);
-    const Extremes<Format> extremes = census<Format>(tail.data(), tail.vectors(), counts_);
-    tail.subtract_padding(counts_);
-    extremes_.include(extremes);
-    if constexpr (kDepth == Depth::kHealth) return {};
-    tail.pad_with_zeros();
-    if constexpr (kDepth == Depth::kFull) {
-      checksum_words<sizeof(Bits)>(tail.data(), tail.words(), tile, terms_);
+    const int rows = n / kLanes;
+    LastRow<Format> last(data + rows * kRaw * kVectorBytes, n % kLanes);
+    Extremes<Format> extremes;
+    TileLanes<Accumulator> lanes = {};
+    int negative = scan<false>(data, rows, tile, extremes, lanes);
+    for (int i = 0; i < last.vectors(); ++i) {
+      const auto x = load<Bits>(last.data() + i * kVectorBytes);
+      extremes.include(x);
+      negative += count_top_bit<Bits>(x);
     }
-    return careful_sums<Format>(tail.data(), tail.rows(), scale_of(extremes));
+    const Sums sums = finish_tile(data, rows, last, negative, extremes, lanes);
+    if constexpr (kDepth == Depth::kFull) {
+      checksum_rows<sizeof(Bits)>(data, rows, last.data(), last.words(), tile, terms_);
+    }
+    return sums;
   }
 
   Partial finish() const {
@@ -282,19 +276,58 @@ class FloatTiles {
   }
 
  private:
-  // One reading of a whole tile; returns the number of sign bits.
-  FASTCHECK_FN_MEMBER int scan(const std::byte* data, std::uint64_t tile,
+  // From one reading of a tile to its counts, extremes and sums: looks again at whatever the
+  // extremes show to be out of the ordinary. `last` is not in `lanes` yet; it is left padded with
+  // zeros.
+  FASTCHECK_FN_MEMBER Sums finish_tile(const std::byte* data, int rows, LastRow<Format>& last,
+                                       int negative, Extremes<Format>& extremes,
+                                       TileLanes<Accumulator>& lanes) {
+    const auto largest = extremes.largest();
+    const bool finite =
+        count_less<Bits>(largest, splat(Format::kFirstNonfinite)) == kVectorLanes<Bits>;
+    if (!finite) {
+      extremes = census<Format>(data, rows * kRaw, counts_);
+      extremes.include(census<Format>(last.data(), last.vectors(), counts_));
+    } else {
+      counts_.negative += negative;
+      if (count_less<Bits>(extremes.smallest, splat(Format::kMinNormal)) != 0) {
+        counts_.negative -= count_small<Format>(data, rows * kRaw, counts_) +
+                            count_small<Format>(last.data(), last.vectors(), counts_);
+      }
+      if (count_equal<Bits>(largest, splat(Format::kMaxFinite)) != 0) {
+        counts_.saturated += count_saturated<Format>(data, rows * kRaw) +
+                             count_saturated<Format>(last.data(), last.vectors());
+      }
+    }
+    last.subtract_padding(counts_);
+    extremes_.include(extremes);
+    if constexpr (kDepth == Depth::kHealth) return {};
+    last.pad_with_zeros();
+    if (!finite || needs_scale<Format>(largest)) {
+      return careful_sums<Format>(data, rows, last, scale_of(extremes));
+    }
+    if (last.exists())
+      add_row<Format>(last.data(), TileScale{1.0f, 1.0, 1.0}, lanes.run[rows / kRunRows]);
+    return fold_tile<kLayout<Format>>(lanes);
+  }
+
+  // One reading of whole rows; returns the number of sign bits. With kChains the rows are all of a
+  // tile.
+  template <bool kChains>
+  FASTCHECK_FN_MEMBER int scan(const std::byte* data, int rows, std::uint64_t tile,
                                Extremes<Format>& extremes, TileLanes<Accumulator>& lanes) {
     int negative = 0;
-    for (int run = 0; run < kRuns; ++run) {
+    for (int run = 0; run * kRunRows < rows; ++run) {
+      const int left = rows - run * kRunRows;
+      const int run_rows = left < kRunRows ? left : kRunRows;
       for (int block = 0; block < kRaw; block += kBlockRaw) {
         const std::byte* at = data + (run * kRunRows * kRaw + block) * kVectorBytes;
-        LaneVector<Accumulator> sums[kBlockRaw * kWide<Format>];
+        LaneVector<Accumulator> sums[kBlockRaw * kWide<Format>] = {};
         Chains<kBlockRaw> chains;
-        if constexpr (kDepth == Depth::kFull) {
+        if constexpr (kChains) {
           chains.start((tile * kRuns + run) * words_per_row(sizeof(Bits)), block * kWordLanes);
         }
-        for (int row = 0; row < kRunRows; ++row, at += kRaw * kVectorBytes) {
+        for (int row = 0; row < run_rows; ++row, at += kRaw * kVectorBytes) {
           Vec<Bits> row_vectors[kBlockRaw];
 #pragma GCC unroll 8
           for (int j = 0; j < kBlockRaw; ++j) {
@@ -306,7 +339,7 @@ class FloatTiles {
 #pragma GCC unroll 4
               for (int k = 0; k < kWide<Format>; ++k) sums[j * kWide<Format> + k].add(wide[k]);
             }
-            if constexpr (kDepth == Depth::kFull) chains.add(j, (Words)x);
+            if constexpr (kChains) chains.add(j, (Words)x);
           }
           negative += count_top_bits<Bits>(row_vectors);
         }
@@ -315,7 +348,7 @@ class FloatTiles {
             lanes.run[run][block * kWide<Format> + k] = sums[k];
           }
         }
-        if constexpr (kDepth == Depth::kFull) chains.end(terms_);
+        if constexpr (kChains) chains.end(terms_);
       }
     }
     return negative;

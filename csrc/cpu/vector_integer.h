@@ -17,25 +17,27 @@ class IntegerTiles {
   static constexpr int kDoubles = kVectorLanes<double>;
 
  public:
-  Sums whole(const std::byte* data, std::uint64_t tile) {
-    census(data, kRows * kRaw);
-    if constexpr (kDepth == Depth::kHealth) return {};
-    if constexpr (kDepth == Depth::kFull) {
-      checksum_words<sizeof(T)>(data, kRows * words_per_row(sizeof(T)), tile, terms_);
-    }
-    return sums(data, kRows);
-  }
+  Sums whole(const std::byte* data, std::uint64_t tile) { return partial(data, kTile, tile); }
 
   Sums partial(const std::byte* data, int n, std::uint64_t tile) {
-    TailBuffer<Component> tail(data, n);
-    census(tail.data(), tail.vectors());
-    tail.subtract_padding(counts_);
+    constexpr int kRowBytes = kLanes * sizeof(T);
+    const int rows = n / kLanes;
+    LastRow<Component> last(data + rows * kRowBytes, n % kLanes);
+    census(data, rows * kRaw);
+    census(last.data(), last.vectors());
+    last.subtract_padding(counts_);
     if constexpr (kDepth == Depth::kHealth) return {};
-    tail.pad_with_zeros();
+    last.pad_with_zeros();
     if constexpr (kDepth == Depth::kFull) {
-      checksum_words<sizeof(T)>(tail.data(), tail.words(), tile, terms_);
+      checksum_rows<sizeof(T)>(data, rows, last.data(), last.words(), tile, terms_);
     }
-    return sums(tail.data(), tail.rows());
+    TileLanes<double> lanes = {};
+    for (int run = 0; run * kRunRows < rows; ++run) {
+      const int end = rows < (run + 1) * kRunRows ? rows : (run + 1) * kRunRows;
+      add_rows(data + run * kRunRows * kRowBytes, end - run * kRunRows, lanes.run[run]);
+    }
+    if (last.exists()) add_rows(last.data(), 1, lanes.run[rows / kRunRows]);
+    return fold_tile<LaneLayout::kContiguous>(lanes);
   }
 
   Partial finish() const {
@@ -75,23 +77,17 @@ class IntegerTiles {
     return x > 0.0 ? splat(1.0) : splat(0.0);  // bool
   }
 
-  static Sums sums(const std::byte* data, int rows) {
-    constexpr int kBlocks = TileLanes<double>::kVectors / kBlockSums;
-    TileLanes<double> lanes;
-    for (int run = 0; run * kRunRows < rows; ++run) {
-      const int end = rows < (run + 1) * kRunRows ? rows : (run + 1) * kRunRows;
-      for (int block = 0; block < kBlocks; ++block) {
-        LaneVector<double> sums[kBlockSums];
-        for (int row = run * kRunRows; row < end; ++row) {
-          const auto* at =
-              reinterpret_cast<const T*>(data) + row * kLanes + block * kBlockSums * kDoubles;
+  static void add_rows(const std::byte* data, int rows, LaneVector<double>* lanes) {
+    for (int block = 0; block < TileLanes<double>::kVectors; block += kBlockSums) {
+      LaneVector<double> sums[kBlockSums];
+      for (int k = 0; k < kBlockSums; ++k) sums[k] = lanes[block + k];
+      const auto* at = reinterpret_cast<const T*>(data) + block * kDoubles;
+      for (int row = 0; row < rows; ++row, at += kLanes) {
 #pragma GCC unroll 4
-          for (int k = 0; k < kBlockSums; ++k) sums[k].add(values(at + k * kDoubles));
-        }
-        for (int k = 0; k < kBlockSums; ++k) lanes.run[run][block * kBlockSums + k] = sums[k];
+        for (int k = 0; k < kBlockSums; ++k) sums[k].add(values(at + k * kDoubles));
       }
+      for (int k = 0; k < kBlockSums; ++k) lanes[block + k] = sums[k];
     }
-    return fold_tile<LaneLayout::kContiguous>(lanes);
   }
 
   Counts counts_;

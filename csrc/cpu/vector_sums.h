@@ -17,10 +17,10 @@ FASTCHECK_FN Vec<T> absolute(Vec<T> x) {
 }
 
 template <class Accumulator>
-struct LaneVector {
-  Vec<Accumulator> sum{};
-  Vec<Accumulator> abs_sum{};
-  Vec<Accumulator> sum_sq{};
+struct LaneVector {  // without initialisers: a whole tile overwrites all of a TileLanes
+  Vec<Accumulator> sum;
+  Vec<Accumulator> abs_sum;
+  Vec<Accumulator> sum_sq;
 
   FASTCHECK_FN_MEMBER void add(Vec<Accumulator> x) {
     sum += x;
