@@ -14,10 +14,11 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help demo test lint types format build clean
+.PHONY: help demo test test-fake-device lint types format build clean
 help:
 	@echo "make demo    train a small float16 GPT until it overflows, and see fastcheck stop it"
 	@echo "make test    run the tests"
+	@echo "make test-fake-device   the tests of the fake accelerator that tests run on"
 	@echo "make lint    ruff and clang-format;  make format applies them"
 	@echo "make types   mypy --strict"
 	@echo "make bench   the CPU benches, about ten minutes; results under bench/results"
@@ -28,6 +29,9 @@ demo: $(VENV)/.built
 
 test: $(VENV)/.built $(VENV)/.tools
 	$(PY) -m pytest $(TESTS)
+
+test-fake-device: $(VENV)/.built $(VENV)/.tools
+	FASTCHECK_FAKE_DEVICE=1 $(PY) -m pytest tests/test_fake_device.py tests/test_fake_device_torch.py
 
 lint: $(VENV)/.tools
 	$(PY) -m ruff check .

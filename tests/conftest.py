@@ -16,6 +16,12 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("fastcheck")
 
 
+# The fake accelerator, once loaded, is that of the whole process, so it has a run of its own
+# (`make test-fake-device`).
+if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
+    collect_ignore = ["test_fake_device.py", "test_fake_device_torch.py"]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",

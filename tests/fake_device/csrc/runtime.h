@@ -1,0 +1,197 @@
+// The fake device's driver, with no torch in it: two devices, streams that are worker threads,
+// events, protected device memory under a caching allocator, pinned host memory, and counters of
+// everything a test may want to forbid.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace fake {
+
+constexpr int kDevices = 2;
+constexpr int kStreams =
+    33;  // stream 0 is the default one; the others are handed out in turn, as CUDA does
+
+// ---- Counters
+// -------------------------------------------------------------------------------------------------
+
+// clang-format off
+#define FAKE_COUNTERS(X)                                                 \
+  /* enqueued, the host goes on */                                       \
+  X(kernel) X(device_copy) X(async_copy)                                 \
+  /* the host waits */                                                   \
+  X(blocking_copy) X(item) X(data_dependent)                             \
+  X(stream_synchronize) X(event_synchronize) X(device_synchronize)       \
+  X(event_record) X(event_wait) X(event_query) X(stream_query)           \
+  X(alloc) X(cache_hit) X(alloc_below_cache) X(free) X(free_below_cache) \
+  X(pinned_alloc) X(pinned_alloc_below_cache)
+// clang-format on
+
+enum class Counter {
+#define X(name) name,
+  FAKE_COUNTERS(X)
+#undef X
+      count_
+};
+constexpr int kCounters = static_cast<int>(Counter::count_);
+using Counts = std::array<std::int64_t, kCounters>;
+
+const char* name_of(Counter counter);
+bool is_synchronisation(Counter counter);
+void count(Counter counter);
+// Counts a wait of the host, and refuses it where it can only be a mistake: inside a kernel, or
+// (event waits excepted, as with CUDA) while set_sync_debug("error") holds.
+void count_synchronisation(Counter counter);
+std::map<std::uint64_t, Counts>
+counts_by_thread();  // key: pthread_self(), Python's threading.get_ident()
+void reset_counts();
+void set_sync_debug(bool raise);
+bool sync_debug();
+
+// ---- Streams and events
+// ---------------------------------------------------------------------------------------
+
+// One recording of an event. Shared by the event, the queues that wait for it and the allocator.
+struct Completion {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  std::chrono::steady_clock::time_point time;
+
+  void finish();
+  bool query();
+  void wait();          // of a stream's thread
+  void wait_on_host();  // says so when it takes long and a stream is held
+};
+
+struct Event {
+  int device = -1;
+  bool timing = false;
+  std::shared_ptr<Completion> last;  // null: never recorded, which counts as complete
+};
+
+enum class TaskKind {
+  kernel,
+  marker
+};  // a marker (event, poison) is neither delayed nor counted by advance()
+
+class Stream {
+ public:
+  Stream(int device, int id) : device_(device), id_(id) {}
+  int device() const { return device_; }
+  int id() const { return id_; }
+
+  // Appends work; returns at once. Kernels raise what an earlier kernel of the device threw.
+  void submit(TaskKind kind, std::string name, std::function<void()> work);
+  std::shared_ptr<Completion> record();
+  void wait_for(std::shared_ptr<Completion> completion);
+  bool idle();
+  void wait_idle();  // counts nothing: the caller knows why it waits
+
+  void set_delay(std::int64_t microseconds);
+  void hold();
+  void release();
+  void advance(std::int64_t kernels);  // lets a held stream run so many kernels and the markers
+                                       // right behind them
+  bool held();
+  void stop();  // at exit: what is not held still runs
+
+ private:
+  struct Task {
+    TaskKind kind;
+    std::string name;
+    std::function<void()> work;
+  };
+  void loop();
+  bool may_run() const;
+
+  const int device_, id_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> queue_;
+  std::thread worker_;
+  bool running_ = false, held_ = false, stopping_ = false, trailing_ = false;
+  std::int64_t allowed_ = 0, delay_us_ = 0;
+};
+
+Stream& stream(int device, int id);
+std::vector<Stream*> all_streams(int device);
+int next_pool_stream(int device);
+int current_device();
+void set_current_device(int device);
+int current_stream(int device);
+void set_current_stream(int device, int id);
+bool on_worker();
+
+void synchronize_device(int device);
+void check_device_error(int device);  // raises, once, what a kernel threw
+void set_default_delay(std::int64_t microseconds);
+void shutdown();
+
+void record(Event& event, Stream& on);
+void wait(Event& event, Stream& on);
+double elapsed_ms(Event& start, Event& end);
+
+// Names of what was enqueued ("device:stream name"), while recording is on.
+void record_launches(bool on);
+std::vector<std::string> take_launches();
+
+// ---- Memory
+// ---------------------------------------------------------------------------------------------------
+
+struct OutOfMemory : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Block;
+struct MemoryStats {
+  std::int64_t allocated, allocated_peak, reserved, reserved_peak, limit;
+};
+
+// A device address is only reserved, never mapped: whoever follows it faults, host or kernel.
+// Kernels get at the bytes through backing(), which only this library calls.
+Block* allocate(int device, int stream, std::size_t bytes);  // null for 0 bytes; OutOfMemory
+void* address_of(const Block* block);
+void deallocate(Block* block) noexcept;
+void record_use(Block* block, int stream);
+char* backing(
+    const void* device_address);     // raises for anything that is not an allocated device address
+int device_of(const void* address);  // -1: not device memory
+void empty_cache(int device);
+MemoryStats memory_stats(int device);
+void reset_peaks(int device);
+void set_memory_limit(int device, std::int64_t bytes);
+void set_poison(bool on);
+
+struct PinnedBlock;
+PinnedBlock* allocate_pinned(std::size_t bytes);
+void* address_of(const PinnedBlock* block);
+void deallocate(PinnedBlock* block) noexcept;
+bool record_pinned_use(const void* inside, Stream& on);  // false: not pinned memory
+bool is_pinned(const void* address);
+
+}  // namespace fake
+
+// ---- C interface for kernels that are not torch ops
+// -----------------------------------------------------------
+extern "C" {
+#pragma GCC visibility push(default)
+// `native_stream` is Stream.native_handle. Runs fn(arg) on that stream after what was enqueued
+// before.
+void fake_device_launch(void* native_stream, const char* name, void (*fn)(void*), void* arg);
+// The bytes behind a device address; aborts unless called from a kernel.
+void* fake_device_memory(const void* device_address);
+#pragma GCC visibility pop
+}

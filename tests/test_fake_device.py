@@ -1,0 +1,422 @@
+"""The fake accelerator keeps its promises: what other tests rely on it to catch, it catches."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+import torch
+
+import fake_device
+
+fake: Any = fake_device.load()
+NAME = fake.name()
+
+
+@pytest.fixture(autouse=True)
+def clean_device(torch_threads: None) -> Iterator[None]:
+    """Device 0, nothing queued, held or delayed; one thread, as the device's kernels have."""
+    torch.set_num_threads(1)
+    yield
+    fake.release()
+    fake.set_delay(0)
+    fake.set_sync_debug_mode("default")
+    fake.set_device(0)
+    for index in range(fake.device_count()):
+        fake.synchronize(index)
+
+
+def during(work: Callable[[], Any]) -> dict[str, int]:
+    before = fake.counters()
+    work()
+    return (fake.counters() - before).nonzero()
+
+
+def run_python(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own, with the device loaded."""
+    start = (
+        "import torch, sys, os\nimport faulthandler; faulthandler.disable()\nimport fake_device\n"
+        "fake = fake_device.load()\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", start + source],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), **environment},
+    )
+
+
+# ---- Memory --------------------------------------------------------------------------------------
+
+
+def test_host_read_of_device_memory_faults() -> None:
+    source = """
+import ctypes
+x = torch.ones(4).to(fake.name())
+fake.synchronize()
+print('before', flush=True)
+ctypes.string_at(x.data_ptr(), 4)
+print('after')
+"""
+    done = run_python(source)
+    assert done.stdout.strip() == "before"
+    assert done.returncode == -signal.SIGSEGV
+
+
+def test_host_read_faults_while_a_kernel_runs() -> None:
+    source = """
+import ctypes, threading
+x = torch.ones(4).to(fake.name())
+running, over = threading.Event(), threading.Event()
+def kernel(view):
+    view.add_(1); running.set(); over.wait()
+fake.launch(kernel, x)
+running.wait()
+print('before', flush=True)
+ctypes.string_at(x.data_ptr(), 4)
+"""
+    done = run_python(source)
+    assert (done.stdout.strip(), done.returncode) == ("before", -signal.SIGSEGV)
+
+
+def test_kernel_that_leaves_its_block_faults() -> None:
+    source = """
+import ctypes
+x = torch.ones(1024).to(fake.name())
+def kernel(view):
+    print('before', flush=True); ctypes.memset(view.data_ptr(), 0, 4097)
+fake.launch(kernel, x)
+fake.synchronize()
+"""
+    done = run_python(source)
+    assert (done.stdout.strip(), done.returncode) == ("before", -signal.SIGSEGV)
+
+
+def test_fresh_and_freed_memory_is_poisoned() -> None:
+    assert torch.empty(300, device=NAME).isnan().all().item()
+    x = torch.ones(300, device=NAME)
+    del x
+    assert torch.empty(300, device=NAME).isnan().all().item()
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["use after free", "record_stream"])
+def test_memory_is_reused_in_stream_order(told: bool) -> None:
+    x = torch.ones(300, device=NAME)
+    side = fake.Stream()
+    fake.current_stream().synchronize()
+    fake.hold(side)
+    with fake.stream(side):
+        seen = x + 1
+    if told:
+        x.record_stream(side)
+    address = x.data_ptr()
+    del x
+    again = torch.zeros(300, device=NAME)
+    assert (again.data_ptr() == address) is not told
+    fake.current_stream().synchronize()
+    fake.release(side)
+    side.synchronize()
+    assert bool((seen == 2).all().item()) is told
+
+
+def test_nothing_below_the_cache_after_warm_up() -> None:
+    def step() -> None:
+        x = torch.randn(50, 7, device=NAME)
+        (x @ x.T).sum()
+
+    step()
+    counts = [during(step) for _ in range(5)][-1]
+    assert "alloc_below_cache" not in counts
+    assert counts["alloc"] == counts["cache_hit"] == counts["free"] == 3
+
+
+def test_memory_statistics_limit_and_empty_cache() -> None:
+    fake.empty_cache()
+    base = fake.memory_allocated()
+    x = torch.empty(1 << 20, device=NAME)
+    assert fake.memory_allocated() - base == 4 << 20
+    assert torch.accelerator.memory.memory_allocated() == fake.memory_allocated()
+    del x
+    assert fake.memory_allocated() == base
+    assert fake.memory_reserved() >= base + (4 << 20)
+    assert during(fake.empty_cache)["free_below_cache"] == 1
+    limit = fake.memory_stats()["limit"]
+    fake.set_memory_limit(fake.memory_reserved())
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match="tried to allocate"):
+            torch.empty(1 << 24, device=NAME)
+    finally:
+        fake.set_memory_limit(limit)
+
+
+# ---- Asynchrony ----------------------------------------------------------------------------------
+
+
+def test_host_does_not_wait_for_kernels() -> None:
+    x = torch.zeros(8, device=NAME)
+    event = fake.Event()
+    with fake.held(fake.current_stream()):
+        counts = during(lambda: x.add_(1).mul_(3))
+        event.record()
+        assert not event.query()
+        assert not fake.current_stream().query()
+    event.synchronize()
+    assert event.query()
+    assert x.tolist() == [3.0] * 8
+    assert counts == {"kernel": 2}
+
+
+def test_delay_shows_in_event_times() -> None:
+    start, end = fake.Event(enable_timing=True), fake.Event(enable_timing=True)
+    x = torch.zeros(8, device=NAME)
+    fake.set_delay(20_000)
+    with fake.held(fake.current_stream()):  # so that the times are the device's, not the host's
+        start.record()
+        x.add_(1).add_(1)
+        end.record()
+    end.synchronize()
+    assert start.elapsed_time(end) >= 40.0
+
+
+def test_advance_runs_a_held_stream_kernel_by_kernel() -> None:
+    x = torch.zeros(1, device=NAME)
+    main = fake.current_stream()
+    main.synchronize()
+    fake.hold(main)
+    events = []
+    for _ in range(3):
+        x.add_(1)
+        events.append(main.record_event())
+    for done in range(1, 4):
+        fake.advance(1)
+        events[done - 1].synchronize()
+        time.sleep(0.05)  # time for a kernel too many to run
+        assert [event.query() for event in events] == [k < done for k in range(3)]
+    fake.release(main)
+    assert x.item() == 3
+
+
+def test_streams_are_ordered_by_events_only() -> None:
+    x = torch.zeros(4, device=NAME)
+    main, side = fake.current_stream(), fake.Stream()
+    main.synchronize()
+    fake.hold(main)
+    x.fill_(7)
+    with fake.stream(side):
+        early = x.clone()
+        side.record_event().synchronize()
+        side.wait_stream(main)
+        late = x.clone()
+    assert not side.query()
+    fake.release(main)
+    side.synchronize()
+    assert (early.sum().item(), late.sum().item()) == (0.0, 28.0)
+
+
+def test_kernel_errors_are_reported_later_and_by_name() -> None:
+    table = torch.ones(4, 2, device=NAME)
+    bad = torch.tensor([9], device=NAME)
+    table.index_select(0, bad)
+    with pytest.raises(RuntimeError, match=r"aten::index_select.*reported asynchronously"):
+        fake.synchronize()
+    assert table.sum().item() == 8
+
+
+def test_waiting_inside_a_kernel_is_refused() -> None:
+    x = torch.zeros(1, device=NAME)
+    fake.launch(lambda view: fake.current_stream().synchronize(), x)
+    with pytest.raises(RuntimeError, match="inside a kernel"):
+        fake.synchronize()
+
+
+def test_python_kernels_run_in_stream_order() -> None:
+    x = torch.arange(4.0, device=NAME)
+    x.mul_(2)
+    fake.launch(lambda view, by: view.add_(by), x, 1, name="plus one")
+    x.mul_(10)
+    assert x.tolist() == [10.0, 30.0, 50.0, 70.0]
+
+
+def test_native_handle_launches_through_the_c_interface() -> None:
+    first, second = fake.Stream(), fake.Stream()
+    assert first.native_handle != second.native_handle
+    library = ctypes.CDLL(str(fake_device.library()))
+    library.fake_device_memory.restype = ctypes.c_void_p
+    x = torch.ones(4, device=NAME)
+    main = fake.current_stream()
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def kernel(address: int) -> None:
+        ctypes.memset(library.fake_device_memory(ctypes.c_void_p(address)), 0, 8)
+
+    library.fake_device_launch(
+        ctypes.c_void_p(main.native_handle), b"zero half", kernel, ctypes.c_void_p(x.data_ptr())
+    )
+    assert x.tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+# ---- Copies and pinned memory --------------------------------------------------------------------
+
+
+def test_pinned_memory() -> None:
+    assert torch.ones(3).pin_memory().is_pinned()
+    assert torch.empty(3, pin_memory=True)[1:].is_pinned()
+    assert not torch.ones(3).is_pinned()
+
+
+def test_copies_to_and_from_pinned_memory_do_not_wait() -> None:
+    source, target = torch.ones(5).pin_memory(), torch.zeros(5, pin_memory=True)
+    fake.hold(fake.default_stream())
+
+    def there_and_back() -> None:
+        target.copy_(source.to(NAME, non_blocking=True), non_blocking=True)
+
+    counts = during(there_and_back)
+    assert (counts["async_copy"], counts.get("blocking_copy", 0)) == (2, 0)
+    source.fill_(2)  # too early, and visibly so
+    assert target.tolist() == [0.0] * 5
+    fake.release()
+    fake.synchronize()
+    assert target.tolist() == [2.0] * 5
+
+
+def test_pinned_memory_in_flight_is_not_reused() -> None:
+    source = torch.ones(5000).pin_memory()
+    fake.hold(fake.default_stream())
+    x = source.to(NAME, non_blocking=True)
+    address = source.data_ptr()
+    del source
+    assert torch.zeros(5000).pin_memory().data_ptr() != address
+    fake.release()
+    assert x.sum().item() == 5000
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda host, x: x.copy_(host, non_blocking=True),
+        lambda host, x: x.copy_(host.pin_memory()),
+        lambda host, x: host.copy_(x, non_blocking=True),
+        lambda host, x: x.cpu(),
+        lambda host, x: torch.tensor([1.0], device=NAME),
+    ],
+    ids=["pageable up", "pinned up, blocking", "pageable down", "cpu()", "torch.tensor"],
+)
+def test_other_copies_wait_and_are_counted(copy: Callable[[Any, Any], Any]) -> None:
+    host, x = torch.ones(4), torch.zeros(4, device=NAME)
+    assert during(lambda: copy(host, x)).get("blocking_copy") == 1
+
+
+# ---- Counters ------------------------------------------------------------------------------------
+
+WAITS: dict[str, Callable[[Any], Any]] = {
+    "item": lambda x: x.sum().item(),
+    "data_dependent": lambda x: x.nonzero(),
+    "blocking_copy": lambda x: x.cpu(),
+    "stream_synchronize": lambda x: fake.current_stream().synchronize(),
+    "event_synchronize": lambda x: fake.current_stream().record_event().synchronize(),
+    "device_synchronize": lambda x: torch.accelerator.synchronize(),
+}
+
+
+@pytest.mark.parametrize("kind", WAITS)
+def test_every_wait_is_counted_and_can_be_forbidden(kind: str) -> None:
+    x = torch.ones(4, device=NAME)
+    before = fake.counters()
+    WAITS[kind](x)
+    counts = fake.counters() - before
+    assert (counts[kind], counts.synchronisations) == (1, 1)
+    fake.set_sync_debug_mode("error")
+    if kind == "event_synchronize":  # as with CUDA
+        WAITS[kind](x)
+        return
+    with pytest.raises(RuntimeError, match=kind):
+        WAITS[kind](x)
+
+
+def test_counters_tell_threads_apart() -> None:
+    x = torch.ones(4, device=NAME)
+    before = fake.counters(threading.main_thread())
+    ready, checked = threading.Event(), threading.Event()
+
+    def other() -> None:
+        x.sum().item()
+        ready.set()
+        checked.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    ready.wait()
+    assert fake.counters(thread)["item"] == 1
+    assert not (fake.counters(threading.main_thread()) - before).nonzero()
+    checked.set()
+    thread.join()
+
+
+def test_launches_are_recorded_by_name() -> None:
+    x = torch.ones(4, device=NAME)
+    with fake.recorded_launches() as names:
+        torch._foreach_add_([x, x[:2]], 1)
+        x.sum()
+    assert names == ["0:0 aten::_foreach_add_.Scalar", "0:0 aten::sum.IntList_out"]
+
+
+# ---- Processes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["npu", "mlu"])
+def test_renamed(name: str) -> None:
+    source = """
+x = torch.ones(2, device=fake.name() + ':1')
+print(x.device, torch.get_device_module(x.device) is fake)
+"""
+    assert run_python(source, FAKE_DEVICE_NAME=name).stdout.strip() == f"{name}:1 True"
+
+
+def test_one_name_per_process() -> None:
+    assert fake_device.load() is fake
+    with pytest.raises(RuntimeError, match="process of its own"):
+        fake_device.load("npu" if NAME != "npu" else "mlu")
+
+
+def test_exit_with_work_held_and_errors_pending() -> None:
+    source = """
+x = torch.zeros(2, device=fake.name())
+bad = torch.tensor([7]).to(fake.name())
+side, other = fake.Stream(), fake.Stream()
+fake.hold(side)
+with fake.stream(side):
+    x.add_(1)
+fake.current_stream().wait_stream(side)
+with fake.stream(other):
+    x.index_select(0, bad)
+"""
+    done = run_python(source)
+    assert done.returncode == 0
+    assert "aten::index_select failed" in done.stderr
+
+
+def test_a_forked_child_is_told() -> None:
+    source = """
+x = torch.zeros(2, device=fake.name())
+fake.synchronize()
+child = os.fork()
+if child == 0:
+    try:
+        x.add_(1)
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    assert "not usable in a forked child" in run_python(source).stdout
