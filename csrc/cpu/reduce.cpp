@@ -11,8 +11,6 @@
 namespace fastcheck::cpu {
 namespace {
 
-// Below this many bytes a second thread costs more than it reads.
-constexpr std::int64_t kBytesPerThread = 256 * 1024;
 // Threads take groups of tiles: a power of two, so that a group is a subtree of the canonical tree.
 constexpr std::int64_t kGroupsPerThread = 8;
 constexpr std::int64_t kMaxGroupTiles = 256;
@@ -108,7 +106,7 @@ void reduce(const TensorView& tensor, Depth depth, bool logical, int threads,
     const ReduceTiles kernel = active_kernels().at(tensor.dtype, depth);
     const std::int64_t components = tensor.numel * info.components;
     const std::int64_t tiles = (components + kTile - 1) / kTile;
-    if (components * info.component_size < 2 * kBytesPerThread) threads = 1;
+    if (components * info.component_size < kSerialBytes) threads = 1;
     if (row_major && !tensor.contiguous) {
       total = reduce_tiles(GatheredTiles(tensor, info, kernel), tiles, threads, parallel_for);
     } else {

@@ -10,6 +10,9 @@
 
 namespace fastcheck::cpu {
 
+// Below this a second thread costs more than it reads.
+constexpr std::int64_t kSerialBytes = 512 * 1024;
+
 constexpr int kMaxDims = 64;  // torch's own limit on tensor dimensions
 
 // Strides are in elements and not negative. `dense` says that the elements occupy numel

@@ -89,18 +89,21 @@ struct Extremes {
   }
 
   KeyRange range() const {
-    KeyRange keys;
-    for (int i = 0; i < kVectorLanes<Bits>; ++i) {
-      const Bits low = most_negative[i];
-      const auto high = static_cast<Bits>(most_positive[i]);
-      const bool has_negative = (low & Format::kSign) != 0;
-      const bool has_positive = (high & Format::kSign) == 0;
-      if (!has_negative && !has_positive) continue;  // an empty lane
-      const Bits small = smallest[i];
-      fastcheck::include(keys, key_of<Format>(has_negative ? low : small));
-      fastcheck::include(
-          keys, key_of<Format>(has_positive ? high : static_cast<Bits>(small | Format::kSign)));
+    Signed positive = most_positive[0];
+    Bits negative = most_negative[0], small = smallest[0];
+    for (int i = 1; i < kVectorLanes<Bits>; ++i) {
+      positive = most_positive[i] > positive ? most_positive[i] : positive;
+      negative = most_negative[i] > negative ? most_negative[i] : negative;
+      small = smallest[i] < small ? smallest[i] : small;
     }
+    KeyRange keys;
+    const bool has_negative = (negative & Format::kSign) != 0;
+    const bool has_positive = positive >= 0;
+    if (!has_negative && !has_positive) return keys;
+    fastcheck::include(keys, key_of<Format>(has_negative ? negative : small));
+    fastcheck::include(keys,
+                       key_of<Format>(has_positive ? static_cast<Bits>(positive)
+                                                   : static_cast<Bits>(small | Format::kSign)));
     return keys;
   }
 };

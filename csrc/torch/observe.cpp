@@ -22,11 +22,15 @@ void parallel_groups(std::int64_t count,
 
 void observe(const at::Tensor& tensor, Depth depth, bool logical, const Identity& identity,
              Record& record) {
-  const at::Tensor resolved = resolve_views(tensor);
+  const bool is_lazy = tensor.is_conj() || tensor.is_neg();
+  const at::Tensor resolved = is_lazy ? resolve_views(tensor) : at::Tensor();
   Record fresh;
   std::memset(&fresh, 0, sizeof(fresh));
-  const int threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  cpu::reduce(view_of(resolved), depth, logical, threads, parallel_groups, fresh);
+  const bool is_serial =
+      static_cast<std::int64_t>(tensor.nbytes()) < cpu::kSerialBytes || at::in_parallel_region();
+  const int threads = is_serial ? 1 : at::get_num_threads();
+  cpu::reduce(view_of(is_lazy ? resolved : tensor), depth, logical, threads, parallel_groups,
+              fresh);
   fresh.seq = identity.seq;
   fresh.step = identity.step;
   fresh.call = identity.call;

@@ -86,10 +86,7 @@ std::string unreadable_reason(const at::Tensor& tensor) {
   return {};
 }
 
-at::Tensor resolve_views(const at::Tensor& tensor) {
-  if (!tensor.is_conj() && !tensor.is_neg()) return tensor;
-  return tensor.resolve_conj().resolve_neg();
-}
+at::Tensor resolve_views(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg(); }
 
 cpu::TensorView view_of(const at::Tensor& tensor) {
   const bool contiguous = tensor.is_contiguous();
