@@ -51,6 +51,7 @@ def detect_anomaly(trainer: Trainer, scratch: str) -> Step:
 def debug_underflow_overflow(trainer: Trainer, scratch: str) -> Step:
     from transformers.debug_utils import DebugUnderflowOverflow
 
+    # Held by the trainer: the tool lives as long as somebody refers to it.
     trainer.debugger = DebugUnderflowOverflow(trainer.model)  # type: ignore[attr-defined]
     return trainer.step
 

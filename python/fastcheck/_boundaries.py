@@ -112,6 +112,7 @@ def _wrap_scaler() -> None:
         return result
 
     for name, function in (("scale", scale), ("step", step), ("update", update)):
+        # A mark on a function, which mypy gives no attributes: tells our wrapper from the original.
         function._fastcheck = True  # type: ignore[attr-defined]
         setattr(scaler_class, name, function)
 
