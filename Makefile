@@ -18,7 +18,7 @@ CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 help:
 	@echo "make demo    train a small float16 GPT until it overflows, and see fastcheck stop it"
 	@echo "make test    run the tests"
-	@echo "make test-fake-device   the tests of the fake accelerator that tests run on"
+	@echo "make test-fake-device   what needs an accelerator, on a fake one"
 	@echo "make lint    ruff and clang-format;  make format applies them"
 	@echo "make types   mypy --strict"
 	@echo "make bench   the CPU benches, about ten minutes; results under bench/results"
@@ -31,7 +31,10 @@ test: $(VENV)/.built $(VENV)/.tools
 	$(PY) -m pytest $(TESTS)
 
 test-fake-device: $(VENV)/.built $(VENV)/.tools
-	FASTCHECK_FAKE_DEVICE=1 $(PY) -m pytest tests/test_fake_device.py tests/test_fake_device_torch.py
+	FASTCHECK_FAKE_DEVICE=1 $(PY) -m pytest tests/test_fake_device.py tests/test_fake_device_torch.py \
+		tests/test_devices.py tests/test_protect_device.py
+	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/test_stats_values.py \
+		tests/test_stats_api.py tests/test_stats_errors.py tests/test_checksum.py tests/test_properties.py
 
 lint: $(VENV)/.tools
 	$(PY) -m ruff check .

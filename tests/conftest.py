@@ -19,7 +19,12 @@ hypothesis.settings.load_profile("fastcheck")
 # The fake accelerator, once loaded, is that of the whole process, so it has a run of its own
 # (`make test-fake-device`).
 if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
-    collect_ignore = ["test_fake_device.py", "test_fake_device_torch.py"]
+    collect_ignore = [
+        "test_devices.py",
+        "test_fake_device.py",
+        "test_fake_device_torch.py",
+        "test_protect_device.py",
+    ]
 
 
 def pytest_configure(config: pytest.Config) -> None:

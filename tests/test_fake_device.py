@@ -344,6 +344,104 @@ def test_every_wait_is_counted_and_can_be_forbidden(kind: str) -> None:
         WAITS[kind](x)
 
 
+GIL_WAITS: dict[str, Callable[[Any], Any]] = {
+    **WAITS,
+    # torch's bindings of these two wait with the GIL in hand
+    "storage": lambda x: x.untyped_storage().cpu(),
+    "accelerator.empty_cache": lambda x: torch.accelerator.memory.empty_cache(),
+    "empty_cache": lambda x: fake.empty_cache(),
+    "upload": lambda x: x.copy_(torch.zeros(4)),
+    "equal": lambda x: torch.equal(x, x),
+}
+
+
+@pytest.mark.parametrize("wait", GIL_WAITS)
+def test_no_wait_holds_the_gil_that_a_kernel_needs(wait: str) -> None:
+    """In a process of its own: what fails here never returns."""
+    source = f"""
+import sys
+from test_fake_device import GIL_WAITS
+x = torch.ones(4, device=fake.name())
+faulthandler.dump_traceback_later(60, exit=True)
+fake.set_delay(100_000)
+fake.launch(lambda view: None, x)
+GIL_WAITS[{wait!r}](x)
+print('over')
+"""
+    done = run_python(source)
+    assert (done.stdout, done.returncode) == ("over\n", 0), done.stderr
+
+
+def test_memory_is_freed_while_another_thread_empties_the_cache() -> None:
+    source = """
+import threading
+faulthandler.dump_traceback_later(60, exit=True)
+x, freed = torch.ones(4, device=fake.name()), threading.Event()
+running = threading.Event()
+def kernel(view):
+    running.set(); freed.wait()
+fake.launch(kernel, x)
+running.wait()
+def out_of_memory():
+    fake.set_memory_limit(fake.memory_reserved())
+    try:
+        torch.empty(1 << 20, device=fake.name())  # waits for the kernel, to give the cache back
+    except torch.OutOfMemoryError:
+        print('refused', flush=True)
+torch.empty(300, device=fake.name())
+thread = threading.Thread(target=out_of_memory)
+thread.start()
+while fake.counters(thread)['alloc'] == 0: pass
+thread.join(0.2)
+del x
+freed.set()
+thread.join()
+"""
+    done = run_python(source)
+    assert (done.stdout, done.returncode) == ("refused\n", 0), done.stderr
+
+
+def test_errors_of_python_kernels_do_not_block_the_host() -> None:
+    source = """
+import time
+faulthandler.dump_traceback_later(60, exit=True)
+class Slow(Exception):
+    def __str__(self):
+        time.sleep(0.2)  # lets go of the GIL, and wants it back
+        return 'slow'
+def kernel(view):
+    raise Slow
+x = torch.ones(4, device=fake.name())
+fake.launch(kernel, x)
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    fake.memory_stats(); fake.hold(fake.default_stream(1)); fake.release(fake.default_stream(1))
+try:
+    fake.synchronize()
+except RuntimeError as error:
+    print('slow' in str(error))
+"""
+    done = run_python(source)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+def test_counters_survive_the_reuse_of_a_thread_identifier() -> None:
+    x = torch.ones(4, device=NAME)
+    before = fake.counters()
+    own = []
+
+    def work() -> None:
+        x.sum().item()
+        own.append(fake.counters(threading.current_thread())["item"])
+
+    for _ in range(5):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert own == [1] * 5
+    assert (fake.counters() - before)["item"] == 5
+
+
 def test_counters_tell_threads_apart() -> None:
     x = torch.ones(4, device=NAME)
     before = fake.counters(threading.main_thread())

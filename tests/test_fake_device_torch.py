@@ -164,6 +164,61 @@ def test_torch_accelerator_sees_it() -> None:
         torch.accelerator.set_stream(fake.default_stream())
 
 
+def test_generic_streams_and_events() -> None:
+    device = torch.device(NAME, 0)
+    main, side = torch.accelerator.current_stream(device), torch.Stream(device)
+    event, late = torch.Event(device), torch.Event(device)
+    assert event.query()  # never recorded: complete
+    x = torch.zeros(4, device=device)
+    main.synchronize()
+    with fake.held(main):
+        x.add_(1)
+        event.record(main)
+        side.wait_event(event)
+        with side:
+            assert torch.accelerator.current_stream(device) == side
+            y = x + 1
+            x.record_stream(side)
+            y[:2].record_stream(main)
+            late.record()
+        time.sleep(0.05)  # time for the side stream to run ahead
+        assert not event.query() and not late.query() and not side.query()
+    late.synchronize()
+    assert event.query() and late.query()
+    event.wait(side)
+    assert y.tolist() == [2.0] * 4
+    assert torch.accelerator.current_stream(device) == main
+
+
+def test_rows_of_bytes_reach_pinned_memory_without_a_wait() -> None:
+    """What a drain does: some of a ring's slots, to the same rows of a pinned mirror."""
+    ring = torch.arange(40, dtype=torch.uint8, device=NAME).view(8, 5)
+    mirror = torch.full((8, 5), 77, dtype=torch.uint8).pin_memory()
+    before = fake.counters()
+    with fake.held(fake.current_stream()):
+        ring[2].add_(100)
+        mirror[2:5].copy_(ring[2:5], non_blocking=True)
+        ring[2].zero_()  # after the copy, in stream order
+        event = fake.current_stream().record_event()
+        assert mirror.eq(77).all()
+    counts = fake.counters() - before
+    assert (counts.synchronisations, counts["async_copy"], counts["alloc"]) == (0, 1, 0)
+    event.synchronize()
+    assert mirror[2].tolist() == [110, 111, 112, 113, 114]
+    assert mirror[3:5].flatten().tolist() == list(range(15, 25))
+    assert mirror[:2].eq(77).all() and mirror[5:].eq(77).all()
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, float("inf")])
+def test_foreach_norm(order: float) -> None:
+    tensors = [torch.randn(5, 3), torch.tensor([1.0, float("inf")]), torch.randn(7).half()]
+    before = fake.counters()
+    ours = torch._foreach_norm([t.to(NAME) for t in tensors], order)
+    assert (fake.counters() - before)["kernel"] == len(tensors) + 1  # the uploads, one for all
+    for mine, theirs in zip(ours, torch._foreach_norm(tensors, order)):
+        assert torch.equal(mine.cpu(), theirs)
+
+
 def test_state_dicts_and_copies() -> None:
     model = nn.Linear(3, 2).to(NAME)
     file = io.BytesIO()
@@ -245,6 +300,31 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "Adagrad fused": lambda p: torch.optim.Adagrad(p, lr=0.01, fused=True),
 }
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if "fused" in name])
+def test_found_inf_skips_the_update_without_a_wait(name: str) -> None:
+    def run(device: str) -> torch.Tensor:
+        p = torch.ones(4, device=device, requires_grad=True)
+        p.grad = torch.arange(4.0, device=device)
+        optimizer = OPTIMIZERS[name]([p])
+        optimizer.step()  # not skipped: a skipped first step leaves fused SGD's momentum unset
+        good = p.detach().clone()
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+        optimizer.found_inf = torch.ones((), device=device)  # type: ignore[attr-defined]
+        optimizer.step()
+        skipped = p.detach().clone()
+        optimizer.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]
+        optimizer.step()
+        return torch.stack([good, skipped, p.detach()])
+
+    before = fake.counters()
+    rows = run(NAME)
+    assert (fake.counters() - before).synchronisations == 0
+    good, skipped, further = rows.cpu()
+    assert torch.equal(good, skipped)
+    assert not torch.equal(skipped, further)
+    assert torch.equal(rows.cpu(), run("cpu"))
 
 
 @pytest.mark.parametrize("delay_microseconds", [0, 50])
@@ -331,6 +411,23 @@ def test_backward_runs_on_the_streams_of_forward() -> None:
     assert f"0:{side.stream_id} aten::mul.out" in names
     assert x.grad is not None
     assert x.grad.tolist() == [3.0] * 4
+
+
+def test_compiled_with_a_hook_that_writes_to_the_device() -> None:
+    slots = torch.zeros(4, dtype=torch.int64, device=NAME)
+
+    @torch.library.custom_op("fake_device_test::count_nan", mutates_args={"slots"})
+    def count_nan(x: torch.Tensor, slots: torch.Tensor, index: int) -> None:
+        slots[index].copy_(x.isnan().sum())
+
+    @count_nan.register_fake
+    def _(x: torch.Tensor, slots: torch.Tensor, index: int) -> None: ...
+
+    model = nn.Linear(4, 4).to(NAME)
+    model.register_forward_hook(lambda module, inputs, out: count_nan(out, slots, 1))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled(torch.full((2, 4), float("nan"), device=NAME)).sum().backward()
+    assert slots.tolist() == [0, 8, 0, 0]
 
 
 def test_compiled_by_aot_eager() -> None:

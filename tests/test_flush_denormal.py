@@ -9,11 +9,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from helpers import assert_same, every_isa, kernel, run_python, tensor_of
+from helpers import ON_CPU, assert_same, every_isa, kernel, run_python, tensor_of
 from reference import DTYPES, FLOAT_NAMES, fields, record
 from vectors import pattern
 
 TINY = 1e-41  # a float32 subnormal
+
+host_modes = pytest.mark.skipif(
+    not ON_CPU, reason="about floating-point modes of the host's threads, which no device has"
+)
 
 
 def flushes() -> bool:
@@ -58,6 +62,7 @@ def inputs(dtype: str) -> dict[str, torch.Tensor]:
     return codes
 
 
+@host_modes
 @pytest.mark.parametrize("dtype", [*FLOAT_NAMES, "int32", "uint64"])
 def test_flushing_changes_no_record(dtype: str, ieee_restored: None) -> None:
     cases = inputs(dtype)
@@ -86,6 +91,7 @@ def test_the_inputs_would_show_it() -> None:
     assert squares["sum_sq"] > 0
 
 
+@host_modes
 def test_flushing_on_pool_threads() -> None:
     """Pool threads inherit the mode of the thread that starts them: set it before there are any."""
     code = """
@@ -114,6 +120,7 @@ print("same")
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
 
 
+@host_modes
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the codes are x86's")
 @pytest.mark.parametrize("mode", [0x400, 0x800, 0xC00], ids=["down", "up", "to zero"])
 def test_rounding_modes(mode: int) -> None:
@@ -133,6 +140,7 @@ def test_rounding_modes(mode: int) -> None:
         assert actual == wanted[:2], isa
 
 
+@host_modes
 def test_public_functions_under_flushing(ieee_restored: None) -> None:
     import fastcheck
 

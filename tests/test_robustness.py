@@ -148,8 +148,8 @@ class TestOwnFailures:
     @pytest.mark.parametrize(
         "target",
         [
-            "fastcheck._ring.Ring.observe",
-            "fastcheck._ring.Ring.observe_list",
+            "fastcheck._ring.HostRing.observe",
+            "fastcheck._ring.HostRing.observe_list",
             "fastcheck._hooks.flatten",
             "fastcheck._hooks.flatten_arguments",
             "fastcheck._hooks.can_hold_nonfinite",
@@ -157,7 +157,7 @@ class TestOwnFailures:
             "fastcheck._history.History.add",
             "fastcheck._session.Session.close_step",
             "fastcheck._state.StateReader.read_for_update",
-            "fastcheck._drain.Drain.take",
+            "fastcheck._ring.HostRing.take",
         ],
     )
     def test_training_goes_on(
@@ -202,7 +202,9 @@ class TestOwnFailures:
     def test_keyboard_interrupt_passes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = Net()
         fastcheck.install(model)
-        monkeypatch.setattr("fastcheck._ring.Ring.observe", lambda *args: interrupt(torch.ones(1)))
+        monkeypatch.setattr(
+            "fastcheck._ring.HostRing.observe", lambda *args: interrupt(torch.ones(1))
+        )
         with pytest.raises(KeyboardInterrupt):
             model(torch.ones(2, 8))
 
@@ -296,20 +298,20 @@ class TestLeaks:
                 model(torch.ones(1, 2))
         session = monitor._session
         assert monitor.event_count == 1000
-        assert len(session.calls) == 0
+        assert len(session.step.calls) == 0
         assert len(session.seen) <= 65536
         assert len(monitor.records()) <= 70_000
 
     def test_findings_are_renewed_in_a_step_that_never_ends(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fastcheck._session._MAX_FINDINGS", 50)
+        monkeypatch.setattr("fastcheck._ledger._MAX_FINDINGS", 50)
         model = nn.Sequential(nn.Linear(2, 2), Apply(poison))
         monitor = fastcheck.install(model, overflow_nums=-1)
         with torch.no_grad():
             for _ in range(200):
                 model(torch.ones(1, 2))
-        assert len(monitor._session.judge.findings) <= 51
+        assert len(monitor._session.step.judge.findings) <= 51
         assert monitor.event_count == 200
         assert len(monitor.events) == 200
         assert "200 counted" in monitor.summary()

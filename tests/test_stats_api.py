@@ -15,10 +15,11 @@ from torch.library import opcheck
 
 import fastcheck
 from fastcheck import Stats, StatsList
-from helpers import assert_same, kernel
+from helpers import DEVICE, ON_CPU, assert_same, cpu_only, kernel, put
 from reference import DTYPES, FLOAT_NAMES, VALUE_BYTES, record, torch_dtype
 
-X = torch.tensor([1.0, -2.0, 0.0, float("nan"), float("inf"), 4.0])
+HOST_X = torch.tensor([1.0, -2.0, 0.0, float("nan"), float("inf"), 4.0])
+X = put(HOST_X)
 COUNTS = [
     *("numel", "nan_count", "posinf_count", "neginf_count"),
     *("zero_count", "subnormal_count", "negative_count", "saturated_count"),
@@ -43,7 +44,7 @@ def test_fields() -> None:
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_every_dtype_with_plain_python_numbers(dtype: str) -> None:
     x = torch.tensor([1, 0, 1, 1]).to(torch_dtype(dtype))
-    s = fastcheck.stats(x)
+    s = fastcheck.stats(put(x))
     components = DTYPES[dtype].components
     zeros = 1 if components == 1 else 5  # the imaginary parts
     assert (s.dtype, s.numel, s.zero_count) == (dtype, 4, zeros)
@@ -58,20 +59,20 @@ def test_every_dtype_with_plain_python_numbers(dtype: str) -> None:
 
 def test_extremes_beyond_float64_are_exact() -> None:
     top = 2**64 - 1
-    s = fastcheck.stats(torch.tensor([top - 1, top], dtype=torch.uint64))
+    s = fastcheck.stats(put(torch.tensor([top - 1, top], dtype=torch.uint64)))
     assert (s.min, s.max, s.saturated_count) == (top - 1, top, 1)
-    s = fastcheck.stats(torch.tensor([-(2**63), 2**63 - 1]))
+    s = fastcheck.stats(put(torch.tensor([-(2**63), 2**63 - 1])))
     assert (s.min, s.max, s.abs_max, s.saturated_count) == (-(2**63), 2**63 - 1, 2**63, 2)
 
 
 def test_nothing_finite_and_nothing_at_all() -> None:
-    s = fastcheck.stats(torch.full((3,), float("nan")))
+    s = fastcheck.stats(put(torch.full((3,), float("nan"))))
     assert (s.min, s.max, s.abs_max, s.sum) == (math.inf, -math.inf, 0, 0.0)
     assert s.mean is not None and math.isnan(s.mean)
     assert s.rms is not None and math.isnan(s.rms)
-    empty = fastcheck.stats(torch.empty(0, 3))
+    empty = fastcheck.stats(put(torch.empty(0, 3)))
     assert (empty.numel, empty.finite_count, empty.sum, empty.l2_norm) == (0, 0, 0.0, 0.0)
-    whole = fastcheck.stats(torch.empty(0, dtype=torch.int16))
+    whole = fastcheck.stats(put(torch.empty(0, dtype=torch.int16)))
     assert (whole.min, whole.max) == (2**63 - 1, -(2**63))
     for s in (empty, whole):
         assert "numel=0" in repr(s)
@@ -81,7 +82,7 @@ def test_nothing_finite_and_nothing_at_all() -> None:
 def test_depth(depth: str) -> None:
     s = fastcheck.stats(X, depth=depth)
     assert s.depth == depth
-    assert_same(s.record.tobytes(), record(X, depth=depth))
+    assert_same(s.record.tobytes(), record(HOST_X, depth=depth))
     beyond = {
         "health": [
             "min",
@@ -106,7 +107,7 @@ def test_depth(depth: str) -> None:
 
 
 def test_order() -> None:
-    x = torch.arange(12.0).reshape(3, 4).t()
+    x = put(torch.arange(12.0).reshape(3, 4).t())
     assert fastcheck.stats(x).order == "storage"
     assert fastcheck.stats(x, order="logical").order == "logical"
     assert fastcheck.stats(x[::2]).order == "logical"
@@ -125,7 +126,7 @@ def test_equality_is_of_the_value_fields() -> None:
     assert a != fastcheck.stats(X[:5])
     assert a != a.record and a != 3 and a is not None
     slots = torch.zeros(192, dtype=torch.uint8)
-    fastcheck._C.observe(X, slots, 0, 3, 5, 6, 7, 8, 2)
+    fastcheck._C.observe(HOST_X, slots, 0, 3, 5, 6, 7, 8, 2)
     assert Stats(slots) == a  # seq, step, call, site and flags take no part
     assert slots.numpy().tobytes()[VALUE_BYTES:] != a.record.tobytes()[VALUE_BYTES:]
 
@@ -135,8 +136,9 @@ def test_to_numpy() -> None:
     scalar = s.numpy()
     assert scalar.dtype == fastcheck.RECORD_DTYPE
     assert (scalar["nan_count"], scalar["sum"], scalar["min"]) == (1, 3.0, -2.0)
-    assert scalar.tobytes() == s.record.tobytes() == s.tensor.numpy().tobytes()
+    assert scalar.tobytes() == s.record.tobytes() == s.tensor.cpu().numpy().tobytes()
     assert (s.tensor.dtype, s.tensor.shape) == (torch.uint8, (192,))
+    assert s.tensor.device == X.device
 
 
 def test_to_dict() -> None:
@@ -151,9 +153,11 @@ def test_printing() -> None:
         assert part in text, part
     assert f"{fastcheck.checksum(X):016x}" in text
     assert "\n" not in text
-    clean = repr(fastcheck.stats(torch.ones(3, dtype=torch.int64)))
+    clean = repr(fastcheck.stats(put(torch.ones(3, dtype=torch.int64))))
     assert "all finite" in clean and "min=1 max=1" in clean
-    assert "saturated=2" in repr(fastcheck.stats(torch.tensor([127, -128, 3], dtype=torch.int8)))
+    assert "saturated=2" in repr(
+        fastcheck.stats(put(torch.tensor([127, -128, 3], dtype=torch.int8)))
+    )
 
 
 def test_copying_and_pickling() -> None:
@@ -173,52 +177,55 @@ def test_stats_keep_what_was_read() -> None:
 
 
 def test_reading_leaves_tensor_autograd_and_rng_alone() -> None:
-    x = torch.randn(5000, requires_grad=True)
+    x = torch.randn(5000, device=DEVICE, requires_grad=True)
     y = x * 2
     before, version, rng = y.detach().clone(), y._version, torch.get_rng_state()
     for read in (fastcheck.stats, fastcheck.checksum, fastcheck.crc32, fastcheck.found_nonfinite):
         out = read(y)
         assert not getattr(out, "requires_grad", False)
-    assert not torch.ops.fastcheck.stats(y).requires_grad
+    if ON_CPU:
+        assert not torch.ops.fastcheck.stats(y).requires_grad
     assert torch.equal(y, before) and y._version == version
     assert torch.equal(rng, torch.get_rng_state())
     (gradient,) = torch.autograd.grad(y.sum(), x)
-    assert torch.equal(gradient, torch.full((5000,), 2.0))
+    assert torch.equal(gradient, torch.full((5000,), 2.0, device=DEVICE))
 
 
 def test_inference_mode_parameters_and_subclasses() -> None:
     with torch.inference_mode():
-        inside = torch.ones(5)
+        inside = torch.ones(5, device=DEVICE)
         assert fastcheck.stats(inside).sum == 5.0
     assert fastcheck.stats(inside).sum == 5.0
-    assert fastcheck.stats(torch.nn.Parameter(torch.ones(5))).sum == 5.0
+    assert fastcheck.stats(torch.nn.Parameter(torch.ones(5, device=DEVICE))).sum == 5.0
 
     class Plain(torch.Tensor):
         pass
 
-    assert fastcheck.stats(torch.ones(5).as_subclass(Plain)).sum == 5.0
+    assert fastcheck.stats(torch.ones(5, device=DEVICE).as_subclass(Plain)).sum == 5.0
 
 
 # --- lists ---------------------------------------------------------------------------------------
 
 
 def test_list() -> None:
-    xs = [
-        X,
+    host = [
+        HOST_X,
         torch.arange(10),
         torch.empty(0, dtype=torch.bool),
-        X.view(2, 3).t(),
+        HOST_X.view(2, 3).t(),
         torch.ones(5000).bfloat16(),
     ]
+    xs = [put(x) for x in host]
     many = fastcheck.stats(xs)
     assert isinstance(many, StatsList)
     assert len(many) == 5
     assert (many.tensor.dtype, many.tensor.shape) == (torch.uint8, (5, 192))
     assert many.numpy().dtype == fastcheck.RECORD_DTYPE and many.numpy().shape == (5,)
-    for x, one, row in zip(xs, many, many.numpy()):
+    assert many.tensor.device == X.device
+    for x, on_host, one, row in zip(xs, host, many, many.numpy()):
         assert isinstance(one, Stats)
         assert one == fastcheck.stats(x)
-        assert_same(row.tobytes(), record(x))
+        assert_same(row.tobytes(), record(on_host))
     assert many[-1] == many[4] == fastcheck.stats(xs[4])
     assert [s.numel for s in many[1:3]] == [10, 0]
     assert isinstance(many[1:3], StatsList)
@@ -235,7 +242,7 @@ def test_empty_list() -> None:
 
 
 def test_a_long_list() -> None:
-    xs = [torch.full((k % 7 + 1,), float(k)) for k in range(1000)]
+    xs = [torch.full((k % 7 + 1,), float(k), device=DEVICE) for k in range(1000)]
     sums = fastcheck.stats(xs).numpy()["sum"]
     assert (sums == np.array([float(k * (k % 7 + 1)) for k in range(1000)])).all()
 
@@ -244,7 +251,7 @@ def test_a_long_list() -> None:
 
 
 def test_found_nonfinite() -> None:
-    good, bad = torch.ones(5000), torch.ones(5000)
+    good, bad = torch.ones(5000, device=DEVICE), torch.ones(5000, device=DEVICE)
     bad[4999] = float("-inf")
     for tensors, wanted in (
         ([good], 0.0),
@@ -254,22 +261,23 @@ def test_found_nonfinite() -> None:
         (good, 0.0),
         (iter([good, bad]), 1.0),
         ([], 0.0),
-        ([torch.arange(5), good.bool()], 0.0),
+        ([torch.arange(5, device=DEVICE), good.bool()], 0.0),
     ):
         found = fastcheck.found_nonfinite(tensors)
         assert (found.dtype, found.shape, float(found)) == (torch.float32, (), wanted)
+        assert found.device == (good.device if tensors != [] else torch.device("cpu"))
 
 
 @pytest.mark.parametrize("dtype", FLOAT_NAMES)
 def test_found_nonfinite_in_every_float_dtype(dtype: str) -> None:
     x = torch.ones(4097).to(torch_dtype(dtype))
-    assert float(fastcheck.found_nonfinite([x])) == 0.0
+    assert float(fastcheck.found_nonfinite([put(x)])) == 0.0
     values = ["nan"] if dtype == "float8_e4m3fn" else ["nan", "inf", "-inf"]
     for value in values:
         for place in (0, 4095, 4096):
             y = x.clone()
             y[place] = torch.tensor(float(value)).to(x.dtype)
-            assert float(fastcheck.found_nonfinite([x, y])) == 1.0
+            assert float(fastcheck.found_nonfinite([put(x), put(y)])) == 1.0
 
 
 # --- torch.ops.fastcheck -------------------------------------------------------------------------
@@ -288,12 +296,14 @@ SAMPLES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+@cpu_only
 @pytest.mark.parametrize("sample", sorted(SAMPLES))
 def test_opcheck(sample: str) -> None:
     op, arguments = SAMPLES[sample]
     opcheck(op.default, arguments)
 
 
+@cpu_only
 def test_ops_agree_with_the_functions() -> None:
     y = torch.arange(24).reshape(4, 6).t()
     for x in (X, y, torch.zeros(4000, dtype=torch.complex64).conj()):
@@ -310,6 +320,7 @@ def test_ops_agree_with_the_functions() -> None:
     assert not slots[:2].any()
 
 
+@cpu_only
 def test_ops_on_fake_and_meta_tensors_give_shapes() -> None:
     def check(x: torch.Tensor) -> None:
         assert (OPS.stats(x).shape, OPS.stats(x).dtype) == ((192,), torch.uint8)
@@ -324,6 +335,7 @@ def test_ops_on_fake_and_meta_tensors_give_shapes() -> None:
         check(torch.empty(5))
 
 
+@cpu_only
 def test_ops_trace() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 

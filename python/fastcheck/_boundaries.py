@@ -126,11 +126,9 @@ def _unwrap_scaler() -> None:
     _originals.clear()
 
 
-def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the scaler found non-finite gradients; False when torch no longer tells."""
+def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """What the scaler found, one word per device; empty when torch no longer tells."""
     state: Optional[dict[str, Any]] = getattr(scaler, "_per_optimizer_states", {}).get(
         id(optimizer)
     )
-    found = (state or {}).get("found_inf_per_device", {})
-    # Only host values: reading a device's would make it wait.
-    return any(bool(value) for value in found.values() if value.is_cpu)
+    return list((state or {}).get("found_inf_per_device", {}).values())

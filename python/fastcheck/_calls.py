@@ -99,7 +99,7 @@ class Call:
 
     __slots__ = (
         "depth",
-        "first_finding",
+        "first_seq",
         "index",
         "input_sites",
         "inputs",
@@ -116,7 +116,7 @@ class Call:
         index: int,
         parent: Optional[Call],
         thread: int,
-        first_finding: int,
+        first_seq: int,
         is_recompute: bool,
     ) -> None:
         self.node = node
@@ -124,8 +124,8 @@ class Call:
         self.parent = parent
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.thread = thread
-        # How many findings the step had when the call began: those after it were made inside.
-        self.first_finding = first_finding
+        # The next sequence number when the call began: what has it or a later one was made inside.
+        self.first_seq = first_seq
         self.is_recompute = is_recompute
         self.inputs: list[int] = []
         self.input_sites: list[int] = []
@@ -134,7 +134,7 @@ class Call:
 
 class CallLog:
     """The calls of one step, in the order in which they began; searched only once something is
-    wrong.
+    wrong, perhaps by the drain's thread while the next one begins.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class CallLog:
         """The calls that took the tensor and gave back something else, outermost first."""
         found = [
             call
-            for call in self._calls
+            for call in list(self._calls)
             if token in call.inputs and token not in call.outputs and not call.is_recompute
         ]
         return sorted(found, key=lambda call: call.depth)
@@ -165,7 +165,7 @@ class CallLog:
         """The innermost call that made the tensor."""
         found = [
             call
-            for call in self._calls
+            for call in list(self._calls)
             if token in call.outputs and token not in call.inputs and not call.is_recompute
         ]
         return max(found, key=lambda call: call.depth, default=None)

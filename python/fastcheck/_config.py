@@ -38,6 +38,8 @@ class Config:
     action: Action
     record: str
     sync: str
+    max_lag: Optional[int]
+    protect_weights: Union[bool, str]
     include: Optional[tuple[str, ...]]
     exclude: tuple[str, ...]
     every: int
@@ -45,6 +47,11 @@ class Config:
     max_skipped: int
     log_dir: Optional[str]
     log_limit: Optional[int]
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether events can end the run."""
+        return self.overflow_nums > 0 and self.action == "raise"
 
     @property
     def depth(self) -> Depth:
@@ -77,6 +84,8 @@ def make_config(
     level: str,
     record: str,
     sync: str,
+    max_lag: Optional[int],
+    protect_weights: Union[bool, str],
     include: Union[str, Iterable[str], None],
     exclude: Union[str, Iterable[str], None],
     every: int,
@@ -112,6 +121,15 @@ def make_config(
         )
     if within is not None:
         _positive("within", within, "a number of steps, or None to count over the whole run")
+    if not isinstance(protect_weights, bool):
+        _one_of("protect_weights", protect_weights, ("auto",), "or True or False")
+    if max_lag is not None:
+        _positive(
+            "max_lag",
+            max_lag,
+            "how many steps the host may be ahead of the device, or None for no limit",
+            "max_lag=2 stops one or two steps after the event",
+        )
     _positive("every", every, "observe every so many steps", "every=1 observes each step")
     _positive("history", history, "a number of steps to hold")
     _positive("max_skipped", max_skipped, "a number of skipped steps in a row")
@@ -128,6 +146,8 @@ def make_config(
         action=action,
         record=record,
         sync=sync,
+        max_lag=max_lag,
+        protect_weights=protect_weights,
         include=None if include is None else _patterns("include", include),
         exclude=_patterns("exclude", exclude) if exclude else (),
         every=every,

@@ -1,41 +1,155 @@
-"""The drain: brings records from a ring to the host, as a structured array.
+"""The drain: takes what arrives from the devices to the ledger, in order, on a thread of its own.
 
-On the CPU the ring is host memory and a record is there as soon as it is written. On an accelerator
-this is where the asynchronous copy to pinned memory belongs.
+Parts of the journal wait here until the copies of their records are done. Nothing in it makes a
+device's work wait, and nothing makes the training thread wait but wait() and bound().
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Callable, Optional
+
 import numpy as np
 
+from ._device_ring import DeviceRing
+from ._journal import Entry
+from ._ledger import Ledger
 from ._record import RECORD_DTYPE
-from ._ring import Ring
+from ._segment import Segment
+from ._step import Step
 
-__all__ = ["Drain"]
+__all__ = ["Drain", "Part"]
+
+# How often the thread looks whether a copy is done; only while one is under way.
+_POLL_SECONDS = 0.001
+# How long the end of the process waits for a device that may hang.
+_EXIT_SECONDS = 5.0
+
+
+class Part:
+    """A stretch of one step's journal, and its records: here already, or in flight."""
+
+    def __init__(
+        self,
+        step: Step,
+        entries: Sequence[Entry],
+        records: list[np.ndarray],
+        segments: list[tuple[DeviceRing, Segment]],
+        closes_step: bool,
+    ) -> None:
+        self.step = step
+        self.entries = entries
+        self.closes_step = closes_step
+        self._records = records
+        self._segments = segments
+
+    @property
+    def is_ready(self) -> bool:
+        return all(segment.is_ready for _, segment in self._segments)
+
+    def wait(self) -> None:
+        for _, segment in self._segments:
+            segment.wait()
+
+    def take(self) -> np.ndarray:
+        """All records, in the order of their sequence numbers."""
+        parts = [*self._records, *(ring.take(segment) for ring, segment in self._segments)]
+        records = np.concatenate(parts) if parts else np.zeros(0, RECORD_DTYPE)
+        return records[np.argsort(records["seq"], kind="stable")]
 
 
 class Drain:
-    """Takes records out of one ring. Not thread-safe: the caller holds the monitor's lock."""
+    """The parts that wait, oldest first."""
 
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-        self._records: np.ndarray = ring.slots.numpy().view(RECORD_DTYPE)
+    def __init__(
+        self, ledger: Ledger, max_lag: Optional[int], trouble: Callable[[str, Exception], None]
+    ) -> None:
+        # How often the training thread had to wait because it was max_lag steps ahead.
+        self.wait_count = 0
+        self._ledger = ledger
+        self._max_lag = max_lag
+        self._trouble = trouble
+        self._parts: deque[Part] = deque()
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._thread: Optional[threading.Thread] = None
+        weakref.finalize(self, self._wake.put, False)
 
-    def peek(self, seq: int) -> np.void:
-        """A copy of a record that is still in the ring."""
-        slot = seq - (self._ring.next_seq - self._ring.used)
-        record: np.void = self._records[slot].copy()
-        return record
+    def __len__(self) -> int:
+        return len(self._parts)
 
-    def nonfinite(self, seqs: range) -> list[int]:
-        """Which of these records, all still in the ring, hold anything non-finite; in order."""
-        first = seqs.start - (self._ring.next_seq - self._ring.used)
-        part = self._records[first : first + len(seqs)]
-        counts = part["nan_count"] + part["posinf_count"] + part["neginf_count"]
-        return [seqs.start + int(index) for index in np.flatnonzero(counts)]
+    def submit(self, part: Part) -> None:
+        """Takes over a part; it is judged when all before it are, and its records are here."""
+        self._parts.append(part)
+        if self._thread is None:
+            arguments = (weakref.ref(self), self._wake)
+            self._thread = threading.Thread(
+                target=_run, args=arguments, name="fastcheck-drain", daemon=True
+            )
+            self._thread.start()
+            _live.add(self)
+        self._wake.put(True)
 
-    def take(self) -> np.ndarray:
-        """A copy of every record in the ring, oldest first; the ring is empty afterwards."""
-        records: np.ndarray = self._records[: self._ring.used].copy()
-        self._ring.used = 0
-        return records
+    def process(self) -> int:
+        """Judges what has arrived, without waiting for the rest. How many parts are left."""
+        with self._ledger.lock:
+            while self._parts and self._parts[0].is_ready:
+                part = self._parts.popleft()
+                try:
+                    self._ledger.replay(part.step, part.entries, part.take())
+                except Exception as error:
+                    self._trouble("what a device recorded", error)
+        return len(self._parts)
+
+    def wait(self) -> None:
+        """Waits for the devices, and judges everything."""
+        while self.process():
+            with contextlib.suppress(IndexError):  # the thread was quicker
+                self._parts[0].wait()
+
+    def bound(self) -> None:
+        """Holds the host back when it is more than ``max_lag`` steps ahead of the devices."""
+        if self._max_lag is None:
+            return
+        while self._closed_steps() > self._max_lag and self.process():
+            if self._closed_steps() <= self._max_lag:
+                break
+            self.wait_count += 1
+            with contextlib.suppress(IndexError):
+                self._parts[0].wait()
+
+    def _closed_steps(self) -> int:
+        return len({id(part.step) for part in list(self._parts) if part.closes_step})
+
+    def finish(self, seconds: float) -> None:
+        """Like wait(), but not for longer than that."""
+        deadline = time.monotonic() + seconds
+        while self.process() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+
+_live: weakref.WeakSet[Drain] = weakref.WeakSet()
+
+
+def _run(drain_ref: weakref.ref[Drain], wake: queue.SimpleQueue[bool]) -> None:
+    """The thread: holds the drain only while it works, so that a deleted model takes it along."""
+    while wake.get():
+        while True:
+            drain = drain_ref()
+            if drain is None or not drain.process():
+                break
+            del drain
+            time.sleep(_POLL_SECONDS)
+        drain = None
+
+
+@atexit.register
+def _finish_all() -> None:
+    for drain in list(_live):
+        drain.finish(_EXIT_SECONDS)

@@ -13,65 +13,69 @@ from ._finding import Finding
 from ._report import StopReport
 from ._session import Session
 from ._site import Site
+from ._step import Step
 
 __all__ = ["build_report"]
 
 _Evidence = list[tuple[Site, np.void]]
 
 
-def build_report(session: Session, finding: Finding, log_path: Optional[str]) -> StopReport:
-    """Expects the session's lock to be held and its ring to be empty (collect())."""
+def build_report(
+    session: Session, finding: Finding, step: Step, log_path: Optional[str]
+) -> StopReport:
+    """Expects both locks to be held, and the records of ``step`` in the history (collect())."""
+    ledger = session.ledger
     return StopReport(
-        culprit=session.event(finding),
-        step=session.step,
-        events=tuple(map(session.event, sorted(session.judge.findings, key=lambda f: f.seq))),
-        event_count=session.policy.counter.total,
+        culprit=ledger.event(finding),
+        step=step.index,
+        events=tuple(map(ledger.event, sorted(step.judge.findings, key=lambda f: f.seq))),
+        event_count=ledger.policy.counter.total,
         overflow_nums=session.config.overflow_nums,
-        inputs=tuple(_inputs(session, finding)),
+        inputs=tuple(_inputs(session, finding, step)),
         trend=_trend(session, finding),
         log_path=log_path,
         scale=session.current_scale(),
-        rank=session.rank,
-        weights_intact=session.update_count == 0,
+        rank=ledger.rank,
+        weights_intact=step.is_protected or (step is session.step and step.update_count == 0),
     )
 
 
 def _trend(session: Session, finding: Finding) -> np.ndarray:
-    held = session.history.of_site(finding.site, int(finding.record["call"]))
+    held = session.ledger.history.of_site(finding.site, int(finding.record["call"]))
     return held[held["seq"] <= finding.seq]
 
 
-def _inputs(session: Session, finding: Finding) -> _Evidence:
+def _inputs(session: Session, finding: Finding, step: Step) -> _Evidence:
     call = finding.blamed_call
     if call is None:
         return []
     found: _Evidence = []
     if finding.is_gradient:
-        found += _gradients_of_outputs(session, call)
+        found += _gradients_of_outputs(session, call, step)
     for token, site in zip(call.inputs, call.input_sites):
-        record = session.history.find(token)
+        record = session.ledger.history.find(token)
         if record is not None:
             found.append((session.sites[site], record))
-    return found + _parameters(session, call)
+    return found + _parameters(session, call, step)
 
 
-def _gradients_of_outputs(session: Session, call: Call) -> _Evidence:
+def _gradients_of_outputs(session: Session, call: Call, step: Step) -> _Evidence:
     found: _Evidence = []
     for token in call.outputs:
-        seq = session.gradients.get(token)
-        record = None if seq is None else session.history.find(seq)
+        seq = step.gradients.get(token)
+        record = None if seq is None else session.ledger.history.find(seq)
         if record is not None:
             found.append((session.sites[int(record["site"])], record))
     return found
 
 
-def _parameters(session: Session, call: Call) -> _Evidence:
+def _parameters(session: Session, call: Call, step: Step) -> _Evidence:
     module = call.node.module()
     found: _Evidence = []
     for name in () if module is None else module._parameters:
         number = call.node.site("param", name, 0)
-        record = session.history.latest(number)
+        record = session.ledger.history.latest(number)
         # One of an earlier step was changed by an update since.
-        if record is not None and record["step"] == session.step:
+        if record is not None and record["step"] == step.index:
             found.append((session.sites[number], record))
     return found

@@ -1,12 +1,18 @@
 """Loads the compiled extension, or says in one sentence why it can't be.
 
-``import fastcheck`` never fails for want of it: logs are read and compared without. What needs it
-uses ``extension``, whose every attribute raises :class:`ExtensionError` when it is missing.
+Nothing fails for want of it: without it the portable backend reads tensors of every device, in pure
+Python. What has a portable form asks :func:`compiled`; what has none uses ``extension``, whose
+every attribute raises :class:`ExtensionError` when it is missing.
+
+``FASTCHECK_NO_EXTENSION=1`` in the environment, read at import, makes fastcheck behave as if the
+extension were not installed (``0`` and empty: no effect). For tests, and to tell whether a
+difference comes from a compiled kernel.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,10 +20,17 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ._errors import ConfigError, ExtensionError, FastcheckError, FastcheckWarning
 
+_SWITCH = "FASTCHECK_NO_EXTENSION"
+_PORTABLE = "pure Python: portable backend"
+
 
 @dataclass(frozen=True)
 class Status:
-    """``module`` is the extension, or None with the reason in ``problem``."""
+    """``module`` is the extension, or None with the reason in ``problem``.
+
+    ``built_for`` and the two after it say what an installed extension was built with, usable or
+    not; None when none is installed.
+    """
 
     module: Optional[ModuleType]
     problem: str
@@ -26,6 +39,21 @@ class Status:
     compiler: Optional[str]
     error: type[FastcheckError] = ExtensionError
 
+    @property
+    def is_broken(self) -> bool:
+        """An extension is there and can't be used. None at all is no fault: pure Python."""
+        return self.module is None and self.built_for is not None
+
+    @property
+    def text(self) -> str:
+        """What reads the CPU's tensors, in a few words."""
+        if self.module is not None:
+            return f"for torch {self.built_for}"
+        if issubclass(self.error, ConfigError):
+            return f"for torch {self.built_for}, misconfigured"
+        kept = f"for torch {self.built_for}, not usable; " if self.is_broken else ""
+        return kept + _PORTABLE
+
 
 def _release(version: str) -> str:
     """``2.13`` of ``2.13.0+cpu``: torch's C++ interface holds within a minor release."""
@@ -33,6 +61,9 @@ def _release(version: str) -> str:
 
 
 def _load() -> Status:
+    if os.environ.get(_SWITCH, "0") not in ("", "0"):
+        problem = f"the compiled extension is switched off by {_SWITCH}; unset it to use it"
+        return Status(None, problem, None, None, None)
     try:
         info = importlib.import_module("fastcheck._build_info")
     except ModuleNotFoundError:
@@ -69,9 +100,27 @@ def _load() -> Status:
 
 status = _load()
 
-if status.module is None and status.built_for is not None:
+if status.is_broken:
     # It was installed and is of no use: worth a word at once. A pure-Python install is not.
-    warnings.warn(status.problem, FastcheckWarning, stacklevel=2)
+    warnings.warn(
+        status.problem
+        if issubclass(status.error, ConfigError)
+        else f"{status.problem}. Until then: {_PORTABLE}, which is slower",
+        FastcheckWarning,
+        stacklevel=2,
+    )
+
+
+def compiled() -> Optional[Any]:
+    """The extension, or None where the portable backend takes its place.
+
+    Raises:
+        ConfigError: an environment variable asks for a CPU kernel that there isn't. It was asked
+            for by name, so nothing else is put in its place.
+    """
+    if status.module is None and issubclass(status.error, ConfigError):
+        raise status.error(status.problem)
+    return status.module
 
 
 class _Missing:

@@ -46,6 +46,9 @@ class Finding:
         self.call = call
         self.thread = thread
         self.seq = int(record["seq"])
+        # Where it stands among the others: its sequence number, or that of the reading that had it
+        # looked up.
+        self.position = self.seq
         self.site = int(record["site"])
         self.blamed_site = self.site
         # Whose inputs and parameters explain it; None where nothing observed was read to make it.

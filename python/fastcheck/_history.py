@@ -104,6 +104,19 @@ class History:
                 return record
         return None
 
+    def latest_of(self, sites: set[int]) -> np.ndarray:
+        """The youngest held record of each of these sites, oldest first."""
+        left, found = sites.copy(), []
+        for chunk in (*reversed(self._open), *reversed(self._closed)):
+            if not left:
+                break
+            mine = chunk[np.isin(chunk["site"], list(left))]
+            for record in mine[::-1]:
+                if int(record["site"]) in left:
+                    left.discard(int(record["site"]))
+                    found.append(record)
+        return np.array(found[::-1], RECORD_DTYPE)
+
     def last_finite_step(self, site: int) -> Optional[int]:
         """The step of the youngest held record of this site that had nothing non-finite."""
         for chunk in (*reversed(self._open), *reversed(self._closed)):

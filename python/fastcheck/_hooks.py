@@ -18,11 +18,13 @@ from typing import Any, Optional
 import torch
 
 from ._calls import Call, ModuleNode
+from ._device import streams_of
 from ._flatten import flatten, flatten_arguments
 from ._readable import can_hold_nonfinite, can_read
 from ._record import Flag
 from ._session import Session
 from ._state import StateReader
+from ._verdict import Judge
 
 __all__ = ["ForwardHook", "ForwardPreHook", "GradientHook", "ModuleObserver"]
 
@@ -48,7 +50,8 @@ class ModuleObserver:
         self.session = session
         self._state = state
         self._local = _ThreadState()
-        self._has_stored = False
+        # The step in which all that the model stores was read last, before a forward.
+        self._stored_step: Optional[int] = None
         self.unread_devices: dict[str, None] = {}
 
     # Forward
@@ -63,25 +66,28 @@ class ModuleObserver:
         with session.lock:
             if is_entry:
                 session.begin_pass()
-                local.calls_before = len(session.calls)
+                local.calls_before = len(session.step.calls)
             if not session.is_active:
                 return
-            repeated = node.recomputed_call(session.step) if in_backward else None
+            repeated = node.recomputed_call(session.step.index) if in_backward else None
             call = Call(
                 node,
-                node.next_call(session.step) if repeated is None else repeated,
+                node.next_call(session.step.index) if repeated is None else repeated,
                 local.stack[-1] if local.stack else None,
                 local.ident,
-                len(session.judge.findings),
+                session.next_seq,
                 repeated is not None,
             )
             local.stack.append(call)
-            session.calls.add(call)
-            if not self._has_stored:
-                self._has_stored = True
+            session.step.calls.add(call)
+            if self._stored_step != session.step.index and (
+                self._stored_step is None or session.rereads_stored
+            ):
+                self._stored_step = session.step.index
                 self._state.read_stored()
             for position, (label, tensor) in enumerate(flatten_arguments(args, kwargs)):
                 self._read_input(call, label, position, tensor, is_entry)
+            session.settle_call()
 
     def leave(self, node: ModuleNode, output: Any) -> None:
         """A module has returned, or raised (then ``output`` is None)."""
@@ -98,9 +104,11 @@ class ModuleObserver:
             finally:
                 stack.pop()
             if not stack:
-                session.judge.pass_ends[node.path] = len(session.judge.findings)
+                session.step.pass_ends[node.path] = session.next_seq
                 if not torch.is_grad_enabled():
-                    session.calls.forget_from(self._local.calls_before)
+                    session.step.calls.forget_from(self._local.calls_before)
+                    session.end_pass()
+            session.settle_call()
 
     def _was_interrupted(self) -> bool:
         """Whether the outermost call, whose module is called again, is over, and not recursive.
@@ -138,60 +146,59 @@ class ModuleObserver:
             return
         call.inputs.append(token)
         call.input_sites.append(site)
-        if is_bad:
-            session = self.session
-            finding = session.found(token, "input", call)
-            if call.is_recompute:
-                session.judge.recomputed(finding, call)
-            elif call.parent is not None:
-                session.judge.inner_input(
-                    finding,
-                    call.parent,
-                    after_gap=session.config.every > 1 and session.step > 0,
-                )
-            else:
-                is_data = call.node.is_primary
-                if torch.is_grad_enabled():
-                    is_data = tensor.grad_fn is None
-                session.judge.batch(
-                    finding, call.node, is_data=is_data, excluded=session.has_excluded
-                )
-            session.take_changes()
+        if is_bad is not False:
+            self._judge_input(token, is_bad, tensor, call)
         if is_new and tensor.requires_grad:
             self._watch(tensor, call, "grad_input", label, position, token)
+
+    def _judge_input(
+        self, token: int, is_bad: Optional[bool], tensor: torch.Tensor, call: Call
+    ) -> None:
+        session = self.session
+        if call.is_recompute:
+            session.judge(is_bad, token, "input", call, Judge.recomputed, call)
+        elif call.parent is not None:
+            after_gap = session.config.every > 1 and session.step.index > 0
+            session.judge(is_bad, token, "input", call, Judge.inner_input, call.parent, after_gap)
+        else:
+            node = call.node
+            is_data = node.is_primary
+            if torch.is_grad_enabled():
+                is_data = tensor.grad_fn is None
+            since = session.step.pass_ends.get(node.path, 0)
+            session.judge(
+                is_bad, token, "input", call, Judge.batch, since, is_data, session.has_excluded
+            )
 
     def _read_outputs(self, call: Call, output: Any) -> None:
         session = self.session
         outputs = flatten(output, "output")
-        is_finite = bool(outputs)
+        is_complete = bool(outputs)
+        method = Judge.recomputed if call.is_recompute else Judge.output
         for position, (label, tensor) in enumerate(outputs):
             if not can_hold_nonfinite(tensor) or not self._can_read(tensor):
                 continue
             site = call.node.site("output", label, position)
             token, is_new, is_bad = self._read(tensor, site, call, 0)
             if token < 0:
-                is_finite = False
+                is_complete = False
                 continue
             call.outputs.append(token)
-            if is_bad:
-                judge = session.judge.recomputed if call.is_recompute else session.judge.output
-                judge(session.found(token, "output", call), call)
-                session.take_changes()
-            is_finite = is_finite and not session.judge.is_finding(token)
+            session.judge(is_bad, token, "output", call, method, call)
             if is_new and tensor.requires_grad:
                 self._watch(tensor, call, "grad_output", label, position, token)
-        if session.judge.findings:
-            session.judge.call_ended(call, is_finite)
+        session.call_ended(call, is_complete)
 
     def _read(
         self, tensor: torch.Tensor, site: int, call: Call, flags: int
-    ) -> tuple[int, bool, bool]:
-        """(token, whether this is the first reading of it, whether that found anything non-finite).
+    ) -> tuple[int, bool, Optional[bool]]:
+        """(token, whether this is the first reading of it, whether that found anything non-finite:
+        None when that is not known yet).
 
         The token is -1 where the kernel refuses the tensor (its memory was freed, say).
         """
         session = self.session
-        seq = session.ring.next_seq
+        seq = session.next_seq
         is_off = site in session.off_sites
         token = session.seen.add(tensor, _NO_TOKEN if is_off else seq)
         if is_off or token == _NO_TOKEN:
@@ -201,7 +208,7 @@ class ModuleObserver:
         if call.is_recompute:
             flags |= int(Flag.RECOMPUTE)
         try:
-            is_bad = session.ring.observe(tensor, site, call.index, session.step, flags)
+            seq, is_bad = session.observe(tensor, site, call.index, flags)
         except Exception as error:
             # It is remembered under the number that the next record will have.
             session.seen.clear()
@@ -211,11 +218,12 @@ class ModuleObserver:
         return seq, True, is_bad
 
     def _can_read(self, tensor: torch.Tensor) -> bool:
-        if can_read(tensor):
-            return True
-        if not tensor.is_cpu:
+        if tensor.is_cpu:
+            return can_read(tensor)
+        if streams_of(tensor.device) is None:
             self.unread_devices[tensor.device.type] = None
-        return False
+            return False
+        return can_read(tensor)
 
     # Backward
 
@@ -229,7 +237,7 @@ class ModuleObserver:
         handle = watch(GradientHook(self, call, role, site, token))
         if tensor.is_leaf:
             # A leaf outlives the step and would gather one hook per step.
-            self.session.leaf_handles.append(handle)
+            self.session.step.leaf_handles.append(handle)
 
     def gradient(self, hook: GradientHook, gradient: torch.Tensor) -> None:
         """The gradient of an observed tensor is complete."""
@@ -244,11 +252,11 @@ class ModuleObserver:
             token, _, is_bad = self._read(gradient, hook.site, hook.call, flags)
             if token < 0:
                 return
-            session.gradients[hook.token] = token
-            if is_bad:
-                finding = session.found(token, hook.role, hook.call)
-                session.judge.gradient(finding, hook.token, scaled=session.is_scaled)
-                session.take_changes()
+            session.step.gradients[hook.token] = token
+            session.judge(
+                is_bad, token, hook.role, hook.call, Judge.gradient, hook.token, session.is_scaled
+            )
+            session.settle_call()
 
 
 class _ModuleHook:
@@ -284,7 +292,7 @@ class ForwardPreHook(_ModuleHook):
             node.enabled = False
             observer.abandon(node)
             observer.session.trouble(f"the inputs and outputs of {node.name}", error)
-        if observer.session.due:
+        if observer.session.ledger.due:
             observer.session.deliver()
 
 
@@ -306,7 +314,7 @@ class ForwardHook(_ModuleHook):
         except Exception as error:
             node.enabled = False
             observer.session.trouble(f"the inputs and outputs of {node.name}", error)
-        if observer.session.due:
+        if observer.session.ledger.due:
             observer.session.deliver()
 
 
@@ -334,5 +342,5 @@ class GradientHook:
             observer.gradient(self, gradient)
         except Exception as error:
             observer.session.switch_off(self.site, error)
-        if observer.session.due:
+        if observer.session.ledger.due:
             observer.session.deliver()

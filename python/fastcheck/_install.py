@@ -13,6 +13,7 @@ from ._calls import ModuleNode
 from ._config import Action, Config, Optimizers, ScalerLike, make_config
 from ._errors import ConfigError, did_you_mean, explain
 from ._monitor import Monitor
+from ._protect import UpdateGuard
 from ._site import SiteTable
 
 __all__ = ["install"]
@@ -27,6 +28,8 @@ def install(
     level: str = "module",
     record: str = "full",
     sync: str = "never",
+    max_lag: Optional[int] = 2,
+    protect_weights: Union[bool, str] = "auto",
     include: Union[str, Iterable[str], None] = None,
     exclude: Union[str, Iterable[str], None] = None,
     every: int = 1,
@@ -43,8 +46,7 @@ def install(
 
     Every tensor is read once, where it lives: what enters a module, what each submodule returns,
     the gradients of these, and once per step the parameters, their gradients and the buffers.
-    Training is not changed: losses and weights are bit-identical with and without it. Tensors that
-    are not on the CPU pass unread in this version.
+    Training is not changed: losses and weights are bit-identical with and without it.
 
     Args:
         model: the module to observe, with all its submodules.
@@ -57,8 +59,17 @@ def install(
         level: ``"module"``.
         record: what is computed of each tensor: ``"health"`` (counts), ``"stats"`` (and min, max,
             sums) or ``"full"`` (and a checksum).
-        sync: ``"never"``, ``"step"`` or ``"call"``; on the CPU everything is synchronous, and all
-            are the same.
+        sync: when a stop happens on an accelerator. ``"never"``: as soon as the host learns of it,
+            one or two steps later, and the host waits for nothing; ``"step"``: before the optimizer
+            applies a bad gradient, for one wait per step; ``"call"``: in the call that made it, so
+            that the traceback points at the line, for debugging. On the CPU all are ``"call"``.
+        max_lag: with ``sync="never"``, how many steps the host may be ahead of the device before it
+            waits; None: any number.
+        protect_weights: whether an update with a non-finite gradient is skipped on the device
+            itself, by the ``found_inf`` of torch's fused optimizers: a stop may come after it.
+            ``"auto"``: where an optimizer can, on accelerators with ``sync="never"``, if events may
+            stop the run; True: also on the CPU, and a warning where an optimizer can't; False:
+            never.
         include, exclude: patterns (as of fnmatch) on dotted module paths. A pattern that matches a
             module covers what is inside it.
         every: observe every so many steps, the first one included.
@@ -97,6 +108,8 @@ def install(
         level=level,
         record=record,
         sync=sync,
+        max_lag=max_lag,
+        protect_weights=protect_weights,
         include=include,
         exclude=exclude,
         every=every,
@@ -114,6 +127,8 @@ def install(
     ]
     _mark_gaps(nodes, set(named) - set(observed))
     _check_observable(model, nodes)
+    if config.protect_weights is not False:
+        UpdateGuard.learn({p.device for module in (model, *more) for p in module.parameters()})
     monitor = Monitor(config, sites, nodes, has_excluded=len(observed) < len(named))
     monitor._attach()
     return monitor

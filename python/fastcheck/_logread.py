@@ -2,13 +2,15 @@
 events.
 
 Takes what a crash leaves: a last record or line cut short is dropped and counted; a site whose line
-is missing gets a name that says so. Sites of several ranks are merged into one numbering."""
+is missing gets a name that says so. Ranks are merged in the order in which the devices worked, and
+their sites into one numbering: a site that several ranks have is one site."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ from ._record import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION, Verdict
 from ._site import Site
 from ._verdict import Event
 
-__all__ = ["LogView", "find_logs", "read_log"]
+__all__ = ["LogView", "find_logs", "first_event", "read_log"]
 
 _NAME = re.compile(r"(records|events|sites|meta)-rank(\d+)(?:-(\d{6,}))?\.(bin|jsonl|json)")
 
@@ -29,8 +31,10 @@ class LogView:
     """A log in memory. ``records["site"]`` indexes ``sites``; ``ranks[i]`` is the rank of
     ``records[i]``.
 
-    Records are in the order in which each rank wrote them, rank after rank. ``meta`` is by rank.
-    ``dropped_bytes`` counts what was cut short by a crash and left out.
+    One rank's records and events are in the order in which it wrote them; those of several are
+    merged by step, then rank, then device order (``seq``). Ranks count their own steps: they are
+    the same where the ranks train together. ``meta`` is by rank. ``dropped_bytes`` counts what was
+    cut short by a crash and left out.
     """
 
     directory: str
@@ -40,6 +44,19 @@ class LogView:
     events: tuple[Event, ...]
     meta: dict[int, dict[str, Any]]
     dropped_bytes: int = 0
+
+
+def first_event(events: Iterable[Event]) -> Event | None:
+    """Where it began: the first counted event (of any verdict, when none is counted) by step, then
+    device order, then rank.
+
+    Of two ranks whose events are of the same step, the one whose device had done less of it comes
+    first: ranks do the same work in the same order.
+    """
+    counted_first = sorted(
+        events, key=lambda e: (not e.counted, e.step, int(e.record["seq"]), e.rank)
+    )
+    return counted_first[0] if counted_first else None
 
 
 def read_log(path: str | os.PathLike[str], rank: int | None = None) -> LogView:
@@ -269,36 +286,60 @@ def lost_site(index: int) -> Site:
 
 def _merge(directory: str, parts: list[_Rank]) -> LogView:
     sites: dict[int, Site] = {}
+    numbers: dict[Site, int] = {}
     events: list[Event] = []
     chunks, ranks = [], []
     for part in parts:
-        shift = max(sites, default=-1) + 1
-        records = part.records.copy()
-        used = set(np.unique(records["site"]).tolist()) | set(part.sites)
-        for index in sorted(used):
-            sites[index + shift] = part.sites.get(index) or lost_site(index)
-        records["site"] += shift
-        named = np.isin(records["seq"], [line.get("seq", -1) for line in part.events])
-        by_key = {_key(record): record for record in records[named]}
+        named = np.isin(part.records["seq"], [line.get("seq", -1) for line in part.events])
+        by_key = {_key(record): record.copy() for record in part.records[named]}
+        number_of = _number_sites(part, sites, numbers)
         # An event written again (its verdict changed) stands for the earlier one.
         lines = {
             (line.get("step"), line.get("seq"), line.get("site")): line for line in part.events
         }
         for line in lines.values():
-            event = _event(line, shift, sites, by_key, part.rank)
+            event = _event(line, number_of, sites, by_key, part.rank)
             if event is not None:
                 events.append(event)
+        records = part.records.copy()
+        if len(records):
+            used, places = np.unique(records["site"], return_inverse=True)
+            records["site"] = np.array([number_of[index] for index in used.tolist()])[places]
         chunks.append(records)
         ranks.append(np.full(len(records), part.rank, np.int32))
+    all_records, all_ranks = np.concatenate(chunks), np.concatenate(ranks)
+    if len(parts) > 1:
+        order = np.lexsort((all_records["seq"], all_ranks, all_records["step"]))
+        all_records, all_ranks = all_records[order], all_ranks[order]
+        events.sort(key=lambda event: (event.step, event.rank, int(event.record["seq"])))
     return LogView(
         directory=directory,
-        records=np.concatenate(chunks),
-        ranks=np.concatenate(ranks),
+        records=all_records,
+        ranks=all_ranks,
         sites=sites,
         events=tuple(events),
         meta={part.rank: part.meta for part in parts},
         dropped_bytes=sum(part.dropped_bytes for part in parts),
     )
+
+
+def _number_sites(part: _Rank, sites: dict[int, Site], numbers: dict[Site, int]) -> dict[int, int]:
+    """Adds the part's sites to the merged ones; returns their numbers there by those of the part.
+
+    The first part keeps its own numbers.
+    """
+    number_of: dict[int, int] = {}
+    shift = max(sites, default=-1) + 1
+    used = set(np.unique(part.records["site"]).tolist()) | set(part.sites)
+    for index in sorted(used):
+        site = part.sites.get(index)
+        # Two lost names may be those of different sites.
+        known = None if site is None or shift == 0 else numbers.get(site)
+        number = number_of[index] = index + shift if known is None else known
+        sites.setdefault(number, site or lost_site(index))
+        if site is not None:
+            numbers.setdefault(site, number)
+    return number_of
 
 
 def _key(record: np.void) -> tuple[int, int, int]:
@@ -307,23 +348,25 @@ def _key(record: np.void) -> tuple[int, int, int]:
 
 def _event(
     line: dict[str, Any],
-    shift: int,
+    number_of: dict[int, int],
     sites: dict[int, Site],
     records: dict[tuple[int, int, int], np.void],
     rank: int,
 ) -> Event | None:
     try:
-        step, seq, site = int(line["step"]), int(line["seq"]), int(line["site"]) + shift
-        record = records.get((step, seq, site))
+        step, seq, index = int(line["step"]), int(line["seq"]), int(line["site"])
+        site = number_of.get(index, index)
+        record = records.get((step, seq, index))
         if record is None:
             # The reason was written, its record not (a crash between the two): show what is known.
             empty = np.zeros(1, RECORD_DTYPE)
             empty["step"], empty["seq"], empty["site"], empty["version"] = step, seq, site, 1
             record = empty[0]
+        record["site"] = site
         blamed = line.get("blamed")
         where = Site.from_dict(blamed) if isinstance(blamed, dict) else sites.get(site)
         return Event(
-            site=where or lost_site(site - shift),
+            site=where or lost_site(index),
             record=record,
             step=step,
             verdict=Verdict(int(line["verdict"])),

@@ -15,6 +15,7 @@ from . import _boundaries
 from ._alarm import Alarm
 from ._calls import ModuleNode
 from ._config import Config
+from ._errors import OverflowDetected
 from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
 from ._log import RecordLog
 from ._logread import read_log
@@ -44,12 +45,13 @@ class Monitor:
         rank = _rank()
         self._session = session = Session(config, sites, rank)
         session.has_excluded = has_excluded
+        self._ledger = ledger = session.ledger
         if config.log_dir is not None:
-            session.log = RecordLog(config.log_dir, rank, config.log_limit, sites, config.to_meta())
+            ledger.log = RecordLog(config.log_dir, rank, config.log_limit, sites, config.to_meta())
             # A model that is deleted takes its monitor along, without remove().
-            weakref.finalize(session, session.log.close)
+            weakref.finalize(session, ledger.log.close)
         state = StateReader(session, nodes)
-        session.check_parameters = state.check
+        ledger.check_parameters = state.check
         session.deliver = Alarm(session)
         self._nodes = nodes
         self._observer = ModuleObserver(session, state)
@@ -88,30 +90,31 @@ class Monitor:
         In memory that is the last ``history`` steps and the open one; with ``log_dir``, all that
         the log holds. ``records["site"]`` indexes ``monitor.sites``.
         """
-        session = self._session
-        with session.lock:
+        session, ledger = self._session, self._ledger
+        with session.lock, ledger.lock:
             session.collect()
-            if session.log is not None and not session.log.failed:
-                session.write_log()
-            if session.log is None or (session.log.failed and not self._log_is_whole):
-                return session.history.all()
-            return read_log(session.log.directory).records
+            log = ledger.log
+            if not session.is_deferred or session.removed:
+                ledger.store(session.step)
+            if log is None or (log.failed and not self._log_is_whole):
+                return ledger.history.all()
+            return read_log(log.directory, rank=ledger.rank).records
 
     def summary(self) -> str:
         """What a person wants to read: what was watched, what was found, where, and the last step
         in numbers.
         """
-        session = self._session
-        with session.lock:
+        session, ledger = self._session, self._ledger
+        with session.lock, ledger.lock:
             session.collect()
-            verdicts, places = session.tallies()
-            last = session.history.last_step()
-            log = session.log
+            verdicts, places = ledger.tallies()
+            last = ledger.history.last_step()
+            log = ledger.log
             return summary(
-                steps=session.step + 1 if session.ring.next_seq else 0,
-                records=session.ring.next_seq,
+                steps=session.step.index + 1 if session.next_seq else 0,
+                records=session.next_seq,
                 sites=len(session.sites),
-                event_count=session.policy.counter.total,
+                event_count=ledger.policy.counter.total,
                 overflow_nums=session.config.overflow_nums,
                 verdict_counts=verdicts,
                 top_sites=[(session.sites[n], k) for n, k in places.most_common(_TOP_SITES)],
@@ -121,46 +124,60 @@ class Monitor:
             )
 
     def flush(self) -> None:
-        """Waits for the device, takes in all records, and writes them to the log if there is
-        one.
+        """Waits for the devices, takes in all records, and writes them to the log if there is one.
+
+        Raises OverflowDetected like a hook does.
         """
-        session = self._session
-        with session.lock:
-            session.collect()
-            session.write_log()
+        with self._session.lock:
+            self._take_in()
+        self._deliver()
+
+    def _take_in(self) -> None:
+        session, ledger = self._session, self._ledger
+        session.flush()
+        with ledger.lock:
+            ledger.store(session.step)
+
+    def _deliver(self) -> None:
+        if self._ledger.due:
+            self._session.deliver()
 
     def remove(self) -> None:
-        """Takes all hooks off and closes the log. What was recorded can still be read.
-        Idempotent.
+        """Takes all hooks off, waits for the devices, and closes the log. What was recorded can
+        still be read. Idempotent. Raises OverflowDetected like a hook does, afterwards.
         """
         session = self._session
         with session.lock:
             if session.removed:
                 return
             session.removed = True
-            for handle in (*self._handles, *session.leaf_handles):
+            for handle in (*self._handles, *session.step.leaf_handles):
                 handle.remove()
             self._handles.clear()
-            session.leaf_handles.clear()
-            self.flush()
-            if session.log is not None:
-                self._log_is_whole = not session.log.failed
-                session.log.sync()
-                session.log.close()
-        _boundaries.disconnect(self._watcher)
+            session.step.leaf_handles.clear()
+            _boundaries.disconnect(self._watcher)
+            self._watcher.release()
+            self._take_in()
+            log = self._ledger.log
+            if log is not None:
+                self._log_is_whole = not log.failed
+                log.sync()
+                log.close()
+        self._deliver()
 
     @property
     def events(self) -> tuple[Event, ...]:
         """The events of the run, oldest first, counted or not; the youngest 16384 when there are
         more.
         """
-        with self._session.lock:
-            return self._session.events
+        with self._session.lock, self._ledger.lock:
+            self._session.collect()
+            return self._ledger.events
 
     @property
     def event_count(self) -> int:
         """How many events were counted against ``overflow_nums``."""
-        return self._session.policy.counter.total
+        return self._ledger.policy.counter.total
 
     @property
     def sites(self) -> SiteTable:
@@ -170,7 +187,7 @@ class Monitor:
     @property
     def step_index(self) -> int:
         """The number of the step that is open, or was closed last; the first is 0."""
-        return self._session.step
+        return self._session.step.index
 
     def __enter__(self) -> Monitor:
         return self
@@ -181,7 +198,12 @@ class Monitor:
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
-        self.remove()
+        try:
+            self.remove()
+        except OverflowDetected:
+            # What ended the block goes on, whatever the drain has found meanwhile.
+            if error is None:
+                raise
 
     def __repr__(self) -> str:
         state = "removed" if self._session.removed else f"{len(self._nodes)} modules"
@@ -201,11 +223,24 @@ class Monitor:
                 f"{named}{more}"
             )
         for device in self._observer.unread_devices:
-            notes.append(f"tensors on {device} are not read in this version")
-        if session.history.dropped_records:
             notes.append(
-                f"{session.history.dropped_records:,} records of a very long step were dropped "
-                "from memory"
+                f"tensors on {device} are not read: torch.{device} has no streams and events"
+            )
+        lost = sum(ring.lost_count for ring in session.rings.values())
+        if lost:
+            notes.append(
+                f"{lost:,} tensors found no slot in a full ring and left no record, but for the "
+                "first non-finite ones: the host was too far ahead, give a smaller max_lag="
+            )
+        if session.drain.wait_count:
+            notes.append(
+                f"the host waited {session.drain.wait_count:,} times because it was "
+                f"max_lag={session.config.max_lag} steps ahead of the device"
+            )
+        if self._ledger.history.dropped_records:
+            notes.append(
+                f"{self._ledger.history.dropped_records:,} records of a very long step were "
+                "dropped from memory"
             )
         return notes
 

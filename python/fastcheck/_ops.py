@@ -9,10 +9,14 @@ from typing import Union, overload
 import torch
 
 from ._errors import ConfigError, UnsupportedTensorError, did_you_mean, explain
-from ._extension import extension
-from ._readable import without_bytes
+from ._extension import extension, status
+from ._readable import unreadable_reason, without_bytes
 from ._record import Depth, Order
 from ._stats import Stats, StatsList
+from .backends import backend_for
+from .backends.whole import record, record_list
+
+_IS_COMPILED = status.module is not None
 
 _DEPTHS = {"health": int(Depth.HEALTH), "stats": int(Depth.STATS), "full": int(Depth.FULL)}
 _ORDERS = {"storage": int(Order.STORAGE), "logical": int(Order.LOGICAL)}
@@ -45,12 +49,16 @@ def stats(x: Sequence[torch.Tensor], *, depth: str = ..., order: str = ...) -> S
 def stats(
     x: Union[torch.Tensor, Sequence[torch.Tensor]], *, depth: str = "full", order: str = "storage"
 ) -> Union[Stats, StatsList]:
-    """Reads a tensor once: counts, extremes, sums and checksum, the same bits on every machine.
+    """Counts, extremes, sums and checksum of a tensor, computed where the tensor lies.
+
+    On the CPU every field has the same bits on every machine. Elsewhere too, but for the three sums
+    on devices without a kernel, which are within 1e-6 of ``abs_sum`` (``sum_sq``: of itself).
 
     Args:
         x: a tensor of any shape, strides and supported dtype (float64/32/16, bfloat16,
             float8_e4m3fn, float8_e5m2, complex64/128, integers, bool), or a list or tuple of them:
-            one call for all. CPU tensors in this version.
+            one call for all, all on one device. Any device: where no kernel is compiled for it,
+            torch's own operations read the tensor there (``docs/backends.md``).
         depth: ``"health"`` (counts alone), ``"stats"`` (and extremes and sums) or ``"full"`` (and
             the checksum).
         order: ``"storage"`` reads a dense tensor as it lies in memory, at full speed;
@@ -58,23 +66,66 @@ def stats(
 
     Returns:
         :class:`Stats`, or for a list a :class:`StatsList`, on the tensor's device. Computing does
-        not synchronise; reading a field does.
+        not synchronise; reading a field does. A list of sizes not seen before, or a dtype's first
+        tensor on a device, copies a few constants there.
 
     Raises:
         UnsupportedTensorError: x can't be read; the message says what came and what to do.
         ConfigError: an unknown depth or order.
-        ExtensionError: the compiled extension is missing or was built for another torch.
     """
     level = _option("depth", depth, _DEPTHS)
     logical = _option("order", order, _ORDERS) == Order.LOGICAL
-    try:
-        if isinstance(x, torch.Tensor):
+    if isinstance(x, torch.Tensor):
+        if not (_IS_COMPILED and x.is_cpu):
+            _check(x)
+            return Stats(record(x, level, logical))
+        try:
             return Stats(extension.record(x, level, logical))
-        if isinstance(x, (list, tuple)):
-            return StatsList(extension.record_list(x, level, logical))
+        except TypeError as error:
+            raise UnsupportedTensorError(str(error)) from None
+    if not isinstance(x, (list, tuple)):
+        raise _not_a_tensor(x, "a torch.Tensor or a list of them")
+    if not _is_compiled_for(x[0] if x else None):
+        _check_list(x)
+        return StatsList(record_list(x, level, logical))
+    try:
+        return StatsList(extension.record_list(x, level, logical))
     except TypeError as error:
+        _check_devices(x)
         raise UnsupportedTensorError(str(error)) from None
-    raise _not_a_tensor(x, "a torch.Tensor or a list of them")
+
+
+def _is_compiled_for(x: object) -> bool:
+    """Whether the compiled extension reads ``x``, or says why it can't be read."""
+    return _IS_COMPILED and not (isinstance(x, torch.Tensor) and not x.is_cpu)
+
+
+def _check(x: torch.Tensor) -> None:
+    if status.error is ConfigError:  # an instruction set was asked for that this machine lacks
+        raise status.error(status.problem)
+    reason = unreadable_reason(x)
+    if reason is not None:
+        raise UnsupportedTensorError(reason)
+
+
+def _check_list(tensors: Sequence[object]) -> None:
+    if status.error is ConfigError:
+        raise status.error(status.problem)
+    for number, x in enumerate(tensors):
+        reason = unreadable_reason(x) if isinstance(x, torch.Tensor) else str(_not_a_tensor(x))
+        if reason is not None:
+            raise UnsupportedTensorError(f"item {number}: {reason}")
+    _check_devices(tensors)
+
+
+def _check_devices(tensors: Sequence[object]) -> None:
+    devices = [x.device for x in tensors if isinstance(x, torch.Tensor)]
+    for number, device in enumerate(devices):
+        if device != devices[0] and device.type != "meta":
+            raise UnsupportedTensorError(
+                f"item {number}: expected a tensor on {devices[0]}, where the first one is, came "
+                f"one on {device}; read the tensors of each device in a call of their own"
+            )
 
 
 def checksum(x: torch.Tensor, *, order: str = "storage") -> int:
@@ -133,7 +184,13 @@ def found_nonfinite(tensors: Union[torch.Tensor, Iterable[torch.Tensor]]) -> tor
     items = [tensors] if isinstance(tensors, torch.Tensor) else tensors
     if not isinstance(items, Iterable):
         raise _not_a_tensor(items, "tensors")
+    listed = list(items)
+    if not _is_compiled_for(listed[0] if listed else None):
+        _check_list(listed)
+        device = listed[0].device if listed else torch.device("cpu")
+        return backend_for(device).found_nonfinite(listed)
     try:
-        return extension.found_nonfinite(list(items))
+        return extension.found_nonfinite(listed)
     except TypeError as error:
+        _check_devices(listed)
         raise UnsupportedTensorError(str(error)) from None

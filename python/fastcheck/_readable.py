@@ -10,7 +10,7 @@ import torch
 
 from ._record import DTYPES
 
-__all__ = ["can_hold_nonfinite", "can_read", "without_bytes"]
+__all__ = ["can_hold_nonfinite", "can_read", "has_memory", "unreadable_reason", "without_bytes"]
 
 _READABLE = frozenset(getattr(torch, row.name) for row in DTYPES if hasattr(torch, row.name))
 _NONFINITE = frozenset(t for t in _READABLE if t.is_floating_point or t.is_complex)
@@ -23,17 +23,52 @@ def can_hold_nonfinite(tensor: torch.Tensor) -> bool:
 
 
 def can_read(tensor: torch.Tensor) -> bool:
-    """Ordinary memory of this machine: not sparse, nested, fake, meta, or wrapped by a functorch
+    """Ordinary memory of any device: not sparse, nested, fake, meta, or wrapped by a functorch
     transform.
     """
     return (
-        tensor.is_cpu
+        not tensor.is_meta
         and tensor.dtype in _READABLE
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and type(tensor).__torch_dispatch__ is _PLAIN_DISPATCH
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
+
+
+def unreadable_reason(tensor: torch.Tensor) -> Optional[str]:
+    """Why no kernel reads ``tensor``: what was expected, what came, what to do. None when it can be
+    read. In step with ``csrc/torch/tensor_view.cpp``, which says it of CPU tensors.
+    """
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        nested = " (nested)" if tensor.is_nested else ""
+        return (
+            f"expected a strided tensor, came layout {str(tensor.layout).replace('torch.', '')}"
+            f"{nested}; give its values (sparse: x.coalesce().values(), nested: x.values())"
+        )
+    if tensor.is_quantized:
+        return "expected a plain tensor, came a quantized one; give x.int_repr() or x.dequantize()"
+    if tensor.dtype not in _READABLE:
+        names = ", ".join(row.name for row in DTYPES)
+        return (
+            f"expected one of the supported dtypes ({names}), came "
+            f"{str(tensor.dtype).replace('torch.', '')}; convert it with x.to(...) first"
+        )
+    if tensor.is_meta and type(tensor).__torch_dispatch__ is _PLAIN_DISPATCH:
+        return "expected a tensor with memory, came a meta tensor; materialise it first"
+    if not can_read(tensor):
+        return (
+            "expected a plain tensor, came a tensor subclass that has no memory of its own (a fake "
+            "tensor, a DTensor, a vmap or grad wrapper); give the local tensor"
+        )
+    held, needed = tensor.untyped_storage().nbytes(), _bytes_reached(tensor)
+    if tensor.numel() and held < needed:
+        return (
+            "expected a tensor whose storage holds all its elements, came one that needs "
+            f"{needed} bytes over a storage of {held}; its memory was freed or resized (a sharded "
+            "parameter outside its forward?)"
+        )
+    return None
 
 
 def without_bytes(tensor: torch.Tensor) -> Optional[str]:
@@ -47,13 +82,18 @@ def without_bytes(tensor: torch.Tensor) -> Optional[str]:
     if tensor.is_meta or type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH:
         kind = type(tensor).__name__
         return f"a {kind} without memory (meta, fake or wrapped); give the tensor inside"
-    strides = zip(tensor.shape, tensor.stride())
-    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in strides)
-    needed = (last + 1) * tensor.element_size()
+    needed = _bytes_reached(tensor)
     held = tensor.untyped_storage().nbytes()
     if tensor.numel() and held < needed:
         return f"one that needs {needed} bytes over a storage of {held}; it was freed or resized"
     return None
+
+
+def _bytes_reached(tensor: torch.Tensor) -> int:
+    """From the start of the storage to the end of the last element."""
+    strides = zip(tensor.shape, tensor.stride())
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in strides)
+    return (int(last) + 1) * tensor.element_size()
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

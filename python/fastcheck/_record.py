@@ -7,7 +7,9 @@ that a log can be read anywhere.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -142,3 +144,34 @@ def extremes(record: np.void) -> tuple[float, float]:
     kind = DTYPES[int(record["dtype"])].kind
     low, high = np.frombuffer(record.tobytes(), dtype="<" + kind, count=2, offset=64)
     return low.item(), high.item()
+
+
+def nonfinite(records: np.ndarray) -> np.ndarray:
+    """Which of these records hold a NaN or an infinity, as a boolean array."""
+    counts = records["nan_count"] + records["posinf_count"] + records["neginf_count"]
+    found: np.ndarray = counts != 0
+    return found
+
+
+class Identity(NamedTuple):
+    """What the host knows of a record before it is there."""
+
+    seq: int
+    step: int
+    call: int
+    site: int
+    flags: int
+    dtype: int
+    order: int
+
+
+def identify(
+    records: np.ndarray, identities: Sequence[Identity], depth: int, mode: DeviceMode
+) -> None:
+    """Completes records of which a device wrote the value fields alone, in place."""
+    for field, values in zip(Identity._fields, zip(*identities)):
+        records[field] = values
+    records["flags"] |= nonfinite(records).astype(np.uint32) * np.uint32(Flag.NONFINITE)
+    records["version"] = RECORD_VERSION
+    records["depth"] = depth
+    records["device_mode"] = int(mode)

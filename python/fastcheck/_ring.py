@@ -1,7 +1,8 @@
-"""The ring: a preallocated block of record slots on one device, written by the kernels.
+"""The ring of the host: a preallocated block of record slots that the CPU's kernels write.
 
-It never allocates after start. When it is full it asks its owner to take the records out (the drain
-does that), then starts again at the first slot.
+It never allocates after start, and a record is there as soon as it is written. When it is full it
+asks its owner to take the records out, then starts again at the first slot. The rings of other
+devices: _device_ring.
 """
 
 from __future__ import annotations
@@ -9,73 +10,85 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Callable
 
+import numpy as np
 import torch
 
-from ._extension import extension
-from ._record import RECORD_DTYPE
+from ._host_observe import host_observers
+from ._record import RECORD_DTYPE, nonfinite
 
-__all__ = ["Ring"]
+__all__ = ["CAPACITY", "HostRing"]
 
-# 768 KiB: several steps of a model of a few hundred modules, so that a drain is rare within a step.
+# 768 KiB: several steps of a model of a few hundred modules, so that it is rarely full in a step.
 CAPACITY = 4096
 
 
-class Ring:
-    """Slots [0, used) hold records with consecutive sequence numbers, the last of them ``next_seq -
-    1``.
-
-    Sequence numbers start at 0 when the monitor is installed and never repeat. Not thread-safe: the
-    caller holds the monitor's lock.
-    """
+class HostRing:
+    """Slots [0, used) hold records. Not thread-safe: the caller holds the session's lock."""
 
     def __init__(self, depth: int, when_full: Callable[[], None], capacity: int = CAPACITY) -> None:
-        self.slots = torch.zeros(capacity * RECORD_DTYPE.itemsize, dtype=torch.uint8)
+        # Not the default device, which the user may have set to another.
+        slots = torch.zeros(capacity * RECORD_DTYPE.itemsize, dtype=torch.uint8, device="cpu")
+        self._slots = slots
+        self._records: np.ndarray = slots.numpy().view(RECORD_DTYPE)
         self.capacity = capacity
         self.used = 0
-        self.next_seq = 0
         self._depth = int(depth)
         self._when_full = when_full
-        self._observe = extension.observe
-        self._observe_list = extension.observe_list
+        self._observe, self._observe_list = host_observers()
 
-    def observe(self, tensor: torch.Tensor, site: int, call: int, step: int, flags: int) -> bool:
+    def observe(
+        self, tensor: torch.Tensor, site: int, call: int, step: int, seq: int, flags: int
+    ) -> bool:
         """Reads ``tensor`` into the next slot. True when it holds anything non-finite."""
         if self.used == self.capacity:
             self._when_full()
-        nonfinite: bool = self._observe(
-            tensor, self.slots, self.used, self._depth, site, call, step, self.next_seq, flags
+        is_bad: bool = self._observe(
+            tensor, self._slots, self.used, self._depth, site, call, step, seq, flags
         )
         # Only now: a tensor that the kernel refuses takes no slot.
         self.used += 1
-        self.next_seq += 1
-        return nonfinite
+        return is_bad
 
     def observe_list(
-        self, tensors: Sequence[torch.Tensor], sites: Sequence[int], step: int, flags: int
-    ) -> Iterator[range]:
+        self,
+        tensors: Sequence[torch.Tensor],
+        sites: Sequence[int],
+        step: int,
+        first_seq: int,
+        flags: int,
+    ) -> Iterator[np.ndarray]:
         """Reads many tensors in one call, or in several when they don't fit.
 
-        Yields the sequence numbers of each call that found anything non-finite, while its records
-        are still in the ring; the caller has to exhaust it.
+        Yields copies of the records that are non-finite; the caller has to exhaust it.
         """
         start = 0
         while start < len(tensors):
             if self.used == self.capacity:
                 self._when_full()
             stop = min(len(tensors), start + self.capacity - self.used)
-            first = self.next_seq
-            nonfinite = self._observe_list(
+            found = self._observe_list(
                 list(tensors[start:stop]),
-                self.slots,
+                self._slots,
                 self.used,
                 self._depth,
                 list(sites[start:stop]),
                 step,
-                first,
+                first_seq + start,
                 flags,
             )
+            part = self._records[self.used : self.used + stop - start]
             self.used += stop - start
-            self.next_seq += stop - start
             start = stop
-            if nonfinite:
-                yield range(first, self.next_seq)
+            if found:
+                yield part[nonfinite(part)].copy()
+
+    def last(self) -> np.void:
+        """A copy of the record that was written last."""
+        record: np.void = self._records[self.used - 1].copy()
+        return record
+
+    def take(self) -> np.ndarray:
+        """A copy of every record in the ring, oldest first; the ring is empty afterwards."""
+        records: np.ndarray = self._records[: self.used].copy()
+        self.used = 0
+        return records

@@ -1,5 +1,5 @@
-"""The session: one installed monitor at work. Owns ring, drain, history, log and verdicts, and
-walks the steps.
+"""The session: one installed monitor at work. Owns the rings and the step that is open, and tells
+the ledger what the hooks saw: at once on the CPU, through the drain on any other device.
 
 A step is open from its first forward (or gradient) until something closes it; the step index moves
 on with the next forward or gradient after that, so that several optimizers that step one after the
@@ -11,31 +11,30 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections import Counter as Tally
-from collections import deque
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
+import numpy as np
 import torch
 
-from ._calls import Call, CallLog, ModuleNode
+from ._calls import Call
 from ._config import Config
-from ._drain import Drain
+from ._device import streams_of
+from ._device_ring import DeviceRing
+from ._drain import Drain, Part
 from ._errors import FastcheckWarning
-from ._extension import extension
-from ._history import History
-from ._log import RecordLog
-from ._policy import Decision, Policy
-from ._record import Flag, Verdict
-from ._ring import Ring
+from ._journal import CallEnded, Entry, ListReading, Note, Reading
+from ._ledger import Ledger
+from ._record import RECORD_DTYPE
+from ._ring import HostRing
+from ._seen import make_seen
 from ._site import SiteTable
-from ._verdict import Event, Finding, Judge
+from .backends import backend_for
 
 __all__ = ["Session"]
 
-# A served model never closes a step: what is remembered of it is renewed at these sizes.
+# A served model never closes a step: what is remembered of it is renewed at this size.
 _MAX_SEEN = 65536
-_MAX_FINDINGS = 4096
-_MAX_EVENTS = 16384
 
 
 class Session:
@@ -44,53 +43,31 @@ class Session:
     def __init__(self, config: Config, sites: SiteTable, rank: int) -> None:
         self.config = config
         self.sites = sites
-        self.rank = rank
         self.lock = threading.RLock()
+        self.ledger = Ledger(config, sites, rank)
+        self.drain = Drain(self.ledger, config.max_lag, self.trouble)
+        self.host = HostRing(config.depth, when_full=self._make_room)
+        self.rings: dict[torch.device, DeviceRing] = {}
+        # From the first tensor that is not on the CPU on: what is read is judged when the drain
+        # brings it.
+        self.is_deferred = False
+        # Sequence numbers start at 0 when the monitor is installed and never repeat.
+        self.next_seq = 0
+        self.step = self.ledger.new_step(0)
         self.removed = False
-        self.step = 0
         self.is_active = True
         self.is_closed = False
         # Set by the owner: monitor.step() was called, and from then on nothing else closes a step.
         self.is_explicit = False
         self.has_excluded = False
-        self.ring = Ring(config.depth, when_full=self._make_room)
-        self.drain = Drain(self.ring)
-        self.history = History(config.history)
-        self.seen = extension.SeenTensors()
-        self.policy = Policy(config)
-        self.log: Optional[RecordLog] = None
-        # Set by the owner: reads a module's parameters now, and returns a non-finite one.
-        self.check_parameters: Callable[[ModuleNode], Optional[Finding]] = lambda node: None
-        # What a stop, a warning or a callback is due for; acted on outside the lock and outside all
-        # guards.
-        self.due: list[tuple[Finding, Decision]] = []
+        self.seen = make_seen()
         self.deliver: Callable[[], None] = lambda: None
         # The process knows its watchers weakly, and the user need not keep the Monitor: the hooks
         # on the model hold this session, and it holds the watcher.
         self.watcher: Optional[object] = None
-        self.verdict_tally: Tally[Verdict] = Tally()
-        self.site_tally: Tally[int] = Tally()
         self.notes: dict[str, None] = {}
         # Sites that could not be read once; they are not tried again.
         self.off_sites: set[int] = set()
-        self._past_events: deque[Event] = deque(maxlen=_MAX_EVENTS)
-        self._masks: set[int] = set()
-        self._skipped_steps = 0
-        self._new_step_state()
-
-    def _new_step_state(self) -> None:
-        self.calls = CallLog()
-        self.judge = Judge(self.sites, self._masks, self.calls, self._check)
-        self.gradients: dict[int, int] = {}
-        self.update_count = 0
-        self.state_read = False
-        self._scaler: Optional[weakref.ref[torch.amp.GradScaler]] = None
-        self.leaf_handles: list[Any] = []
-        # The verdicts that the log has, by sequence number.
-        self._logged: dict[int, Verdict] = {}
-
-    def _check(self, node: ModuleNode) -> Optional[Finding]:
-        return self.check_parameters(node)
 
     # Steps
 
@@ -99,125 +76,212 @@ class Session:
         self.begin_step_if_closed()
         if len(self.seen) > _MAX_SEEN:
             self.seen.clear()
-        if len(self.judge.findings) > _MAX_FINDINGS:
-            self._store()
-            self._archive()
-            self.judge = Judge(self.sites, self._masks, self.calls, self._check)
-            self._logged.clear()
+        if len(self.step.journal) > _MAX_SEEN:
+            self._submit()
+        if not self.is_deferred:
+            with self.ledger.lock:
+                self.ledger.renew(self.step)
+
+    def end_pass(self) -> None:
+        """A forward that no backward will follow has left the observed modules."""
+        if self.is_deferred and not len(self.drain):
+            self._submit()
 
     def begin_step_if_closed(self) -> None:
         """The first forward or gradient after a step was closed opens the next one."""
         if not self.is_closed:
             return
-        if self.judge.has_held_gradients:
-            self.settle_scaled(skipped=self.update_count == 0)
-        self._archive()
-        self._store()
-        self.history.close_step()
-        for handle in self.leaf_handles:
+        step = self.step
+        self.note(self.ledger.end, step)
+        if self.is_deferred:
+            self._submit()
+        for handle in step.leaf_handles:
             handle.remove()
         self.seen.clear()
-        self._new_step_state()
-        self.step += 1
+        self.step = self.ledger.new_step(step.index + 1)
         self.is_closed = False
-        self.is_active = self.step % self.config.every == 0
+        self.is_active = self.step.index % self.config.every == 0
 
     def close_step(self) -> None:
-        """Settles the step and writes it down. May be called again for the same step, after more
-        records.
+        """Settles the step and has it written down. May be called again for the same step, after
+        more records.
         """
         self.is_closed = True
-        if self.is_active:
-            self.judge.settle()
-            self.take_changes()
-            self._store()
+        if not self.is_active:
+            return
+        self.note(self.ledger.close, self.step)
+        if self.is_deferred:
+            self._submit(closes_step=True)
+            if self.config.sync == "never":
+                self.drain.bound()
+            else:
+                self.drain.wait()
 
-    def settle_scaled(self, skipped: bool) -> None:
-        """Loss scaling has decided whether the update of this step is skipped."""
-        first = self.judge.settle_scaled(skipped)
-        self._skipped_steps = self._skipped_steps + 1 if skipped else 0
-        if first is not None and self._skipped_steps >= self.config.max_skipped:
-            self.judge.overdue(first, self._skipped_steps)
-            self._skipped_steps = 0
-        self.take_changes()
+    # What the hooks saw
 
-    # Records and findings
-
-    def found(self, seq: int, role: str, call: Optional[Call] = None) -> Finding:
-        """A finding of the record that was just written, still to be judged."""
-        return Finding(self.drain.peek(seq), role, call, threading.get_ident())
-
-    def take_changes(self) -> None:
-        """Counts what the judge has decided since the last time, and notes what is to be done about
-        it.
+    def observe(
+        self, tensor: torch.Tensor, site: int, call: int, flags: int
+    ) -> tuple[int, Optional[bool]]:
+        """Reads a tensor: the sequence number of its record, and whether it holds anything
+        non-finite; None when that is not known yet.
         """
-        changed, self.judge.changed = self.judge.changed, []
-        for finding in changed:
-            if finding.counted or not self.policy.counts(finding.verdict):
-                continue
-            finding.counted = True
-            decision = self.policy.decide(self.step)
-            if decision is not Decision.CONTINUE:
-                self.due.append((finding, decision))
+        seq, step = self.next_seq, self.step.index
+        if tensor.is_cpu:
+            is_bad = self.host.observe(tensor, site, call, step, seq, flags)
+            self.next_seq = seq + 1
+            return seq, None if self.is_deferred else is_bad
+        self._ring(tensor.device).observe(tensor, site, call, step, seq, flags)
+        self.next_seq = seq + 1
+        return seq, None
 
-    def event(self, finding: Finding) -> Event:
-        """The finding as it stands now, as a user sees it."""
-        record = finding.record.copy()
-        record["flags"] = (int(record["flags"]) & 0xFF & ~int(Flag.EVENT)) | finding.flags
-        return Event(
-            site=self.sites[finding.blamed_site],
-            record=record,
-            step=int(record["step"]),
-            verdict=finding.verdict,
-            reason=finding.reason,
-            counted=finding.counted,
-            rank=self.rank,
-        )
+    def judge(
+        self,
+        is_bad: Optional[bool],
+        seq: int,
+        role: str,
+        call: Optional[Call],
+        method: Callable[..., None],
+        *args: Any,
+    ) -> None:
+        """What was just read is judged by ``method(judge, finding, *args)`` if it is non-finite:
+        now, or when its record arrives.
+        """
+        if is_bad is None:
+            self.step.journal.append(Reading(seq, role, call, method, args))
+        elif is_bad:
+            record = self.host.last()
+            with self.ledger.lock:
+                self.ledger.judge(self.step, Reading(seq, role, call, method, args), {seq: record})
 
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """The events that are held, oldest first."""
-        return (*self._past_events, *map(self.event, self.judge.findings))
+    def observe_list(
+        self,
+        tensors: Sequence[torch.Tensor],
+        sites: Sequence[int],
+        roles: Sequence[str],
+        flags: int,
+        method: Callable[..., None],
+        *args: Any,
+    ) -> None:
+        """observe() and judge() of many tensors, in one call for each device."""
+        by_device: dict[torch.device, list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            by_device.setdefault(tensor.device, []).append(index)
+        for device, chosen in by_device.items():
+            part = [tensors[i] for i in chosen]
+            numbers = [sites[i] for i in chosen]
+            entry = ListReading(self.next_seq, [roles[i] for i in chosen], method, args)
+            first, step = self.next_seq, self.step.index
+            found: list[np.void] = []
+            if device.type == "cpu":
+                for records in self.host.observe_list(part, numbers, step, first, flags):
+                    found.extend(records)
+            else:
+                self._ring(device).observe_list(part, numbers, step, first, flags)
+            self.next_seq = first + len(part)
+            if self.is_deferred:
+                self.step.journal.append(entry)
+            elif found:
+                with self.ledger.lock:
+                    bad = {int(record["seq"]): record for record in found}
+                    self.ledger.judge(self.step, entry, bad)
 
-    def tallies(self) -> tuple[Tally[Verdict], Tally[int]]:
-        """How many events there were of each verdict, and counted ones at each blamed site."""
-        verdicts, places = Tally(self.verdict_tally), Tally(self.site_tally)
-        _tally(self.judge.findings, verdicts, places)
-        return verdicts, places
+    def read_now(self, tensors: Sequence[torch.Tensor], sites: Sequence[int]) -> np.ndarray:
+        """Reads tensors of the host in the middle of a verdict; the records that are non-finite."""
+        host = [i for i, tensor in enumerate(tensors) if tensor.is_cpu]
+        part, numbers = [tensors[i] for i in host], [sites[i] for i in host]
+        found = list(self.host.observe_list(part, numbers, self.step.index, self.next_seq, 0))
+        self.next_seq += len(part)
+        return np.concatenate(found) if found else np.zeros(0, RECORD_DTYPE)
+
+    def call_ended(self, call: Call, is_complete: bool) -> None:
+        """All outputs of the call were read; ``is_complete``: there were any, and all could be."""
+        if self.is_deferred:
+            self.step.journal.append(CallEnded(call, is_complete))
+        elif self.step.judge.findings:
+            with self.ledger.lock:
+                self.ledger.judge(self.step, CallEnded(call, is_complete))
+
+    def note(self, function: Callable[..., Any], *args: Any) -> None:
+        """``function(*args)``, of the ledger, is due when all that was read until now is judged."""
+        entry: Entry = Note(function, *args)
+        if self.is_deferred:
+            self.step.journal.append(entry)
+            return
+        with self.ledger.lock:
+            self.collect()
+            self.ledger.judge(self.step, entry)
+
+    # From the rings to the ledger
 
     def collect(self) -> None:
-        """Brings what is in the ring to the history, with the verdicts of the step as they stand
-        now.
-        """
-        self.history.add(self.drain.take())
-        for finding in self.judge.findings:
-            self.history.set_flags(finding.seq, finding.flags)
+        """Takes in what is on the host already, and waits for nothing."""
+        with self.ledger.lock:
+            if self.is_deferred:
+                self.drain.process()
+            else:
+                self.ledger.history.add(self.host.take())
 
-    def _archive(self) -> None:
-        self._past_events.extend(map(self.event, self.judge.findings))
-        _tally(self.judge.findings, self.verdict_tally, self.site_tally)
-
-    def _store(self) -> None:
+    def flush(self) -> None:
+        """Waits for the devices, and takes in everything."""
+        if self.is_deferred:
+            self._submit()
+            self.drain.wait()
         self.collect()
-        self.write_log()
 
-    def write_log(self) -> None:
-        """Appends to the log, if there is one, what it doesn't have yet; collect() first."""
-        records = self.history.take_unlogged()
-        if self.log is None:
-            return
-        self.log.append(records, self.step)
-        for finding in self.judge.findings:
-            # Again where it changed: the later line holds.
-            if self._logged.get(finding.seq) is not finding.verdict:
-                self._logged[finding.seq] = finding.verdict
-                self.log.append_event(self.event(finding))
+    def settle_call(self) -> None:
+        """The end of a hook: with sync="call" nothing is left open behind it."""
+        if self.is_deferred and self.config.sync == "call":
+            self._submit()
+            self.drain.wait()
+
+    def settle_update(self) -> None:
+        """An optimizer is about to step: with sync="step" it waits for the verdicts."""
+        if self.is_deferred and self.config.sync != "never":
+            self._submit()
+            self.drain.wait()
+
+    @property
+    def rereads_stored(self) -> bool:
+        """Whether each step begins with what the model stores: where a verdict can neither wait for
+        the reading before the update, nor read in its middle.
+        """
+        return self.is_deferred and self.config.sync == "call"
+
+    def _submit(self, closes_step: bool = False) -> None:
+        step = self.step
+        entries, step.journal = step.journal, []
+        records = [self.host.take()]
+        segments = []
+        for ring in self.rings.values():
+            early, in_flight = ring.cut()
+            records += early
+            segments += [(ring, segment) for segment in in_flight]
+        self.drain.submit(Part(step, entries, records, segments, closes_step))
+
+    def _ring(self, device: torch.device) -> DeviceRing:
+        ring = self.rings.get(device)
+        if ring is None:
+            streams = streams_of(device)
+            if streams is None:
+                raise RuntimeError(f"torch.{device.type} has no streams and events")
+            with torch.inference_mode(False):
+                ring = DeviceRing(streams, backend_for(device), self.config.depth)
+            self.rings[device] = ring
+            if not self.is_deferred:
+                # What the ring of the host holds has been judged.
+                self.collect()
+                self.is_deferred = True
+        return ring
 
     def _make_room(self) -> None:
-        self.collect()
-        if self.history.is_full:
-            self.write_log()
-            self.history.drop_oldest()
+        if self.is_deferred:
+            self._submit()
+            return
+        with self.ledger.lock:
+            self.collect()
+            if self.ledger.history.is_full:
+                self.ledger.store(self.step)
+                self.ledger.history.drop_oldest()
 
     # Trouble
 
@@ -239,7 +303,7 @@ class Session:
 
     def scaled_by(self, scaler: torch.amp.GradScaler) -> None:
         """The loss of this step was scaled by ``scaler``."""
-        self._scaler = weakref.ref(scaler)
+        self.step.scaler = weakref.ref(scaler)
 
     @property
     def has_own_scaling(self) -> bool:
@@ -250,20 +314,14 @@ class Session:
     @property
     def is_scaled(self) -> bool:
         """Gradients of this step carry a loss scale."""
-        return self._scaler is not None or (self.has_own_scaling and self.config.scaler != 1.0)
+        own = self.has_own_scaling and self.config.scaler != 1.0
+        return self.step.scaler is not None or own
 
     def current_scale(self) -> Optional[float]:
         """The loss scale where it is known; reads a device value."""
-        scaler = self.config.scaler if self._scaler is None else self._scaler()
+        scaler = self.config.scaler if self.step.scaler is None else self.step.scaler()
         if scaler is None:
             return None
         if isinstance(scaler, torch.amp.GradScaler):
             return float(scaler.get_scale())
         return float(scaler()) if callable(scaler) else float(scaler)
-
-
-def _tally(findings: list[Finding], verdicts: Tally[Verdict], places: Tally[int]) -> None:
-    for finding in findings:
-        verdicts[finding.verdict] += 1
-        if finding.counted:
-            places[finding.blamed_site] += 1

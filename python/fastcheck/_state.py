@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Callable, Optional
 
 import torch
 
 from ._calls import ModuleNode
 from ._finding import Finding
 from ._readable import can_read, has_memory
-from ._record import Flag
+from ._record import Flag, nonfinite
 from ._session import Session
+from ._step import Step
+from ._verdict import Judge
 
 __all__ = ["StateReader"]
 
@@ -70,33 +72,52 @@ class StateReader:
         self._read(batch)
         if gradients:
             self._read_gradients(owned, scaled=scaled)
+        session = self._session
         if not scaled:
             # Now, while the update can still be prevented.
-            self._session.judge.settle_silent()
-            self._session.take_changes()
-        self._session.state_read = True
+            session.note(session.ledger.settle_silent, session.step)
+        session.step.state_read = True
 
     def read_gradients(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> None:
         """The gradients alone, where ``optimizer`` was skipped or has made them within its step."""
         self._read_gradients(_parameter_ids(optimizer), scaled=scaled)
-        self._session.state_read = True
+        self._session.step.state_read = True
 
     def _read_gradients(self, owned: Optional[set[int]], *, scaled: bool) -> None:
         batch = _Batch()
         for node, name, parameter in self._parameters(owned):
             if parameter.grad is not None:
                 batch.add(parameter.grad, node.site("param_grad", name, 0), "param_grad")
-        self._read(batch, scaled=scaled)
+        flags = int(Flag.SCALED) if scaled else 0
+        self._read(batch, flags, _parameter_gradient, scaled)
 
-    def check(self, node: ModuleNode) -> Optional[Finding]:
-        """Reads what a module and its submodules store, now; returns the first that is non-finite,
-        if any.
+    def check(self, step: Step, node: ModuleNode, asked_for: Finding) -> Optional[Finding]:
+        """In the middle of a verdict: the first non-finite thing that a module and its submodules
+        store, if there is one. Read now on the CPU; on a device, where this is asked later, what
+        the last reading said.
         """
-        module = node.module()
-        if module is None:
-            return None
+        batch = self._stored_in(node)
+        session = self._session
+        if session.is_deferred:
+            records = session.ledger.history.latest_of(set(batch.sites))
+        else:
+            with session.lock:
+                records = session.read_now(batch.tensors, batch.sites)
+        roles = dict(zip(batch.sites, batch.roles))
+        first: Optional[Finding] = None
+        for record in records[nonfinite(records)]:
+            finding = Finding(record.copy(), roles[int(record["site"])])
+            if step.judge.is_finding(finding.seq):
+                continue
+            step.judge.parameter(finding, asked_for)
+            if first is None and not finding.is_soft:
+                first = finding
+        return first
+
+    def _stored_in(self, node: ModuleNode) -> _Batch:
         batch = _Batch()
-        for child in module.modules():
+        module = node.module()
+        for child in () if module is None else module.modules():
             child_node = self._node_of.get(id(child))
             if child_node is None or child_node.module() is not child:
                 continue
@@ -108,8 +129,7 @@ class StateReader:
                 for name, buffer in child._buffers.items():
                     if buffer is not None:
                         batch.add(buffer, child_node.site("buffer", name, 0), "buffer")
-        findings = self._read(batch, asked_by=node)
-        return next((f for f in findings if not f.is_soft), None)
+        return batch
 
     def owned_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer updates any parameter of the observed modules."""
@@ -146,29 +166,20 @@ class StateReader:
     def _read(
         self,
         batch: _Batch,
-        *,
-        scaled: bool = False,
-        asked_by: Optional[ModuleNode] = None,
-    ) -> list[Finding]:
-        session = self._session
-        findings: list[Finding] = []
-        first_seq = session.ring.next_seq
-        flags = int(Flag.SCALED) if scaled else 0
-        for seqs in session.ring.observe_list(batch.tensors, batch.sites, session.step, flags):
-            for seq in session.drain.nonfinite(seqs):
-                finding = session.found(seq, batch.roles[seq - first_seq])
-                findings.append(finding)
-                if finding.role == "param_grad":
-                    if not scaled:
-                        # The optimizer is about to use it: what was held back as scaled is real.
-                        session.judge.settle_scaled(skipped=False)
-                    session.judge.parameter_gradient(finding, scaled=scaled)
-                else:
-                    last_finite = session.history.last_finite_step(finding.site)
-                    session.judge.parameter(finding, asked_by=asked_by, last_finite=last_finite)
-        if asked_by is None:
-            session.take_changes()
-        return findings
+        flags: int = 0,
+        method: Callable[..., None] = Judge.parameter,
+        *args: Any,
+    ) -> None:
+        if not args:
+            args = (None,)  # nothing asked for these in particular
+        self._session.observe_list(batch.tensors, batch.sites, batch.roles, flags, method, *args)
+
+
+def _parameter_gradient(judge: Judge, finding: Finding, scaled: bool) -> None:
+    if not scaled:
+        # The optimizer is about to use it: what was held back as scaled is real.
+        judge.settle_scaled(skipped=False)
+    judge.parameter_gradient(finding, scaled)
 
 
 def _parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:

@@ -8,16 +8,23 @@ does.
 
 from __future__ import annotations
 
+import warnings
 import weakref
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import torch
 
+from ._device import streams_of
+from ._errors import FastcheckWarning
 from ._flatten import flatten
+from ._protect import UpdateGuard
 from ._readable import can_hold_nonfinite, can_read
 from ._session import Session
 from ._site import Site
 from ._state import StateReader
+from ._verdict import Judge
+from .backends import backend_for
 
 __all__ = ["StepWatcher"]
 
@@ -40,6 +47,9 @@ class StepWatcher:
         self._update_reached = False
         # What the scaler did with the optimizers of this session since its last update().
         self._scaler_skipped: Optional[bool] = None
+        # The records of the scaler's own found_inf, where only a device knows it.
+        self._scaler_words: list[int] = []
+        self._guard = UpdateGuard(_found_nonfinite)
 
     # Optimizers
 
@@ -53,23 +63,48 @@ class StepWatcher:
                 optimizer,
                 # A closure makes the gradients only now, within the step.
                 gradients=not has_closure,
-                scaled=getattr(optimizer, "found_inf", None) is not None,
+                # What another monitor's guard has set is no loss scaling.
+                scaled=UpdateGuard.theirs(optimizer) is not None,
             )
+            self.session.settle_update()
+        if self._protects() and not self.session.ledger.due:
+            self._protect(optimizer, has_closure)
+
+    def _protects(self) -> bool:
+        """Whether the update may be applied before its gradients are known to be finite."""
+        session, asked = self.session, self.session.config.protect_weights
+        if asked == "auto":
+            is_late = session.is_deferred and session.config.sync == "never"
+            return is_late and session.config.may_stop
+        return bool(asked)
+
+    def _protect(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        session = self.session
+        if self._guard.before_update(optimizer, has_closure=has_closure) is not None:
+            session.step.is_protected = True
+            return
+        reason = self._guard.why_unguarded
+        if reason is None:
+            return
+        note = f"the weights of {type(optimizer).__name__} are not protected: {reason}"
+        if note not in session.notes:
+            session.notes[note] = None
+            if session.config.protect_weights is True:
+                warnings.warn(note, FastcheckWarning, stacklevel=4)
 
     def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         """An optimizer has stepped."""
+        self._guard.after_update(optimizer)
         if not self._concerns(optimizer):
             return
         session = self.session
         if has_closure and session.is_active:
             self._state.read_gradients(optimizer, scaled=False)
-        session.update_count += 1
+        session.step.update_count += 1
         if self._in_scaler:
             return
         if session.has_own_scaling and session.is_active:
-            # Gradients that were not finite at the update have been judged there: what is still
-            # held belongs to an iteration whose update the user's own loss scaling skipped.
-            session.settle_scaled(skipped=session.judge.has_held_gradients)
+            session.note(session.ledger.settle_own_scaling, session.step)
         if not session.is_explicit:
             session.close_step()
 
@@ -90,15 +125,30 @@ class StepWatcher:
             self._update_reached = False
 
     def scaler_step_ended(
-        self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, found_inf: bool
+        self,
+        scaler: torch.amp.GradScaler,
+        optimizer: torch.optim.Optimizer,
+        found_inf: Sequence[torch.Tensor],
     ) -> None:
-        """``found_inf``: the scaler saw non-finite gradients and had the update skipped."""
+        """``found_inf``: one word per device, not zero if the scaler saw non-finite gradients and
+        has the update skipped.
+        """
         if not self._follows(scaler) or not self._concerns(optimizer):
             return
-        skipped = found_inf or not self._update_reached
+        skipped = not self._update_reached
+        for word in found_inf:
+            if word.is_cpu:
+                skipped = skipped or bool(word)
+            elif self.session.is_active and streams_of(word.device) is not None:
+                # Reading it here would make the host wait.
+                self._scaler_words.append(self.session.observe(word, self._word_site(), 0, 0)[0])
         self._scaler_skipped = bool(self._scaler_skipped) or skipped
         if not self._update_reached and self.session.is_active:
             self._state.read_gradients(optimizer, scaled=True)
+
+    def _word_site(self) -> int:
+        site = Site("", "GradScaler", "optimizer", "found_inf", 0, "found_inf")
+        return self.session.sites.intern(site)
 
     def scaler_step_left(self) -> None:
         """GradScaler.step() is over, by an exception or not."""
@@ -109,8 +159,10 @@ class StepWatcher:
         if not self._follows(scaler) or self._scaler_skipped is None:
             return
         skipped, self._scaler_skipped = self._scaler_skipped, None
-        if self.session.is_active:
-            self.session.settle_scaled(skipped)
+        session = self.session
+        if session.is_active:
+            words, self._scaler_words = self._scaler_words, []
+            session.note(session.ledger.settle_scaled, session.step, skipped, words)
         if not self.session.is_explicit:
             self.session.close_step()
 
@@ -122,30 +174,31 @@ class StepWatcher:
         session.is_explicit = True
         if session.is_active:
             self._read_loss(loss)
-            if session.gradients and not session.state_read:
+            if session.step.gradients and not session.step.state_read:
                 # No optimizer of torch.optim: the training loop updates the weights by itself.
                 self._state.read_for_update(None, scaled=session.is_scaled)
             if session.has_own_scaling:
-                session.settle_scaled(skipped=session.judge.has_held_gradients)
+                session.note(session.ledger.settle_own_scaling, session.step)
         session.close_step()
 
     def _read_loss(self, loss: Any) -> None:
         session = self.session
         if isinstance(loss, (float, int)):
-            loss = torch.tensor(float(loss), dtype=torch.float64)
+            loss = torch.tensor(float(loss), dtype=torch.float64, device="cpu")
         for position, (label, tensor) in enumerate(flatten(loss, "loss")):
             if not can_hold_nonfinite(tensor) or not can_read(tensor):
                 continue
-            token = session.seen.add(tensor, session.ring.next_seq)
+            token = session.seen.add(tensor, session.next_seq)
             if token >= 0:
-                session.judge.known_loss(token)
-                session.take_changes()
+                session.note(session.step.judge.known_loss, token)
                 continue
             site = session.sites.intern(Site("", "", "forward", "loss", position, label))
-            seq = session.ring.next_seq
-            if session.ring.observe(tensor, site, 0, session.step, 0):
-                session.judge.loss(session.found(seq, "loss"))
-                session.take_changes()
+            seq, is_bad = session.observe(tensor, site, 0, 0)
+            session.judge(is_bad, seq, "loss", None, Judge.loss)
+
+    def release(self) -> None:
+        """Takes back what a step that raised has left on its optimizer."""
+        self._guard.close()
 
     # Shared
 
@@ -169,6 +222,11 @@ class StepWatcher:
                 method(self, *args)
         except Exception as error:
             self._is_off = True
+            self._guard.close()
             session.trouble(what, error)
-        if session.due:
+        if session.ledger.due:
             session.deliver()
+
+
+def _found_nonfinite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return backend_for(tensors[0].device).found_nonfinite(tensors)

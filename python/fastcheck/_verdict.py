@@ -34,28 +34,27 @@ class Judge:
         sites: SiteTable,
         masks: set[int],
         calls: CallLog,
-        check_parameters: Callable[[ModuleNode], Optional[Finding]],
+        check_parameters: Callable[[ModuleNode, Finding], Optional[Finding]],
+        last_finite_step: Callable[[int], Optional[int]],
     ) -> None:
         self.findings: list[Finding] = []
         self.changed: list[Finding] = []
-        # How many findings there were when the last pass through an outermost module ended, by its
-        # path: what enters it next can only follow from later ones.
-        self.pass_ends: dict[str, int] = {}
         self._sites = sites
         self._masks = masks
         self._calls = calls
         self._check_parameters = check_parameters
+        self._last_finite_step = last_finite_step
         self._by_token: dict[int, Finding] = {}
 
     # Forward
 
-    def batch(self, finding: Finding, node: ModuleNode, *, is_data: bool, excluded: bool) -> None:
-        """What enters an outermost module. ``is_data``: it can't have been computed in this
-        step.
+    def batch(self, finding: Finding, since: int, is_data: bool, excluded: bool) -> None:
+        """What enters an outermost module. ``is_data``: it can't have been computed in this step;
+        ``since``: the sequence number at which the last pass through the module ended, what enters
+        it now can only follow from later ones.
         """
         self._add(finding)
-        since = self.pass_ends.get(node.path, 0)
-        earlier = next((f for f in self.findings[since:-1] if f.is_hard), None)
+        earlier = next((f for f in self.findings[:-1] if f.is_hard and f.position >= since), None)
         if is_data or earlier is None:
             reason = "it came in with the batch: no observed module made it"
             if not is_data:
@@ -68,7 +67,7 @@ class Judge:
         else:
             self._propagate(finding, earlier)
 
-    def inner_input(self, finding: Finding, parent: Call, *, after_gap: bool) -> None:
+    def inner_input(self, finding: Finding, parent: Call, after_gap: bool) -> None:
         """What a submodule reads, and no observed module made: computed in the parent's own
         code.
         """
@@ -157,14 +156,13 @@ class Judge:
 
     # Parameters and buffers
 
-    def parameter(
-        self, finding: Finding, *, asked_by: Optional[ModuleNode], last_finite: Optional[int]
-    ) -> None:
-        """A parameter or buffer. ``asked_by``: the module whose output made us look, None when all
-        are read.
-        """
+    def parameter(self, finding: Finding, asked_for: Optional[Finding]) -> None:
+        """A parameter or buffer. ``asked_for``: what made us look at it, None when all are read."""
         self._add(finding)
-        if asked_by is None:
+        if asked_for is not None:
+            finding.position = asked_for.position
+        last_finite = self._last_finite_step(finding.site)
+        if asked_for is None:
             earlier = self._first_hard()
         else:
             earlier = next(
@@ -183,7 +181,7 @@ class Judge:
                 f"it was finite just before the update of step {last_finite}, and is not any more"
             )
         is_infinite_buffer = finding.role == "buffer" and not finding.has_nan
-        if finding.is_mask or (is_infinite_buffer and asked_by is None):
+        if finding.is_mask or (is_infinite_buffer and asked_for is None):
             finding.hold(
                 Verdict.UNRESOLVED,
                 "a stored infinity, probably written on purpose",
@@ -194,7 +192,7 @@ class Judge:
         else:
             self._decide(finding, Verdict.ARRIVED, reason)
 
-    def parameter_gradient(self, finding: Finding, *, scaled: bool) -> None:
+    def parameter_gradient(self, finding: Finding, scaled: bool) -> None:
         """A parameter's gradient, just before the optimizer uses it."""
         self._add(finding)
         earlier = self._first_hard() or self._first_scaled()
@@ -206,7 +204,7 @@ class Judge:
 
     # Backward
 
-    def gradient(self, finding: Finding, token: int, *, scaled: bool) -> None:
+    def gradient(self, finding: Finding, token: int, scaled: bool) -> None:
         """The gradient of the tensor with this token."""
         self._add(finding)
         earlier = self._first_hard() or self._first_scaled()
@@ -283,8 +281,8 @@ class Judge:
         read = [self._by_token[token] for token in call.inputs if token in self._by_token]
         made = [
             f
-            for f in self.findings[call.first_finding :]
-            if f.thread == call.thread and not f.is_gradient
+            for f in self.findings
+            if f.position >= call.first_seq and f.thread == call.thread and not f.is_gradient
         ]
         return [f for f in read + made if f is not besides]
 
@@ -316,7 +314,7 @@ class Judge:
         if harmful is not None:
             self._promote(harmful, finding)
             return
-        parameter = self._check_parameters(owner)
+        parameter = self._check_parameters(owner, finding)
         if parameter is not None:
             self._propagate(finding, parameter)
         else:
@@ -373,7 +371,9 @@ class Judge:
 
     def _promote(self, soft: Finding, by: Finding) -> None:
         parameter = (
-            self._check_parameters(soft.call.node) if soft.role == "output" and soft.call else None
+            self._check_parameters(soft.call.node, soft)
+            if soft.role == "output" and soft.call
+            else None
         )
         if parameter is not None:
             self._propagate(soft, parameter)

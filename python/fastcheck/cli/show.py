@@ -23,16 +23,18 @@ from .._layout import (
     wants_color,
     wrap,
 )
-from .._logread import LogView, find_logs, read_log
+from .._logread import LogView, find_logs, first_event, read_log
 from .._naming import module_name, tensor_name
 from .._numbers import read, spell, spell_nonfinite, to_json
 from .._record import Verdict
+from .show_json import document
 
 if TYPE_CHECKING:
     from .._site import Site
 
 _WIDTH = 100
 _LIMIT = 40
+_TRENDS = 12
 
 _DESCRIPTION = """\
 Shows a log: the directory that a stop message names, the fastcheck_log/ above it (then the newest
@@ -45,6 +47,7 @@ examples:
   fastcheck show LOG --site layers.3.attn         one module's tensors over the steps, with a trend
   fastcheck show LOG --site 'layers.*' --step 41  patterns as in a shell; quote them
   fastcheck show LOG --events                     only what overflowed, with the reasons
+  fastcheck show LOG --rank 2                     one rank; without it all, by step, then rank
   fastcheck show LOG --json | python -m json.tool  strict JSON: "nan" and "inf" are strings
 
 exit codes: 0 shown; 1 nothing matches the filters; 2 not a log, or wrong usage"""
@@ -88,8 +91,8 @@ def run(options: argparse.Namespace) -> int:
     wanted = _filter(view, options)
     limit = options.limit if options.limit is not None else (0 if options.json else _LIMIT)
     if options.json:
-        document = _document(path, view, wanted, limit or None)
-        print(json.dumps(to_json(document), allow_nan=False, indent=1))
+        shown = document(path, view, wanted.records, wanted.events, limit or None)
+        print(json.dumps(to_json(shown), allow_nan=False, indent=1))
     else:
         _print(_text(path, others, view, wanted, limit or None, options))
     return 0 if wanted.found else 1
@@ -170,55 +173,6 @@ def matches(site: Site, pattern: str) -> bool:
     return below or any(fnmatch.fnmatchcase(name, literal) for name in names)
 
 
-def _document(path: str, view: LogView, wanted: _Wanted, limit: int | None) -> dict[str, Any]:
-    shown = wanted.records[:limit]
-    events = wanted.events[:limit]
-    return {
-        "path": path,
-        "meta": {str(rank): meta for rank, meta in view.meta.items()},
-        "dropped_bytes": view.dropped_bytes,
-        "events": [
-            {
-                "step": event.step,
-                "rank": event.rank,
-                "verdict": event.verdict.name.lower(),
-                "counted": event.counted,
-                "reason": event.reason,
-                "site": event.site.to_dict(),
-                "record": _record(event.record),
-            }
-            for event in events
-        ],
-        "records": [
-            {
-                **_record(view.records[index]),
-                "rank": int(view.ranks[index]),
-                "site": view.sites[int(view.records[index]["site"])].to_dict(),
-            }
-            for index in shown
-        ],
-        "left_out": {
-            "records": len(wanted.records) - len(shown),
-            "events": len(wanted.events) - len(events),
-        },
-    }
-
-
-def _record(record: np.void) -> dict[str, Any]:
-    reading = read(record)
-    names = (
-        "step seq call dtype numel nan_count posinf_count neginf_count zero_count "
-        "subnormal_count negative_count saturated_count min max abs_max mean rms checksum flags"
-    )
-    values = {name: getattr(reading, name) for name in names.split()}
-    if reading.has_stats:
-        for name in ("sum", "abs_sum", "sum_sq"):
-            values[name] = float(record[name])
-    # 64 bits don't survive a JSON reader that keeps numbers in float64.
-    values["checksum"] = None if reading.checksum is None else f"{reading.checksum:016x}"
-    return values
-
-
 def _print(text: str) -> None:
     print(to_ascii(text) if wants_ascii(sys.stdout) else text)
 
@@ -238,7 +192,7 @@ def _text(
         return "\n\n".join("\n".join(block) for block in blocks)
     body = _WIDTH - 10
     if wanted.events or options.events or not wanted.filtered:
-        blocks.append(section("events", _events(wanted.events, limit, body), color))
+        blocks.append(section("events", _events(view, wanted.events, limit, body), color))
     if len(wanted.records):
         blocks.append(section("records", _records(view, wanted, limit, body, color), color))
         if options.site is not None:
@@ -285,14 +239,27 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _events(events: list[Any], limit: int | None, width: int) -> list[str]:
+def _events(view: LogView, events: list[Any], limit: int | None, width: int) -> list[str]:
     if not events:
         return ["none."]
     lines: list[str] = []
+    several = len(view.meta) > 1
+    first = first_event(events) if several else None
+    if first is not None:
+        with_it = {event.rank for event in events if event.step == first.step} - {first.rank}
+        others = ", ".join(map(str, sorted(with_it)))
+        also = f" (in the same step: rank{'s' if len(with_it) > 1 else ''} {others})"
+        lines += wrap(
+            f"first on rank {first.rank}, step {first.step:,}: {tensor_name(first.site)} of "
+            f"{module_name(first.site)}{also if with_it else ''}",
+            width,
+            "",
+            "  ",
+        )
     for event in events[:limit]:
         reading = read(event.record)
         counted = "counted" if event.counted else "not counted"
-        rank = f"rank {event.rank}, " if event.rank else ""
+        rank = f"rank {event.rank}, " if several or event.rank else ""
         lines += wrap(
             f"{rank}step {event.step:,}: {spell_nonfinite(reading)} in {tensor_name(event.site)} "
             f"of {module_name(event.site)}, {event.site.direction}",
@@ -373,10 +340,13 @@ def _trends(view: LogView, chosen: np.ndarray, width: int) -> list[str]:
     """A sparkline of abs max for each tensor that has more than one record."""
     ascii_only = wants_ascii(sys.stdout)
     rows: list[list[str]] = []
-    records = view.records[chosen]
-    for site in dict.fromkeys(records["site"].tolist()):
-        readings = [read(record) for record in records[records["site"] == site]]
-        if len(readings) < 2 or len(rows) >= 12:
+    records, ranks = view.records[chosen], view.ranks[chosen]
+    several = len(view.meta) > 1
+    for site, rank in dict.fromkeys(zip(records["site"].tolist(), ranks.tolist())):
+        if len(rows) >= _TRENDS:
+            break
+        readings = [read(r) for r in records[(records["site"] == site) & (ranks == rank)]]
+        if len(readings) < 2:
             continue
         series = [None if r.abs_max is None else float(r.abs_max) for r in readings]
         bad = [r.nonfinite_count > 0 for r in readings]
@@ -385,9 +355,8 @@ def _trends(view: LogView, chosen: np.ndarray, width: int) -> list[str]:
         scale = "log" if is_logarithmic(good) else ""
         first, last = (spell(good[0]), spell(good[-1])) if good else ("-", "-")
         name = view.sites[site]
-        rows.append(
-            [f"{name.module or name.module_type} {tensor_name(name)}", line, first, last, scale]
-        )
+        label = f"{name.module or name.module_type} {tensor_name(name)}"
+        rows.append([label + (f", rank {rank}" if several else ""), line, first, last, scale])
     if not rows:
         return []
     return table(["abs max of", "steps", "first", "last", "scale"], rows, left=2, width=width)

@@ -11,6 +11,7 @@ namespace {
 struct Globals {  // leaked: threads count until the very end
   std::mutex mutex;
   std::map<std::uint64_t, std::array<std::atomic<std::int64_t>, kCounters>> counts;
+  Counts ended{};  // of threads whose identifier a later thread was given
   std::atomic<bool> sync_debug{false};
 };
 
@@ -23,7 +24,9 @@ std::array<std::atomic<std::int64_t>, kCounters>& my_counts() {
   thread_local auto* const mine = [] {
     Globals& g = globals();
     const std::lock_guard<std::mutex> lock(g.mutex);
-    return &g.counts[static_cast<std::uint64_t>(pthread_self())];
+    auto& counts = g.counts[static_cast<std::uint64_t>(pthread_self())];
+    for (int i = 0; i < kCounters; ++i) g.ended[i] += counts[i].exchange(0);
+    return &counts;
   }();
   return *mine;
 }
@@ -69,6 +72,7 @@ std::map<std::uint64_t, Counts> counts_by_thread() {
   Globals& g = globals();
   const std::lock_guard<std::mutex> lock(g.mutex);
   std::map<std::uint64_t, Counts> result;
+  result[0] = g.ended;
   for (auto& [thread, counts] : g.counts)
     for (int i = 0; i < kCounters; ++i) result[thread][i] = counts[i].load();
   return result;
@@ -79,6 +83,7 @@ void reset_counts() {
   const std::lock_guard<std::mutex> lock(g.mutex);
   for (auto& entry : g.counts)
     for (auto& value : entry.second) value = 0;
+  g.ended = {};
 }
 
 void set_sync_debug(bool raise) { globals().sync_debug = raise; }

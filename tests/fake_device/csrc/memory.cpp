@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <set>
 #include <unordered_map>
@@ -85,7 +86,7 @@ PinnedPool& pinned() {
   return *pool;
 }
 
-bool poison_freed = true;
+std::atomic<bool> poison_freed{true};
 
 // In stream order: work enqueued before the free still sees its data, a stream that nobody told the
 // allocator of sees the poison.
@@ -97,7 +98,7 @@ void poison(const Block& block) {
   });
 }
 
-// Caller holds the arena's mutex, in the three functions that follow.
+// Caller holds the arena's mutex, in the functions that follow.
 void retire(Arena& a, Block* block) {
   poison(*block);
   block->used_by.clear();
@@ -114,25 +115,34 @@ void collect(Arena& a) {
   a.waiting.erase(std::remove_if(a.waiting.begin(), a.waiting.end(), done), a.waiting.end());
 }
 
-void release_cached(Arena& a) {
+// Waits, and so unlocks meanwhile: a kernel that is waited for may need the mutex (to find its
+// bytes) or the GIL, whose owner may need the mutex (to free a tensor).
+void release_cached(Arena& a, std::unique_lock<std::mutex>& lock) {
+  std::vector<Block*> going;
   for (auto& [key, blocks] : a.cached) {
-    for (Block* block : blocks) {
-      // The poison may still be queued; wait for it rather than let it hit an unmapped page.
-      stream(block->device, block->stream).wait_idle();
-      count(Counter::free_below_cache);
-      const std::size_t mapped = round_up(block->bytes, kPage);
-      madvise(a.bytes + block->offset, mapped, MADV_DONTNEED);
-      mprotect(a.bytes + block->offset, mapped, PROT_NONE);
-      a.returned[mapped].push_back(block->offset);
-      a.stats.reserved -= static_cast<std::int64_t>(block->bytes);
-      delete block;
-    }
+    going.insert(going.end(), blocks.begin(), blocks.end());
     blocks.clear();
+  }
+  lock.unlock();
+  // The poison may still be queued; wait for it rather than let it hit an unmapped page.
+  std::set<Stream*> streams;
+  for (const Block* block : going) streams.insert(&stream(block->device, block->stream));
+  for (Stream* each : streams) each->record()->wait_on_host();
+  lock.lock();
+  for (Block* block : going) {
+    count(Counter::free_below_cache);
+    const std::size_t mapped = round_up(block->bytes, kPage);
+    madvise(a.bytes + block->offset, mapped, MADV_DONTNEED);
+    mprotect(a.bytes + block->offset, mapped, PROT_NONE);
+    a.returned[mapped].push_back(block->offset);
+    a.stats.reserved -= static_cast<std::int64_t>(block->bytes);
+    delete block;
   }
 }
 
-Block* allocate_below_cache(Arena& a, int device, std::size_t bytes) {
-  if (a.stats.reserved + static_cast<std::int64_t>(bytes) > a.stats.limit) release_cached(a);
+Block* allocate_below_cache(Arena& a, std::unique_lock<std::mutex>& lock, int device,
+                            std::size_t bytes) {
+  if (a.stats.reserved + static_cast<std::int64_t>(bytes) > a.stats.limit) release_cached(a, lock);
   const std::size_t mapped = round_up(bytes, kPage);
   auto& reuse = a.returned[mapped];
   std::size_t offset = a.top;
@@ -164,13 +174,13 @@ Block* allocate(int device, int stream_id, std::size_t bytes) {
   if (on_worker()) throw std::runtime_error("fake device: device memory allocated inside a kernel");
   count(Counter::alloc);
   Arena& a = arena(device);
-  const std::lock_guard<std::mutex> lock(a.mutex);
+  std::unique_lock<std::mutex> lock(a.mutex);
   collect(a);
   const std::size_t size = size_class(bytes);
   auto& cached = a.cached[{stream_id, size}];
   Block* block = nullptr;
   if (cached.empty()) {
-    block = allocate_below_cache(a, device, size);
+    block = allocate_below_cache(a, lock, device, size);
     block->stream = stream_id;
   } else {
     block = cached.back();
@@ -234,9 +244,9 @@ char* backing(const void* address) {
 void empty_cache(int device) {
   synchronize_device(device);
   Arena& a = arena(device);
-  const std::lock_guard<std::mutex> lock(a.mutex);
+  std::unique_lock<std::mutex> lock(a.mutex);
   collect(a);
-  release_cached(a);
+  release_cached(a, lock);
 }
 
 MemoryStats memory_stats(int device) {

@@ -24,10 +24,20 @@ std::shared_ptr<py::function> shared(py::function function) {
           }};
 }
 
+void without_gil(const std::function<void()>& wait) {
+  if (PyGILState_Check() == 0) {
+    wait();
+    return;
+  }
+  const py::gil_scoped_release release;
+  wait();
+}
+
 }  // namespace
 
 PYBIND11_MODULE(fake_device_C, m) {
   using Release = py::call_guard<py::gil_scoped_release>;
+  fake::set_around_wait(&without_gil);
   m.attr("DEVICES") = fake::kDevices;
   m.def("counters", [] {
     fake::Counts sum{};

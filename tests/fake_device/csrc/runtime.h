@@ -55,7 +55,7 @@ void count(Counter counter);
 // (event waits excepted, as with CUDA) while set_sync_debug("error") holds.
 void count_synchronisation(Counter counter);
 std::map<std::uint64_t, Counts>
-counts_by_thread();  // key: pthread_self(), Python's threading.get_ident()
+counts_by_thread();  // key: pthread_self(), Python's threading.get_ident(); 0: threads long gone
 void reset_counts();
 void set_sync_debug(bool raise);
 bool sync_debug();
@@ -74,7 +74,15 @@ struct Completion {
   bool query();
   void wait();          // of a stream's thread
   void wait_on_host();  // says so when it takes long and a stream is held
+
+ private:
+  void wait_and_warn();
 };
+
+// Runs `wait`, which blocks the host. module.cpp sets one that lets go of Python's GIL meanwhile:
+// kernels may need it, and some of torch's bindings wait without releasing it.
+using AroundWait = void (*)(const std::function<void()>& wait);
+void set_around_wait(AroundWait around);
 
 struct Event {
   int device = -1;
@@ -94,7 +102,8 @@ class Stream {
   int id() const { return id_; }
 
   // Appends work; returns at once. Kernels raise what an earlier kernel of the device threw.
-  void submit(TaskKind kind, std::string name, std::function<void()> work);
+  // False: the stream has ended with the process, and nothing will run.
+  bool submit(TaskKind kind, std::string name, std::function<void()> work);
   std::shared_ptr<Completion> record();
   void wait_for(std::shared_ptr<Completion> completion);
   bool idle();

@@ -22,6 +22,7 @@ struct Globals {
   std::vector<std::string> launches;
   std::atomic<bool> recording{false}, stopping{false};
   std::array<std::atomic<bool>, kDevices> failed{};
+  std::atomic<AroundWait> around_wait{nullptr};
   const pid_t pid = getpid();
 };
 
@@ -63,7 +64,17 @@ void Completion::wait() {
   while (!done && !globals().stopping) changed.wait_for(lock, std::chrono::milliseconds(50));
 }
 
+void set_around_wait(AroundWait around) { globals().around_wait = around; }
+
 void Completion::wait_on_host() {
+  const AroundWait around = globals().around_wait;
+  if (around == nullptr)
+    wait_and_warn();
+  else
+    around([this] { wait_and_warn(); });
+}
+
+void Completion::wait_and_warn() {
   std::unique_lock<std::mutex> lock(mutex);
   const auto begin = std::chrono::steady_clock::now();
   for (bool told = false; !done && !globals().stopping;) {
@@ -104,7 +115,7 @@ double elapsed_ms(Event& start, Event& end) {
 // ---- Stream
 // ---------------------------------------------------------------------------------------------------
 
-void Stream::submit(TaskKind kind, std::string name, std::function<void()> work) {
+bool Stream::submit(TaskKind kind, std::string name, std::function<void()> work) {
   Globals& g = globals();
   if (getpid() != g.pid)
     throw std::runtime_error("fake device: not usable in a forked child; use spawn");
@@ -120,15 +131,17 @@ void Stream::submit(TaskKind kind, std::string name, std::function<void()> work)
     }
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (stopping_) return;
+  if (stopping_) return false;
   queue_.push_back({kind, std::move(name), std::move(work)});
   if (!worker_.joinable()) worker_ = std::thread([this] { loop(); });
   changed_.notify_all();
+  return true;
 }
 
 std::shared_ptr<Completion> Stream::record() {
   auto completion = std::make_shared<Completion>();
-  submit(TaskKind::marker, "event", [completion] { completion->finish(); });
+  if (!submit(TaskKind::marker, "event", [completion] { completion->finish(); }))
+    completion->finish();  // else whoever waits for it would do so for ever
   return completion;
 }
 
@@ -182,11 +195,12 @@ bool Stream::may_run() const {
 }
 
 void Stream::stop() {
+  std::deque<Task> dropped;  // dies unlocked: what a kernel captured may need the GIL to go
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
     delay_us_ = 0;
-    if (held_) queue_.clear();
+    if (held_) dropped.swap(queue_);
     changed_.notify_all();
   }
   if (worker_.joinable()) worker_.join();
@@ -211,11 +225,13 @@ void Stream::loop() {
     try {
       task.work();
     } catch (const std::exception& error) {
+      // Spelt before the lock: what() of a Python error takes the GIL, whose owner may want the
+      // lock.
+      std::string message =
+          "fake device: kernel " + task.name + " failed (reported asynchronously): " + error.what();
       Globals& g = globals();
       const std::lock_guard<std::mutex> guard(g.mutex);
-      if (g.errors[device_].empty())
-        g.errors[device_] = "fake device: kernel " + task.name +
-                            " failed (reported asynchronously): " + error.what();
+      if (g.errors[device_].empty()) g.errors[device_] = std::move(message);
       g.failed[device_] = true;
     }
     task.work = nullptr;  // what the kernel captured goes before the stream counts as idle

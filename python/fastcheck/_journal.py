@@ -1,0 +1,117 @@
+"""The journal: what the hooks saw in a step, in order, so that it can be judged once the records
+are on the host.
+
+On the CPU a record is there when the hook asks for it, and an entry is judged at once. On any other
+device the entries wait for their records. Either way the judge hears the same, in the same order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from ._calls import Call
+from ._finding import Finding
+from ._verdict import Judge
+
+__all__ = ["CallEnded", "Entry", "ListReading", "Note", "Reading"]
+
+BadRecords = Mapping[int, np.void]
+
+
+class Entry:
+    """One line of the journal."""
+
+    __slots__ = ()
+
+    def apply(self, judge: Judge, bad: BadRecords) -> None:
+        """Tells the judge; ``bad`` holds the non-finite records by their sequence number."""
+        raise NotImplementedError
+
+
+class Reading(Entry):
+    """One tensor was read. ``method(judge, finding, *args)`` judges it if it was non-finite."""
+
+    __slots__ = ("args", "call", "method", "role", "seq", "thread")
+
+    def __init__(
+        self,
+        seq: int,
+        role: str,
+        call: Optional[Call],
+        method: Callable[..., None],
+        args: tuple[Any, ...],
+    ) -> None:
+        self.seq = seq
+        self.role = role
+        self.call = call
+        self.thread = threading.get_ident()
+        self.method = method
+        self.args = args
+
+    def apply(self, judge: Judge, bad: BadRecords) -> None:
+        record = bad.get(self.seq)
+        # A parameter may have been looked up earlier than its turn.
+        if record is not None and not judge.is_finding(self.seq):
+            finding = Finding(record, self.role, self.call, self.thread)
+            self.method(judge, finding, *self.args)
+
+
+class ListReading(Entry):
+    """Tensors were read in one call, under the sequence numbers from ``first_seq`` on.
+
+    ``method`` as in Reading, the same for all of them.
+    """
+
+    __slots__ = ("args", "first_seq", "method", "roles", "thread")
+
+    def __init__(
+        self,
+        first_seq: int,
+        roles: Sequence[str],
+        method: Callable[..., None],
+        args: tuple[Any, ...],
+    ) -> None:
+        self.first_seq = first_seq
+        self.roles = roles
+        self.thread = threading.get_ident()
+        self.method = method
+        self.args = args
+
+    def apply(self, judge: Judge, bad: BadRecords) -> None:
+        stop = self.first_seq + len(self.roles)
+        for seq in sorted(seq for seq in bad if self.first_seq <= seq < stop):
+            if not judge.is_finding(seq):
+                role = self.roles[seq - self.first_seq]
+                self.method(judge, Finding(bad[seq], role, None, self.thread), *self.args)
+
+
+class CallEnded(Entry):
+    """A module returned. ``is_complete``: all that it returned was read, and there was any."""
+
+    __slots__ = ("call", "is_complete")
+
+    def __init__(self, call: Call, is_complete: bool) -> None:
+        self.call = call
+        self.is_complete = is_complete
+
+    def apply(self, judge: Judge, bad: BadRecords) -> None:
+        if judge.findings:
+            is_finite = self.is_complete and not any(map(judge.is_finding, self.call.outputs))
+            judge.call_ended(self.call, is_finite)
+
+
+class Note(Entry):
+    """Something else that happened: ``function(*args)`` is called when its turn comes."""
+
+    __slots__ = ("args", "function")
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.function = function
+        self.args = args
+
+    def apply(self, judge: Judge, bad: BadRecords) -> None:
+        self.function(*self.args)

@@ -1,0 +1,219 @@
+"""The ledger: judges what was recorded, counts it, and keeps it: in memory, in the log, as
+verdicts.
+
+It knows nothing of hooks or devices: it is told a step's journal and the records that belong to
+it, by the hooks themselves on the CPU, by the drain's thread elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Callable, Optional
+
+import numpy as np
+
+from ._calls import ModuleNode
+from ._config import Config
+from ._history import History
+from ._journal import BadRecords, Entry
+from ._log import RecordLog
+from ._policy import Decision, Policy
+from ._record import Flag, Verdict, nonfinite
+from ._site import SiteTable
+from ._step import Step
+from ._verdict import Event, Finding, Judge
+
+__all__ = ["Due", "Ledger"]
+
+# A served model never closes a step: what is remembered of it is renewed at these sizes.
+_MAX_FINDINGS = 4096
+_MAX_EVENTS = 16384
+
+#: An event for which something is to be done, what, and the step that it belongs to.
+Due = tuple[Finding, Decision, Step]
+
+NO_RECORDS: BadRecords = {}
+
+
+class Ledger:
+    """Every method expects ``lock`` to be held. Whoever needs the session's lock too takes that
+    first.
+    """
+
+    def __init__(self, config: Config, sites: SiteTable, rank: int) -> None:
+        self.config = config
+        self.sites = sites
+        self.rank = rank
+        self.lock = threading.RLock()
+        self.history = History(config.history)
+        self.policy = Policy(config)
+        self.log: Optional[RecordLog] = None
+        # Set by the owner: reads, or looks up, what a module stores, and tells the judge; returns a
+        # finding that is non-finite, if there is one.
+        self.check_parameters: Callable[[Step, ModuleNode, Finding], Optional[Finding]] = (
+            lambda step, node, finding: None
+        )
+        # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
+        self.due: list[Due] = []
+        self.verdict_tally: Tally[Verdict] = Tally()
+        self.site_tally: Tally[int] = Tally()
+        self._past_events: deque[Event] = deque(maxlen=_MAX_EVENTS)
+        self._masks: set[int] = set()
+        self._skipped_steps = 0
+        # The step whose findings are not among the past events yet.
+        self._current: Optional[Step] = None
+
+    # Steps
+
+    def new_step(self, index: int) -> Step:
+        """A step that has just begun."""
+        step = Step(index)
+        step.judge = self._new_judge(step)
+        return step
+
+    def _new_judge(self, step: Step) -> Judge:
+        def check(node: ModuleNode, finding: Finding) -> Optional[Finding]:
+            return self.check_parameters(step, node, finding)
+
+        last_finite = self.history.last_finite_step
+        return Judge(self.sites, self._masks, step.calls, check, last_finite)
+
+    def renew(self, step: Step) -> None:
+        """Between two passes of a step that never closes: lets go of what it has found, if that is
+        much.
+        """
+        if len(step.judge.findings) > _MAX_FINDINGS:
+            self.store(step)
+            self._archive(step)
+            step.judge = self._new_judge(step)
+            step.logged.clear()
+
+    def close(self, step: Step) -> None:
+        """Settles the step and writes it down. May come again for the same step, after more
+        records.
+        """
+        step.judge.settle()
+        self._take_changes(step)
+        self.store(step)
+
+    def end(self, step: Step) -> None:
+        """Nothing will be added to this step any more."""
+        if step.judge.has_held_gradients:
+            self.settle_scaled(step, skipped=step.update_count == 0)
+        self._archive(step)
+        self.store(step)
+        self.history.close_step()
+        self._current = None
+
+    def settle_silent(self, step: Step) -> None:
+        """An update is due: what is non-finite until now must not be silent."""
+        step.judge.settle_silent()
+        self._take_changes(step)
+
+    def settle_scaled(self, step: Step, skipped: bool, words: Sequence[int] = ()) -> None:
+        """Loss scaling has decided whether the update is skipped.
+
+        ``words``: the records of the scaler's own found_inf, where it lives on a device.
+        """
+        skipped = skipped or any(map(self._is_set, words))
+        first = step.judge.settle_scaled(skipped)
+        self._skipped_steps = self._skipped_steps + 1 if skipped else 0
+        if first is not None and self._skipped_steps >= self.config.max_skipped:
+            step.judge.overdue(first, self._skipped_steps)
+            self._skipped_steps = 0
+        self._take_changes(step)
+
+    def settle_own_scaling(self, step: Step) -> None:
+        """An update under loss scaling of the user's own. Gradients that were not finite at the
+        update have been judged there: what is still held belongs to an iteration that was skipped.
+        """
+        self.settle_scaled(step, skipped=step.judge.has_held_gradients)
+
+    def _is_set(self, seq: int) -> bool:
+        record = self.history.find(seq)
+        return record is not None and int(record["zero_count"]) == 0
+
+    # Records and findings
+
+    def judge(self, step: Step, entry: Entry, bad: BadRecords = NO_RECORDS) -> None:
+        """Judges one entry, whose records are on the host."""
+        self._current = step
+        entry.apply(step.judge, bad)
+        self._take_changes(step)
+
+    def replay(self, step: Step, entries: Iterable[Entry], records: np.ndarray) -> None:
+        """Takes in the records of a part of a step and judges its entries, in order."""
+        self.history.add(records)
+        bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
+        for entry in entries:
+            self.judge(step, entry, bad)
+
+    def _take_changes(self, step: Step) -> None:
+        """Counts what the judge has decided since the last time, and notes what is to be done about
+        it.
+        """
+        changed, step.judge.changed = step.judge.changed, []
+        for finding in changed:
+            if finding.counted or not self.policy.counts(finding.verdict):
+                continue
+            finding.counted = True
+            decision = self.policy.decide(step.index)
+            if decision is not Decision.CONTINUE:
+                self.due.append((finding, decision, step))
+
+    def event(self, finding: Finding) -> Event:
+        """The finding as it stands now, as a user sees it."""
+        record = finding.record.copy()
+        record["flags"] = (int(record["flags"]) & 0xFF & ~int(Flag.EVENT)) | finding.flags
+        return Event(
+            site=self.sites[finding.blamed_site],
+            record=record,
+            step=int(record["step"]),
+            verdict=finding.verdict,
+            reason=finding.reason,
+            counted=finding.counted,
+            rank=self.rank,
+        )
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events that are held, oldest first."""
+        return (*self._past_events, *map(self.event, self._findings))
+
+    def tallies(self) -> tuple[Tally[Verdict], Tally[int]]:
+        """How many events there were of each verdict, and counted ones at each blamed site."""
+        verdicts, places = Tally(self.verdict_tally), Tally(self.site_tally)
+        _tally(self._findings, verdicts, places)
+        return verdicts, places
+
+    @property
+    def _findings(self) -> list[Finding]:
+        return [] if self._current is None else self._current.judge.findings
+
+    def _archive(self, step: Step) -> None:
+        self._past_events.extend(map(self.event, step.judge.findings))
+        _tally(step.judge.findings, self.verdict_tally, self.site_tally)
+
+    def store(self, step: Step) -> None:
+        """Puts the verdicts as they stand now on the records that are held, and writes the log."""
+        for finding in step.judge.findings:
+            self.history.set_flags(finding.seq, finding.flags)
+        records = self.history.take_unlogged()
+        if self.log is None:
+            return
+        self.log.append(records, step.index)
+        for finding in step.judge.findings:
+            # Again where it changed: the later line holds.
+            if step.logged.get(finding.seq) is not finding.verdict:
+                step.logged[finding.seq] = finding.verdict
+                self.log.append_event(self.event(finding))
+
+
+def _tally(findings: list[Finding], verdicts: Tally[Verdict], places: Tally[int]) -> None:
+    for finding in findings:
+        verdicts[finding.verdict] += 1
+        if finding.counted:
+            places[finding.blamed_site] += 1

@@ -1,0 +1,73 @@
+"""A segment of a device's ring: record slots in its memory, and their mirror in pinned memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._device import DeviceStreams
+from ._record import RECORD_BYTES, RECORD_DTYPE, VALUE_BYTES, Identity, identify
+from .backends import Backend
+
+__all__ = ["Segment"]
+
+
+class Segment:
+    """Slots on the device, their mirror in pinned memory, and who wrote to them."""
+
+    def __init__(self, streams: DeviceStreams, rows: int) -> None:
+        self._streams = streams
+        # Allocated by this stream: another one has to wait for it before its first use.
+        self._home = streams.current()
+        self._ready = streams.new_event()
+        self.slots = streams.empty(rows, RECORD_BYTES)
+        self._ready.record(self._home)
+        self.mirror = streams.pinned(rows, RECORD_BYTES)
+        self.identities: list[Identity] = []
+        self._written: dict[Any, Any] = {}  # stream: the event behind its last write
+        self._copied = streams.new_event()
+
+    @property
+    def used(self) -> int:
+        """How many rows are copied."""
+        return len(self.identities)
+
+    def use_on(self, stream: Any) -> None:
+        """The caller is about to write slots on ``stream``."""
+        if stream in self._written:
+            return
+        self._written[stream] = self._streams.new_event()
+        if stream != self._home:
+            stream.wait_event(self._ready)
+            self.slots.record_stream(stream)
+
+    def start_copy(self, copier: Any) -> None:
+        """Puts the copy to the mirror on the stream ``copier``, behind all writes. No waiting."""
+        for stream, event in self._written.items():
+            event.record(stream)
+            copier.wait_event(event)
+        used = self.used
+        with self._streams.on(copier):
+            self.mirror[:used].copy_(self.slots[:used], non_blocking=True)
+        self.slots.record_stream(copier)
+        self._copied.record(copier)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the copy is done. Does not wait."""
+        return bool(self._copied.query())
+
+    def wait(self) -> None:
+        """Waits for the copy."""
+        self._copied.synchronize()
+
+    def take(self, depth: int, backend: Backend) -> np.ndarray:
+        """The records, whole; the segment may be filled again afterwards."""
+        used = len(self.identities)
+        records = np.zeros(used, RECORD_DTYPE)
+        rows = records.view(np.uint8).reshape(used, RECORD_BYTES)
+        rows[:, :VALUE_BYTES] = self.mirror.numpy()[:used, :VALUE_BYTES]
+        identify(records, self.identities, depth, backend.device_mode)
+        self.identities = []
+        return records

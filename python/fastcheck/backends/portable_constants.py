@@ -1,0 +1,53 @@
+"""Small tensors that the portable backend keeps on each device, and how data gets there.
+
+A constant is copied once, waiting for the copy, so that it may then be read on any stream. What
+depends on the sizes of a list is copied without waiting, and is kept per stream for that reason.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+__all__ = ["constant", "counting", "stream_key", "upload", "zeros"]
+
+
+@functools.cache
+def constant(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """``values`` (a number or nested tuples) on ``device``: never written to, never freed."""
+    return torch.tensor(values, dtype=dtype, device="cpu").to(device)
+
+
+@functools.cache
+def zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros(count, dtype=dtype, device="cpu").to(device)
+
+
+@functools.cache
+def counting(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """0, 1, ..., count - 1."""
+    return torch.arange(count, dtype=dtype, device="cpu").to(device)
+
+
+def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on ``device``, ready in the order of its current stream; the host doesn't wait where
+    the device takes pinned memory.
+    """
+    if device.type == "cpu":
+        return host
+    try:
+        pinned = host.pin_memory()
+    except (RuntimeError, NotImplementedError):  # older torch pins for CUDA alone
+        return host.to(device)
+    return pinned.to(device, non_blocking=True)
+
+
+def stream_key(device: torch.device) -> int:
+    """Tells the device's streams apart; 0 where it has none."""
+    module = getattr(torch, device.type, None)
+    current = getattr(module, "current_stream", None)
+    if device.type == "cpu" or current is None:
+        return 0
+    return int(getattr(current(device), "stream_id", 0))

@@ -1,0 +1,281 @@
+"""Many tensors into as many records, in a few launches for each dtype and bound of temporaries.
+
+The raw bits of tensors of one dtype are laid end to end, each filled up to whole segments; a chunk
+of segments is read as one, and what each segment gives is added to the record of its tensor. The
+arrangement depends on sizes alone: it is worked out once for a list, and kept on the device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+
+from .._record import Depth
+from . import portable_checksum as sum64
+from . import portable_values as values
+from .portable_constants import counting, stream_key, upload, zeros
+from .portable_formats import FORMATS, TILE, VALUE_CELLS, Format
+from .portable_one import checksum_bytes, count_bytes, sum_bytes, usable, write_record
+from .portable_traversal import Traversal
+
+__all__ = ["write_records"]
+
+#: Arrangements kept. A training run has one for each optimizer, and one for each kind of list.
+_KEPT = 64
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Tensors of one dtype that are read together, in segments of ``width`` components.
+
+    On the device, one entry for each segment: ``index``, the row of its tensor; ``held``, how many
+    components are not padding; ``held_words`` likewise; ``first``, the number of its first chain.
+    None where nothing is padded, or the depth does not ask.
+    """
+
+    form: Format
+    members: tuple[int, ...]
+    padding: tuple[int, ...]  # components behind each member
+    width: int
+    index: torch.Tensor
+    held: Optional[torch.Tensor]
+    held_words: Optional[torch.Tensor]
+    first: torch.Tensor
+    rows: int  # of the longest chain
+    counted: int  # segments at a time
+    summed: int
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """``alone``: rows that are read one by one. ``template``: int64 (n, 14), what is known from the
+    sizes. ``lengths``: int64 (2, n), the lengths' part of the checksums of the batches.
+    """
+
+    alone: tuple[int, ...]
+    batches: tuple[_Batch, ...]
+    template: torch.Tensor
+    lengths: torch.Tensor
+
+
+def write_records(
+    xs: Sequence[Traversal], numels: Sequence[int], rows: torch.Tensor, depth: int, bound: int
+) -> None:
+    """The value fields of each of ``xs`` into int64 (n, >= 14) ``rows``."""
+    shapes = tuple((x.format.info.name, x.components, numel) for x, numel in zip(xs, numels))
+    plan = _plan(rows.device, stream_key(rows.device), depth, bound, shapes)
+    cells = rows[:, :VALUE_CELLS]
+    cells.copy_(plan.template)
+    lengths = plan.lengths.clone() if plan.batches and depth >= Depth.FULL else plan.lengths
+    for batch in plan.batches:
+        _read(batch, xs, cells, lengths, depth)
+    if plan.batches and depth >= Depth.FULL:
+        cells[:, 13].add_(sum64.join(lengths))
+    for position in plan.alone:
+        write_record(xs[position], rows[position], numels[position], depth, bound)
+
+
+def _read(
+    batch: _Batch, xs: Sequence[Traversal], cells: torch.Tensor, lengths: torch.Tensor, depth: int
+) -> None:
+    fill = zeros(batch.width, batch.form.bits, cells.device)
+    pieces = []
+    for member, padding in zip(batch.members, batch.padding):
+        pieces.append(xs[member].whole())
+        if padding:
+            pieces.append(fill[:padding])
+    chunk = (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).view(-1, batch.width)
+    del pieces
+    segments = chunk.shape[0]
+    for start in range(0, segments, batch.counted):
+        part = slice(start, start + batch.counted)
+        counts = values.count(chunk[part], batch.form, 1, 8)
+        cells[:, 1:8].index_add_(0, batch.index[part], counts.t())
+    if depth >= Depth.STATS:
+        totals = torch.zeros((4, cells.shape[0]), dtype=torch.float64, device=cells.device)
+        for start in range(0, segments, batch.summed):
+            _add_sums(batch, chunk, slice(start, start + batch.summed), cells, totals)
+        if batch.form.is_float and batch.form.info.component_bytes == 8:
+            values.finite_sum(totals)
+        cells.view(torch.float64)[:, 10:13].add_(totals[:3].t())
+    if depth >= Depth.FULL:
+        lengths.index_add_(1, batch.index, _chain_sums(batch, chunk))
+
+
+def _add_sums(
+    batch: _Batch, chunk: torch.Tensor, part: slice, cells: torch.Tensor, totals: torch.Tensor
+) -> None:
+    form, chunk, index = batch.form, chunk[part], batch.index[part]
+    left_out = values.nonfinite(chunk, form) if form.is_float else None
+    if batch.held is not None:
+        inside = counting(batch.width, torch.int32, chunk.device)
+        padding = inside.ge(batch.held[part])
+        left_out = padding if left_out is None else left_out.logical_or_(padding)
+        del padding
+    low, high = values.extremes(chunk, form, left_out)
+    ends = cells.view(torch.float64) if form.is_float else cells
+    for column, end, how in ((8, low, "amin"), (9, high, "amax")):
+        wide = end.to(ends.dtype).add(0)  # a zero is stored as +0.0
+        ends[:, column].scatter_reduce_(0, index, wide, how)
+    sums = values.sums(chunk, form, left_out)
+    totals[: sums.shape[0]].index_add_(1, index, sums)
+
+
+def _chain_sums(batch: _Batch, chunk: torch.Tensor) -> torch.Tensor:
+    size = batch.form.info.component_bytes
+    row = sum64.row_words(size)
+    words = sum64.words_of(chunk.view(-1), size)
+    inside = counting(4 * row, torch.int32, chunk.device).view(4, row)
+    there = None
+    if batch.held_words is not None:
+        places = counting(64 * row, torch.int32, chunk.device).view(4, 16, row)
+        there = places.lt(batch.held_words.view(-1, 1, 1, 1))
+    state = sum64.start(batch.first.view(-1, 1, 1).add(inside), 0)
+    return sum64.chain_sums(words, state, there, batch.rows)
+
+
+# ---- The arrangement -----------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _plan(
+    device: torch.device,
+    stream: int,  # what is copied without waiting may be read on this stream only
+    depth: int,
+    bound: int,
+    shapes: tuple[tuple[str, int, int], ...],
+) -> _Plan:
+    width = TILE if depth >= Depth.FULL else values.GROUP
+    groups: dict[str, list[int]] = {}
+    alone: list[int] = []
+    for position, (name, components, _) in enumerate(shapes):
+        # uint64 is ordered by a detour that a list has no place for.
+        if components > _limit(name, depth, bound, width) or (name == "uint64" and components):
+            alone.append(position)
+        elif components:
+            groups.setdefault(name, []).append(position)
+    members = [
+        part
+        for name, positions in groups.items()
+        for part in _parts(positions, shapes, _limit(name, depth, bound, width), width)
+    ]
+    template = torch.tensor(
+        [_known(shape, depth, width) for shape in shapes], dtype=torch.int64
+    ).view(-1, VALUE_CELLS)
+    lengths = torch.zeros((2, len(shapes)), dtype=torch.int64)
+    for position in (p for part in members for p in part):
+        form = _form(shapes[position][0])
+        size = shapes[position][1] * form.info.component_bytes
+        lengths[:, position] = torch.tensor(sum64.length_terms(size))
+    tables = [_segments(part, shapes, width) for part in members]
+    host = torch.cat([t.flatten() for t in (template, lengths, *tables)])
+    sent = upload(host, device)
+    at = template.numel()
+    sent_template = sent[:at].view_as(template)
+    sent_lengths = sent[at : at + lengths.numel()].view_as(lengths)
+    at += lengths.numel()
+    batches = []
+    for part, table in zip(members, tables):
+        on_device = sent[at : at + table.numel()].view_as(table)
+        at += table.numel()
+        batches.append(_batch(part, shapes, width, table, on_device, depth, bound))
+    return _Plan(tuple(alone), tuple(batches), sent_template, sent_lengths)
+
+
+def _form(name: str) -> Format:
+    return FORMATS[getattr(torch, name)]
+
+
+def _limit(name: str, depth: int, bound: int, width: int) -> int:
+    """Components of a batch, padding included.
+
+    The bits end to end, and once more where tensors don't lie flat; beside them the temporaries of
+    what the depth reads last. What it reads before that goes over the batch in several parts.
+    """
+    form = _form(name)
+    size = 2 * form.info.component_bytes
+    cost = {
+        Depth.HEALTH: size + count_bytes(form),
+        Depth.STATS: size + sum_bytes(form),
+        Depth.FULL: size + checksum_bytes(form),
+    }[Depth(depth)]
+    return max(1, usable(bound) // (cost * width)) * width
+
+
+def _parts(
+    positions: Sequence[int], shapes: Sequence[tuple[str, int, int]], limit: int, width: int
+) -> list[tuple[int, ...]]:
+    """``positions`` in order, cut so that none has more than ``limit`` components."""
+    parts: list[list[int]] = []
+    used = limit
+    for position in positions:
+        taken = -(-shapes[position][1] // width) * width
+        if used + taken > limit:
+            parts.append([])
+            used = 0
+        parts[-1].append(position)
+        used += taken
+    return [tuple(part) for part in parts]
+
+
+def _known(shape: tuple[str, int, int], depth: int, width: int) -> list[int]:
+    """The value cells before anything is read: numel, what padding adds, where extremes start."""
+    name, components, numel = shape
+    form = _form(name)
+    cells = form.empty_cells(depth >= Depth.STATS)
+    if components == 0:
+        cells[13] = sum64.empty() if depth >= Depth.FULL else 0
+        return cells
+    cells[0] = numel
+    cells[4] = -(-components % width)
+    if depth >= Depth.STATS and form.info.kind == "u8":
+        cells[8] = (1 << 63) - 1  # as int64, above all that is added to it
+    return cells
+
+
+def _segments(
+    part: Sequence[int], shapes: Sequence[tuple[str, int, int]], width: int
+) -> torch.Tensor:
+    """int64 (4, segments): row, components held, words held, number of the first chain."""
+    rows = []
+    for position in part:
+        name, components, _ = shapes[position]
+        size = _form(name).info.component_bytes
+        for number, start in enumerate(range(0, components, width)):
+            held = min(width, components - start)
+            rows.append((position, held, -(-held * size // 4), number * 4 * sum64.row_words(size)))
+    return torch.tensor(rows, dtype=torch.int64).t()
+
+
+def _batch(
+    part: tuple[int, ...],
+    shapes: Sequence[tuple[str, int, int]],
+    width: int,
+    host: torch.Tensor,
+    table: torch.Tensor,
+    depth: int,
+    bound: int,
+) -> _Batch:
+    form = _form(shapes[part[0]][0])
+    components = host.shape[1] * width
+    left = usable(bound) - components * form.info.component_bytes
+    padding = tuple(-shapes[position][1] % width for position in part)
+    narrow = table[1:].to(torch.int32)  # as the numbers that they are compared with and added to
+    has_words_missing = bool(host[2].min() < width * form.info.component_bytes // 4)
+    return _Batch(
+        form=form,
+        members=part,
+        padding=padding,
+        width=width,
+        index=table[0].contiguous(),
+        held=narrow[0].view(-1, 1) if any(padding) and depth >= Depth.STATS else None,
+        held_words=narrow[1] if has_words_missing and depth >= Depth.FULL else None,
+        first=narrow[2],
+        rows=sum64.rows_of(int(host[2].max()), sum64.row_words(form.info.component_bytes)),
+        counted=max(1, left // (count_bytes(form) * width)),
+        summed=max(1, left // (sum_bytes(form) * width)),
+    )
