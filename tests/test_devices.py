@@ -437,6 +437,14 @@ class TestEnds:
         records = read_log("log").records
         assert set(records["step"]) == set(range(5))
 
+    def test_what_the_last_step_found_is_said_at_the_end(self) -> None:
+        end = "monitor.flush()\nwith fake.held():\n    loop(model, 1, fault=0)"
+        script = textwrap.dedent(self.SCRIPT.replace("overflow_nums=-1", "overflow_nums=1"))
+        script = script.format(tests=os.path.dirname(__file__), end=end)
+        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert "OverflowDetected" in ended.stderr
+        assert "module    tail (Apply)" in ended.stderr
+
 
 def test_net_is_bit_identical() -> None:
     def run(observed: bool) -> list[torch.Tensor]:

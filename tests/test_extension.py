@@ -71,6 +71,28 @@ def test_switched_off() -> None:
     assert done.stdout == "portable\n", done
 
 
+@pytest.mark.parametrize("value", ["0", ""])
+def test_not_switched_off(value: str) -> None:
+    done = run(f"import os; os.environ['FASTCHECK_NO_EXTENSION'] = {value!r}\n", SAYS_WHAT_READS)
+    assert done.stdout == "cpu\n", done
+
+
+@pytest.mark.parametrize(
+    ("prelude", "said"),
+    [
+        ("", f"for torch {torch.__version__.split('+')[0]} False\n"),
+        (MISSING, "pure Python: portable backend False\n"),
+        (OTHER_TORCH, "for torch 1.8.0, not usable; pure Python: portable backend True\n"),
+        ("import os; os.environ['FASTCHECK_CPU_ISA'] = 'sse9'\n", "misconfigured True\n"),
+    ],
+    ids=["usable", "missing", "other-torch", "misconfigured"],
+)
+def test_status_says_what_reads_and_whether_it_is_a_fault(prelude: str, said: str) -> None:
+    code = "from fastcheck._extension import status; print(status.text, status.is_broken)"
+    done = run(prelude, code)
+    assert done.stdout.replace("+cpu", "").endswith(said), done
+
+
 def test_missing_what_needs_no_kernel_works() -> None:
     done = run(MISSING, "import fastcheck, torch; print(fastcheck.crc32(torch.zeros(1)))")
     assert done.stdout == f"{0x2144DF1C}\n"
@@ -81,6 +103,7 @@ def test_built_for_another_torch() -> None:
     assert done.stdout == "portable\n", done
     assert "FastcheckWarning" in done.stderr  # said at import
     assert "built for torch 1.8.0, and this is torch" in done.stderr
+    assert "Until then: pure Python: portable backend, which is slower" in done.stderr
     assert "undefined symbol" not in done.stderr
 
 

@@ -51,6 +51,10 @@ class TestInAProcessOfItsOwn:
 class Pure:
     __test__ = IS_PURE
 
+    @pytest.fixture(autouse=True)
+    def in_a_folder_of_its_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)  # a stop writes its log there
+
 
 def test_which_it_is() -> None:
     assert status.text.endswith("pure Python: portable backend") is IS_PURE
@@ -217,11 +221,11 @@ class TestInstall(Pure):
         from fastcheck.cli import main
 
         model = nn.Sequential(nn.Linear(8, 2), Apply())
-        monitor = fastcheck.install(model, log_dir=tmp_path)
+        monitor = fastcheck.install(model, log_dir=tmp_path / "log")
         train(model, 2)
         model[1].function = poison
         stopped(model, next(batches(1)))
         monitor.remove()
-        main(["show", str(tmp_path)])
+        main(["show", str(tmp_path / "log")])
         shown = capsys.readouterr().out
         assert "1 NaN" in shown and "output of 1 (Apply)" in shown

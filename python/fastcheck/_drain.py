@@ -69,13 +69,18 @@ class Drain:
     """The parts that wait, oldest first."""
 
     def __init__(
-        self, ledger: Ledger, max_lag: Optional[int], trouble: Callable[[str, Exception], None]
+        self,
+        ledger: Ledger,
+        max_lag: Optional[int],
+        trouble: Callable[[str, Exception], None],
+        last_words: Callable[[], None],
     ) -> None:
         # How often the training thread had to wait because it was max_lag steps ahead.
         self.wait_count = 0
         self._ledger = ledger
         self._max_lag = max_lag
         self._trouble = trouble
+        self._last_words = last_words
         self._parts: deque[Part] = deque()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
@@ -128,10 +133,11 @@ class Drain:
         return len({id(part.step) for part in list(self._parts) if part.closes_step})
 
     def finish(self, seconds: float) -> None:
-        """Like wait(), but not for longer than that."""
+        """The process ends: waits, but not for longer than that, and has said what nobody heard."""
         deadline = time.monotonic() + seconds
         while self.process() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+        self._last_words()
 
 
 _live: weakref.WeakSet[Drain] = weakref.WeakSet()

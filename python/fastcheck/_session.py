@@ -8,6 +8,7 @@ other belong to one step.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 import weakref
@@ -22,7 +23,7 @@ from ._config import Config
 from ._device import streams_of
 from ._device_ring import DeviceRing
 from ._drain import Drain, Part
-from ._errors import FastcheckWarning
+from ._errors import FastcheckError, FastcheckWarning
 from ._journal import CallEnded, Entry, ListReading, Note, Reading
 from ._ledger import Ledger
 from ._record import RECORD_DTYPE
@@ -45,7 +46,7 @@ class Session:
         self.sites = sites
         self.lock = threading.RLock()
         self.ledger = Ledger(config, sites, rank)
-        self.drain = Drain(self.ledger, config.max_lag, self.trouble)
+        self.drain = Drain(self.ledger, config.max_lag, self.trouble, self._last_words)
         self.host = HostRing(config.depth, when_full=self._make_room)
         self.rings: dict[torch.device, DeviceRing] = {}
         # From the first tensor that is not on the CPU on: what is read is judged when the drain
@@ -282,6 +283,14 @@ class Session:
             if self.ledger.history.is_full:
                 self.ledger.store(self.step)
                 self.ledger.history.drop_oldest()
+
+    def _last_words(self) -> None:
+        """The process ends: no hook will run any more that could raise what is due."""
+        if self.ledger.due and not self.removed:
+            try:
+                self.deliver()
+            except FastcheckError as stop:
+                print(f"{type(stop).__module__}.{type(stop).__name__}: {stop}", file=sys.stderr)
 
     # Trouble
 

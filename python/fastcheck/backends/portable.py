@@ -8,8 +8,7 @@ kernel's bit for bit; the three sums are not in the canonical order (``docs/back
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
@@ -29,16 +28,8 @@ __all__ = [
     "observe_list_logical",
 ]
 
-_plain_torch = (
-    getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
-)
-
-
-@contextmanager
-def _aside() -> Iterator[None]:
-    """Outside autograd, and past what a tensor subclass does on each operation."""
-    with torch.no_grad(), _plain_torch():
-        yield
+# Past what a tensor subclass does on each operation. (no_grad: outside autograd.)
+_as_plain_tensors = torch._C.DisableTorchFunctionSubclass
 
 
 def observe(
@@ -53,7 +44,7 @@ def observe(
     """Launches what writes bytes [0, 112) of ``slots[index]``, uint8 (n, 192) on the tensor's
     device. The tensor is readable (``_readable.unreadable_reason``). No synchronisation.
     """
-    with _aside():
+    with torch.no_grad(), _as_plain_tensors():
         x = traverse(tensor, logical)
         write_record(x, slots[index].view(torch.int64), tensor.numel(), depth, temporary_bytes)
 
@@ -86,7 +77,7 @@ def observe_list(
     """
     if not tensors:
         return
-    with _aside():
+    with torch.no_grad(), _as_plain_tensors():
         rows = slots[first : first + len(tensors)].view(torch.int64)
         xs = [traverse(tensor, logical) for tensor in tensors]
         numels = [tensor.numel() for tensor in tensors]
@@ -97,5 +88,5 @@ def found_nonfinite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """float32, 0-dim, on the tensors' device (the CPU for none): 1.0 where any of them holds a NaN
     or an infinity. Integers can't. No synchronisation.
     """
-    with _aside():
+    with torch.no_grad(), _as_plain_tensors():
         return found(tensors)

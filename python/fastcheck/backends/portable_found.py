@@ -11,7 +11,7 @@ from .portable_formats import FORMATS
 __all__ = ["found"]
 
 #: float8 has no norm: this many elements at a time are widened to float16, exactly.
-_FLOAT8_CHUNK = 4 * 1024 * 1024
+_FLOAT8_CHUNK = 3 * 1024 * 1024
 
 
 def found(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

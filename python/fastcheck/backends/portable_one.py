@@ -27,8 +27,8 @@ TEMPORARY_BYTES = 16 * 1024 * 1024
 
 
 def usable(bound: int) -> int:
-    """What is planned with: allocators hand out memory in sizes of their own, up to an eighth or
-    2 MiB above what was asked for.
+    """What is planned with: allocators hand out memory in sizes of their own, which may be up to a
+    quarter above what was asked for.
     """
     return bound * 13 // 16
 
