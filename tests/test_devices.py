@@ -214,6 +214,21 @@ class TestStops:
         assert where(stop.culprit) == ("layer1", "param", "weight", "arrived")
         assert "was finite just before the update of step 1" in stop.culprit.reason
 
+    def test_only_its_own_training_is_stopped(self) -> None:
+        """What is due for one model is not raised where another one trains."""
+        bad, good = deep(2).to(NAME), deep(2).to(NAME)
+        fastcheck.install(bad)
+        fastcheck.install(good)
+        loop(bad, 1, fault=0)
+        optimizer = torch.optim.SGD(good.parameters(), lr=0.01)
+        loop(good, 3, optimizer=optimizer)
+        scaler = torch.amp.GradScaler(NAME)
+        scaler.scale(good(torch.ones(2, 8, device=NAME)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        stop = stopped(loop, bad, 2)
+        assert where(stop.culprit) == ("tail", "output", "output", "origin")
+
     def test_what_comes_last_is_delivered_by_remove(self) -> None:
         model = deep(2).to(NAME)
         monitor = fastcheck.install(model)

@@ -60,7 +60,7 @@ def _release() -> None:
         _unwrap_scaler()
 
 
-def _tell(what: str, method: Callable[..., None], *args: Any) -> None:
+def _tell(what: str, method: Callable[..., bool], *args: Any) -> None:
     for watcher in list(_watchers):
         watcher.guarded(what, method, *args)
 
@@ -101,7 +101,7 @@ def _wrap_scaler() -> None:
             _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer, found)
         finally:
             for watcher in list(_watchers):
-                watcher.scaler_step_left()
+                watcher.scaler_step_left(optimizer)
         return result
 
     @functools.wraps(originals["update"])

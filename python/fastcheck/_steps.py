@@ -32,6 +32,9 @@ __all__ = ["StepWatcher"]
 class StepWatcher:
     """Told by _boundaries of every optimizer and scaler of the process; acts on those of the
     observed model.
+
+    What it is told returns whether it was about this model: only then may a stop that is due be
+    raised there. Another model's training, perhaps on another thread, is none of its business.
     """
 
     def __init__(self, session: Session, state: StateReader) -> None:
@@ -42,8 +45,8 @@ class StepWatcher:
         self._given = None if optimizers is None else weakref.WeakSet(optimizers)
         scaler = session.config.scaler
         self._scaler = weakref.ref(scaler) if isinstance(scaler, torch.amp.GradScaler) else None
-        # Within GradScaler.step(): that scaler's update() will close the step.
-        self._in_scaler = False
+        # The optimizer that GradScaler.step() is about: that scaler's update() will close the step.
+        self._in_scaler: Optional[torch.optim.Optimizer] = None
         self._update_reached = False
         # What the scaler did with the optimizers of this session since its last update().
         self._scaler_skipped: Optional[bool] = None
@@ -53,10 +56,10 @@ class StepWatcher:
 
     # Optimizers
 
-    def before_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+    def before_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer is about to step: the parameters and gradients are as it will use them."""
         if not self._concerns(optimizer):
-            return
+            return False
         self._update_reached = True
         if self.session.is_active:
             self._state.read_for_update(
@@ -69,6 +72,7 @@ class StepWatcher:
             self.session.settle_update()
         if self._protects() and not self.session.ledger.due:
             self._protect(optimizer, has_closure)
+        return True
 
     def _protects(self) -> bool:
         """Whether the update may be applied before its gradients are known to be finite."""
@@ -92,49 +96,55 @@ class StepWatcher:
             if session.config.protect_weights is True:
                 warnings.warn(note, FastcheckWarning, stacklevel=4)
 
-    def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+    def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer has stepped."""
         self._guard.after_update(optimizer)
         if not self._concerns(optimizer):
-            return
+            return False
         session = self.session
         if has_closure and session.is_active:
             self._state.read_gradients(optimizer, scaled=False)
         session.step.update_count += 1
-        if self._in_scaler:
-            return
+        if self._in_scaler is optimizer:
+            return True
         if session.has_own_scaling and session.is_active:
             session.note(session.ledger.settle_own_scaling, session.step)
         if not session.is_explicit:
             session.close_step()
+        return True
 
     # GradScaler
 
-    def scaling(self, scaler: torch.amp.GradScaler) -> None:
-        """GradScaler.scale(): the gradients of this step will carry the scale."""
+    def scaling(self, scaler: torch.amp.GradScaler) -> bool:
+        """GradScaler.scale(): the gradients of this step will carry the scale. Whose loss it is,
+        nobody tells.
+        """
         if self._follows(scaler):
             self.session.begin_step_if_closed()
             self.session.scaled_by(scaler)
+        return False
 
     def scaler_step_began(
         self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer
-    ) -> None:
+    ) -> bool:
         """GradScaler.step(optimizer): it decides whether the optimizer runs."""
-        if self._follows(scaler):
-            self._in_scaler = True
-            self._update_reached = False
+        if not self._follows(scaler) or not self._concerns(optimizer):
+            return False
+        self._in_scaler = optimizer
+        self._update_reached = False
+        return True
 
     def scaler_step_ended(
         self,
         scaler: torch.amp.GradScaler,
         optimizer: torch.optim.Optimizer,
         found_inf: Sequence[torch.Tensor],
-    ) -> None:
+    ) -> bool:
         """``found_inf``: one word per device, not zero if the scaler saw non-finite gradients and
         has the update skipped.
         """
         if not self._follows(scaler) or not self._concerns(optimizer):
-            return
+            return False
         skipped = not self._update_reached
         for word in found_inf:
             if word.is_cpu:
@@ -145,19 +155,21 @@ class StepWatcher:
         self._scaler_skipped = bool(self._scaler_skipped) or skipped
         if not self._update_reached and self.session.is_active:
             self._state.read_gradients(optimizer, scaled=True)
+        return True
 
     def _word_site(self) -> int:
         site = Site("", "GradScaler", "optimizer", "found_inf", 0, "found_inf")
         return self.session.sites.intern(site)
 
-    def scaler_step_left(self) -> None:
-        """GradScaler.step() is over, by an exception or not."""
-        self._in_scaler = False
+    def scaler_step_left(self, optimizer: torch.optim.Optimizer) -> None:
+        """GradScaler.step(optimizer) is over, by an exception or not."""
+        if self._in_scaler is optimizer:
+            self._in_scaler = None
 
-    def scaler_updated(self, scaler: torch.amp.GradScaler) -> None:
+    def scaler_updated(self, scaler: torch.amp.GradScaler) -> bool:
         """GradScaler.update(): the iteration is over, skipped or not."""
         if not self._follows(scaler) or self._scaler_skipped is None:
-            return
+            return False
         skipped, self._scaler_skipped = self._scaler_skipped, None
         session = self.session
         if session.is_active:
@@ -165,10 +177,11 @@ class StepWatcher:
             session.note(session.ledger.settle_scaled, session.step, skipped, words)
         if not self.session.is_explicit:
             self.session.close_step()
+        return True
 
     # monitor.step()
 
-    def explicit_step(self, loss: Any) -> None:
+    def explicit_step(self, loss: Any) -> bool:
         """monitor.step(loss=...): closes the step; from now on nothing else does."""
         session = self.session
         session.is_explicit = True
@@ -180,6 +193,7 @@ class StepWatcher:
             if session.has_own_scaling:
                 session.note(session.ledger.settle_own_scaling, session.step)
         session.close_step()
+        return True
 
     def _read_loss(self, loss: Any) -> None:
         session = self.session
@@ -210,21 +224,22 @@ class StepWatcher:
     def _follows(self, scaler: torch.amp.GradScaler) -> bool:
         return self._scaler is None or self._scaler() is scaler
 
-    def guarded(self, what: str, method: Callable[..., None], *args: Any) -> None:
+    def guarded(self, what: str, method: Callable[..., bool], *args: Any) -> None:
         """Calls one of the methods above. An error of fastcheck's own is said once and switches
         this watcher off.
         """
         session = self.session
         if self._is_off or session.removed:
             return
+        is_ours = False
         try:
             with session.lock:
-                method(self, *args)
+                is_ours = method(self, *args)
         except Exception as error:
             self._is_off = True
             self._guard.close()
             session.trouble(what, error)
-        if session.ledger.due:
+        if is_ours and session.ledger.due:
             session.deliver()
 
 
