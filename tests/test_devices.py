@@ -421,6 +421,8 @@ class TestRing:
 class TestEnds:
     SCRIPT = """
         import os, signal, sys
+        # A shell has what it runs in the background ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.path.insert(0, {tests!r})
         import fake_device
         fake = fake_device.load()

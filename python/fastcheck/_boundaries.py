@@ -35,8 +35,10 @@ def connect(watcher: StepWatcher) -> None:
     with _lock:
         _watchers.add(watcher)
         if not _handles:
-            _handles.append(register_optimizer_step_pre_hook(_before_update))
-            _handles.append(register_optimizer_step_post_hook(_after_update))
+            # Of an optimizer whose step is compiled they break the graph, before it and after it.
+            eager: Any = torch.compiler.disable  # untyped
+            _handles.append(register_optimizer_step_pre_hook(eager(_before_update)))
+            _handles.append(register_optimizer_step_post_hook(eager(_after_update)))
             _wrap_scaler()
     # A monitor whose model was deleted goes without remove().
     weakref.finalize(watcher, _release)

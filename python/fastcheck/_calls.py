@@ -108,6 +108,7 @@ class Call:
         "outputs",
         "parent",
         "thread",
+        "watched",
     )
 
     def __init__(
@@ -130,6 +131,9 @@ class Call:
         self.inputs: list[int] = []
         self.input_sites: list[int] = []
         self.outputs: list[int] = []
+        # Set where the call runs compiled: the sites and tokens of the tensors whose gradients will
+        # come, by role and label.
+        self.watched: Optional[dict[tuple[str, str], tuple[int, int]]] = None
 
 
 class CallLog:

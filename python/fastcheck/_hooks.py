@@ -24,6 +24,7 @@ from ._readable import can_hold_nonfinite, can_read
 from ._record import Flag
 from ._session import Session
 from ._state import StateReader
+from ._traced import Traced, trace_enter, trace_leave
 from ._verdict import Judge
 
 __all__ = ["ForwardHook", "ForwardPreHook", "GradientHook", "ModuleObserver"]
@@ -56,8 +57,13 @@ class ModuleObserver:
 
     # Forward
 
-    def enter(self, node: ModuleNode, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A module is called: reads the arguments that nobody has read yet."""
+    def enter(
+        self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
+    ) -> Optional[Call]:
+        """A module is called: reads the arguments that nobody has read yet.
+
+        ``traced``: the call runs compiled, and this is what tracing knew of the tensors.
+        """
         session, local = self.session, self._local
         in_backward = torch._C._current_graph_task_id() != -1
         if local.stack and local.stack[0].node is node and self._was_interrupted():
@@ -68,7 +74,7 @@ class ModuleObserver:
                 session.begin_pass()
                 local.calls_before = len(session.step.calls)
             if not session.is_active:
-                return
+                return None
             repeated = node.recomputed_call(session.step.index) if in_backward else None
             call = Call(
                 node,
@@ -78,6 +84,7 @@ class ModuleObserver:
                 session.next_seq,
                 repeated is not None,
             )
+            call.watched = None if traced is None else {}
             local.stack.append(call)
             session.step.calls.add(call)
             if self._stored_step != session.step.index and (
@@ -85,30 +92,34 @@ class ModuleObserver:
             ):
                 self._stored_step = session.step.index
                 self._state.read_stored()
-            for position, (label, tensor) in enumerate(flatten_arguments(args, kwargs)):
-                self._read_input(call, label, position, tensor, is_entry)
+            for index, (label, tensor) in enumerate(inputs):
+                self._read_input(call, index, label, tensor, traced, is_entry)
             session.settle_call()
+        return call
 
-    def leave(self, node: ModuleNode, output: Any) -> None:
-        """A module has returned, or raised (then ``output`` is None)."""
+    def leave(
+        self, node: ModuleNode, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
+    ) -> Optional[Call]:
+        """A module has returned, or raised (then ``outputs`` is empty)."""
         session, stack = self.session, self._local.stack
         # Calls above this one were ended by a KeyboardInterrupt that the model itself caught.
         while stack and stack[-1].node is not node:
             stack.pop()
         if not stack:
-            return
+            return None
         call = stack[-1]
         with session.lock:
             try:
-                self._read_outputs(call, output)
+                self._read_outputs(call, outputs, traced)
             finally:
                 stack.pop()
             if not stack:
                 session.step.pass_ends[node.path] = session.next_seq
-                if not torch.is_grad_enabled():
+                if not _is_grad_enabled(traced):
                     session.step.calls.forget_from(self._local.calls_before)
                     session.end_pass()
             session.settle_call()
+        return call
 
     def _was_interrupted(self) -> bool:
         """Whether the outermost call, whose module is called again, is over, and not recursive.
@@ -133,13 +144,26 @@ class ModuleObserver:
         if stack and stack[-1].node is node:
             stack.pop()
 
+    def abandon_traced(self) -> None:
+        """Forgets the running calls of compiled code that was ended by an exception."""
+        stack = self._local.stack
+        while stack and stack[-1].watched is not None:
+            stack.pop()
+
     def _read_input(
-        self, call: Call, label: str, position: int, tensor: torch.Tensor, is_entry: bool
+        self,
+        call: Call,
+        index: int,
+        label: str,
+        tensor: torch.Tensor,
+        traced: Optional[Traced],
+        is_entry: bool,
     ) -> None:
         # An integer can't be non-finite: the batch's are read for their checksum, the others are
         # not worth it.
         if not (can_hold_nonfinite(tensor) or is_entry) or not self._can_read(tensor):
             return
+        position = index if traced is None else traced.positions[index]
         site = call.node.site("input", label, position)
         token, is_new, is_bad = self._read(tensor, site, call, 0)
         if token < 0:
@@ -147,13 +171,15 @@ class ModuleObserver:
         call.inputs.append(token)
         call.input_sites.append(site)
         if is_bad is not False:
-            self._judge_input(token, is_bad, tensor, call)
-        if is_new and tensor.requires_grad:
+            is_leaf = tensor.grad_fn is None if traced is None else traced.is_leaf(index)
+            self._judge_input(token, is_bad, call, is_leaf if _is_grad_enabled(traced) else None)
+        if is_new and (tensor.requires_grad if traced is None else traced.needs_gradient(index)):
             self._watch(tensor, call, "grad_input", label, position, token)
 
     def _judge_input(
-        self, token: int, is_bad: Optional[bool], tensor: torch.Tensor, call: Call
+        self, token: int, is_bad: Optional[bool], call: Call, is_data: Optional[bool]
     ) -> None:
+        """``is_data``: it was not computed in this step; None: gradient mode can't tell."""
         session = self.session
         if call.is_recompute:
             session.judge(is_bad, token, "input", call, Judge.recomputed, call)
@@ -162,22 +188,23 @@ class ModuleObserver:
             session.judge(is_bad, token, "input", call, Judge.inner_input, call.parent, after_gap)
         else:
             node = call.node
-            is_data = node.is_primary
-            if torch.is_grad_enabled():
-                is_data = tensor.grad_fn is None
+            if is_data is None:
+                is_data = node.is_primary
             since = session.step.pass_ends.get(node.path, 0)
             session.judge(
                 is_bad, token, "input", call, Judge.batch, since, is_data, session.has_excluded
             )
 
-    def _read_outputs(self, call: Call, output: Any) -> None:
+    def _read_outputs(
+        self, call: Call, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
+    ) -> None:
         session = self.session
-        outputs = flatten(output, "output")
         is_complete = bool(outputs)
         method = Judge.recomputed if call.is_recompute else Judge.output
-        for position, (label, tensor) in enumerate(outputs):
+        for index, (label, tensor) in enumerate(outputs):
             if not can_hold_nonfinite(tensor) or not self._can_read(tensor):
                 continue
+            position = index if traced is None else traced.positions[index]
             site = call.node.site("output", label, position)
             token, is_new, is_bad = self._read(tensor, site, call, 0)
             if token < 0:
@@ -185,7 +212,9 @@ class ModuleObserver:
                 continue
             call.outputs.append(token)
             session.judge(is_bad, token, "output", call, method, call)
-            if is_new and tensor.requires_grad:
+            if is_new and (
+                tensor.requires_grad if traced is None else traced.needs_gradient(index)
+            ):
                 self._watch(tensor, call, "grad_output", label, position, token)
         session.call_ended(call, is_complete)
 
@@ -233,6 +262,9 @@ class ModuleObserver:
         if isinstance(tensor, torch.nn.Parameter):
             return  # its gradient is read before the optimizer uses it
         site = call.node.site(role, label, position)
+        if call.watched is not None:
+            call.watched[role, label] = site, token
+            return
         watch: Any = tensor.register_hook  # torch leaves it untyped
         handle = watch(GradientHook(self, call, role, site, token))
         if tensor.is_leaf:
@@ -259,6 +291,10 @@ class ModuleObserver:
             session.settle_call()
 
 
+def _is_grad_enabled(traced: Optional[Traced]) -> bool:
+    return torch.is_grad_enabled() if traced is None else traced.is_grad_enabled
+
+
 class _ModuleHook:
     """What a module holds. A copy of the module (deepcopy, pickle) holds one that does nothing."""
 
@@ -267,6 +303,9 @@ class _ModuleHook:
     ) -> None:
         self._observer = observer
         self._node = node
+        # How compiled code finds the two; None: it is not observed.
+        self.address: Optional[torch.Tensor] = None
+        self.is_outermost = False
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> _ModuleHook:
         return type(self)()
@@ -282,12 +321,14 @@ class ForwardPreHook(_ModuleHook):
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if torch.compiler.is_compiling():
+            if self.address is not None:
+                trace_enter(self.address, args, kwargs, is_outermost=self.is_outermost)
             return
         observer, node = self._observer, self._node
         if observer is None or node is None or not node.enabled:
             return
         try:
-            observer.enter(node, args, kwargs)
+            observer.enter(node, flatten_arguments(args, kwargs), None)
         except Exception as error:
             node.enabled = False
             observer.abandon(node)
@@ -305,12 +346,14 @@ class ForwardHook(_ModuleHook):
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         if torch.compiler.is_compiling():
+            if self.address is not None:
+                trace_leave(self.address, args, kwargs, output)
             return
         observer, node = self._observer, self._node
         if observer is None or node is None or not node.enabled:
             return
         try:
-            observer.leave(node, output)
+            observer.leave(node, flatten(output, "output"), None)
         except Exception as error:
             node.enabled = False
             observer.session.trouble(f"the inputs and outputs of {node.name}", error)

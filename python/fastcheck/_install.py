@@ -118,7 +118,8 @@ def install(
         log_dir=log_dir,
         log_limit=log_limit,
     )
-    named = _named_modules((model, *more))
+    model, *others = (_uncompiled(module) for module in (model, *more))
+    named = _named_modules((model, *others))
     observed = _selected(named, config)
     sites = SiteTable()
     nodes = [
@@ -159,10 +160,18 @@ def _named_modules(models: tuple[torch.nn.Module, ...]) -> dict[str, torch.nn.Mo
         if taken:
             prefix = f"{prefix}_{taken + 1}"
         for path, module in model.named_modules():
-            if id(module) not in seen:
+            if id(module) not in seen and _uncompiled(module) is module:
                 seen.add(id(module))
-                named[".".join(part for part in (prefix, path) if part)] = module
+                parts = [prefix, *(part for part in path.split(".") if part != "_orig_mod")]
+                named[".".join(part for part in parts if part)] = module
     return named
+
+
+def _uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    """The module itself, of what torch.compile(module) returned."""
+    is_wrapper = type(module).__module__ == "torch._dynamo.eval_frame"
+    inside = getattr(module, "_orig_mod", module) if is_wrapper else module
+    return inside if isinstance(inside, torch.nn.Module) else module
 
 
 def _selected(named: dict[str, torch.nn.Module], config: Config) -> dict[str, torch.nn.Module]:

@@ -14,6 +14,7 @@ import torch
 from . import _boundaries
 from ._alarm import Alarm
 from ._calls import ModuleNode
+from ._compiled import Connection, connect, disconnect, one_hook_id
 from ._config import Config
 from ._errors import OverflowDetected
 from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
@@ -57,22 +58,31 @@ class Monitor:
         self._observer = ModuleObserver(session, state)
         self._watcher = session.watcher = StepWatcher(session, state)
         self._handles: list[Any] = []
+        self._connection: Optional[Connection] = None
         # Closed after all was written to it, and so still good to be read.
         self._log_is_whole = False
 
     def _attach(self) -> None:
         """Puts the hooks on; install() calls it once."""
-        for node in self._nodes:
-            module = node.module()
-            if module is None:
-                continue
-            before, after = ForwardPreHook(self._observer, node), ForwardHook(self._observer, node)
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            # always_call: a call that raises has to end too, or what runs next would seem to be
-            # inside it.
-            self._handles.append(
-                module.register_forward_hook(after, with_kwargs=True, always_call=True)
-            )
+        self._connection = connection = connect(self._observer, self._nodes)
+        with one_hook_id() as same_id:
+            for index, node in enumerate(self._nodes):
+                module = node.module()
+                if module is None:
+                    continue
+                before = ForwardPreHook(self._observer, node)
+                after = ForwardHook(self._observer, node)
+                if connection is not None:
+                    before.address = after.address = connection.address(index)
+                    before.is_outermost = node.is_primary
+                same_id()
+                self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+                # always_call: a call that raises has to end too, or what runs next would seem to
+                # be inside it.
+                same_id()
+                self._handles.append(
+                    module.register_forward_hook(after, with_kwargs=True, always_call=True)
+                )
         _boundaries.connect(self._watcher)
 
     def step(self, loss: Any = None) -> None:
@@ -156,6 +166,8 @@ class Monitor:
             self._handles.clear()
             session.step.leaf_handles.clear()
             _boundaries.disconnect(self._watcher)
+            if self._connection is not None:
+                disconnect(self._connection.number)
             self._watcher.release()
             self._take_in()
             log = self._ledger.log
@@ -219,8 +231,14 @@ class Monitor:
                 f" and {len(silent) - _NAMED_MODULES} more" if len(silent) > _NAMED_MODULES else ""
             )
             notes.append(
-                "never seen running, because nothing called them or because they are compiled: "
-                f"{named}{more}"
+                "never seen running, because nothing called them or because they are compiled "
+                f"where nothing can be read: {named}{more}"
+            )
+        compiled = [] if self._connection is None else self._connection.modules
+        if compiled:
+            notes.append(
+                f"{len(compiled)} modules run compiled, {compiled[0]} first: of what is computed "
+                "there, only what modules take and return is read"
             )
         for device in self._observer.unread_devices:
             notes.append(
