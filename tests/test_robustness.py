@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 import weakref
 from pathlib import Path
@@ -236,6 +237,26 @@ class TestLeaks:
         assert of_model() is None
         assert "head output" in monitor.summary()
         monitor.remove()
+
+    def test_a_model_may_be_collected_while_another_is_connected(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The garbage collector runs where it likes: within our own locks too."""
+        from fastcheck import _boundaries
+
+        fastcheck.install(Net())  # nobody holds it, and only the collector frees it
+        register = _boundaries.register_optimizer_step_pre_hook
+
+        def collect_first(hook: Any) -> Any:
+            gc.collect()
+            return register(hook)
+
+        monkeypatch.setattr(_boundaries, "register_optimizer_step_pre_hook", collect_first)
+        monkeypatch.setattr(_boundaries, "_handles", [])
+        thread = threading.Thread(target=fastcheck.install, args=(Net(),), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
 
     def test_activations_and_gradients_are_not_kept(self) -> None:
         kept: list[weakref.ref[torch.Tensor]] = []

@@ -18,13 +18,15 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ._compat import GradScaler
 from ._steps import StepWatcher
 
 __all__ = ["connect", "disconnect"]
 
 _WRAPPED = ("scale", "step", "update")
 
-_lock = threading.Lock()
+# Reentrant: the garbage collector may call _release() in the middle of anything.
+_lock = threading.RLock()
 _watchers: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
 _handles: list[Any] = []
 _originals: dict[str, Callable[..., Any]] = {}
@@ -82,7 +84,7 @@ def _has_closure(args: Any, kwargs: Any) -> bool:
 
 
 def _wrap_scaler() -> None:
-    scaler_class: Any = torch.amp.GradScaler
+    scaler_class: Any = GradScaler
     originals = {name: getattr(scaler_class, name) for name in _WRAPPED}
     _originals.update(originals)
 
@@ -120,7 +122,7 @@ def _wrap_scaler() -> None:
 
 
 def _unwrap_scaler() -> None:
-    scaler_class: Any = torch.amp.GradScaler
+    scaler_class: Any = GradScaler
     for name, original in _originals.items():
         # Someone may have wrapped it after us: then theirs stays, and ours inside it tells nobody.
         if getattr(getattr(scaler_class, name), "_fastcheck", False):

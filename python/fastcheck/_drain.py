@@ -98,8 +98,12 @@ class Drain:
                 target=_run, args=arguments, name="fastcheck-drain", daemon=True
             )
             self._thread.start()
-            _live.add(self)
+            self.speak_at_exit()
         self._wake.put(True)
+
+    def speak_at_exit(self) -> None:
+        """At the end of the process the last words are said, also if nothing was ever submitted."""
+        _live.add(self)
 
     def process(self) -> int:
         """Judges what has arrived, without waiting for the rest. How many parts are left."""

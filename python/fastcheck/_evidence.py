@@ -21,7 +21,7 @@ _Evidence = list[tuple[Site, np.void]]
 
 
 def build_report(
-    session: Session, finding: Finding, step: Step, log_path: Optional[str]
+    session: Session, finding: Finding, step: Step, log_path: Optional[str], world_size: int
 ) -> StopReport:
     """Expects both locks to be held, and the records of ``step`` in the history (collect())."""
     ledger = session.ledger
@@ -36,6 +36,7 @@ def build_report(
         log_path=log_path,
         scale=session.current_scale(),
         rank=ledger.rank,
+        world_size=world_size,
         weights_intact=step.is_protected or (step is session.step and step.update_count == 0),
     )
 

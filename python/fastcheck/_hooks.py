@@ -18,6 +18,7 @@ from typing import Any, Optional
 import torch
 
 from ._calls import Call, ModuleNode
+from ._compat import is_compiling
 from ._device import streams_of
 from ._flatten import flatten, flatten_arguments
 from ._readable import can_hold_nonfinite, can_read
@@ -320,7 +321,7 @@ class ForwardPreHook(_ModuleHook):
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             if self.address is not None:
                 trace_enter(self.address, args, kwargs, is_outermost=self.is_outermost)
             return
@@ -345,7 +346,7 @@ class ForwardHook(_ModuleHook):
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             if self.address is not None:
                 trace_leave(self.address, args, kwargs, output)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 
@@ -40,6 +40,7 @@ def install(
     max_skipped: int = 20,
     log_dir: Union[str, os.PathLike[str], None] = None,
     log_limit: Union[str, int, None] = "1GB",
+    process_group: Any = None,
 ) -> Monitor:
     """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
     overflows.
@@ -84,6 +85,8 @@ def install(
             ``fastcheck_log/``.
         log_limit: the most that the log may hold, as bytes or as a text such as ``"1GB"``; None: no
             limit.
+        process_group: the ranks that stop together (a ``torch.distributed.ProcessGroup``); None:
+            all of them, where torch.distributed is initialised. Each of them has to install().
 
     Returns:
         The Monitor. It need not be kept: the model keeps the observation going until
@@ -117,6 +120,7 @@ def install(
         max_skipped=max_skipped,
         log_dir=log_dir,
         log_limit=log_limit,
+        process_group=process_group,
     )
     model, *others = (_uncompiled(module) for module in (model, *more))
     named = _named_modules((model, *others))
@@ -130,7 +134,7 @@ def install(
     _check_observable(model, nodes)
     if config.protect_weights is not False:
         UpdateGuard.learn({p.device for module in (model, *more) for p in module.parameters()})
-    monitor = Monitor(config, sites, nodes, has_excluded=len(observed) < len(named))
+    monitor = Monitor(config, sites, model, nodes, has_excluded=len(observed) < len(named))
     monitor._attach()
     return monitor
 

@@ -43,8 +43,12 @@ class Ledger:
     first.
     """
 
-    def __init__(self, config: Config, sites: SiteTable, rank: int) -> None:
+    def __init__(
+        self, config: Config, sites: SiteTable, rank: int, has_other_ranks: bool = False
+    ) -> None:
         self.config = config
+        # Gradients may be reduced over several ranks before the optimizer uses them.
+        self._has_other_ranks = has_other_ranks
         self.sites = sites
         self.rank = rank
         self.lock = threading.RLock()
@@ -79,7 +83,8 @@ class Ledger:
             return self.check_parameters(step, node, finding)
 
         last_finite = self.history.last_finite_step
-        return Judge(self.sites, self._masks, step.calls, check, last_finite)
+        others = self._has_other_ranks
+        return Judge(self.sites, self._masks, step.calls, check, last_finite, others)
 
     def renew(self, step: Step) -> None:
         """Between two passes of a step that never closes: lets go of what it has found, if that is

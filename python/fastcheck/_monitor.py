@@ -20,6 +20,10 @@ from ._errors import OverflowDetected
 from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
 from ._log import RecordLog
 from ._logread import read_log
+from ._meeting import Meeting
+from ._rank_join import follow
+from ._ranks import agreement_for
+from ._replicas import ReplicaMismatch, replica_check
 from ._session import Session
 from ._site import SiteTable
 from ._state import StateReader
@@ -41,10 +45,19 @@ class Monitor:
     """
 
     def __init__(
-        self, config: Config, sites: SiteTable, nodes: Sequence[ModuleNode], has_excluded: bool
+        self,
+        config: Config,
+        sites: SiteTable,
+        model: torch.nn.Module,
+        nodes: Sequence[ModuleNode],
+        has_excluded: bool,
     ) -> None:
         rank = _rank()
-        self._session = session = Session(config, sites, rank)
+        # One rank's stop would leave the others waiting for it in their next collective.
+        lag = 1 if config.sync == "never" else 0
+        agreement = agreement_for(config.process_group, lag=lag) if config.may_stop else None
+        world_size = 1 if agreement is None else agreement.world_size
+        self._session = session = Session(config, sites, rank, world_size)
         session.has_excluded = has_excluded
         self._ledger = ledger = session.ledger
         if config.log_dir is not None:
@@ -53,7 +66,13 @@ class Monitor:
             weakref.finalize(session, ledger.log.close)
         state = StateReader(session, nodes)
         ledger.check_parameters = state.check
-        session.deliver = Alarm(session)
+        alarm = session.deliver = Alarm(session, agreement)
+        session.last_words = alarm.last_words
+        self._meeting = session.meet = Meeting(session, alarm)
+        if agreement is not None:
+            follow(agreement, alarm.meet)
+            session.drain.speak_at_exit()
+        self._model = weakref.ref(model)
         self._nodes = nodes
         self._observer = ModuleObserver(session, state)
         self._watcher = session.watcher = StepWatcher(session, state)
@@ -152,10 +171,41 @@ class Monitor:
         if self._ledger.due:
             self._session.deliver()
 
+    def check_replicas(self, every: int = 100, *, gradients: bool = False) -> None:
+        """From now on compares, at every so many step boundaries, the checksums of the parameters
+        on all ranks of the process group, which data parallelism keeps equal to the bit.
+
+        What differs is named in a FastcheckWarning, in summary() and in replica_mismatches: the
+        parameter, the ranks that are odd, and what to do. A parameter that is sharded over the
+        group is left out. Every rank has to call this; a later call replaces the one before.
+
+        Args:
+            every: how many boundaries from one comparison to the next.
+            gradients: compare them too, as they are after the optimizer's step. Not for FSDP2,
+                whose gradients are sharded.
+
+        Raises ConfigError where there is only one rank. Synchronises nothing: the checksums are
+        taken by the device, and one all-gather of 8 bytes a tensor brings them together later.
+        """
+        model = self._model()
+        if model is not None:
+            self._meeting.check = replica_check(
+                model, self._session.config.process_group, every=every, gradients=gradients
+            )
+
+    @property
+    def replica_mismatches(self) -> tuple[ReplicaMismatch, ...]:
+        """What check_replicas() has found, oldest first."""
+        return tuple(self._meeting.mismatches)
+
     def remove(self) -> None:
         """Takes all hooks off, waits for the devices, and closes the log. What was recorded can
-        still be read. Idempotent. Raises OverflowDetected like a hook does, afterwards.
+        still be read. Idempotent. Raises OverflowDetected like a hook does, afterwards; with
+        several ranks, each of them has to remove().
         """
+        self._remove(waits_for_ranks=True)
+
+    def _remove(self, waits_for_ranks: bool) -> None:
         session = self._session
         with session.lock:
             if session.removed:
@@ -175,6 +225,7 @@ class Monitor:
                 self._log_is_whole = not log.failed
                 log.sync()
                 log.close()
+        self._meeting.finish(waits_for_ranks)
         self._deliver()
 
     @property
@@ -211,7 +262,8 @@ class Monitor:
         traceback: Optional[TracebackType],
     ) -> None:
         try:
-            self.remove()
+            # Whoever leaves by an exception won't be at the others' next boundary.
+            self._remove(waits_for_ranks=error is None)
         except OverflowDetected:
             # What ended the block goes on, whatever the drain has found meanwhile.
             if error is None:
@@ -240,6 +292,7 @@ class Monitor:
                 f"{len(compiled)} modules run compiled, {compiled[0]} first: of what is computed "
                 "there, only what modules take and return is read"
             )
+        notes += [str(mismatch) for mismatch in self._meeting.mismatches]
         for device in self._observer.unread_devices:
             notes.append(
                 f"tensors on {device} are not read: torch.{device} has no streams and events"
