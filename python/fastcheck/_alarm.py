@@ -174,7 +174,7 @@ class Alarm:
             ledger.history.all(),
             ledger.events,
             session.sites,
-            session.config.to_meta(),
+            ledger.describe(),
         )
 
 

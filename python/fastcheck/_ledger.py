@@ -11,7 +11,7 @@ import threading
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -55,6 +55,8 @@ class Ledger:
         self.history = History(config.history)
         self.policy = Policy(config)
         self.log: Optional[RecordLog] = None
+        # Set by the owner: what the meta file of a log says of the run.
+        self.describe: Callable[[], dict[str, Any]] = config.to_meta
         # Set by the owner: reads, or looks up, what a module stores, and tells the judge; returns a
         # finding that is non-finite, if there is one.
         self.check_parameters: Callable[[Step, ModuleNode, Finding], Optional[Finding]] = (

@@ -2,7 +2,7 @@
 loses at most the one being written.
 
 In the directory, for rank R:
-    meta-rankR.json               versions and options, written once
+    meta-rankR.json               options and environment, and the optimizers from their first step
     sites-rankR.jsonl             one site a line, each before the first record that names it
     records-rankR-000000.bin ...  segments of raw records: numpy.fromfile(segment, RECORD_DTYPE)
     events-rankR.bin              records of events that outlived their segment
@@ -180,6 +180,21 @@ class RecordLog:
             return False
         return True
 
+    def add_meta(self, **fields: Any) -> None:
+        """Adds to the meta file what wasn't known when the log was begun. Replaces the file as a
+        whole, so that a crash leaves one of the two; never raises.
+        """
+        if self.failed:
+            return
+        self._meta.update(fields)
+        path = os.path.join(self._root, f"meta-rank{self.rank}.json")
+        try:
+            with open(f"{path}.new", "wb") as file:
+                file.write(_meta_text(self._meta))
+            os.replace(f"{path}.new", path)
+        except Exception as error:  # a log must never break the run that it describes
+            self._switch_off(error, None)
+
     def sync(self) -> None:
         """Waits until what was written is on the disk itself (a power cut is then survived too)."""
         for descriptor in self._files.values():
@@ -206,7 +221,8 @@ class RecordLog:
             host=socket.gethostname(),
             created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
-        text = json.dumps(to_json(meta), allow_nan=False, indent=1, default=str).encode() + b"\n"
+        self._meta = meta
+        text = _meta_text(meta)
         run = 1
         while True:
             place = directory if run == 1 else os.path.join(directory, f"run-{run}")
@@ -351,6 +367,10 @@ def is_kept(records: np.ndarray) -> np.ndarray:
 def record_bytes(records: np.ndarray) -> bytes:
     """The records as format 1 has them, 192 bytes each."""
     return np.ascontiguousarray(records.astype(RECORD_DTYPE, copy=False)).tobytes()
+
+
+def _meta_text(meta: Mapping[str, Any]) -> bytes:
+    return json.dumps(to_json(meta), allow_nan=False, indent=1, default=str).encode() + b"\n"
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -24,6 +24,7 @@ from ._meeting import Meeting
 from ._rank_join import follow
 from ._ranks import agreement_for
 from ._replicas import ReplicaMismatch, replica_check
+from ._run_meta import RunMeta
 from ._session import Session
 from ._site import SiteTable
 from ._state import StateReader
@@ -60,8 +61,11 @@ class Monitor:
         self._session = session = Session(config, sites, rank, world_size)
         session.has_excluded = has_excluded
         self._ledger = ledger = session.ledger
+        run_meta = RunMeta(config, nodes, ledger)
+        ledger.describe = run_meta.to_dict
         if config.log_dir is not None:
-            ledger.log = RecordLog(config.log_dir, rank, config.log_limit, sites, config.to_meta())
+            meta = run_meta.to_dict()
+            ledger.log = RecordLog(config.log_dir, rank, config.log_limit, sites, meta)
             # A model that is deleted takes its monitor along, without remove().
             weakref.finalize(session, ledger.log.close)
         state = StateReader(session, nodes)
@@ -75,7 +79,7 @@ class Monitor:
         self._model = weakref.ref(model)
         self._nodes = nodes
         self._observer = ModuleObserver(session, state)
-        self._watcher = session.watcher = StepWatcher(session, state)
+        self._watcher = session.watcher = StepWatcher(session, state, run_meta.meet)
         self._handles: list[Any] = []
         self._connection: Optional[Connection] = None
         # Closed after all was written to it, and so still good to be read.

@@ -39,8 +39,15 @@ class StepWatcher:
     raised there. Another model's training, perhaps on another thread, is none of its business.
     """
 
-    def __init__(self, session: Session, state: StateReader) -> None:
+    def __init__(
+        self,
+        session: Session,
+        state: StateReader,
+        meet: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None,
+    ) -> None:
         self.session = session
+        # Told of every optimizer of this model that is about to step.
+        self._meet = meet
         self._state = state
         self._is_off = False
         optimizers = session.config.optimizers
@@ -67,6 +74,7 @@ class StepWatcher:
         if not self._concerns(optimizer):
             return False
         self._update_reached = True
+        self._meet(optimizer)
         if self.session.is_active:
             self._state.read_for_update(
                 optimizer,
