@@ -7,7 +7,10 @@ wait, and names the first place where the numbers went wrong in time to stop.
 
 from __future__ import annotations
 
+from ._compare import compare
+from ._environment import environment
 from ._errors import (
+    CompareError,
     ConfigError,
     ExtensionError,
     FastcheckError,
@@ -17,9 +20,11 @@ from ._errors import (
     UnsupportedTensorError,
 )
 from ._install import install
+from ._inventory import inventory
 from ._monitor import Monitor
 from ._ops import checksum, crc32, found_nonfinite, stats
 from ._record import RECORD_DTYPE, Depth, DeviceMode, Flag, Order, Verdict
+from ._seeds import Seeds, seed_all
 from ._site import Site
 from ._stats import Stats, StatsList
 from ._verdict import Event
@@ -27,6 +32,7 @@ from ._version import __version__
 
 __all__ = [
     "RECORD_DTYPE",
+    "CompareError",
     "ConfigError",
     "Depth",
     "DeviceMode",
@@ -39,6 +45,7 @@ __all__ = [
     "Monitor",
     "Order",
     "OverflowDetected",
+    "Seeds",
     "Site",
     "Stats",
     "StatsList",
@@ -46,8 +53,12 @@ __all__ = [
     "Verdict",
     "__version__",
     "checksum",
+    "compare",
     "crc32",
+    "environment",
     "found_nonfinite",
     "install",
+    "inventory",
+    "seed_all",
     "stats",
 ]

@@ -5,6 +5,7 @@ FastcheckError
 ├── UnsupportedTensorError  (also TypeError)    a tensor that fastcheck can't read
 ├── ExtensionError          (also ImportError)  the compiled extension is missing or unfit
 ├── LogError                                    a log that can't be opened, or isn't one
+├── CompareError                                two things that can't be compared, or one of them
 └── OverflowDetected                            the run was stopped, and why
 
 None of them is a RuntimeError: training loops that retry after "CUDA out of memory" catch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ._verdict import Event
 
 __all__ = [
+    "CompareError",
     "ConfigError",
     "ExtensionError",
     "FastcheckError",
@@ -61,6 +63,14 @@ class ExtensionError(FastcheckError, ImportError):
 
 class LogError(FastcheckError):
     """A log that can't be created or read. Not an OSError: the cause is in ``__cause__``."""
+
+    __module__ = "fastcheck"
+
+
+class CompareError(FastcheckError):
+    """What compare() was given can't be compared: it is not there, damaged, of another kind than
+    the other side, or has nothing in common with it.
+    """
 
     __module__ = "fastcheck"
 

@@ -21,7 +21,7 @@ from ._record import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION, Verdict
 from ._site import Site
 from ._verdict import Event
 
-__all__ = ["LogView", "find_logs", "first_event", "read_log"]
+__all__ = ["LogView", "find_logs", "first_event", "log_parts", "read_log", "read_sites_and_meta"]
 
 _NAME = re.compile(r"(records|events|sites|meta)-rank(\d+)(?:-(\d{6,}))?\.(bin|jsonl|json)")
 
@@ -96,6 +96,20 @@ def find_logs(path: str) -> list[str]:
     return sorted(found, key=lambda place: (_changed(place), place))
 
 
+def log_parts(directory: str) -> dict[int, list[str]]:
+    """The paths of each rank's segments, oldest first: for whoever reads them piece by piece."""
+    return {
+        rank: [os.path.join(directory, name) for name in _segments(directory, rank)]
+        for rank in _ranks_in(directory)
+    }
+
+
+def read_sites_and_meta(directory: str, rank: int) -> tuple[dict[int, Site], dict[str, Any]]:
+    """One rank's sites by number, and its meta file; empty where a crash left none."""
+    lines, _ = _read_lines(os.path.join(directory, f"sites-rank{rank}.jsonl"))
+    return _sites(lines), _read_meta(os.path.join(directory, f"meta-rank{rank}.json"))
+
+
 @dataclass
 class _Rank:
     rank: int
@@ -150,21 +164,25 @@ def _read_rank(directory: str, rank: int, only: str | None) -> _Rank:
         records = _without_doubles(records)
     site_lines, lost_sites = _read_lines(os.path.join(directory, f"sites-rank{rank}.jsonl"))
     event_lines, lost_events = _read_lines(os.path.join(directory, f"events-rank{rank}.jsonl"))
+    return _Rank(
+        rank=rank,
+        records=records,
+        sites=_sites(site_lines),
+        events=event_lines,
+        meta=_read_meta(os.path.join(directory, f"meta-rank{rank}.json")),
+        dropped_bytes=dropped + lost_sites + lost_events,
+    )
+
+
+def _sites(lines: Iterable[dict[str, Any]]) -> dict[int, Site]:
     sites: dict[int, Site] = {}
-    for line in site_lines:
+    for line in lines:
         try:
             index = int(line.pop("id"))
             sites[index] = Site.from_dict(line)
         except (KeyError, TypeError, ValueError):
             continue
-    return _Rank(
-        rank=rank,
-        records=records,
-        sites=sites,
-        events=event_lines,
-        meta=_read_meta(os.path.join(directory, f"meta-rank{rank}.json")),
-        dropped_bytes=dropped + lost_sites + lost_events,
-    )
+    return sites
 
 
 def _segments(directory: str, rank: int) -> list[str]:

@@ -31,17 +31,20 @@ first steps:
   fastcheck demo                    see it stop a small float16 training run (about a minute)
   fastcheck doctor                  what is installed here, and which kernels are used
   fastcheck show fastcheck_log      the newest log: what overflowed, where, and the last step
+  fastcheck compare LOG OTHER       two runs: what differs first, from the environment to the update
+  fastcheck export LOG log.parquet  the records as a table
 
 exit codes:
   0  done
-  1  done, and the answer is no: nothing matches the filters, or doctor found something missing
-  2  wrong usage, or a path that can't be read as a log
+  1  done, and the answer is no: nothing matches the filters, doctor found something missing, or
+     the two sides of compare differ
+  2  wrong usage, or a path that can't be read as what it should be
   130  interrupted"""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; each command's module adds its own part."""
-    from . import doctor, show
+    from . import compare, doctor, export, show
 
     parser = argparse.ArgumentParser(
         prog="fastcheck",
@@ -53,6 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     doctor.add_parser(commands)
     show.add_parser(commands)
+    compare.add_parser(commands)
+    export.add_parser(commands)
     # The demo parses its own options (it needs torch, which takes seconds to import).
     demo = commands.add_parser(
         "demo",

@@ -1,0 +1,135 @@
+"""``fastcheck compare``: two logs, dumps or checkpoints, and what differs first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any, Callable, Optional
+
+from .._errors import ConfigError, explain
+from .._layout import to_ascii, wants_ascii, wants_color
+
+_DESCRIPTION = """\
+Compares two runs, dumps, checkpoints, environments or inventories: ACTUAL, and the REFERENCE that
+it is held against. Says in the order in which a person should ask what differs: environment,
+hyper-parameters, batches, initial weights, forward, loss, gradients, update; and stops at the first
+"no", with the first step and the first tensor that differ.
+
+What can be compared:
+  record logs      directories that install(log_dir=...) or a stop has written
+  checkpoints      .pt, .pth, .bin, .safetensors, .npy, .npz, or a directory of them
+  msprobe dumps    dump_path, a step or rank in it, or a dump.json; against a log, too
+  settings         the JSON of fastcheck.environment() or fastcheck.inventory()"""
+
+_EPILOG = """\
+examples:
+  fastcheck compare runs/npu/log runs/gpu/log         where do these two runs part?
+  fastcheck compare A B --accept environment          we know that they ran on different machines
+  fastcheck compare A B --exact                       the same machine: equal to the bit, or not?
+  fastcheck compare a.safetensors b.pt --csv all.csv  every pair that differs, with its measures
+  fastcheck compare ms.npz pt.pth --rename mindspore  gamma is weight, moving_mean is running_mean
+  fastcheck compare A B --rename names.json           {"encoder.layers.*": "blocks.*"}
+  fastcheck compare A B --threshold bfloat16=0.05     allow more of one dtype
+  fastcheck compare A B --json | python -m json.tool  strict JSON: "nan" and "inf" are strings
+
+what may be accepted: environment, hyper-parameters, batches, weights, dtype, order (only a checksum
+differs: another order of the same numbers, or some last bits), missing
+
+Files are read without running anything that they bring along; --trust lifts that for .pt files.
+
+exit codes: 0 they agree, but for what --accept names; 1 they differ; 2 wrong usage, a side that
+can't be read, or nothing in common"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="two logs, dumps or checkpoints: what differs first",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("actual", help="what is in question")
+    parser.add_argument("reference", help="what it should be")
+    parser.add_argument(
+        "--rename",
+        metavar="FILE",
+        help='JSON of names in ACTUAL and what they are in REFERENCE; or "mindspore"',
+    )
+    parser.add_argument(
+        "--accept",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="what may differ (below); may be given several times",
+    )
+    parser.add_argument("--exact", action="store_true", help="equal to the bit, or different")
+    parser.add_argument(
+        "--threshold",
+        action="append",
+        default=[],
+        metavar="DTYPE=ERROR",
+        help="relative error that is still equal for this dtype; may be given several times",
+    )
+    parser.add_argument("--all", action="store_true", help="go on after the first no")
+    parser.add_argument("--csv", metavar="FILE", help="write every pair that is not equal")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    parser.add_argument(
+        "--trust", action="store_true", help="let .pt files run the code that they bring along"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0 when the two agree, 1 when they differ."""
+    # Here: it imports torch, which `fastcheck --help` can do without.
+    from ..comparison import compare
+    from ..comparison.render import render
+
+    comparison = compare(
+        options.actual,
+        options.reference,
+        rename=options.rename,
+        accept=options.accept,
+        exact=options.exact,
+        thresholds=_thresholds(options.threshold),
+        ask_all=options.all,
+        csv=options.csv,
+        progress=_progress(),
+        trust=options.trust,
+    )
+    if options.json:
+        print(json.dumps(comparison.to_dict(), allow_nan=False, indent=1))
+    else:
+        plain = wants_ascii(sys.stdout)
+        text = render(comparison, wants_color(sys.stdout), plain)
+        print(to_ascii(text) if plain else text)
+    return 0 if comparison.agrees else 1
+
+
+def _thresholds(given: list[str]) -> dict[str, float]:
+    found = {}
+    for text in given:
+        dtype, _, error = text.partition("=")
+        try:
+            found[dtype] = float(error)
+        except ValueError:
+            raise ConfigError(
+                explain("--threshold is not one", expected="DTYPE=ERROR: bfloat16=0.05", came=text)
+            ) from None
+    return found
+
+
+def _progress() -> Optional[Callable[[int, int], None]]:
+    """A line on the terminal that is gone when the report comes; none where nobody looks."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        if done == total:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        elif done % max(total // 100, 1) == 0:
+            print(f"\rcomparing: {done:,} of {total:,} steps", end="", file=sys.stderr, flush=True)
+
+    return show

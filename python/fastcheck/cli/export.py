@@ -1,0 +1,191 @@
+"""``fastcheck export``: a log as a table that other tools read: CSV, Parquet or Arrow."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import importlib
+import json
+import os
+from collections.abc import Iterable
+from typing import Any, Callable
+
+import numpy as np
+
+from .._errors import CompareError, ConfigError, explain
+from .._log_table import COLUMNS, log_table
+from .._logread import find_logs, read_log
+
+_DESCRIPTION = """\
+Writes the records of a log as a table, one row a record, with its place, counts, statistics and
+checksum: for pandas, DuckDB, Polars, a spreadsheet. Works through the log in pieces, so that its
+size doesn't matter. The format is that of the name: .csv, .parquet, or .arrow."""
+
+_EPILOG = """\
+examples:
+  fastcheck export fastcheck_log records.parquet
+  fastcheck export LOG records.csv
+  duckdb -c "select step, max(l2_norm) from 'records.parquet' where module = 'head' group by step"
+
+.parquet and .arrow need pyarrow: pip install 'fastcheck[tools]'. .csv needs nothing; its checksums
+are 16 hexadecimal digits, and a cell is empty where a record's depth doesn't cover it.
+
+exit codes: 0 written; 2 not a log, a file that is there already or can't be written, wrong usage"""
+
+Piece = dict[str, np.ndarray]
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="a log as CSV, Parquet or Arrow",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("log", help="log directory, or the fastcheck_log/ above it (the newest)")
+    parser.add_argument("file", help="what to write: NAME.csv, NAME.parquet or NAME.arrow")
+    parser.add_argument("--force", action="store_true", help="replace the file if it is there")
+    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0; what goes wrong is raised."""
+    suffix = os.path.splitext(options.file)[1].lower()
+    writers: dict[str, Callable[[Iterable[Piece], str], int]] = {
+        ".csv": _write_csv,
+        ".parquet": _write_parquet,
+        ".arrow": _write_arrow,
+    }
+    if suffix not in writers:
+        raise ConfigError(
+            explain(
+                "the format is that of the file's name",
+                expected=" or ".join(writers),
+                came=options.file,
+            )
+        )
+    if os.path.exists(options.file) and not options.force:
+        raise ConfigError(
+            explain(
+                "this file is there already",
+                expected="a new name",
+                came=options.file,
+                do="--force replaces it",
+            )
+        )
+    logs = find_logs(options.log)
+    if not logs:
+        read_log(options.log)  # says what is wrong with it
+        raise ConfigError(
+            explain("export reads whole logs", expected="a log directory", came=options.log)
+        )
+    # Under another name until it is whole: half a table must not pass for one.
+    part = options.file + ".part"
+    try:
+        rows = writers[suffix](log_table(logs[-1]), part)
+        os.replace(part, options.file)
+    except OSError as error:
+        raise CompareError(
+            explain(
+                "the table can't be written",
+                expected="a file that can be created, and room for it",
+                came=f"{options.file}: {error.strerror or error}",
+            )
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+    size = os.path.getsize(options.file)
+    if options.json:
+        said = {"log": logs[-1], "file": options.file, "rows": rows, "bytes": size}
+        print(json.dumps({**said, "columns": list(COLUMNS)}))
+    else:
+        print(f"{options.file}: {rows:,} rows of {len(COLUMNS)} columns, {size:,} bytes")
+    return 0
+
+
+def _write_csv(pieces: Iterable[Piece], path: str) -> int:
+    rows = 0
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for piece in pieces:
+            columns = [_cells(name, piece[name]) for name in COLUMNS]
+            writer.writerows(zip(*columns))
+            rows += len(columns[0])
+    return rows
+
+
+def _cells(name: str, column: np.ndarray) -> list[object]:
+    if name == "checksum":
+        return [f"{value:016x}" for value in column.tolist()]
+    if column.dtype.kind == "f":
+        return ["" if value != value else repr(value) for value in column.tolist()]
+    if column.dtype.kind == "b":
+        return [int(value) for value in column.tolist()]
+    cells: list[object] = column.tolist()
+    return cells
+
+
+def _write_parquet(pieces: Iterable[Piece], path: str) -> int:
+    parquet = _need("pyarrow.parquet")
+    return _write_batches(pieces, lambda schema: parquet.ParquetWriter(path, schema))
+
+
+def _write_arrow(pieces: Iterable[Piece], path: str) -> int:
+    ipc = _need("pyarrow.ipc")
+    return _write_batches(pieces, lambda schema: ipc.new_file(path, schema))
+
+
+def _write_batches(pieces: Iterable[Piece], open_writer: Callable[[Any], Any]) -> int:
+    arrow = _need("pyarrow")
+    schema = _schema(arrow)
+    rows = 0
+    with open_writer(schema) as writer:
+        for piece in pieces:
+            arrays = [
+                # NaN of a float column means that the record doesn't cover it.
+                arrow.array(piece[field.name], type=field.type, from_pandas=True)
+                for field in schema
+            ]
+            table = arrow.table(arrays, schema=schema)
+            writer.write_table(table)
+            rows += len(table)
+    return rows
+
+
+def _schema(arrow: Any) -> Any:
+    kinds = {
+        "O": arrow.string(),
+        "i": arrow.int64(),
+        "f": arrow.float64(),
+        "u": arrow.uint64(),
+        "b": arrow.bool_(),
+    }
+    return arrow.schema([(name, kinds[_KINDS.get(name, "i")]) for name in COLUMNS])
+
+
+_KINDS = {
+    **dict.fromkeys(("module", "module_type", "op", "direction", "role", "label", "dtype"), "O"),
+    **dict.fromkeys(("order", "depth", "verdict"), "O"),
+    **dict.fromkeys(("min", "max", "sum", "abs_sum", "sum_sq", "mean", "rms", "l2_norm"), "f"),
+    **dict.fromkeys(("recomputed", "scaled", "event"), "b"),
+    "checksum": "u",
+}
+
+
+def _need(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            explain(
+                "this format needs pyarrow",
+                expected="pyarrow, installed",
+                came=str(error),
+                do="pip install 'fastcheck[tools]', or write .csv, which needs nothing",
+            )
+        ) from error

@@ -1,0 +1,226 @@
+"""Matches the tensors of two blocks: by name, and the calls of one name in their order, with
+missing and extra ones left over.
+
+The order of different names among each other takes no part: threads may change it from run to run.
+Within a name, calls whose contents are equal to the bit belong together wherever they came; the
+others are aligned as a diff aligns lines, with the least total distance between their statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .._record import VALUE_BYTES, Depth, Flag
+from .block import Block, same_bits
+
+__all__ = ["Alignment", "align"]
+
+# Above this many cells the calls of one name are matched in their order, extra ones at the end.
+_MAX_CELLS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """``ours[i]`` of the actual block belongs to ``theirs[i]`` of the reference, in the
+    reference's order; ``same[i]``: equal to the bit. ``reordered`` counts pairs that came in
+    another order among the calls of their name, ``moved`` those found under another name.
+    """
+
+    ours: np.ndarray
+    theirs: np.ndarray
+    same: np.ndarray
+    only_ours: np.ndarray
+    only_theirs: np.ndarray
+    reordered: int = 0
+    moved: int = 0
+
+
+def align(actual: Block, reference: Block) -> Alignment:
+    """Matches two blocks. Cost: that of sorting the names, where calls are as many and equal."""
+    if np.array_equal(actual.names, reference.names):
+        ours = theirs = np.arange(len(actual))
+    else:
+        ours, theirs = _by_occurrence(actual.names, reference.names)
+    same = same_bits(actual, ours, reference, theirs)
+    reordered = 0
+    doubtful = _doubtful(actual, reference, ours, theirs, same)
+    if len(doubtful):
+        keep = ~np.isin(reference.names[theirs], doubtful)
+        parts = [(ours[keep], theirs[keep])]
+        for name in doubtful.tolist():
+            mine = np.flatnonzero(actual.names == name)
+            other = np.flatnonzero(reference.names == name)
+            pairs, swapped = _align_calls(actual, mine, reference, other)
+            reordered += swapped
+            parts.append((mine[pairs[:, 0]], other[pairs[:, 1]]))
+        ours = np.concatenate([part[0] for part in parts])
+        theirs = np.concatenate([part[1] for part in parts])
+    only_ours = _rest(len(actual), ours)
+    only_theirs = _rest(len(reference), theirs)
+    moved = 0
+    if len(only_ours) and len(only_theirs):
+        extra = _by_content(actual, only_ours, reference, only_theirs)
+        moved = len(extra)
+        ours = np.concatenate([ours, extra[:, 0]])
+        theirs = np.concatenate([theirs, extra[:, 1]])
+        only_ours = _rest(len(actual), ours)
+        only_theirs = _rest(len(reference), theirs)
+    order = np.argsort(theirs, kind="stable")
+    ours, theirs = ours[order], theirs[order]
+    has_changed = bool(len(doubtful) or moved)
+    same = same_bits(actual, ours, reference, theirs) if has_changed else same[order]
+    return Alignment(
+        ours,
+        theirs,
+        same,
+        _without_recomputed(actual, only_ours),
+        _without_recomputed(reference, only_theirs),
+        reordered,
+        moved,
+    )
+
+
+def _by_occurrence(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The n-th of a name with the n-th of that name."""
+    one, other = (names * np.int64(1 << 32) + _occurrence(names) for names in (left, right))
+    _, ours, theirs = np.intersect1d(one, other, assume_unique=True, return_indices=True)
+    return ours, theirs
+
+
+def _occurrence(names: np.ndarray) -> np.ndarray:
+    """How many of the same name came before each."""
+    order = np.argsort(names, kind="stable")
+    ordered = names[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(names) else order
+    lengths = np.diff(np.r_[starts, len(names)])
+    within = np.arange(len(names)) - np.repeat(starts, lengths)
+    result = np.empty(len(names), np.int64)
+    result[order] = within
+    return result
+
+
+def _doubtful(
+    actual: Block, reference: Block, ours: np.ndarray, theirs: np.ndarray, same: np.ndarray
+) -> np.ndarray:
+    """Names whose calls may belong together in another way: several, and not all equal."""
+    left, left_count = np.unique(actual.names, return_counts=True)
+    right, right_count = np.unique(reference.names, return_counts=True)
+    several = np.union1d(left[left_count > 1], right[right_count > 1])
+    common = np.intersect1d(left, right, assume_unique=True)
+    uneven = common[
+        left_count[np.searchsorted(left, common)] != right_count[np.searchsorted(right, common)]
+    ]
+    unequal = np.unique(reference.names[theirs[~same]])
+    found: np.ndarray = np.union1d(uneven, np.intersect1d(several, unequal))
+    return found
+
+
+def _align_calls(
+    actual: Block, mine: np.ndarray, reference: Block, other: np.ndarray
+) -> tuple[np.ndarray, int]:
+    """Positions in ``mine`` and ``other`` that belong together, and how many came in another
+    order.
+    """
+    places: dict[object, list[int]] = {}
+    for position in range(len(other) - 1, -1, -1):
+        key = _content(reference, int(other[position]))
+        if key is not None:
+            places.setdefault(key, []).append(position)
+    pairs: list[tuple[int, int]] = []
+    for position in range(len(mine)):
+        waiting = places.get(_content(actual, int(mine[position])))
+        if waiting:
+            pairs.append((position, waiting.pop()))
+    latest, swapped = -1, 0
+    for _, position in pairs:
+        swapped += position < latest
+        latest = max(latest, position)
+    left = _rest(len(mine), np.array([pair[0] for pair in pairs], np.int64))
+    right = _rest(len(other), np.array([pair[1] for pair in pairs], np.int64))
+    if len(left) and len(right):
+        pairs += [
+            (int(left[i]), int(right[j]))
+            for i, j in _closest(actual.records[mine[left]], reference.records[other[right]])
+        ]
+    return np.array(pairs, np.int64).reshape(-1, 2), swapped
+
+
+def _content(block: Block, index: int) -> object:
+    """What two readings of equal bits have in common; None where that isn't known."""
+    record = block.records[index]
+    if record["depth"] == Depth.FULL:
+        return record.tobytes()[:VALUE_BYTES], int(record["dtype"]), int(record["order"])
+    crc32 = block.extra(index).crc32
+    return None if crc32 is None else (crc32, int(record["dtype"]), block.extra(index).shape)
+
+
+def _closest(left: np.ndarray, right: np.ndarray) -> list[tuple[int, int]]:
+    """All of the shorter side in order, each with one of the longer, at the least total distance:
+    dynamic programming over how far each side has got.
+    """
+    rows, columns = len(left), len(right)
+    if rows == columns or rows * columns > _MAX_CELLS:
+        return [(i, i) for i in range(min(rows, columns))]
+    if rows > columns:
+        return [(i, j) for j, i in _closest(right, left)]
+    distance = _distance(left, right)
+    best = np.full((rows + 1, columns + 1), np.inf)
+    best[0] = 0.0
+    for i in range(1, rows + 1):
+        # Row i may not take a column before i, nor so late that rows after it find none.
+        for j in range(i, columns - rows + i + 1):
+            best[i, j] = min(best[i, j - 1], best[i - 1, j - 1] + distance[i - 1, j - 1])
+    pairs = []
+    i, j = rows, columns
+    while i:
+        if best[i, j] == best[i, j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+    return pairs[::-1]
+
+
+def _distance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Between 0 and 1: the relative difference of the norms; 1 for another size or dtype."""
+    with np.errstate(all="ignore"):
+        a = np.sqrt(left["sum_sq"])[:, None]
+        b = np.sqrt(right["sum_sq"])[None, :]
+        apart = np.abs(a - b) / np.maximum(np.maximum(a, b), np.finfo(np.float64).tiny)
+    apart = np.where(np.isfinite(apart), apart, 1.0)
+    unlike = (left["numel"][:, None] != right["numel"]) | (left["dtype"][:, None] != right["dtype"])
+    found: np.ndarray = np.where(unlike, 1.0, apart)
+    return found
+
+
+def _by_content(actual: Block, mine: np.ndarray, reference: Block, other: np.ndarray) -> np.ndarray:
+    """Of what is left over, pairs that are equal to the bit: of two modules that read one tensor
+    in two threads, whichever comes first has it recorded as its input.
+    """
+    places: dict[object, list[int]] = {}
+    for index in other.tolist()[::-1]:
+        key = _content(reference, index)
+        if key is not None:
+            role = int(reference.phases[index])
+            places.setdefault((key, role), []).append(index)
+    pairs = []
+    for index in mine.tolist():
+        waiting = places.get((_content(actual, index), int(actual.phases[index])))
+        if waiting:
+            pairs.append((index, waiting.pop()))
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def _rest(size: int, taken: np.ndarray) -> np.ndarray:
+    free = np.ones(size, bool)
+    free[taken] = False
+    return np.flatnonzero(free)
+
+
+def _without_recomputed(block: Block, indices: np.ndarray) -> np.ndarray:
+    """What activation checkpointing runs again is no extra call of the model."""
+    again = (block.records["flags"][indices] & int(Flag.RECOMPUTE)) != 0
+    kept: np.ndarray = indices[~again]
+    return kept

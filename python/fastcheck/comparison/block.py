@@ -1,0 +1,143 @@
+"""What every source gives the comparison: the tensors of one step of one rank, as Records.
+
+The Record is the common form: a log has it already, a tensor is read once into one, and what an
+msprobe dump says of a tensor fills those of its fields that it knows.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Optional, Protocol
+
+import numpy as np
+import torch
+
+from .._record import VALUE_BYTES, Depth
+from .names import NameTable, Renaming
+
+__all__ = ["SOME", "UNKNOWN_COUNT", "Block", "Extra", "Kind", "Phase", "Source", "same_bits"]
+
+#: In a count of a record: the source doesn't say. (A sum that it doesn't say is NaN.)
+UNKNOWN_COUNT = -1
+#: In ``nan_count``: NaN or infinities, nobody says how many of which.
+SOME = -2
+
+
+class Phase(enum.IntEnum):
+    """The questions, in the order in which a person should ask them."""
+
+    ENVIRONMENT = 0
+    HYPERPARAMETERS = 1
+    BATCHES = 2
+    WEIGHTS = 3  #: before the first step; of checkpoints all there are
+    FORWARD = 4
+    LOSS = 5
+    GRADIENTS = 6
+    UPDATE = 7  #: weights after a step, optimizer states
+    #: Not a question: a batch if all that came before it in its step agrees, else FORWARD.
+    ARRIVED = 8
+
+
+class Kind(enum.Enum):
+    """What a source is; only sources of one family can be compared."""
+
+    LOG = "record log"
+    MSPROBE = "msprobe dump"
+    CHECKPOINT = "checkpoint"
+    ENVIRONMENT = "environment"
+    INVENTORY = "inventory"
+
+    @property
+    def family(self) -> str:
+        return "run" if self in (Kind.LOG, Kind.MSPROBE) else self.value
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What a source knows of a tensor beyond its Record. ``load`` fetches the values, row-major or
+    not, from memory or disk; None where there are only statistics.
+    """
+
+    shape: Optional[tuple[int, ...]] = None
+    requires_grad: Optional[bool] = None
+    crc32: Optional[str] = None
+    load: Optional[Callable[[], torch.Tensor]] = None
+    #: Why the tensor can't be read, when it can't.
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The tensors of one step of one rank, in the order in which they were seen.
+
+    ``names`` are numbers of a NameTable, ``phases`` values of Phase, ``records`` of RECORD_DTYPE;
+    all of one length, as ``extras`` where there are any.
+    """
+
+    step: int
+    rank: int
+    names: np.ndarray
+    phases: np.ndarray
+    records: np.ndarray
+    extras: Optional[Sequence[Extra]] = None
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def extra(self, index: int) -> Extra:
+        return _NOTHING if self.extras is None else self.extras[index]
+
+
+_NOTHING = Extra()
+
+
+class Source(Protocol):
+    """One side of a comparison."""
+
+    title: str
+    kind: Kind
+    notes: list[str]
+    #: Nested dictionaries that are compared key by key, by the question that they answer.
+    settings: dict[Phase, Any]
+
+    def places(self) -> list[tuple[int, int]]:
+        """The (step, rank) that there are blocks of, sorted."""
+
+    def block(
+        self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
+    ) -> Block:
+        """Reads one block. ``is_first``: it is the first that is compared, so that its parameters
+        are initial weights rather than the outcome of an update.
+        """
+
+    def is_cut(self, step: int, rank: int) -> bool:
+        """Whether the block may lack its end: the source ends within this step."""
+
+
+def same_bits(actual: Block, ours: np.ndarray, reference: Block, theirs: np.ndarray) -> np.ndarray:
+    """Which of the pairs are equal to the bit for certain: by checksum and all statistics, or by
+    CRC32 where that is all there is.
+    """
+    left, right = actual.records[ours], reference.records[theirs]
+    values = np.dtype((np.void, VALUE_BYTES))
+    fields = {"names": ["v"], "formats": [values], "offsets": [0], "itemsize": left.dtype.itemsize}
+    same: np.ndarray = left.view(fields)["v"] == right.view(fields)["v"]
+    for name in ("dtype", "order", "depth"):
+        same &= left[name] == right[name]
+    same &= left["depth"] == Depth.FULL
+    if actual.extras is not None and reference.extras is not None:
+        for pair in np.flatnonzero(~same).tolist():
+            mine, other = actual.extras[int(ours[pair])], reference.extras[int(theirs[pair])]
+            same[pair] = (
+                mine.crc32 is not None
+                and mine.crc32 == other.crc32
+                and left[pair]["dtype"] == right[pair]["dtype"]
+                and mine.shape == other.shape
+            )
+        for pair in np.flatnonzero(same).tolist():
+            mine, other = actual.extras[int(ours[pair])], reference.extras[int(theirs[pair])]
+            if None not in (mine.shape, other.shape) and mine.shape != other.shape:
+                same[pair] = False
+    return same

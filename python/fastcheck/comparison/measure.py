@@ -1,0 +1,201 @@
+"""How far two Records are from each other: all pairs of a block at once, in NumPy."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .._record import DTYPES, Depth
+from .block import SOME
+from .thresholds import Threshold, coarser
+
+__all__ = ["Measured", "State", "measure_records"]
+
+_COUNTS = ("zero_count", "subnormal_count", "negative_count", "saturated_count")
+_NONFINITE = ("nan_count", "posinf_count", "neginf_count")
+_SUMS = ("sum", "abs_sum", "sum_sq")
+# What the order of summation alone may change in a sum of float32 (docs/determinism.md).
+_ORDER_ONLY = 1e-6
+_TINY = np.finfo(np.float64).tiny
+
+
+class State(enum.IntEnum):
+    """What became of a pair, or of a tensor without a partner."""
+
+    SAME = 0  #: equal to the bit
+    CLOSE = 1  #: within the thresholds
+    REORDERED = 2  #: the checksum differs and nothing else: another order, or some last bits
+    DIFFERENT = 3
+    ONLY_ACTUAL = 4
+    ONLY_REFERENCE = 5
+    UNREADABLE = 6
+
+
+class Measured(NamedTuple):
+    """By pair. ``reasons`` indexes REASONS."""
+
+    states: np.ndarray
+    errors: np.ndarray
+    reasons: np.ndarray
+
+
+REASONS = (
+    "",
+    "another number of elements",
+    "NaN or infinities on one side",
+    "the norms differ",
+    "the sums of magnitudes differ",
+    "the sums differ",
+    "the smallest elements differ",
+    "the largest elements differ",
+    "the counts differ",
+    "only the checksum differs: the same numbers in another order, or some last bits",
+    "given values that are not equal to the bit",
+    "the elements differ",
+    "other shapes",
+    "one element is far off",
+    "other dtypes",
+    "it can't be read",
+)
+NUMEL, NONFINITE, NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ORDER = range(1, 10)
+GIVEN, ELEMENTS, SHAPE, LARGEST, DTYPE, UNREADABLE = range(10, 16)
+
+
+def measure_records(
+    left: np.ndarray, right: np.ndarray, thresholds: Sequence[Threshold]
+) -> Measured:
+    """Pairs that are not known to be equal; ``right`` is the reference.
+
+    A field that one side doesn't know, or that its depth doesn't cover, is left out.
+    """
+    with np.errstate(all="ignore"):
+        return _measure(left, right, thresholds)
+
+
+def _measure(left: np.ndarray, right: np.ndarray, thresholds: Sequence[Threshold]) -> Measured:
+    count = len(left)
+    states = np.full(count, State.CLOSE, np.uint8)
+    reasons = np.zeros(count, np.uint8)
+    errors = np.zeros(count)
+    allowed, largest = _limits(left["dtype"], right["dtype"], thresholds)
+    has_stats = (left["depth"] >= Depth.STATS) & (right["depth"] >= Depth.STATS)
+    components = np.maximum(_components(right), 1)
+
+    def note(code: int, part: np.ndarray, limit: np.ndarray) -> None:
+        part = np.where(np.isnan(part), 0.0, part)
+        beyond = part > limit
+        np.maximum(errors, part, out=errors)
+        fresh = beyond & (states != State.DIFFERENT)
+        reasons[fresh] = code
+        states[beyond] = State.DIFFERENT
+
+    never = np.zeros(count)
+    numel = (left["numel"] != right["numel"]).astype(float)
+    note(NUMEL, np.where(numel > 0, np.inf, 0.0), never)
+    strange = _has_nonfinite(left) != _has_nonfinite(right)
+    for field in _NONFINITE:
+        strange |= _both_known(left, right, field) & (left[field] != right[field])
+    note(NONFINITE, np.where(strange, np.inf, 0.0), never)
+
+    low, high = (_extreme(left, f) for f in ("min", "max"))
+    ref_low, ref_high = (_extreme(right, f) for f in ("min", "max"))
+    ours, theirs = np.sqrt(left["sum_sq"]), np.sqrt(right["sum_sq"])
+    note(NORM, np.where(has_stats, _relative(ours, theirs), 0.0), allowed)
+    note(ABS_SUM, np.where(has_stats, _relative(left["abs_sum"], right["abs_sum"]), 0.0), allowed)
+    # Against the sum of magnitudes: a sum that cancels to nearly nothing has no digits of its own.
+    scale = np.where(np.isnan(right["abs_sum"]), theirs * np.sqrt(components), right["abs_sum"])
+    note(SUM, np.where(has_stats, _over(np.abs(left["sum"] - right["sum"]), scale), 0.0), allowed)
+    extent = np.maximum(np.abs(ref_low), np.abs(ref_high))
+    extent = np.where(np.isfinite(extent), extent, 0.0)
+    for code, mine, other in ((MIN, low, ref_low), (MAX, high, ref_high)):
+        off = np.where(mine == other, 0.0, _over(np.abs(mine - other), extent))
+        # An extreme alone is one element: it makes no error of the whole, only a verdict.
+        beyond = has_stats & (off > largest)
+        reasons[beyond & (states != State.DIFFERENT)] = code
+        states[beyond] = State.DIFFERENT
+    counts = np.zeros(count)
+    for field in _COUNTS:
+        apart = np.abs(left[field] - right[field]) / components
+        np.maximum(counts, np.where(_both_known(left, right, field), apart, 0.0), out=counts)
+    note(COUNTS, np.where(has_stats, 0.0, counts), allowed)
+
+    reordered = _is_reordered(left, right, low, ref_low, high, ref_high)
+    reordered &= states == State.CLOSE
+    states[reordered] = State.REORDERED
+    reasons[reordered] = ORDER
+    return Measured(states, errors, reasons)
+
+
+def _is_reordered(
+    left: np.ndarray,
+    right: np.ndarray,
+    low: np.ndarray,
+    ref_low: np.ndarray,
+    high: np.ndarray,
+    ref_high: np.ndarray,
+) -> np.ndarray:
+    found: np.ndarray = (left["depth"] == Depth.FULL) & (right["depth"] == Depth.FULL)
+    found &= (left["dtype"] == right["dtype"]) & (left["numel"] == right["numel"])
+    found &= (left["numel"] > 1) & (low == ref_low) & (high == ref_high)
+    found &= left["checksum"] != right["checksum"]
+    for field in (*_NONFINITE, *_COUNTS):
+        found &= left[field] == right[field]
+    found &= _relative(left["abs_sum"], right["abs_sum"]) <= _ORDER_ONLY
+    found &= _relative(left["sum_sq"], right["sum_sq"]) <= _ORDER_ONLY
+    found &= np.abs(left["sum"] - right["sum"]) <= _ORDER_ONLY * right["abs_sum"]
+    return found
+
+
+_PER_ELEMENT = np.array([info.components for info in DTYPES])
+_IS_SIGNED = np.array([info.kind == "i8" for info in DTYPES])
+_IS_UNSIGNED = np.array([info.kind == "u8" for info in DTYPES])
+
+
+def _components(records: np.ndarray) -> np.ndarray:
+    found: np.ndarray = records["numel"] * _PER_ELEMENT[records["dtype"]]
+    return found
+
+
+def _extreme(records: np.ndarray, field: str) -> np.ndarray:
+    """``min`` or ``max`` as float64, whatever type the dtype keeps it in."""
+    raw = np.ascontiguousarray(records[field])
+    values: np.ndarray = np.where(_IS_SIGNED[records["dtype"]], raw.view("<i8"), raw)
+    values = np.where(_IS_UNSIGNED[records["dtype"]], raw.view("<u8"), values)
+    return values.astype(np.float64)
+
+
+def _has_nonfinite(records: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.asarray(records["nan_count"] == SOME)
+    for field in _NONFINITE:
+        found |= records[field] > 0
+    return found
+
+
+def _both_known(left: np.ndarray, right: np.ndarray, field: str) -> np.ndarray:
+    known: np.ndarray = (left[field] >= 0) & (right[field] >= 0)
+    return known
+
+
+def _relative(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return _over(np.where(mine == other, 0.0, np.abs(mine - other)), np.abs(other))
+
+
+def _over(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """``part / whole``; nothing over nothing is no difference."""
+    found: np.ndarray = np.where(part == 0, 0.0, part / np.maximum(whole, _TINY))
+    return found
+
+
+def _limits(
+    left: np.ndarray, right: np.ndarray, thresholds: Sequence[Threshold]
+) -> tuple[np.ndarray, np.ndarray]:
+    pairs = np.stack([left, right], axis=1)
+    unique, places = np.unique(pairs, axis=0, return_inverse=True)
+    chosen = [thresholds[coarser(int(a), int(b))] for a, b in unique]
+    places = places.reshape(-1)
+    errors = np.array([threshold.error for threshold in chosen])[places]
+    largest = np.array([threshold.largest for threshold in chosen])[places]
+    return errors, largest

@@ -1,0 +1,174 @@
+"""What a compared tensor is called: the same name for the same place in every kind of source, after
+renaming.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from .._errors import ConfigError, did_you_mean, explain
+
+__all__ = ["MINDSPORE", "Name", "NameTable", "Renaming", "plain_label"]
+
+#: What MindSpore calls parameters and buffers, and what PyTorch does: last parts of a name.
+MINDSPORE: Mapping[str, str] = {
+    "gamma": "weight",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+    "embedding_table": "weight",
+}
+_BUILT_IN = {"mindspore": MINDSPORE}
+
+
+class Name(NamedTuple):
+    """The place of a tensor. ``label`` is spelt as in a :class:`fastcheck.Site`, a lone ``output``
+    as ``output[0]``; a checkpoint's tensor has only a ``label``.
+    """
+
+    module: str
+    direction: str
+    role: str
+    label: str
+    op: str = ""
+
+    def __str__(self) -> str:
+        if self.role in ("", "loss"):
+            return self.label
+        label = self.label
+        if self.role in ("grad_input", "grad_output", "param_grad"):
+            label = f"gradient of {label}"
+        place = ".".join(filter(None, (self.module, self.op))) or "the model"
+        return f"{place} · {self.direction} · {label}"
+
+
+def plain_label(label: str, role: str) -> str:
+    """``output`` and ``output[0]`` are one tensor to two implementations of a module, of which one
+    returns a tuple.
+    """
+    if role in ("output", "grad_output", "input", "grad_input") and label in ("output", "input"):
+        return f"{label}[0]"
+    return label
+
+
+class NameTable:
+    """Numbers names in the order in which they are met, for both sides together."""
+
+    def __init__(self) -> None:
+        self._names: list[Name] = []
+        self._numbers: dict[Name, int] = {}
+
+    def number(self, name: Name) -> int:
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = len(self._names)
+            self._names.append(name)
+        return found
+
+    def __getitem__(self, number: int) -> Name:
+        return self._names[number]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Renaming:
+    """Turns names of ``actual`` into those of ``reference``.
+
+    A rule is a path on either side: it is about that path and all that is below it. ``*`` on the
+    left stands for anything within one part of a path, and the ``*`` on the right for what it was.
+    The longest rule that fits is used, once. Rules of the built-in map are about the last part.
+    """
+
+    def __init__(self, rules: Mapping[str, str], last_parts: Mapping[str, str] | None = None):
+        self._rules = sorted(
+            ((_pattern(left), left, right) for left, right in rules.items()),
+            key=lambda rule: (-rule[1].count("."), -len(rule[1])),
+        )
+        self._last_parts = dict(last_parts or {})
+        self._used: set[str] = set()
+        self._seen: dict[str, None] = {}
+        for left, right in rules.items():
+            if right.count("*") > left.count("*"):
+                raise ConfigError(
+                    explain(
+                        "a renaming has more * on the right than on the left",
+                        expected='as many, such as "layers.*.attn": "blocks.*.self_attention"',
+                        came=f"{left!r}: {right!r}",
+                    )
+                )
+
+    @classmethod
+    def of(cls, rename: str | Mapping[str, str] | None) -> Renaming:
+        """What ``compare(rename=)`` takes: a mapping, the name of a built-in one, or None."""
+        if rename is None:
+            return cls({})
+        if isinstance(rename, str):
+            if rename not in _BUILT_IN:
+                raise ConfigError(
+                    explain(
+                        "there is no such map of names",
+                        expected='"mindspore", a mapping, or the path of a JSON file with one',
+                        came=repr(rename),
+                        do=did_you_mean(rename, _BUILT_IN),
+                    )
+                )
+            return cls({}, _BUILT_IN[rename])
+        for left, right in rename.items():
+            if not (isinstance(left, str) and isinstance(right, str) and left):
+                raise ConfigError(
+                    explain(
+                        "a renaming is not a pair of names",
+                        expected='names as text: {"encoder.layers": "bert.encoder.layer"}',
+                        came=f"{left!r}: {right!r}",
+                    )
+                )
+        return cls(rename)
+
+    def __call__(self, path: str) -> str:
+        """The name that ``path`` has on the side of the reference."""
+        if not self._rules and not self._last_parts:
+            return path
+        self._seen.setdefault(path)
+        for pattern, left, right in self._rules:
+            match = pattern.match(path)
+            if match:
+                self._used.add(left)
+                parts = iter(match.groups())
+                start = re.sub(r"\*", lambda _, parts=parts: next(parts), right)  # type: ignore[misc]
+                rest = path[match.end() :]
+                return start + rest if start else rest.lstrip(".")
+        head, dot, last = path.rpartition(".")
+        return head + dot + self._last_parts.get(last, last)
+
+    def check_used(self) -> None:
+        """ConfigError for a rule that fitted nothing: most likely a slip of the pen."""
+        for _, left, right in self._rules:
+            if left not in self._used:
+                raise ConfigError(
+                    explain(
+                        "a renaming fits no name of the actual side",
+                        expected="a name of the actual side on the left, its name in the "
+                        "reference on the right",
+                        came=f"{left!r}: {right!r}",
+                        do=did_you_mean(left, _with_parents(self._seen)),
+                    )
+                )
+
+
+def _pattern(left: str) -> re.Pattern[str]:
+    text = "".join(
+        "([^.]*)" if part == "*" else re.escape(part) for part in re.split(r"(\*)", left)
+    )
+    return re.compile(text + r"(?=\.|$)")
+
+
+def _with_parents(paths: Iterable[str]) -> dict[str, None]:
+    found: dict[str, None] = {}
+    for path in paths:
+        parts = path.split(".")
+        for length in range(1, len(parts) + 1):
+            found.setdefault(".".join(parts[:length]))
+    return found

@@ -1,0 +1,241 @@
+"""The report of a comparison as text: the questions, the first difference, how the error grows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Optional
+
+from .._layout import paint, section, sparkline, table, wrap
+from .._numbers import spell
+from .measure import State
+from .row import Row
+from .tally import Found
+
+if TYPE_CHECKING:
+    from .result import Comparison
+    from .verdict import Answer
+
+__all__ = ["render"]
+
+_WIDTH = 100
+_BODY = _WIDTH - 10
+_SETTINGS = 12
+_NAMES = 6
+_SHOWN = {"no": "NO", "partly": "partly", "not asked": "-", "unknown": "?"}
+_STYLE = {"yes": "green", "no": "red", "partly": "yellow", "accepted": "yellow"}
+
+
+def render(comparison: Comparison, color: bool = False, ascii_only: bool = False) -> str:
+    """Plain text, at most 100 columns wide where names allow it."""
+    blocks = [section("compare", _about(comparison), color)]
+    blocks.append(section("asked", _asked(comparison, color), color))
+    blocks.append(section("result", _result(comparison, color), color))
+    stopped = any(answer.answer == "not asked" for answer in comparison.answers)
+    shown = comparison.first if not _has_given_no(comparison) or not stopped else None
+    if shown is not None:
+        blocks.append(section("first", _first(comparison, shown), color))
+        blocks.append(section("growth", _growth(comparison, shown, ascii_only), color))
+    elif comparison.verdict == "equal" and comparison.first_inexact is not None:
+        found = comparison.first_inexact
+        text = f"not equal to the bit from step {found.row.step:,} on, {found.row.name} first"
+        blocks.append(section("first", wrap(text, _BODY), color))
+    if comparison.missing:
+        blocks.append(section("missing", _missing(comparison), color))
+    if comparison.notes:
+        lines = [line for note in comparison.notes for line in wrap(note, _BODY, "- ", "  ")]
+        blocks.append(section("notes", lines, color))
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _about(comparison: Comparison) -> list[str]:
+    lines = [f"actual     {comparison.actual}", f"reference  {comparison.reference}"]
+    pairs = sum(
+        count
+        for states in comparison.counts.values()
+        for state, count in states.items()
+        if not state.startswith("only")
+    )
+    steps = comparison.steps
+    if pairs:
+        text = f"{pairs:,} pairs of tensors"
+        if comparison.kind not in ("checkpoint",):
+            span = (
+                f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
+            )
+            text = f"{span}, {text}"
+        lines.append(text)
+    return lines
+
+
+def _asked(comparison: Comparison, color: bool) -> list[str]:
+    widest = max(len(answer.question) for answer in comparison.answers)
+    lines: list[str] = []
+    for answer in comparison.answers:
+        word = _SHOWN.get(answer.answer, answer.answer)
+        style = _STYLE.get(answer.answer, "dim")
+        head = f"{answer.question:<{widest}}  {paint(word, style, color)}"
+        pad = " " * (8 - len(word))
+        lines.append(f"{head}{pad}  {answer.text}".rstrip())
+        lines += [" " * (widest + 2) + line for line in _details(answer)]
+    return lines
+
+
+def _details(answer: Answer) -> list[str]:
+    width = _BODY - 20
+    lines: list[str] = []
+    if answer.settings:
+        rows = [[s.path or "it all", s.actual, s.reference] for s in answer.settings[:_SETTINGS]]
+        lines += table(["", "actual", "reference"], rows, left=3, width=max(width, 110))
+        more = len(answer.settings) - len(rows)
+        if more:
+            lines.append(f"and {more:,} more (--json shows all)")
+    if answer.found is not None:
+        row = answer.found.row
+        lines += wrap(f"first at step {row.step:,}: {row.name}", width, "", "  ")
+        if row.reason:
+            lines += wrap(row.reason, width, "  ")
+    return lines
+
+
+def _has_given_no(comparison: Comparison) -> bool:
+    return any(answer.answer == "no" for answer in comparison.answers[:4])
+
+
+def _result(comparison: Comparison, color: bool) -> list[str]:
+    if comparison.verdict == "identical":
+        return [paint("identical: equal to the bit, nothing missing.", "green", color)]
+    if comparison.verdict == "equal":
+        accepted = [a.question for a in comparison.answers if a.answer == "accepted"]
+        but = f", but for {_listed(accepted)}, which you accept" if accepted else ""
+        return [paint(f"equal within the thresholds{but}.", "green", color)]
+    wrong = [answer.question for answer in comparison.answers if answer.answer == "no"]
+    if wrong:
+        text = f"different: {_listed(wrong)}."
+        if any(answer.answer == "not asked" for answer in comparison.answers):
+            text += " What comes after follows from it, or can't be told from it."
+        style = "red"
+    else:
+        text = "different: not all tensors have a partner; those that have agree."
+        style = "yellow"
+    return [paint(line, style, color) for line in wrap(text, _BODY)]
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def _first(comparison: Comparison, found: Found) -> list[str]:
+    row = found.row
+    where = f"rank {row.rank}, " if any(r.rank for r in comparison.rows) else ""
+    call = f" (call {row.call})" if row.call else ""
+    lines = wrap(f"{where}step {row.step:,}: {row.name}{call}", _BODY, "", "  ")
+    if found.exact_before:
+        text = "everything computed before it in this step is equal to the bit"
+    else:
+        before = _number(found.error_before)
+        text = f"before it in this step the largest error is {before}"
+    reason = f"{row.reason or 'not equal to the bit'}: error {_number(row.error)}"
+    lines += wrap(f"{reason}; {text}.", _BODY)
+    lines.append("")
+    lines += _sides(row)
+    inexact = comparison.first_inexact
+    if inexact is not None and inexact.row.name != row.name and inexact.key < found.key:
+        lines.append("")
+        lines += wrap(
+            f"Not equal to the bit already: step {inexact.row.step:,}, {inexact.row.name} (error "
+            f"{_number(inexact.row.error)}). In one environment, look there.",
+            _BODY,
+        )
+    return lines
+
+
+def _sides(row: Row) -> list[str]:
+    columns = ("dtype", "shape", "numel", "min", "max", "mean", "l2_norm", "checksum", "crc32")
+    sides = [("actual", row.actual), ("reference", row.reference)]
+    used = [
+        column
+        for column in columns
+        if any(values is not None and values[column] is not None for _, values in sides)
+    ]
+    rows = [
+        [name, *(_cell(None if values is None else values[column]) for column in used)]
+        for name, values in sides
+    ]
+    lines = table(["", *used], rows, left=1, width=_BODY + 20)
+    elements = row.elements
+    if elements is not None:
+        said = {
+            "cosine": f"{elements.cosine:.6f}",
+            "max abs": _number(elements.max_abs),
+            "max rel": _number(elements.max_rel),
+            "within 1/1000": f"{elements.within_1000:.2%}",
+            "within 5/1000": f"{elements.within_200:.2%}",
+            "distance": _number(elements.euclidean),
+            "max ULP": "-" if elements.max_ulp is None else f"{elements.max_ulp:,}",
+        }
+        if elements.nonfinite:
+            said["NaN/Inf on one side"] = f"{elements.nonfinite:,}"
+        lines += ["", *table(list(said), [list(said.values())], left=0, width=_BODY + 20)]
+    return lines
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return "x".join(map(str, value)) if value else "scalar"
+    return value if isinstance(value, str) else spell(value)
+
+
+def _number(value: float) -> str:
+    return "inf" if math.isinf(value) else f"{value:.2g}"
+
+
+def _growth(comparison: Comparison, found: Found, ascii_only: bool) -> list[str]:
+    lines: list[str] = []
+    if found.trail:
+        lines.append("in that step, what was recorded next:")
+        rows = [[row.name, _state(row)] for row in found.trail[:_NAMES]]
+        lines += ["  " + line for line in table(["tensor", "error"], rows, width=_BODY - 2)]
+    steps = comparison.growth
+    if len(steps) > 1:
+        series: list[Optional[float]] = [
+            step.error if math.isfinite(step.error) else None for step in steps
+        ]
+        bad = [not math.isfinite(step.error) for step in steps]
+        lines.append(f"largest error of each step, {steps[0].step:,} to {steps[-1].step:,}:")
+        lines.append("  " + sparkline(series, bad, width=60, ascii_only=ascii_only))
+        worst = max(steps, key=lambda step: step.error)
+        lines += wrap(
+            f"  from {_number(steps[0].error)} to {_number(steps[-1].error)}; most at step "
+            f"{worst.step:,}, {_number(worst.error)}, {worst.name}",
+            _BODY,
+            "  ",
+            "    ",
+        )
+    return lines or ["-"]
+
+
+def _state(row: Row) -> str:
+    if row.state is State.SAME:
+        return "0"
+    return _number(row.error) if row.error else "0 (not to the bit)"
+
+
+def _missing(comparison: Comparison) -> list[str]:
+    lines = []
+    for state, side in ((State.ONLY_ACTUAL, "actual"), (State.ONLY_REFERENCE, "reference")):
+        found = [one for one in comparison.missing if one.state is state]
+        if not found:
+            continue
+        total = sum(one.count for one in found)
+        names = ", ".join(one.name for one in found[:_NAMES])
+        more = f", and {len(found) - _NAMES:,} more names" if len(found) > _NAMES else ""
+        lines += wrap(
+            f"only in {side}, {total:,}, first at step {min(one.first_step for one in found):,}: "
+            f"{names}{more}",
+            _BODY,
+            "",
+            "  ",
+        )
+    return lines

@@ -1,0 +1,118 @@
+"""Comparison: what compare() returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from .._numbers import to_json
+from .measure import State
+from .row import Row
+from .tally import Found, Growth, Missing
+from .verdict import Answer
+
+__all__ = ["Comparison"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two things say of each other. ``str()`` of it is the report.
+
+    ``verdict``: ``identical`` (equal to the bit, nothing missing), ``equal`` (within the
+    thresholds; or nothing but what accept= names differs) or ``different``.
+
+    ``first`` is the first thing computed that differs beyond the thresholds, ``first_inexact`` the
+    first that is not equal to the bit: where the environments are the same, that is where to look.
+    ``rows`` are details of what differs, at most 1000; ``growth`` the largest error of each step.
+    """
+
+    actual: str
+    reference: str
+    kind: str
+    verdict: str
+    answers: tuple[Answer, ...]
+    first: Optional[Found]
+    first_inexact: Optional[Found]
+    growth: tuple[Growth, ...]
+    counts: dict[str, dict[str, int]]
+    missing: tuple[Missing, ...]
+    rows: tuple[Row, ...]
+    more_rows: int
+    steps: tuple[int, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the command line exits with 0."""
+        return self.verdict != "different"
+
+    @property
+    def is_identical(self) -> bool:
+        return self.verdict == "identical"
+
+    def __bool__(self) -> bool:
+        return self.agrees
+
+    def __getitem__(self, question: str) -> Answer:
+        """The answer to a question: ``comparison["batches"]``."""
+        for answer in self.answers:
+            if answer.question == question:
+                return answer
+        raise KeyError(f"{question!r}; asked: {', '.join(a.question for a in self.answers)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for strict JSON."""
+        made: dict[str, Any] = {
+            "actual": self.actual,
+            "reference": self.reference,
+            "kind": self.kind,
+            "verdict": self.verdict,
+            "answers": [_answer(answer) for answer in self.answers],
+            "first": _found(self.first),
+            "first_inexact": _found(self.first_inexact),
+            "growth": [step._asdict() for step in self.growth],
+            "counts": self.counts,
+            "missing": [
+                {
+                    "name": one.name,
+                    "only_in": "actual" if one.state is State.ONLY_ACTUAL else "reference",
+                    "count": one.count,
+                    "first_step": one.first_step,
+                }
+                for one in self.missing
+            ],
+            "rows": [row.to_dict() for row in self.rows],
+            "more_rows": self.more_rows,
+            "steps": list(self.steps),
+            "notes": list(self.notes),
+        }
+        plain: dict[str, Any] = to_json(made)
+        return plain
+
+    def __str__(self) -> str:
+        from .render import render
+
+        return render(self)
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    return {
+        "question": answer.question,
+        "answer": answer.answer,
+        "text": answer.text,
+        "settings": [setting._asdict() for setting in answer.settings],
+        "found": _found(answer.found),
+    }
+
+
+def _found(found: Optional[Found]) -> Optional[dict[str, Any]]:
+    if found is None:
+        return None
+    made = found.row.to_dict()
+    made["error_before"] = found.error_before
+    made["exact_before"] = found.exact_before
+    made["then"] = [{"name": row.name, "error": row.error} for row in found.trail]
+    if found.row.elements is not None:
+        made.update(dataclasses.asdict(found.row.elements))
+    return made

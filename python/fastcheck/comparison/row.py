@@ -1,0 +1,147 @@
+"""One line of a comparison's details: a pair of tensors, or one without a partner."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+
+from .._numbers import Reading, read
+from .._record import DTYPES, Depth
+from .block import Block, Phase
+from .elements import Elements
+from .measure import REASONS, State
+from .names import NameTable
+
+__all__ = ["COLUMNS", "Row", "make_row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """``step`` is that in which the difference came about: a parameter that is read in step 8 tells
+    of the update of step 7. ``error`` is what is held against the threshold; ``elements`` is there
+    where both sides' values were.
+    """
+
+    step: int
+    rank: int
+    phase: Phase
+    name: str
+    call: int
+    state: State
+    error: float
+    reason: str
+    actual: Optional[dict[str, Any]]
+    reference: Optional[dict[str, Any]]
+    elements: Optional[Elements] = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """By column (COLUMNS); None where a column doesn't apply."""
+        made: dict[str, Any] = {
+            "step": self.step,
+            "rank": self.rank,
+            "question": self.phase.name.lower(),
+            "name": self.name,
+            "call": self.call,
+            "state": self.state.name.lower(),
+            "error": self.error,
+            "reason": self.reason,
+        }
+        for column in _MEASURES:
+            made[column] = None if self.elements is None else getattr(self.elements, column)
+        for side, values in (("actual", self.actual), ("reference", self.reference)):
+            for column in _SIDE:
+                made[f"{side}_{column}"] = None if values is None else values[column]
+        return made
+
+
+_MEASURES = (
+    "cosine",
+    "max_abs",
+    "max_rel",
+    "within_1000",
+    "within_200",
+    "euclidean",
+    "max_ulp",
+    "nonfinite",
+    "differing",
+)
+_SIDE = (
+    "dtype",
+    "shape",
+    "numel",
+    "requires_grad",
+    "nan_count",
+    "posinf_count",
+    "neginf_count",
+    "min",
+    "max",
+    "mean",
+    "l2_norm",
+    "checksum",
+    "crc32",
+)
+_FIRST = ("step", "rank", "question", "name", "call", "state", "error", "reason")
+#: The columns of the CSV, in order.
+COLUMNS = (*_FIRST, *_MEASURES, *(f"{s}_{c}" for s in ("actual", "reference") for c in _SIDE))
+
+
+def make_row(
+    names: NameTable,
+    step: int,
+    phase: Phase,
+    state: State,
+    error: float,
+    reason: int,
+    actual: tuple[Block, int] | None,
+    reference: tuple[Block, int] | None,
+    elements: Optional[Elements] = None,
+) -> Row:
+    """A row of what lies at these places of the two blocks."""
+    given = reference or actual
+    assert given is not None
+    block, index = given
+    return Row(
+        step=step,
+        rank=block.rank,
+        phase=phase,
+        name=str(names[int(block.names[index])]),
+        call=int(block.records[index]["call"]),
+        state=state,
+        error=error,
+        reason=REASONS[reason],
+        actual=None if actual is None else _side(*actual),
+        reference=None if reference is None else _side(*reference),
+        elements=elements,
+    )
+
+
+def _side(block: Block, index: int) -> dict[str, Any]:
+    record, extra = block.records[index], block.extra(index)
+    made: dict[str, Any] = dict.fromkeys(_SIDE)
+    made["shape"] = None if extra.shape is None else list(extra.shape)
+    made["requires_grad"] = extra.requires_grad
+    made["crc32"] = extra.crc32
+    if not record["version"]:
+        return made  # it could not be read
+    made["dtype"] = DTYPES[int(record["dtype"])].name
+    made["numel"] = int(record["numel"])
+    for field in ("nan_count", "posinf_count", "neginf_count"):
+        made[field] = int(record[field]) if record[field] >= 0 else None
+    made.update(_statistics(record))
+    if record["depth"] >= Depth.FULL:
+        made["checksum"] = f"{int(record['checksum']):016x}"
+    return made
+
+
+def _statistics(record: np.void) -> dict[str, Any]:
+    if record["nan_count"] < 0:
+        record = record.copy()
+        for field in ("nan_count", "posinf_count", "neginf_count"):
+            record[field] = 0
+    reading: Reading = read(record)
+    square = float(record["sum_sq"])
+    norm = math.sqrt(square) if reading.has_stats and square >= 0 else None
+    return {"min": reading.min, "max": reading.max, "mean": reading.mean, "l2_norm": norm}

@@ -1,0 +1,309 @@
+"""The run over both sides: block by block, align, measure, remember. One step of one rank is in
+memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Callable, Optional
+
+import numpy as np
+
+from .._ops import crc32
+from .._record import DTYPES, Depth
+from .align import Alignment, align
+from .block import Block, Phase, Source
+from .elements import Elements, compare_elements
+from .measure import (
+    DTYPE,
+    ELEMENTS,
+    GIVEN,
+    LARGEST,
+    NONFINITE,
+    SHAPE,
+    UNREADABLE,
+    State,
+    measure_records,
+)
+from .names import NameTable, Renaming
+from .row import Row, make_row
+from .tally import COMPUTED, Found, Tally
+from .thresholds import Threshold, coarser
+
+__all__ = ["Runner"]
+
+_TRAIL = 8
+# Statistics that went through text in float32, as msprobe's do.
+_GIVEN_BY_STATISTICS = 1e-5
+
+RowSink = Callable[[Row], None]
+
+
+class Runner:
+    """Compares the blocks of two sources into a Tally."""
+
+    def __init__(
+        self,
+        actual: Source,
+        reference: Source,
+        renaming: Renaming,
+        thresholds: Sequence[Threshold],
+        accept: frozenset[str],
+        sink: Optional[RowSink] = None,
+    ) -> None:
+        self._actual, self._reference = actual, reference
+        self._renaming, self._thresholds, self._accept = renaming, thresholds, accept
+        self._sink = sink
+        self._unchanged = Renaming({})
+        self.names = NameTable()
+        self.tally = Tally()
+        # A run's batches and first weights are given; a checkpoint's weights were computed.
+        self._given = (Phase.BATCHES, Phase.WEIGHTS) if actual.kind.family == "run" else ()
+        self._last_step: dict[int, int] = {}
+        # By rank: the largest error of what the step before computed, and whether it was exact.
+        self.last_computed: dict[int, tuple[float, bool]] = {}
+
+    def compare(self, step: int, rank: int) -> int:
+        """Compares one step of one rank, which both sides have; the number of pairs."""
+        is_first = rank not in self._last_step
+        names = self.names
+        ours = self._actual.block(step, rank, names, self._renaming, is_first)
+        theirs = self._reference.block(step, rank, names, self._unchanged, is_first)
+        pairs = align(ours, theirs)
+        self.tally.reordered += pairs.reordered
+        self.tally.moved += pairs.moved
+        _Step(self, ours, theirs, pairs, self._last_step.get(rank, step)).take()
+        self._note_missing(ours, theirs, pairs)
+        self._last_step[rank] = step
+        return len(pairs.ours)
+
+    def _note_missing(self, ours: Block, theirs: Block, pairs: Alignment) -> None:
+        sides = (
+            (State.ONLY_ACTUAL, ours, pairs.only_ours, pairs.ours, self._reference),
+            (State.ONLY_REFERENCE, theirs, pairs.only_theirs, pairs.theirs, self._actual),
+        )
+        for state, block, indices, matched, other in sides:
+            end = len(block)
+            if other.is_cut(block.step, block.rank):
+                # The other side ends within this step: what it didn't come to is not missing.
+                end = int(matched.max()) if len(matched) else 0
+            for index in indices.tolist():
+                if index > end:
+                    continue
+                phase = _settled(Phase(int(block.phases[index])))
+                self.tally.states[phase][state] += 1
+                name = str(self.names[int(block.names[index])])
+                self.tally.miss(state, name, phase, block.step)
+                place = (block, index)
+                self._report(
+                    make_row(
+                        self.names,
+                        block.step,
+                        phase,
+                        state,
+                        0.0,
+                        0,
+                        place if state is State.ONLY_ACTUAL else None,
+                        place if state is State.ONLY_REFERENCE else None,
+                    )
+                )
+
+    def _report(self, row: Row) -> None:
+        self.tally.keep(row)
+        if self._sink is not None:
+            self._sink(row)
+
+
+def _settled(phase: Phase) -> Phase:
+    return Phase.FORWARD if phase is Phase.ARRIVED else phase
+
+
+class _Step:
+    """One aligned pair of blocks."""
+
+    def __init__(
+        self, run: Runner, ours: Block, theirs: Block, pairs: Alignment, before: int
+    ) -> None:
+        self._run, self._ours, self._theirs, self._pairs = run, ours, theirs, pairs
+        self._before = before  # the step whose update the parameters of this one tell of
+        count = len(pairs.ours)
+        self._states = np.where(pairs.same, np.uint8(State.SAME), np.uint8(State.CLOSE))
+        self._errors = np.zeros(count)
+        self._reasons = np.zeros(count, np.uint8)
+        self._elements: dict[int, Elements] = {}
+        self._phases = theirs.phases[pairs.theirs].copy()
+        left, right = ours.records[pairs.ours], theirs.records[pairs.theirs]
+        self._left, self._right = left, right
+        self._has_bits = (left["depth"] == Depth.FULL) & (right["depth"] == Depth.FULL)
+
+    def take(self) -> None:
+        """Measures what is not equal to the bit, and tells the tally."""
+        tally = self._run.tally
+        open_pairs = np.flatnonzero(~self._pairs.same)
+        if len(open_pairs):
+            self._measure(open_pairs)
+        self._settle_arrived()
+        self._judge_given()
+        inexact = (self._states != State.SAME) & (self._has_bits | (self._errors > 0))
+        tally.has_bits &= bool((self._has_bits | (self._states == State.SAME)).all())
+        for phase in np.unique(self._phases).tolist():
+            here = self._phases == phase
+            states, counts = np.unique(self._states[here], return_counts=True)
+            for state, count in zip(states.tolist(), counts.tolist()):
+                tally.states[Phase(phase)][State(state)] += count
+            tally.steps[Phase(phase)].add(self._step_of(phase))
+            self._note(tally.different, phase, here & (self._states == State.DIFFERENT))
+            self._note(tally.inexact, phase, here & inexact)
+            self._note_growth(Phase(phase), here)
+        self._keep_rows()
+        computed = np.isin(self._phases, [int(phase) for phase in COMPUTED[:3]])
+        self._run.last_computed[self._theirs.rank] = self._summed_up(computed)
+
+    def _step_of(self, phase: int) -> int:
+        return self._before if phase == Phase.UPDATE else self._theirs.step
+
+    # Measuring
+
+    def _measure(self, which: np.ndarray) -> None:
+        run = self._run
+        readable = (self._left["version"][which] > 0) & (self._right["version"][which] > 0)
+        for index in which[~readable].tolist():
+            self._states[index] = State.UNREADABLE
+            self._reasons[index] = UNREADABLE
+        which = which[readable]
+        left, right = self._left[which], self._right[which]
+        found = measure_records(left, right, run._thresholds)
+        self._states[which], self._errors[which] = found.states, found.errors
+        self._reasons[which] = found.reasons
+        if self._ours.extras is not None and self._theirs.extras is not None:
+            for index in which.tolist():
+                self._measure_more(index)
+        unlike = np.flatnonzero(self._left["dtype"] != self._right["dtype"])
+        for index in unlike.tolist():
+            both = [DTYPES[int(side["dtype"][index])].name for side in (self._left, self._right)]
+            run.tally.dtypes[both[0], both[1]] += 1
+            if "dtype" not in run._accept and self._states[index] <= State.REORDERED:
+                self._set(index, State.DIFFERENT, self._errors[index], DTYPE)
+
+    def _measure_more(self, index: int) -> None:
+        """By shape, by CRC32, by the elements themselves, where they are there."""
+        mine = self._ours.extra(int(self._pairs.ours[index]))
+        other = self._theirs.extra(int(self._pairs.theirs[index]))
+        if mine.shape is not None and other.shape is not None and mine.shape != other.shape:
+            self._set(index, State.DIFFERENT, float("inf"), SHAPE)
+            return
+        if self._left["dtype"][index] == self._right["dtype"][index]:
+            sums = [
+                side.crc32 or (f"{crc32(side.load()):08x}" if needed and side.load else None)
+                for side, needed in ((mine, other.crc32), (other, mine.crc32))
+            ]
+            if sums[0] is not None and sums[0] == sums[1]:
+                self._set(index, State.SAME, 0.0, 0)
+                return
+        if mine.load is None or other.load is None:
+            return
+        elements = compare_elements(mine.load(), other.load())
+        self._elements[index] = elements
+        codes = (int(self._left["dtype"][index]), int(self._right["dtype"][index]))
+        allowed = self._run._thresholds[coarser(*codes)]
+        error = elements.distance
+        if elements.nonfinite:
+            self._set(index, State.DIFFERENT, float("inf"), NONFINITE)
+        elif error > allowed.error:
+            self._set(index, State.DIFFERENT, error, ELEMENTS)
+        elif elements.largest > allowed.largest:
+            self._set(index, State.DIFFERENT, error, LARGEST)
+        else:
+            self._set(index, State.CLOSE, error, 0)
+
+    def _set(self, index: int, state: State, error: float, reason: int) -> None:
+        self._states[index], self._errors[index], self._reasons[index] = state, error, reason
+
+    # Judging
+
+    def _settle_arrived(self) -> None:
+        """A float that a criterion reads may be a target or something computed between the modules:
+        it counts as given while nothing computed before it in this step differs.
+        """
+        arrived = np.flatnonzero(self._phases == Phase.ARRIVED)
+        if not len(arrived):
+            return
+        computed = np.isin(self._phases, [int(phase) for phase in COMPUTED[:3]])
+        bad = np.flatnonzero(computed & (self._states != State.SAME))
+        first_bad = int(bad[0]) if len(bad) else len(self._phases)
+        self._phases[arrived[arrived < first_bad]] = Phase.BATCHES
+        self._phases[arrived[arrived > first_bad]] = Phase.FORWARD
+
+    def _judge_given(self) -> None:
+        given = np.isin(self._phases, [int(phase) for phase in self._run._given])
+        given &= (self._states == State.CLOSE) | (self._states == State.REORDERED)
+        if "dtype" in self._run._accept:
+            given &= self._left["dtype"] == self._right["dtype"]
+        known = np.isin(np.arange(len(given)), list(self._elements)) | self._has_bits
+        given &= known | (self._errors > _GIVEN_BY_STATISTICS)
+        self._states[given] = State.DIFFERENT
+        self._reasons[given & (self._reasons == 0)] = GIVEN
+
+    # Telling
+
+    def _note(self, table: dict[Phase, Found], phase: int, which: np.ndarray) -> None:
+        where = np.flatnonzero(which)
+        if not len(where):
+            return
+        first = int(where[0])
+        key = (self._step_of(phase), phase, first, self._theirs.rank)
+        before = table.get(Phase(phase))
+        if before is not None and before.key <= key:
+            return
+        computed = np.isin(self._phases, [int(p) for p in COMPUTED])
+        # Parameters are read a step later than they are made.
+        beside = computed & ((self._phases == Phase.UPDATE) == (phase == Phase.UPDATE))
+        after = np.flatnonzero(beside & (np.arange(len(beside)) > first))[:_TRAIL]
+        beside[first:] = False
+        error, exact = self._summed_up(beside)
+        if phase == Phase.UPDATE:
+            before_error, before_exact = self._run.last_computed.get(self._theirs.rank, (0.0, True))
+            error, exact = max(error, before_error), exact and before_exact
+        trail = tuple(self._row(index) for index in after.tolist())
+        table[Phase(phase)] = Found(key, self._row(first), error, exact, trail)
+
+    def _summed_up(self, which: np.ndarray) -> tuple[float, bool]:
+        errors, states = self._errors[which], self._states[which]
+        if not len(errors):
+            return 0.0, True
+        return float(errors.max()), bool((states == State.SAME).all())
+
+    def _note_growth(self, phase: Phase, here: np.ndarray) -> None:
+        where = np.flatnonzero(here)
+        worst = int(where[np.argmax(self._errors[where])])
+        error = float(self._errors[worst])
+        name = str(self._run.names[int(self._theirs.names[self._pairs.theirs[worst]])])
+        if phase in COMPUTED:
+            self._run.tally.grow(self._step_of(phase), error, name)
+        before = self._run.tally.worst.get(phase)
+        if error > (0.0 if before is None else before.row.error):
+            key = (self._step_of(phase), int(phase), worst, self._theirs.rank)
+            self._run.tally.worst[phase] = Found(key, self._row(worst), 0.0, False)
+
+    def _keep_rows(self) -> None:
+        run, tally = self._run, self._run.tally
+        if run._sink is not None:
+            for index in np.flatnonzero(self._states != State.SAME).tolist():
+                run._sink(self._row(index))
+        kept = np.flatnonzero(self._states > State.CLOSE)
+        tally.more_rows += len(kept[tally.room :])
+        tally.rows += [self._row(index) for index in kept[: tally.room].tolist()]
+
+    def _row(self, index: int) -> Row:
+        phase = int(self._phases[index])
+        return make_row(
+            self._run.names,
+            self._step_of(phase),
+            Phase(phase),
+            State(int(self._states[index])),
+            float(self._errors[index]),
+            int(self._reasons[index]),
+            (self._ours, int(self._pairs.ours[index])),
+            (self._theirs, int(self._pairs.theirs[index])),
+            self._elements.get(index),
+        )

@@ -1,0 +1,87 @@
+"""What two nested dictionaries say differently: environments, hyper-parameters, inventories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .block import Phase
+from .names import Renaming
+
+__all__ = ["Setting", "differing_settings"]
+
+NOT_THERE = "not there"
+# Where and when something ran explains no difference.
+_NEVER = {"where", "fastcheck", "format"}
+_BY_NAME = ("parameters", "buffers", "modules")
+
+
+class Setting(NamedTuple):
+    """One key whose values differ; ``not there`` where a side has no such key."""
+
+    path: str
+    actual: str
+    reference: str
+
+
+def differing_settings(
+    phase: Phase, actual: Any, reference: Any, renaming: Renaming
+) -> list[Setting]:
+    """Every differing leaf, in the order of the reference. Names of parameters, buffers and modules
+    are renamed on the actual side.
+    """
+    if phase is Phase.HYPERPARAMETERS:
+        actual = _renamed(actual, renaming)
+    return list(_walk("", actual, reference))
+
+
+def _renamed(value: Any, renaming: Renaming) -> Any:
+    if isinstance(value, list):
+        return [_renamed(item, renaming) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        if key in _BY_NAME and isinstance(item, Mapping):
+            found[key] = {renaming(name): part for name, part in item.items()}
+        elif key == "parameters" and isinstance(item, list):
+            found[key] = [renaming(name) if isinstance(name, str) else name for name in item]
+        else:
+            found[key] = _renamed(item, renaming)
+    return found
+
+
+def _walk(path: str, actual: Any, reference: Any) -> Iterator[Setting]:
+    if isinstance(actual, Mapping) and isinstance(reference, Mapping):
+        for key in [*reference, *(key for key in actual if key not in reference)]:
+            if not path and key in _NEVER:
+                continue
+            below = f"{path}.{key}" if path else str(key)
+            yield from _walk(below, actual.get(key, NOT_THERE), reference.get(key, NOT_THERE))
+    elif isinstance(actual, list) and isinstance(reference, list):
+        if len(actual) != len(reference) and not _is_nested(actual) and not _is_nested(reference):
+            yield Setting(path, _spell(actual), _spell(reference))
+            return
+        for position in range(max(len(actual), len(reference))):
+            pair = [
+                side[position] if position < len(side) else NOT_THERE
+                for side in (actual, reference)
+            ]
+            yield from _walk(f"{path}[{position}]", *pair)
+    elif not _equal(actual, reference):
+        yield Setting(path, _spell(actual), _spell(reference))
+
+
+def _is_nested(values: list[Any]) -> bool:
+    return any(isinstance(value, (Mapping, list)) for value in values)
+
+
+def _equal(left: Any, right: Any) -> bool:
+    # JSON turns 1.0 into 1 in some hands, and a NaN is itself.
+    same: bool = left == right or (left != left and right != right)
+    return same and isinstance(left, bool) == isinstance(right, bool)
+
+
+def _spell(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

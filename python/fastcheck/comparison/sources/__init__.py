@@ -1,0 +1,81 @@
+"""What can be compared: opens anything that compare() takes as one side.
+
+Each file reads one kind and gives it the form of ``..block``; they know nothing of each other's
+kinds, nor of what is done with them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..._errors import CompareError, explain
+from ..block import Source
+from .checkpoint import SUFFIXES, CheckpointSource, MemorySource, flatten_mapping
+from .log import LogSource, is_log
+from .msprobe import MsprobeSource, is_msprobe
+from .settings import SettingsSource, read_settings, settings_kind
+
+__all__ = ["open_source"]
+
+_TAKEN = (
+    "a record log, a checkpoint (" + ", ".join(SUFFIXES) + ", or a directory of them), an msprobe "
+    "dump, or the JSON of environment() or inventory()"
+)
+
+
+def open_source(value: Any, side: str, trust: bool = False) -> Source:
+    """``value``: a path, or in memory a tensor, a state_dict, or what environment() and inventory()
+    return. ``side``: how messages call it. CompareError when it is none of these.
+    """
+    if isinstance(value, (str, os.PathLike)):
+        return _open_path(os.fspath(value), side, trust)
+    if settings_kind(value) is not None:
+        return SettingsSource(f"{value['fastcheck']}()", value)
+    if isinstance(value, torch.nn.Module):
+        value = value.state_dict()
+    if isinstance(value, torch.Tensor):
+        tensor = value
+        return MemorySource("a tensor", {"tensor": lambda: tensor})
+    if isinstance(value, Mapping):
+        tensors, values = flatten_mapping(value)
+        if tensors:
+            return MemorySource(f"{len(tensors)} tensors in memory", tensors, values)
+    raise CompareError(
+        explain(
+            f"the {side} side is nothing that can be compared",
+            expected=f"a path ({_TAKEN}), or the same in memory",
+            came=f"{type(value).__name__}: {str(value)[:80]}",
+        )
+    )
+
+
+def _open_path(path: str, side: str, trust: bool) -> Source:
+    if not os.path.exists(path):
+        raise CompareError(
+            explain(f"the {side} side is not there", expected=_TAKEN, came=f"{path}: no such path")
+        )
+    if is_log(path):
+        return LogSource(path, side)
+    if is_msprobe(path):
+        return MsprobeSource(path, trust)
+    if path.endswith(".json"):
+        settings = read_settings(path)
+        if settings is not None:
+            return SettingsSource(path, settings)
+    elif os.path.isfile(path) and path.endswith(SUFFIXES):
+        return CheckpointSource(path, trust)
+    elif os.path.isdir(path):
+        source = CheckpointSource(path, trust)
+        if source.has_tensors:
+            return source
+    raise CompareError(
+        explain(
+            f"the {side} side is nothing that can be compared",
+            expected=_TAKEN,
+            came=path + (", a directory with none of these" if os.path.isdir(path) else ""),
+        )
+    )

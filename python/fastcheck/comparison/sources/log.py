@@ -1,0 +1,231 @@
+"""A record log as a side of a comparison: step by step from mapped files, so that a log of any
+length is compared in the memory of its largest step.
+
+Only segments are read. The events file holds single records of steps whose others were evicted: to
+compare these would find everything else missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from ..._errors import CompareError, LogError, explain
+from ..._logread import find_logs, log_parts, read_sites_and_meta
+from ..._record import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
+from ..._site import Site
+from ..block import Block, Kind, Phase
+from ..names import Name, NameTable, Renaming, plain_label
+
+__all__ = ["LogSource", "is_log"]
+
+_STORED = ("param", "buffer", "optimizer_state")
+_GRADIENTS = ("grad_input", "grad_output", "param_grad", "found_inf")
+
+
+def is_log(path: str) -> bool:
+    """Whether a record log is at ``path`` or one level below it."""
+    return os.path.isdir(path) and bool(find_logs(path))
+
+
+class LogSource:
+    """Reads the newest log at or right below ``path``."""
+
+    kind = Kind.LOG
+
+    def __init__(self, path: str, side: str) -> None:
+        self.title = find_logs(path)[-1]
+        self.notes: list[str] = []
+        self._ranks: dict[int, _Rank] = {}
+        environments, optimizers = {}, {}
+        for rank, segments in log_parts(self.title).items():
+            sites, meta = read_sites_and_meta(self.title, rank)
+            if segments:
+                self._ranks[rank] = _Rank(rank, segments, sites)
+            environments[rank] = meta.get("environment")
+            optimizers[rank] = meta.get("optimizers")
+        if not any(part.places for part in self._ranks.values()):
+            raise CompareError(
+                explain(
+                    "this log holds no records",
+                    expected="a log that install(log_dir=...) or a stop has written",
+                    came=self.title,
+                )
+            )
+        evicted = {part.first_whole for part in self._ranks.values() if part.is_evicted}
+        if evicted:
+            self.notes.append(
+                f"{side}: log_limit has evicted what came before step {min(evicted):,}"
+            )
+        said = _by_rank(optimizers)
+        self.settings: dict[Phase, Any] = {
+            Phase.ENVIRONMENT: _by_rank(environments),
+            Phase.HYPERPARAMETERS: None if said is None else {"optimizers": said},
+        }
+
+    def places(self) -> list[tuple[int, int]]:
+        return sorted((step, rank) for rank, part in self._ranks.items() for step in part.places)
+
+    def block(
+        self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
+    ) -> Block:
+        return self._ranks[rank].block(step, names, renaming, is_first)
+
+    def is_cut(self, step: int, rank: int) -> bool:
+        return step == max(self._ranks[rank].places)
+
+
+def _by_rank(found: dict[int, Any]) -> Any:
+    """What all ranks say; by rank where they differ. None when none says anything."""
+    said = {rank: value for rank, value in found.items() if value is not None}
+    if not said:
+        return None
+    values = list(said.values())
+    if all(value == values[0] for value in values):
+        return values[0]
+    return {f"rank {rank}": value for rank, value in said.items()}
+
+
+class _Rank:
+    """One rank's segments, and where each step lies in them."""
+
+    def __init__(self, rank: int, segments: list[str], sites: dict[int, Site]) -> None:
+        self.rank = rank
+        self._sites = sites
+        self._maps: list[np.ndarray] = []
+        runs: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        for path in segments:
+            self._index(path, runs)
+        number = re.search(r"-(\d+)\.bin$", segments[0])
+        self.is_evicted = number is not None and int(number.group(1)) > 0
+        if self.is_evicted and len(runs) > 1:
+            # Its beginning may have been in the segment that is gone.
+            del runs[min(runs)]
+        self.places = dict(runs)
+        self.first_whole = min(runs, default=0)
+        self._lookups: dict[int, _Lookup] = {}
+
+    def _index(self, path: str, runs: dict[int, list[tuple[int, int, int]]]) -> None:
+        count = os.path.getsize(path) // RECORD_BYTES
+        if not count:
+            return
+        mapped = np.memmap(path, RECORD_DTYPE, mode="r", shape=(count,))
+        steps = np.array(mapped["step"])
+        versions = np.array(mapped["version"])
+        strange = np.flatnonzero((versions != RECORD_VERSION) & (versions != 0))
+        if len(strange):
+            raise LogError(
+                explain(
+                    "this is not a log that this fastcheck reads",
+                    expected=f"records of version {RECORD_VERSION}, {RECORD_BYTES} bytes each",
+                    came=f"{path}, whose record {int(strange[0])} says version "
+                    f"{int(versions[strange[0]])}",
+                    do="if a newer fastcheck wrote it, compare with that one",
+                )
+            )
+        starts = np.flatnonzero(np.r_[True, steps[1:] != steps[:-1]])
+        ends = np.r_[starts[1:], count]
+        for start, end in zip(starts.tolist(), ends.tolist()):
+            if versions[start]:
+                runs[int(steps[start])].append((len(self._maps), start, end))
+        self._maps.append(mapped)
+
+    def block(self, step: int, names: NameTable, renaming: Renaming, is_first: bool) -> Block:
+        chunks = [np.array(self._maps[n][start:end]) for n, start, end in self.places[step]]
+        records = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+        # A machine that lost power can leave a tail of zero bytes.
+        records = records[records["version"] != 0]
+        lookup = self._lookups.get(id(names))
+        if lookup is None:
+            lookup = self._lookups[id(names)] = _Lookup(self._sites, names, renaming)
+        numbers = records["site"]
+        lookup.cover(np.unique(numbers))
+        phases = lookup.phases[numbers]
+        if is_first:
+            stored = lookup.is_stored[numbers] & (lookup.is_param[numbers] | _is_early(records))
+            phases = np.where(stored, np.uint8(Phase.WEIGHTS), phases)
+        is_batch = (phases == Phase.ARRIVED) & (
+            lookup.is_model[numbers] | (records["dtype"] >= _FIRST_INTEGER)
+        )
+        phases = np.where(is_batch, np.uint8(Phase.BATCHES), phases)
+        return Block(step, self.rank, lookup.names[numbers], phases, records)
+
+
+_FIRST_INTEGER = 8  # of the dtype codes (docs/record-format.md, section 2)
+
+
+def _is_early(records: np.ndarray) -> np.ndarray:
+    """Whether a record is the first of its site."""
+    _, first = np.unique(records["site"], return_index=True)
+    found = np.zeros(len(records), bool)
+    found[first] = True
+    return found
+
+
+class _Lookup:
+    """What is known of each site, as arrays that a block's ``site`` column indexes."""
+
+    def __init__(self, sites: dict[int, Site], names: NameTable, renaming: Renaming) -> None:
+        self._sites, self._names, self._renaming = sites, names, renaming
+        size = max(sites, default=0) + 1
+        self.names = np.full(size, -1, np.int64)
+        self.phases = np.zeros(size, np.uint8)
+        self.is_stored = np.zeros(size, bool)
+        self.is_param = np.zeros(size, bool)
+        self.is_model = np.zeros(size, bool)
+
+    def cover(self, numbers: np.ndarray) -> None:
+        if not len(numbers):
+            return
+        missing = int(numbers[-1]) + 1 - len(self.names)
+        if missing > 0:
+            grow = {"names": -1, "phases": 0, "is_stored": 0, "is_param": 0, "is_model": 0}
+            for field, value in grow.items():
+                column = getattr(self, field)
+                added = np.full(missing, value, column.dtype)
+                setattr(self, field, np.concatenate([column, added]))
+        for number in numbers[self.names[numbers] < 0].tolist():
+            site = self._sites.get(number) or Site(
+                f"site {number}", "name lost", "forward", "output", 0, "?"
+            )
+            self.names[number] = self._names.number(_name(site, self._renaming))
+            self.phases[number] = _phase(site)
+            self.is_stored[number] = site.role in _STORED
+            self.is_param[number] = site.role == "param"
+            self.is_model[number] = site.module == ""
+
+
+def _name(site: Site, renaming: Renaming) -> Name:
+    label = plain_label(site.label, site.role)
+    if site.role in ("param", "param_grad", "buffer"):
+        # Renamed with its module: a map may be about the parameter itself.
+        path = f"{site.module}.{label}" if site.module else label
+        module, _, label = renaming(path).rpartition(".")
+        return Name(module, site.direction, site.role, label, site.op or "")
+    module = renaming(site.module) if site.module else ""
+    return Name(module, site.direction, site.role, label, site.op or "")
+
+
+def _phase(site: Site) -> Phase:
+    """Before the first step is told apart: parameters count as the outcome of an update."""
+    is_root = site.module == "" or re.fullmatch(
+        re.escape(site.module_type) + r"(_\d+)?", site.module
+    )
+    if site.role == "loss" or (site.role == "output" and is_root and _is_loss(site)):
+        return Phase.LOSS
+    if site.role in _GRADIENTS:
+        return Phase.GRADIENTS
+    if site.role in ("param", "optimizer_state"):
+        return Phase.UPDATE
+    if site.role == "input" and is_root:
+        return Phase.ARRIVED
+    return Phase.FORWARD
+
+
+def _is_loss(site: Site) -> bool:
+    """What the criterion returns, and what a model returns under that name."""
+    return site.module != "" or site.label in ("output.loss", "output['loss']")

@@ -1,0 +1,280 @@
+"""A dump of msprobe (mindstudio-probe) as a side of a comparison: dump.json, with its statistics,
+CRC32s or .pt and .npy files.
+
+Its names say what fastcheck's do in another spelling: ``Module.layers.3.attn.Attention.forward.0``
+is the first call of ``layers.3.attn``, ``Functional.linear.2.backward`` the gradient of the third
+``linear``. Written from dumps of mindstudio-probe 26.2.0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import numpy as np
+import torch
+
+from ..._errors import CompareError, explain
+from ..._record import DTYPES, RECORD_DTYPE, RECORD_VERSION, Depth
+from ..block import SOME, UNKNOWN_COUNT, Block, Extra, Kind, Phase
+from ..names import Name, NameTable, Renaming
+from .checkpoint import _numpy, load_file, record_of
+
+__all__ = ["MsprobeSource", "is_msprobe"]
+
+_MODULE = re.compile(r"(?:Module|Cell)\.(?:(.+)\.)?([^.]+)\.(forward|backward)\.(\d+)")
+_GRADIENT = re.compile(r"(?:Module|Cell)\.(?:(.+)\.)?([^.]+)\.parameters_grad(?:\.\d+)?")
+_API = re.compile(r"([A-Za-z]+\.[^.]+(?:\.[^.]+)*?)\.(\d+)\.(forward|backward)")
+_STEP = re.compile(r"step(\d+)")
+_RANK = re.compile(r"(?:rank|proc)(\d+)")
+_CODES = {info.name: info.code for info in DTYPES}
+_ALIASES = {"half": "float16", "float": "float32", "double": "float64", "long": "int64"}
+_ALIASES.update({"int": "int32", "short": "int16"})
+
+
+def is_msprobe(path: str) -> bool:
+    """Whether there is a dump.json at ``path``, or in the step and rank directories below it."""
+    return any(True for _ in _dumps(path))
+
+
+def _dumps(path: str) -> Iterator[tuple[int, str, str]]:
+    """(step, name of the rank's directory, path of its dump.json)."""
+    if os.path.isfile(path) and os.path.basename(path) == "dump.json":
+        yield 0, "rank0", path
+        return
+    if not os.path.isdir(path):
+        return
+    own = os.path.join(path, "dump.json")
+    if os.path.isfile(own):
+        yield 0, "rank0", own
+        return
+    for name in sorted(os.listdir(path)):
+        below = os.path.join(path, name)
+        step = _STEP.fullmatch(name)
+        if step and os.path.isdir(below):
+            yield from ((int(step.group(1)), rank, file) for rank, file in _ranks(below))
+    yield from ((0, rank, file) for rank, file in _ranks(path))
+
+
+def _ranks(path: str) -> Iterator[tuple[str, str]]:
+    for name in sorted(os.listdir(path)):
+        file = os.path.join(path, name, "dump.json")
+        if _RANK.fullmatch(name) and os.path.isfile(file):
+            yield name, file
+
+
+class MsprobeSource:
+    """``path``: what msprobe calls dump_path, a step or a rank below it, or a dump.json."""
+
+    kind = Kind.MSPROBE
+
+    def __init__(self, path: str, trust: bool = False) -> None:
+        self.title = path
+        self.notes: list[str] = []
+        self.settings: dict[Phase, Any] = {}
+        self._trust = trust
+        self._files: dict[tuple[int, int], str] = {}
+        for step, name, file in _dumps(path):
+            digits = _RANK.fullmatch(name)
+            # "proc<pid>" is what a run without torch.distributed has: rank 0.
+            is_rank = name.startswith("rank") and digits is not None
+            rank = int(digits.group(1)) if is_rank and digits is not None else 0
+            if (step, rank) in self._files:
+                self.notes.append(f"{file} is left out: another dump of step {step}, rank {rank}")
+                continue
+            self._files[step, rank] = file
+
+    def places(self) -> list[tuple[int, int]]:
+        return sorted(self._files)
+
+    def is_cut(self, step: int, rank: int) -> bool:
+        return False
+
+    def block(
+        self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
+    ) -> Block:
+        file = self._files[step, rank]
+        numbers: list[int] = []
+        phases: list[int] = []
+        records: list[np.void] = []
+        extras: list[Extra] = []
+        seen_input = False
+        for key, data in _read(file).items():
+            for name, phase, value in _tensors(key, data, renaming):
+                if phase == Phase.WEIGHTS and not is_first:
+                    phase = Phase.UPDATE
+                if phase == Phase.BATCHES and seen_input:
+                    phase = Phase.FORWARD
+                numbers.append(names.number(name))
+                phases.append(phase)
+                record, extra = self._tensor(value, os.path.dirname(file))
+                record["step"] = step
+                records.append(record)
+                extras.append(extra)
+            # What the first call of a step reads is the batch.
+            seen_input = True
+        made = np.array(records, RECORD_DTYPE) if records else np.zeros(0, RECORD_DTYPE)
+        return Block(
+            step, rank, np.array(numbers, np.int64), np.array(phases, np.uint8), made, extras
+        )
+
+    def _tensor(self, value: dict[str, Any], directory: str) -> tuple[np.void, Extra]:
+        file = value.get("data_name")
+        shape = tuple(int(n) for n in value.get("shape") or ())
+        wants = value.get("requires_grad")
+        requires_grad = wants if isinstance(wants, bool) else None
+        if isinstance(file, str) and file not in ("", "-1"):
+            # Never the dump_data_dir that the file names: another machine wrote it.
+            path = os.path.join(directory, "dump_tensor_data", os.path.basename(file))
+            if os.path.isfile(path):
+                record, extra = record_of(lambda: _load(path, self._trust))
+                if extra.load is not None:
+                    return record.copy(), Extra(shape, requires_grad, None, extra.load)
+                return _statistics(value, shape), Extra(
+                    shape, requires_grad, _crc32(value), problem=extra.problem
+                )
+        return _statistics(value, shape), Extra(shape, requires_grad, _crc32(value))
+
+
+def _load(path: str, trust: bool) -> torch.Tensor:
+    if path.endswith(".npy"):
+        return _numpy(path, None)
+    loaded = load_file(path, trust)
+    if not isinstance(loaded, torch.Tensor):
+        raise ValueError(f"{os.path.basename(path)} holds a {type(loaded).__name__}, no tensor")
+    return loaded
+
+
+def _read(file: str) -> dict[str, Any]:
+    try:
+        with open(file, encoding="utf-8") as stream:
+            found = json.load(stream)  # bare NaN and Infinity too, which msprobe writes
+        data = found["data"]
+        if not isinstance(data, dict):
+            raise TypeError("data is no object")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CompareError(
+            explain(
+                "this dump.json can't be read",
+                expected='what msprobe writes: a JSON object with "data"',
+                came=f"{file}: {error}",
+                do="dump again; a run that was killed leaves it half written",
+            )
+        ) from error
+    return data
+
+
+def _tensors(
+    key: str, data: Any, renaming: Renaming
+) -> Iterator[tuple[Name, Phase, dict[str, Any]]]:
+    if not isinstance(data, dict):
+        return
+    gradient = _GRADIENT.fullmatch(key)
+    if gradient:
+        for label, value in data.items():
+            for _, item in _leaves(value, ""):
+                name = _parameter(gradient.group(1) or "", label, "param_grad", renaming)
+                yield name, Phase.GRADIENTS, item
+        return
+    module = _MODULE.fullmatch(key)
+    api = None if module else _API.fullmatch(key)
+    if module:
+        path, op, forward = renaming(module.group(1) or ""), "", module.group(3) == "forward"
+    elif api:
+        path, op, forward = "", renaming(api.group(1)), api.group(3) == "forward"
+    else:
+        path, op, forward = "", renaming(key), True
+    roles = (
+        {"input_args": "input", "input_kwargs": "input", "output": "output"}
+        if forward
+        # A backward reads the gradient of what the forward returned.
+        else {"input": "grad_output", "output": "grad_input"}
+    )
+    direction = "forward" if forward else "backward"
+    for part, role in roles.items():
+        start = "input" if role.endswith("input") else "output"
+        phase = Phase.GRADIENTS if not forward else Phase.FORWARD
+        if role == "input":
+            phase = Phase.BATCHES
+        for label, item in _leaves(data.get(part), start):
+            yield Name(path, direction, role, label, op), phase, item
+    for label, value in (data.get("parameters") or {}).items():
+        for _, item in _leaves(value, ""):
+            parent = module.group(1) if module else None
+            yield _parameter(parent or "", label, "param", renaming), Phase.WEIGHTS, item
+
+
+def _parameter(module: str, label: str, role: str, renaming: Renaming) -> Name:
+    path, _, last = renaming(f"{module}.{label}" if module else label).rpartition(".")
+    return Name(path, "optimizer", role, last)
+
+
+def _leaves(value: Any, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tensors below, labelled as fastcheck labels them."""
+    if isinstance(value, dict):
+        if isinstance(value.get("type"), str):
+            if "Tensor" in value["type"] or "Parameter" in value["type"]:
+                yield label, value
+            return
+        for key, item in value.items():
+            yield from _leaves(item, f"{label}.{key}")
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            yield from _leaves(item, f"{label}[{position}]")
+
+
+def _crc32(value: dict[str, Any]) -> Optional[str]:
+    found = value.get("md5")
+    return found.lower() if isinstance(found, str) and found else None
+
+
+def _statistics(value: dict[str, Any], shape: tuple[int, ...]) -> np.void:
+    """What dump.json says, in a Record; what it doesn't say is unknown there."""
+    made = np.zeros(1, RECORD_DTYPE)
+    name = str(value.get("dtype", "")).split(".")[-1].lower()
+    code = _CODES.get(_ALIASES.get(name, name), _CODES["float32"])
+    numel = math.prod(shape)
+    made["version"], made["dtype"], made["numel"] = RECORD_VERSION, code, numel
+    made["depth"] = Depth.STATS
+    for field in RECORD_DTYPE.names or ():
+        if field.endswith("_count"):
+            made[field] = UNKNOWN_COUNT
+    low, high, mean, norm = (_number(value.get(k)) for k in ("Min", "Max", "Mean", "Norm"))
+    known = [number for number in (low, high, norm) if number is not None]
+    if any(not math.isfinite(number) for number in known):
+        made["nan_count"] = SOME  # how many, it doesn't say
+    elif norm is not None:
+        for field in ("nan_count", "posinf_count", "neginf_count"):
+            made[field] = 0
+    kind = np.dtype("<" + DTYPES[code].kind).type
+    raw = made.view(np.uint8)
+    for start, number in ((64, low), (72, high)):
+        if DTYPES[code].kind == "f8":
+            raw[start : start + 8] = np.frombuffer(_float(number).tobytes(), np.uint8)
+        elif number is not None and math.isfinite(number):
+            raw[start : start + 8] = np.frombuffer(kind(int(number)).tobytes(), np.uint8)
+    made["sum"] = _float(None if mean is None else mean * numel)
+    made["abs_sum"] = _float(None)
+    made["sum_sq"] = _float(None if norm is None else norm * norm)
+    result: np.void = made[0]
+    return result
+
+
+def _number(value: Any) -> Optional[float]:
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, (int, float)):
+        return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _float(value: Optional[float]) -> np.float64:
+    made: np.float64 = np.float64(math.nan if value is None else value)
+    return made

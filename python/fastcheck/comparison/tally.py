@@ -1,0 +1,103 @@
+"""What a comparison remembers while blocks stream past: counts, the first difference of each
+question, how the error grows. Bounded, whatever the number of tensors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple, Optional
+
+from .block import Phase
+from .measure import State
+from .row import Row
+
+__all__ = ["Found", "Growth", "Missing", "Tally"]
+
+KEPT_ROWS = 1000
+KEPT_STEPS = 100_000
+#: The questions that are about what was computed, in the order in which a step computes it.
+COMPUTED = (Phase.FORWARD, Phase.LOSS, Phase.GRADIENTS, Phase.UPDATE)
+
+#: When something was seen: step, question, place in the step, rank.
+Key = tuple[int, int, int, int]
+
+
+class Found(NamedTuple):
+    """A row, when it was, and the largest error of what its step computed before it; whether all
+    that was equal to the bit.
+    """
+
+    key: Key
+    row: Row
+    error_before: float
+    exact_before: bool
+    #: Rows of what came next in that step.
+    trail: tuple[Row, ...] = ()
+
+
+class Growth(NamedTuple):
+    """The largest error of a step, and where."""
+
+    step: int
+    error: float
+    name: str
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A name that one side has fewer of."""
+
+    state: State
+    name: str
+    phase: Phase
+    count: int
+    first_step: int
+
+
+class Tally:
+    """Filled by the run over the blocks, read by the verdict."""
+
+    def __init__(self) -> None:
+        self.states: dict[Phase, Counter[State]] = {phase: Counter() for phase in Phase}
+        self.different: dict[Phase, Found] = {}
+        self.inexact: dict[Phase, Found] = {}
+        self.worst: dict[Phase, Found] = {}
+        self.steps: dict[Phase, set[int]] = defaultdict(set)
+        self.growth: dict[int, Growth] = {}
+        self.missing: dict[tuple[State, str], Missing] = {}
+        self.rows: list[Row] = []
+        self.more_rows = 0
+        self.reordered = 0
+        self.moved = 0
+        self.dtypes: Counter[tuple[str, str]] = Counter()
+        self.has_bits = True  # whether all pairs could be compared to the bit
+
+    @property
+    def room(self) -> int:
+        """How many more rows are kept; those beyond are counted."""
+        return KEPT_ROWS - len(self.rows)
+
+    def keep(self, row: Row) -> None:
+        if len(self.rows) < KEPT_ROWS:
+            self.rows.append(row)
+        else:
+            self.more_rows += 1
+
+    def grow(self, step: int, error: float, name: str) -> None:
+        before = self.growth.get(step)
+        if before is None and len(self.growth) >= KEPT_STEPS:
+            return
+        if before is None or error > before.error:
+            self.growth[step] = Growth(step, error, name)
+
+    def miss(self, state: State, name: str, phase: Phase, step: int) -> None:
+        before = self.missing.get((state, name))
+        count = 1 if before is None else before.count + 1
+        first = step if before is None else before.first_step
+        self.missing[state, name] = Missing(state, name, phase, count, first)
+
+    def first(self, table: dict[Phase, Found], phases: tuple[Phase, ...]) -> Optional[Found]:
+        """The earliest of these questions' finds."""
+        found = [table[phase] for phase in phases if phase in table]
+        return min(found, key=lambda one: one.key) if found else None
