@@ -88,8 +88,14 @@ class StateReader:
     def _read_gradients(self, owned: Optional[set[int]], *, scaled: bool) -> None:
         batch = _Batch()
         for node, name, parameter in self._parameters(owned):
-            if parameter.grad is not None:
-                batch.add(parameter.grad, node.site("param_grad", name, 0), "param_grad")
+            gradient = parameter.grad
+            if gradient is not None:
+                batch.add(gradient, node.site("param_grad", name, 0), "param_grad")
+            # Where Megatron's fused kernels add up the gradient of a weight, and its optimizer
+            # takes it from.
+            main = getattr(parameter, "main_grad", None)
+            if isinstance(main, torch.Tensor) and main is not gradient:
+                batch.add(main, node.site("param_grad", f"{name}.main_grad", 0), "param_grad")
         flags = int(Flag.SCALED) if scaled else 0
         self._read(batch, flags, _parameter_gradient, scaled)
 

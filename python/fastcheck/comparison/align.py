@@ -14,9 +14,13 @@ import numpy as np
 
 from .._record import VALUE_BYTES, Depth, Flag
 from .block import Block, same_bits
+from .names import NameTable
 
 __all__ = ["Alignment", "align"]
 
+# Of two modules that read one tensor in two threads, whichever comes first has it recorded as its
+# input, and its gradient with it.
+_READ = ("input", "grad_input")
 # Above this many cells the calls of one name are matched in their order, extra ones at the end.
 _MAX_CELLS = 1_000_000
 
@@ -25,7 +29,8 @@ _MAX_CELLS = 1_000_000
 class Alignment:
     """``ours[i]`` of the actual block belongs to ``theirs[i]`` of the reference, in the
     reference's order; ``same[i]``: equal to the bit. ``reordered`` counts pairs that came in
-    another order among the calls of their name, ``moved`` those found under another name.
+    another order among the calls of their name, ``moved`` inputs found under another name.
+    ``lookalikes``: pairs of what is left over that are equal to the bit, perhaps renamed.
     """
 
     ours: np.ndarray
@@ -35,9 +40,10 @@ class Alignment:
     only_theirs: np.ndarray
     reordered: int = 0
     moved: int = 0
+    lookalikes: tuple[tuple[int, int], ...] = ()
 
 
-def align(actual: Block, reference: Block) -> Alignment:
+def align(actual: Block, reference: Block, names: NameTable) -> Alignment:
     """Matches two blocks. Cost: that of sorting the names, where calls are as many and equal."""
     if np.array_equal(actual.names, reference.names):
         ours = theirs = np.arange(len(actual))
@@ -60,8 +66,12 @@ def align(actual: Block, reference: Block) -> Alignment:
     only_ours = _rest(len(actual), ours)
     only_theirs = _rest(len(reference), theirs)
     moved = 0
+    lookalikes: tuple[tuple[int, int], ...] = ()
     if len(only_ours) and len(only_theirs):
-        extra = _by_content(actual, only_ours, reference, only_theirs)
+        equal = _by_content(actual, only_ours, reference, only_theirs)
+        is_input = [names[int(actual.names[index])].role in _READ for index, _ in equal]
+        extra = np.array([p for p, yes in zip(equal, is_input) if yes], np.int64).reshape(-1, 2)
+        lookalikes = tuple(pair for pair, yes in zip(equal, is_input) if not yes)
         moved = len(extra)
         ours = np.concatenate([ours, extra[:, 0]])
         theirs = np.concatenate([theirs, extra[:, 1]])
@@ -79,6 +89,7 @@ def align(actual: Block, reference: Block) -> Alignment:
         _without_recomputed(reference, only_theirs),
         reordered,
         moved,
+        lookalikes,
     )
 
 
@@ -151,7 +162,7 @@ def _content(block: Block, index: int) -> object:
     """What two readings of equal bits have in common; None where that isn't known."""
     record = block.records[index]
     if record["depth"] == Depth.FULL:
-        return record.tobytes()[:VALUE_BYTES], int(record["dtype"]), int(record["order"])
+        return record.tobytes()[:VALUE_BYTES], int(record["dtype"])
     crc32 = block.extra(index).crc32
     return None if crc32 is None else (crc32, int(record["dtype"]), block.extra(index).shape)
 
@@ -195,10 +206,10 @@ def _distance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return found
 
 
-def _by_content(actual: Block, mine: np.ndarray, reference: Block, other: np.ndarray) -> np.ndarray:
-    """Of what is left over, pairs that are equal to the bit: of two modules that read one tensor
-    in two threads, whichever comes first has it recorded as its input.
-    """
+def _by_content(
+    actual: Block, mine: np.ndarray, reference: Block, other: np.ndarray
+) -> list[tuple[int, int]]:
+    """Of what is left over, pairs that are equal to the bit."""
     places: dict[object, list[int]] = {}
     for index in other.tolist()[::-1]:
         key = _content(reference, index)
@@ -210,7 +221,7 @@ def _by_content(actual: Block, mine: np.ndarray, reference: Block, other: np.nda
         waiting = places.get((_content(actual, index), int(actual.phases[index])))
         if waiting:
             pairs.append((index, waiting.pop()))
-    return np.array(pairs, np.int64).reshape(-1, 2)
+    return pairs
 
 
 def _rest(size: int, taken: np.ndarray) -> np.ndarray:

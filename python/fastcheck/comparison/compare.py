@@ -203,6 +203,8 @@ def _check_common(runner: Runner, sides: tuple[Source, Source]) -> None:
         else f"steps {_span(sides[0])} in actual and {_span(sides[1])} in reference"
     )
     near = near_matches(ours[0], theirs, 1) if ours and theirs else []
+    alike = runner.tally.lookalikes.get(ours[0]) if ours else None
+    near = near if alike is None else [alike]
     raise CompareError(
         explain(
             "the two sides have nothing in common",
@@ -238,7 +240,13 @@ def _notes(tally: Tally) -> list[str]:
             f"{tally.reordered:,} calls came in another order among the calls of their module"
         )
     if tally.moved:
-        found.append(f"{tally.moved:,} tensors that are equal to the bit have another name")
+        found.append(f"{tally.moved:,} inputs were read by another module first, equal to the bit")
+    if tally.lookalikes:
+        mine, other = next(iter(tally.lookalikes.items()))
+        found.append(
+            f"{len(tally.lookalikes):,} names only in actual hold what names only in reference "
+            f"hold: {mine} is {other}, ... If they are renamed, give rename= (--rename FILE)"
+        )
     for (mine, other), count in tally.dtypes.items():
         found.append(f"{count:,} tensors are {mine} in actual and {other} in reference")
     if not tally.has_bits:

@@ -79,7 +79,8 @@ class Renaming:
 
     A rule is a path on either side: it is about that path and all that is below it. ``*`` on the
     left stands for anything within one part of a path, and the ``*`` on the right for what it was.
-    The longest rule that fits is used, once. Rules of the built-in map are about the last part.
+    The longest rule that fits is used, once. A built-in map is about the last part of a name, and
+    for both sides, whichever of them spells it so.
     """
 
     def __init__(self, rules: Mapping[str, str], last_parts: Mapping[str, str] | None = None):
@@ -126,6 +127,10 @@ class Renaming:
                     )
                 )
         return cls(rename)
+
+    def of_reference(self) -> Renaming:
+        """What happens to the names of the reference."""
+        return Renaming({}, self._last_parts)
 
     def __call__(self, path: str) -> str:
         """The name that ``path`` has on the side of the reference."""

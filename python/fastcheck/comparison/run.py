@@ -54,7 +54,7 @@ class Runner:
         self._actual, self._reference = actual, reference
         self._renaming, self._thresholds, self._accept = renaming, thresholds, accept
         self._sink = sink
-        self._unchanged = Renaming({})
+        self._of_reference = renaming.of_reference()
         self.names = NameTable()
         self.tally = Tally()
         # A run's batches and first weights are given; a checkpoint's weights were computed.
@@ -68,10 +68,14 @@ class Runner:
         is_first = rank not in self._last_step
         names = self.names
         ours = self._actual.block(step, rank, names, self._renaming, is_first)
-        theirs = self._reference.block(step, rank, names, self._unchanged, is_first)
-        pairs = align(ours, theirs)
+        theirs = self._reference.block(step, rank, names, self._of_reference, is_first)
+        pairs = align(ours, theirs, names)
         self.tally.reordered += pairs.reordered
         self.tally.moved += pairs.moved
+        for mine, other in pairs.lookalikes:
+            self.tally.lookalikes[str(names[int(ours.names[mine])])] = str(
+                names[int(theirs.names[other])]
+            )
         _Step(self, ours, theirs, pairs, self._last_step.get(rank, step)).take()
         self._note_missing(ours, theirs, pairs)
         self._last_step[rank] = step
@@ -87,10 +91,12 @@ class Runner:
             if other.is_cut(block.step, block.rank):
                 # The other side ends within this step: what it didn't come to is not missing.
                 end = int(matched.max()) if len(matched) else 0
+            # A log has first weights twice: before the forward, and before the update.
+            weights = set(block.names[matched[block.phases[matched] == Phase.WEIGHTS]].tolist())
             for index in indices.tolist():
-                if index > end:
-                    continue
                 phase = _settled(Phase(int(block.phases[index])))
+                if index > end or (phase is Phase.WEIGHTS and int(block.names[index]) in weights):
+                    continue
                 self.tally.states[phase][state] += 1
                 name = str(self.names[int(block.names[index])])
                 self.tally.miss(state, name, phase, block.step)

@@ -31,13 +31,14 @@ def differing_settings(
     are renamed on the actual side.
     """
     if phase is Phase.HYPERPARAMETERS:
-        actual = _renamed(actual, renaming)
+        actual, reference = _by_name(actual, renaming), _by_name(reference, renaming.of_reference())
     return list(_walk("", actual, reference))
 
 
-def _renamed(value: Any, renaming: Renaming) -> Any:
+def _by_name(value: Any, renaming: Renaming) -> Any:
+    """Renamed, and a group's parameters as a set: their order changes no update."""
     if isinstance(value, list):
-        return [_renamed(item, renaming) for item in value]
+        return [_by_name(item, renaming) for item in value]
     if not isinstance(value, Mapping):
         return value
     found: dict[str, Any] = {}
@@ -45,9 +46,9 @@ def _renamed(value: Any, renaming: Renaming) -> Any:
         if key in _BY_NAME and isinstance(item, Mapping):
             found[key] = {renaming(name): part for name, part in item.items()}
         elif key == "parameters" and isinstance(item, list):
-            found[key] = [renaming(name) if isinstance(name, str) else name for name in item]
+            found[key] = {renaming(str(name)): "in the group" for name in item}
         else:
-            found[key] = _renamed(item, renaming)
+            found[key] = _by_name(item, renaming)
     return found
 
 

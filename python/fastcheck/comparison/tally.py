@@ -70,6 +70,7 @@ class Tally:
         self.more_rows = 0
         self.reordered = 0
         self.moved = 0
+        self.lookalikes: dict[str, str] = {}
         self.dtypes: Counter[tuple[str, str]] = Counter()
         self.has_bits = True  # whether all pairs could be compared to the bit
 

@@ -144,7 +144,8 @@ def _open(path: str, trust: bool) -> tuple[dict[str, Loader], dict[str, Any]]:
             _numpy(path, None)  # a damaged file is said at once
             return {LONE: lambda: _numpy(path, None)}, {}
         if suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
+            # Opened here: NumPy leaves the file open when the archive is damaged.
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
                 found = list(archive.files)
             return {name: _of_archive(path, name) for name in found}, {}
         return _flatten(load_file(path, trust))
@@ -169,7 +170,7 @@ def _numpy(path: str, name: Optional[str]) -> torch.Tensor:
     if name is None:
         array = np.load(path, mmap_mode="c", allow_pickle=False)
     else:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             array = archive[name]
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

@@ -203,9 +203,10 @@ def _name(site: Site, renaming: Renaming) -> Name:
     label = plain_label(site.label, site.role)
     if site.role in ("param", "param_grad", "buffer"):
         # Renamed with its module: a map may be about the parameter itself.
+        label, dot, inner = label.partition(".")  # weight.main_grad
         path = f"{site.module}.{label}" if site.module else label
         module, _, label = renaming(path).rpartition(".")
-        return Name(module, site.direction, site.role, label, site.op or "")
+        return Name(module, site.direction, site.role, label + dot + inner, site.op or "")
     module = renaming(site.module) if site.module else ""
     return Name(module, site.direction, site.role, label, site.op or "")
 
