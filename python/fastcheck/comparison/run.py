@@ -215,7 +215,7 @@ class _Step:
         error = elements.distance
         if elements.nonfinite:
             self._set(index, State.DIFFERENT, float("inf"), NONFINITE)
-        elif error > allowed.error:
+        elif error > allowed.error or (allowed.error == 0 and elements.differing):
             self._set(index, State.DIFFERENT, error, ELEMENTS)
         elif elements.largest > allowed.largest:
             self._set(index, State.DIFFERENT, error, LARGEST)
