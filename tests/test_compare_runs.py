@@ -112,7 +112,7 @@ def test_a_transposed_weight_gradient_is_named_at_its_step_and_nothing_earlier(
     assert first.exact_before
     assert comparison.first_inexact is not None
     assert comparison.first_inexact.key == first.key
-    assert comparison["forward"].text.startswith("up to step 1")
+    assert comparison["forward"].text == "up to step 1, to the bit"
     assert {
         row.name for row in comparison.rows if row.step == 1 and row.phase.name == "GRADIENTS"
     } == {

@@ -71,19 +71,25 @@ def log_table(directory: str) -> Iterator[dict[str, np.ndarray]]:
         places = _Places(sites)
         events = os.path.join(directory, f"events-rank{rank}.bin")
         if os.path.exists(events):
-            kept = _mapped(events)
-            if segments:
-                kept = kept[~np.isin(kept["seq"], _mapped(segments[0])["seq"])]
-            yield from _pieces(rank, kept, places)
+            for kept in _pieces(events):
+                # A crash may have left them in their segment too.
+                for piece in _pieces(segments[0]) if segments else ():
+                    kept = kept[~np.isin(kept["seq"], piece["seq"])]
+                if len(kept):
+                    yield _columns(rank, kept, places)
         for path in segments:
-            yield from _pieces(rank, _mapped(path), places)
+            for piece in _pieces(path):
+                yield _columns(rank, piece, places)
 
 
-def _mapped(path: str) -> np.ndarray:
+def _pieces(path: str) -> Iterator[np.ndarray]:
     count = os.path.getsize(path) // RECORD_BYTES
-    if not count:
-        return np.zeros(0, RECORD_DTYPE)
-    return np.memmap(path, RECORD_DTYPE, mode="r", shape=(count,))
+    for start in range(0, count, _ROWS):
+        wanted = min(_ROWS, count - start)
+        piece = np.fromfile(path, RECORD_DTYPE, count=wanted, offset=start * RECORD_BYTES)
+        piece = piece[piece["version"] != 0]  # the zero bytes that a power cut leaves
+        if len(piece):
+            yield piece
 
 
 class _Places:
@@ -100,14 +106,6 @@ class _Places:
     def columns(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
         within = np.where((numbers < 0) | (numbers > self._last), self._last, numbers)
         return {name: column[within] for name, column in self._columns.items()}
-
-
-def _pieces(rank: int, records: np.ndarray, places: _Places) -> Iterator[dict[str, np.ndarray]]:
-    for start in range(0, len(records), _ROWS):
-        piece = np.array(records[start : start + _ROWS])
-        piece = piece[piece["version"] != 0]  # the zero bytes that a power cut leaves
-        if len(piece):
-            yield _columns(rank, piece, places)
 
 
 def _columns(rank: int, records: np.ndarray, places: _Places) -> dict[str, np.ndarray]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from .._layout import paint, section, sparkline, table, wrap
 from .._numbers import spell
-from .measure import State
+from .block import Kind
+from .measure import ELEMENTS, REASONS, State
 from .row import Row
 from .tally import Found
 
@@ -21,6 +22,7 @@ _WIDTH = 100
 _BODY = _WIDTH - 10
 _SETTINGS = 12
 _NAMES = 6
+_TENSORS = 20
 _SHOWN = {"no": "NO", "partly": "partly", "not asked": "-", "unknown": "?"}
 _STYLE = {"yes": "green", "no": "red", "partly": "yellow", "accepted": "yellow"}
 
@@ -31,8 +33,16 @@ def render(comparison: Comparison, color: bool = False, ascii_only: bool = False
     blocks.append(section("asked", _asked(comparison, color), color))
     blocks.append(section("result", _result(comparison, color), color))
     stopped = any(answer.answer == "not asked" for answer in comparison.answers)
-    shown = comparison.first if not _has_given_no(comparison) or not stopped else None
-    if shown is not None:
+    given = [answer for answer in comparison.answers[:4] if answer.answer == "no"]
+    shown = comparison.first if not given or not stopped else None
+    if comparison.kind == Kind.CHECKPOINT.value:
+        if comparison.rows:
+            blocks.append(section("tensors", _tensors(comparison), color))
+    elif given and stopped:
+        for answer in given:
+            if answer.found is not None:
+                blocks.append(section(answer.question[:9], _sides(answer.found.row), color))
+    elif shown is not None:
         blocks.append(section("first", _first(comparison, shown), color))
         blocks.append(section("growth", _growth(comparison, shown, ascii_only), color))
     elif comparison.verdict == "equal" and comparison.first_inexact is not None:
@@ -69,6 +79,7 @@ def _about(comparison: Comparison) -> list[str]:
 
 def _asked(comparison: Comparison, color: bool) -> list[str]:
     widest = max(len(answer.question) for answer in comparison.answers)
+    is_checkpoint = comparison.kind == Kind.CHECKPOINT.value
     lines: list[str] = []
     for answer in comparison.answers:
         word = _SHOWN.get(answer.answer, answer.answer)
@@ -76,11 +87,11 @@ def _asked(comparison: Comparison, color: bool) -> list[str]:
         head = f"{answer.question:<{widest}}  {paint(word, style, color)}"
         pad = " " * (8 - len(word))
         lines.append(f"{head}{pad}  {answer.text}".rstrip())
-        lines += [" " * (widest + 2) + line for line in _details(answer)]
+        lines += [" " * (widest + 2) + line for line in _details(answer, is_checkpoint)]
     return lines
 
 
-def _details(answer: Answer) -> list[str]:
+def _details(answer: Answer, is_checkpoint: bool) -> list[str]:
     width = _BODY - 20
     lines: list[str] = []
     if answer.settings:
@@ -91,14 +102,11 @@ def _details(answer: Answer) -> list[str]:
             lines.append(f"and {more:,} more (--json shows all)")
     if answer.found is not None:
         row = answer.found.row
-        lines += wrap(f"first at step {row.step:,}: {row.name}", width, "", "  ")
+        step = "" if is_checkpoint else f" at step {row.step:,}"
+        lines += wrap(f"first{step}: {row.name}", width, "", "  ")
         if row.reason:
             lines += wrap(row.reason, width, "  ")
     return lines
-
-
-def _has_given_no(comparison: Comparison) -> bool:
-    return any(answer.answer == "no" for answer in comparison.answers[:4])
 
 
 def _result(comparison: Comparison, color: bool) -> list[str]:
@@ -134,7 +142,9 @@ def _first(comparison: Comparison, found: Found) -> list[str]:
     else:
         before = _number(found.error_before)
         text = f"before it in this step the largest error is {before}"
-    reason = f"{row.reason or 'not equal to the bit'}: error {_number(row.error)}"
+    reason = row.reason or "not equal to the bit"
+    if row.state is not State.REORDERED:
+        reason += f": error {_number(row.error)}"
     lines += wrap(f"{reason}; {text}.", _BODY)
     lines.append("")
     lines += _sides(row)
@@ -146,6 +156,33 @@ def _first(comparison: Comparison, found: Found) -> list[str]:
             f"{_number(inexact.row.error)}). In one environment, look there.",
             _BODY,
         )
+    return lines
+
+
+def _tensors(comparison: Comparison) -> list[str]:
+    """The worst of what differs, with their measures."""
+    rows = sorted(comparison.rows, key=lambda row: -row.error)[:_TENSORS]
+    header = ["tensor", "shape", "error", "cosine", "max abs", "1/1000", "5/1000", "max ULP", ""]
+    cells = []
+    for row in rows:
+        elements = row.elements
+        shape = _cell(None if row.reference is None else row.reference["shape"])
+        measured = ["-"] * 5
+        if elements is not None:
+            measured = [
+                f"{elements.cosine:.6f}",
+                _number(elements.max_abs),
+                f"{elements.within_1000:.2%}",
+                f"{elements.within_200:.2%}",
+                "-" if elements.max_ulp is None else f"{elements.max_ulp:,}",
+            ]
+        # The numbers say it where there are some.
+        note = "" if elements is not None and row.reason == REASONS[ELEMENTS] else row.reason
+        cells.append([row.name, shape, _number(row.error), *measured, note])
+    lines = table(header, cells, left=2, width=_BODY + 40, note=1)
+    more = len(comparison.rows) + comparison.more_rows - len(rows)
+    if more:
+        lines.append(f"and {more:,} more (--csv FILE has all)")
     return lines
 
 

@@ -116,7 +116,8 @@ class Questions:
                 answer = self._given(phase)
                 stopped = stopped or answer.answer == "no"
                 found.append(answer)
-        stopped = stopped and not self._ask_all
+        # A checkpoint's states don't follow from its weights.
+        stopped = stopped and not self._ask_all and self._in_order
         first = self.first
         for phase in COMPUTED:
             if phase not in self._labels:
@@ -126,7 +127,7 @@ class Questions:
                 continue
             answer = self._computed(phase, first)
             found.append(answer)
-            stopped = answer.answer == "no" and not self._ask_all
+            stopped = answer.answer == "no" and not self._ask_all and self._in_order
         return tuple(found)
 
     def _given(self, phase: Phase) -> Answer:
@@ -169,9 +170,7 @@ class Questions:
         unreadable = counts[State.UNREADABLE]
         if not compared and not missing and not unreadable and not counts[State.DIFFERENT]:
             return Answer(label, "unknown", "nothing of it is in both sides")
-        text = self._how_well(phase)
-        if first is not None:
-            text = _until(first, phase) + (f", {text}" if text else "")
+        text = self._how_well(phase) if first is None else self._until(first, phase)
         if (missing or unreadable) and "missing" not in self._accept:
             parts = [text] if text and compared else []
             for state, side in (
@@ -196,6 +195,16 @@ class Questions:
         error = 0.0 if worst is None else worst.row.error
         return f"within the thresholds (largest error {error:.2g})"
 
+    def _until(self, first: Found, phase: Phase) -> str:
+        """Up to which step this question was still answered by yes, and how well."""
+        step, culprit = first.key[0], first.key[1]
+        last = step if phase < culprit else step - 1
+        if last < 0:
+            return "before the first step"
+        inexact = self._tally.inexact.get(phase)
+        is_exact = self._tally.has_bits and (inexact is None or inexact.key[0] > last)
+        return f"up to step {last:,}, {'to the bit' if is_exact else 'within the thresholds'}"
+
     def _how_many(self, phase: Phase) -> str:
         counts = self._tally.states[phase]
         different = counts[State.DIFFERENT]
@@ -203,10 +212,3 @@ class Questions:
             different += counts[State.REORDERED] + (counts[State.CLOSE] if self._exact else 0)
         total = sum(counts[state] for state in State if state <= State.DIFFERENT)
         return f"{different:,} of {total:,} tensors differ"
-
-
-def _until(first: Found, phase: Phase) -> str:
-    """Up to which step this question was still answered by yes."""
-    step, culprit = first.key[0], first.key[1]
-    last = step if phase < culprit else step - 1
-    return f"up to step {last:,}" if last >= 0 else "before the first step"

@@ -1,5 +1,5 @@
-"""A record log as a side of a comparison: step by step from mapped files, so that a log of any
-length is compared in the memory of its largest step.
+"""A record log as a side of a comparison: read step by step, so that a log of any length is
+compared in the memory of its largest step.
 
 Only segments are read. The events file holds single records of steps whose others were evicted: to
 compare these would find everything else missing.
@@ -96,12 +96,12 @@ class _Rank:
     def __init__(self, rank: int, segments: list[str], sites: dict[int, Site]) -> None:
         self.rank = rank
         self._sites = sites
-        self._maps: list[np.ndarray] = []
+        self._segments = segments
         runs: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-        for path in segments:
-            self._index(path, runs)
-        number = re.search(r"-(\d+)\.bin$", segments[0])
-        self.is_evicted = number is not None and int(number.group(1)) > 0
+        for number in range(len(segments)):
+            self._index(number, runs)
+        oldest = re.search(r"-(\d+)\.bin$", segments[0])
+        self.is_evicted = oldest is not None and int(oldest.group(1)) > 0
         if self.is_evicted and len(runs) > 1:
             # Its beginning may have been in the segment that is gone.
             del runs[min(runs)]
@@ -109,13 +109,17 @@ class _Rank:
         self.first_whole = min(runs, default=0)
         self._lookups: dict[int, _Lookup] = {}
 
-    def _index(self, path: str, runs: dict[int, list[tuple[int, int, int]]]) -> None:
+    def _index(self, number: int, runs: dict[int, list[tuple[int, int, int]]]) -> None:
+        path = self._segments[number]
         count = os.path.getsize(path) // RECORD_BYTES
         if not count:
             return
-        mapped = np.memmap(path, RECORD_DTYPE, mode="r", shape=(count,))
-        steps = np.array(mapped["step"])
-        versions = np.array(mapped["version"])
+        steps = np.empty(count, np.int64)
+        versions = np.empty(count, np.uint16)
+        for start in range(0, count, _INDEXED_AT_ONCE):
+            piece = _read(path, start, min(start + _INDEXED_AT_ONCE, count))
+            steps[start : start + len(piece)] = piece["step"]
+            versions[start : start + len(piece)] = piece["version"]
         strange = np.flatnonzero((versions != RECORD_VERSION) & (versions != 0))
         if len(strange):
             raise LogError(
@@ -131,11 +135,10 @@ class _Rank:
         ends = np.r_[starts[1:], count]
         for start, end in zip(starts.tolist(), ends.tolist()):
             if versions[start]:
-                runs[int(steps[start])].append((len(self._maps), start, end))
-        self._maps.append(mapped)
+                runs[int(steps[start])].append((number, start, end))
 
     def block(self, step: int, names: NameTable, renaming: Renaming, is_first: bool) -> Block:
-        chunks = [np.array(self._maps[n][start:end]) for n, start, end in self.places[step]]
+        chunks = [_read(self._segments[n], start, end) for n, start, end in self.places[step]]
         records = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
         # A machine that lost power can leave a tail of zero bytes.
         records = records[records["version"] != 0]
@@ -155,6 +158,12 @@ class _Rank:
         return Block(step, self.rank, lookup.names[numbers], phases, records)
 
 
+def _read(path: str, start: int, end: int) -> np.ndarray:
+    """Not mapped: pages that were looked at once would pile up."""
+    return np.fromfile(path, RECORD_DTYPE, count=end - start, offset=start * RECORD_BYTES)
+
+
+_INDEXED_AT_ONCE = 1 << 14
 _FIRST_INTEGER = 8  # of the dtype codes (docs/record-format.md, section 2)
 
 
