@@ -240,6 +240,42 @@ def test_an_environment_that_differs_is_named_and_may_be_accepted(
     assert "environment, which you accept" in str(accepted)
 
 
+def regression(
+    directory: Path, *, target: Any = lambda step, y: y, factor: float = 1.0, scale: float = 1.0
+) -> str:
+    """Its targets are floats, as what it computes between model and criterion is."""
+    torch.manual_seed(0)
+    model, criterion = nn.Linear(8, 4), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.Generator().manual_seed(1)
+    with fastcheck.install(model, criterion, optimizer=optimizer, log_dir=directory):
+        for step in range(4):
+            x, y = torch.randn(6, 8, generator=data), torch.randn(6, 4, generator=data)
+            optimizer.zero_grad()
+            out = model(x * (scale if step == 2 else 1.0))
+            criterion(out * (factor if step == 2 else 1.0), target(step, y)).backward()
+            optimizer.step()
+    return str(directory)
+
+
+def test_targets_are_a_batch_even_when_they_are_floats(tmp_path: Path) -> None:
+    reference = regression(tmp_path / "reference")
+    shuffled = regression(
+        tmp_path / "shuffled", target=lambda step, y: y.flip(0) if step == 2 else y
+    )
+    found = fastcheck.compare(shuffled, reference)["batches"].found
+    assert found is not None
+    assert (found.row.step, found.row.name) == (2, "MSELoss · forward · input[1]")
+    # After something computed has gone wrong, what the criterion reads follows from it.
+    scaled = regression(tmp_path / "scaled", scale=1.5)
+    comparison = fastcheck.compare(scaled, reference)
+    batches = [row.name for row in comparison.rows if row.phase.name == "BATCHES"]
+    assert batches == ["the model · forward · input[0]"]
+    assert "MSELoss · forward · input[0]" in {
+        row.name for row in comparison.rows if row.phase.name == "FORWARD"
+    }
+
+
 def test_names_that_differ_are_mapped(tmp_path: Path) -> None:
     class Renamed(Net):
         def __init__(self) -> None:
