@@ -98,6 +98,15 @@ def test_elements_agree_with_the_obvious(
     )
 
 
+def test_the_first_difference_is_found_in_any_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elements_module, "_CHUNK", 7)
+    x = torch.zeros(5, 6)
+    for index in (0, 6, 7, 20, 29):
+        y = x.clone()
+        y.view(-1)[index:] = 1.0
+        assert compare_elements(y, x).first == index
+
+
 def representable(dtype: torch.dtype) -> torch.Tensor:
     """All finite numbers of a narrow format, in order, zero once."""
     bits = torch.arange(256 if dtype.itemsize == 1 else 65536)

@@ -38,7 +38,8 @@ def test_environment_is_plain_and_equal_to_itself(tmp_path: Path) -> None:
     found = fastcheck.environment()
     assert plain(found) == found
     path = tmp_path / "environment.json"
-    path.write_text(json.dumps(found))
+    elsewhere = {**found, "where": {"host": "another", "initial_seed": 5}}
+    path.write_text(json.dumps(elsewhere))
     comparison = fastcheck.compare(path, fastcheck.environment())
     assert comparison.is_identical, str(comparison)
     assert found["versions"]["torch"] == torch.__version__
@@ -89,6 +90,18 @@ def test_secrets_and_places_are_left_out(monkeypatch: pytest.MonkeyPatch) -> Non
     after = fastcheck.environment()
     assert "secret" not in json.dumps(after)
     assert fastcheck.compare(after, before).is_identical
+
+
+def test_an_unused_device_is_counted_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: started.append(i) or f"GPU {i}")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert fastcheck.environment()["devices"]["cuda"] == {"count": 2} and not started
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    used = plain(fastcheck.environment())["devices"]["cuda"]
+    assert used == {"count": 2, "names": ["GPU 0", "GPU 1"], "capability": [9, 0]}
 
 
 def test_asking_starts_no_device() -> None:
@@ -233,11 +246,12 @@ def test_a_meta_file_that_cannot_be_replaced_ends_the_log_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     model = Net()
-    with fastcheck.install(model, log_dir=tmp_path / "log"):
+    with fastcheck.install(model, log_dir=tmp_path / "log") as monitor:
         monkeypatch.setattr(os, "replace", fail)
         with pytest.warns(fastcheck.FastcheckWarning, match="No space left"):
             losses = train(model, 3)
         monkeypatch.undo()
+        assert monitor.step_index == 2  # it still notices where steps end
     assert len(losses) == 3
     assert read_log(tmp_path / "log").meta[0]["record"] == "full"  # the old one, whole
 
@@ -334,6 +348,22 @@ def test_workers_draw_the_same_again_and_each_its_own(generators: None, workers:
     assert first[0] != first[1]
     drawn = [number for epoch in first for batch in epoch for number in batch[2]]
     assert len(set(drawn)) == len(drawn)  # no two workers, and no two epochs, alike
+
+
+def test_a_worker_is_seeded_by_what_torch_was(generators: None) -> None:
+    """For loaders that leave Python and NumPy alone; torch's own seeds them too."""
+    seeds = fastcheck.seed_all(3, deterministic=False)
+
+    def worker(base: int) -> list[float]:
+        torch.manual_seed(base)
+        seeds.worker_init(0)
+        return [random.random(), float(np.random.rand())]
+
+    first = worker(2**40 + 11)
+    random.seed(0)
+    np.random.seed(0)
+    assert worker(2**40 + 11) == first
+    assert all(a != b for a, b in zip(first, worker(2**40 + 12)))
 
 
 def test_seeds_can_be_sent_to_a_worker(generators: None) -> None:

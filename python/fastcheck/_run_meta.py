@@ -31,7 +31,11 @@ class RunMeta:
 
     def to_dict(self) -> dict[str, Any]:
         """All that is known until now, ready for JSON."""
-        made = {**self._config.to_meta(), "environment": environment()}
+        made = self._config.to_meta()
+        try:
+            made["environment"] = environment()
+        except Exception as error:  # a machine that can't be asked is no reason to lose a log
+            made["environment"] = {"error": str(error)}
         if self._optimizers:
             made["optimizers"] = self._optimizers
         return made

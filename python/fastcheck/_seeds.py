@@ -38,8 +38,9 @@ class Seeds:
         self.seed = seed
 
     def worker_init(self, worker_id: int) -> None:
-        """Seeds Python and NumPy in a worker, each with its own seed and anew in every epoch: torch
-        has derived one from the loader's generator already.
+        """Seeds Python and NumPy in a worker with the seed that torch has there: each worker's own,
+        another in every epoch, derived from the loader's generator. torch's DataLoader does the
+        like; other loaders leave them alone.
         """
         del worker_id
         seed = torch.initial_seed() % (_MAX_SEED + 1)
