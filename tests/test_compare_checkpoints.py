@@ -353,6 +353,20 @@ def test_nothing_that_a_file_brings_along_is_run(tmp_path: Path) -> None:
     assert mark.exists()
 
 
+def test_pickled_arguments_beside_the_weights_are_left_out_and_said(tmp_path: Path) -> None:
+    mark = tmp_path / "was here"
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_safetensors(state(), folder / "model.safetensors")
+    torch.save(Runs(os.fspath(mark)), folder / "training_args.bin")
+    comparison = fastcheck.compare(folder, state())
+    assert comparison.is_identical and not mark.exists()
+    assert any("training_args.bin is left out" in note for note in comparison.notes)
+    (folder / "more.pt").write_bytes(b"damaged")  # that is another matter
+    with pytest.raises(fastcheck.CompareError, match=r"more\.pt"):
+        fastcheck.compare(folder, state())
+
+
 def test_an_archive_with_paths_in_it_writes_nowhere(tmp_path: Path) -> None:
     path = tmp_path / "slip.npz"
     np.save(tmp_path / "x.npy", np.ones(2))

@@ -8,6 +8,7 @@ others are aligned as a diff aligns lines, with the least total distance between
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,9 +56,8 @@ def align(actual: Block, reference: Block, names: NameTable) -> Alignment:
     if len(doubtful):
         keep = ~np.isin(reference.names[theirs], doubtful)
         parts = [(ours[keep], theirs[keep])]
-        for name in doubtful.tolist():
-            mine = np.flatnonzero(actual.names == name)
-            other = np.flatnonzero(reference.names == name)
+        groups = zip(_groups(actual.names, doubtful), _groups(reference.names, doubtful))
+        for mine, other in groups:
             pairs, swapped = _align_calls(actual, mine, reference, other)
             reordered += swapped
             parts.append((mine[pairs[:, 0]], other[pairs[:, 1]]))
@@ -126,6 +126,15 @@ def _doubtful(
     unequal = np.unique(reference.names[theirs[~same]])
     found: np.ndarray = np.union1d(uneven, np.intersect1d(several, unequal))
     return found
+
+
+def _groups(names: np.ndarray, wanted: np.ndarray) -> Iterator[np.ndarray]:
+    """Where each of the names is, in order."""
+    order = np.argsort(names, kind="stable")
+    ordered = names[order]
+    starts = np.searchsorted(ordered, wanted, "left")
+    ends = np.searchsorted(ordered, wanted, "right")
+    return (order[start:end] for start, end in zip(starts.tolist(), ends.tolist()))
 
 
 def _align_calls(
