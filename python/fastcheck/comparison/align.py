@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._record import VALUE_BYTES, Depth, Flag
-from .block import Block, same_bits
+from .._record import Depth, Flag
+from .block import BYTES_BEFORE_SUMS, Block, same_bits
 from .names import NameTable
 
 __all__ = ["Alignment", "align"]
@@ -171,7 +171,7 @@ def _content(block: Block, index: int) -> object:
     """What two readings of equal bits have in common; None where that isn't known."""
     record = block.records[index]
     if record["depth"] == Depth.FULL:
-        return record.tobytes()[:VALUE_BYTES], int(record["dtype"])
+        return record.tobytes()[:BYTES_BEFORE_SUMS], int(record["checksum"]), int(record["dtype"])
     crc32 = block.extra(index).crc32
     return None if crc32 is None else (crc32, int(record["dtype"]), block.extra(index).shape)
 
