@@ -217,6 +217,19 @@ def test_a_stop_without_log_dir_says_it_too(
     assert meta["optimizers"][0]["type"] == "SGD" and "environment" in meta
 
 
+def test_a_machine_that_cannot_be_asked_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise OSError("not today")
+
+    monkeypatch.setattr("fastcheck._run_meta.environment", fail)
+    model = Net()
+    with fastcheck.install(model, log_dir=tmp_path / "log"):
+        train(model, 2)
+    assert read_log(tmp_path / "log").meta[0]["environment"] == {"error": "not today"}
+
+
 def test_an_optimizer_that_cannot_be_described_stops_nothing(tmp_path: Path) -> None:
     class Odd(torch.optim.SGD):
         broken = False
