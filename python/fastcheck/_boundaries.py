@@ -58,9 +58,11 @@ def _release() -> None:
         # Not len(): it still counts the watcher whose finalizer this is.
         if any(True for _ in _watchers) or not _handles:
             return
-        for handle in _handles:
-            handle.remove()
+        # Taken out first: the collector may call this again in its middle.
+        handles = _handles.copy()
         _handles.clear()
+        for handle in handles:
+            handle.remove()
         _unwrap_scaler()
 
 
@@ -123,11 +125,12 @@ def _wrap_scaler() -> None:
 
 def _unwrap_scaler() -> None:
     scaler_class: Any = GradScaler
-    for name, original in _originals.items():
+    originals = _originals.copy()
+    _originals.clear()
+    for name, original in originals.items():
         # Someone may have wrapped it after us: then theirs stays, and ours inside it tells nobody.
         if getattr(getattr(scaler_class, name), "_fastcheck", False):
             setattr(scaler_class, name, original)
-    _originals.clear()
 
 
 def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

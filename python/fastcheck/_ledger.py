@@ -18,7 +18,7 @@ import numpy as np
 from ._calls import ModuleNode
 from ._config import Config
 from ._history import History
-from ._journal import BadRecords, Entry
+from ._journal import BadRecords, Entry, Note
 from ._log import RecordLog
 from ._policy import Decision, Policy
 from ._record import Flag, Verdict, nonfinite
@@ -152,7 +152,13 @@ class Ledger:
     def replay(self, step: Step, entries: Iterable[Entry], records: np.ndarray) -> None:
         """Takes in the records of a part of a step and judges its entries, in order."""
         self.history.add(records)
+        if self.history.is_full:  # a served model never closes a step
+            self.store(step)
+            self.history.drop_oldest()
         bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
+        if not bad and not step.judge.findings:
+            # A healthy stretch: there is nothing to say of what was read, but notes are due.
+            entries = [entry for entry in entries if isinstance(entry, Note)]
         for entry in entries:
             self.judge(step, entry, bad)
 

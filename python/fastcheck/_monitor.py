@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import torch
 from . import _boundaries
 from ._alarm import Alarm
 from ._calls import ModuleNode
-from ._compiled import Connection, connect, disconnect, one_hook_id
+from ._compiled import Connection, connect, disconnect, set_hook_id
 from ._config import Config
 from ._errors import OverflowDetected
 from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
@@ -35,6 +36,9 @@ __all__ = ["Monitor"]
 
 _TOP_SITES = 10
 _NAMED_MODULES = 5
+
+# One for each monitor, and none that torch hands out: it counts up from 0.
+_hook_ids = itertools.count(-1, -1)
 
 
 class Monitor:
@@ -84,24 +88,24 @@ class Monitor:
     def _attach(self) -> None:
         """Puts the hooks on; install() calls it once."""
         self._connection = connection = connect(self._observer, self._nodes)
-        with one_hook_id() as same_id:
-            for index, node in enumerate(self._nodes):
-                module = node.module()
-                if module is None:
-                    continue
-                before = ForwardPreHook(self._observer, node)
-                after = ForwardHook(self._observer, node)
-                if connection is not None:
-                    before.address = after.address = connection.address(index)
-                    before.is_outermost = node.is_primary
-                same_id()
-                self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-                # always_call: a call that raises has to end too, or what runs next would seem to
-                # be inside it.
-                same_id()
-                self._handles.append(
-                    module.register_forward_hook(after, with_kwargs=True, always_call=True)
-                )
+        number = next(_hook_ids)
+        for index, node in enumerate(self._nodes):
+            module = node.module()
+            if module is None:
+                continue
+            before = ForwardPreHook(self._observer, node)
+            after = ForwardHook(self._observer, node)
+            if connection is not None:
+                before.address = after.address = connection.address(index)
+                before.is_outermost = node.is_primary
+            # always_call: a call that raises has to end too, or what runs next would seem to be
+            # inside it.
+            for handle in (
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after, with_kwargs=True, always_call=True),
+            ):
+                set_hook_id(handle, number)
+                self._handles.append(handle)
         _boundaries.connect(self._watcher)
 
     def step(self, loss: Any = None) -> None:

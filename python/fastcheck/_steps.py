@@ -269,7 +269,8 @@ class StepWatcher:
         is_ours = False
         try:
             with session.lock:
-                is_ours = method(self, *args)
+                if not session.removed:
+                    is_ours = method(self, *args)
         except Exception as error:
             self._is_off = True
             self._guard.close()

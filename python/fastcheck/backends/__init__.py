@@ -21,8 +21,8 @@ class Backend:
     """How the tensors of one kind of device are read.
 
     ``slots`` are uint8 (n, 192) on the tensors' device. Observing writes the value bytes [0, 112)
-    of slots and no others, without synchronising unless the backend is immediate. Tensors have to
-    be readable: ``_readable.unreadable_reason`` is None.
+    of slots and no others, without synchronising unless the backend is immediate, and outside of
+    autograd by itself. Tensors have to be readable: ``_readable.unreadable_reason`` is None.
     """
 
     name: str
