@@ -12,6 +12,7 @@
 #include "core/record.h"
 #include "cpu/dispatch.h"
 #include "torch/observe.h"
+#include "torch/observer/module.h"
 #include "torch/seen_tensors.h"
 #include "torch/tensor_view.h"
 
@@ -210,6 +211,7 @@ PYBIND11_MODULE(_C, m) {
       .def("add", add_seen, py::arg("tensor"), py::arg("token"))
       .def("clear", &SeenTensors::clear)
       .def("__len__", &SeenTensors::size);
+  observer::bind(m);
   m.def("cpu_isa", [] { return std::string(cpu::active_kernels().name); });
   m.def("set_cpu_isa", cpu::set_active_kernels, py::arg("name"));
   m.def("cpu_isas", cpu_isas);

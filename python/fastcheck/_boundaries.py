@@ -7,6 +7,7 @@ has none, so three of its methods are wrapped at class level and put back by the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -92,9 +93,14 @@ def _wrap_scaler() -> None:
 
     @functools.wraps(originals["scale"])
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.is_enabled():
-            _tell("loss scaling", StepWatcher.scaling, self)
-        return originals["scale"](self, *args, **kwargs)
+        if not self.is_enabled():
+            return originals["scale"](self, *args, **kwargs)
+        _tell("loss scaling", StepWatcher.scaling, self)
+        # A loss that overflows when it is scaled is no event: the scaler sees to its gradients.
+        with contextlib.ExitStack() as stack:
+            for watcher in list(_watchers):
+                stack.enter_context(watcher.session.unread())
+            return originals["scale"](self, *args, **kwargs)
 
     @functools.wraps(originals["step"])
     def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:

@@ -20,6 +20,7 @@ from ._config import Config
 from ._history import History
 from ._journal import BadRecords, Entry, Note
 from ._log import RecordLog
+from ._op_judge import OpJudge
 from ._policy import Decision, Policy
 from ._record import Flag, Verdict, nonfinite
 from ._site import SiteTable
@@ -84,7 +85,8 @@ class Ledger:
 
         last_finite = self.history.last_finite_step
         others = self._has_other_ranks
-        return Judge(self.sites, self._masks, step.calls, check, last_finite, others)
+        kind = OpJudge if self.config.level == "op" else Judge
+        return kind(self.sites, self._masks, step.calls, check, last_finite, others)
 
     def renew(self, step: Step) -> None:
         """Between two passes of a step that never closes: lets go of what it has found, if that is
@@ -187,6 +189,7 @@ class Ledger:
             reason=finding.reason,
             counted=finding.counted,
             rank=self.rank,
+            line=finding.line,
         )
 
     @property

@@ -22,6 +22,8 @@ from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
 from ._log import RecordLog
 from ._logread import read_log
 from ._meeting import Meeting
+from ._op_hooks import OpModuleObserver
+from ._op_session import OpSession, OpState
 from ._rank_join import follow
 from ._ranks import agreement_for
 from ._replicas import ReplicaMismatch, replica_check
@@ -61,14 +63,16 @@ class Monitor:
         lag = 1 if config.sync == "never" else 0
         agreement = agreement_for(config.process_group, lag=lag) if config.may_stop else None
         world_size = 1 if agreement is None else agreement.world_size
-        self._session = session = Session(config, sites, rank, world_size)
+        is_op_level = config.level == "op"
+        session_type = OpSession if is_op_level else Session
+        self._session = session = session_type(config, sites, rank, world_size)
         session.has_excluded = has_excluded
         self._ledger = ledger = session.ledger
         if config.log_dir is not None:
             ledger.log = RecordLog(config.log_dir, rank, config.log_limit, sites, config.to_meta())
             # A model that is deleted takes its monitor along, without remove().
             weakref.finalize(session, ledger.log.close)
-        state = StateReader(session, nodes)
+        state = (OpState if is_op_level else StateReader)(session, nodes)
         ledger.check_parameters = state.check
         alarm = session.deliver = Alarm(session, agreement)
         session.last_words = alarm.last_words
@@ -79,6 +83,9 @@ class Monitor:
         self._model = weakref.ref(model)
         self._nodes = nodes
         self._observer = ModuleObserver(session, state)
+        if isinstance(session, OpSession):
+            numbers = {id(node): number for number, node in enumerate(nodes)}
+            self._observer = OpModuleObserver(session, state, numbers)
         self._watcher = session.watcher = StepWatcher(session, state)
         self._handles: list[Any] = []
         self._connection: Optional[Connection] = None
@@ -107,6 +114,8 @@ class Monitor:
                 set_hook_id(handle, number)
                 self._handles.append(handle)
         _boundaries.connect(self._watcher)
+        if isinstance(self._session, OpSession):
+            self._session.begin(self._nodes)
 
     def step(self, loss: Any = None) -> None:
         """Ends the step. From the first call on only this does: the optimizer's steps no longer do.
@@ -224,6 +233,8 @@ class Monitor:
                 disconnect(self._connection.number)
             self._watcher.release()
             self._take_in()
+            if isinstance(session, OpSession):
+                session.end()
             log = self._ledger.log
             if log is not None:
                 self._log_is_whole = not log.failed

@@ -81,6 +81,7 @@ class StepWatcher:
             self._reach_boundary()
         if self._protects():
             self._protect(optimizer, has_closure)
+        self.session.update_began()
         return True
 
     def _reach_boundary(self) -> None:
@@ -135,6 +136,7 @@ class StepWatcher:
         if not self._concerns(optimizer):
             return False
         session = self.session
+        session.update_ended()
         if has_closure and session.is_active:
             self._state.read_gradients(optimizer, scaled=False)
         session.step.update_count += 1
