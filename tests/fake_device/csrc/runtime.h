@@ -177,6 +177,9 @@ void deallocate(Block* block) noexcept;
 void record_use(Block* block, int stream);
 char* backing(
     const void* device_address);     // raises for anything that is not an allocated device address
+// The same for a kernel that was launched before its memory was freed, and runs after: what lies
+// there in the order of the stream.
+char* backing_of_any(const void* device_address);
 int device_of(const void* address);  // -1: not device memory
 void empty_cache(int device);
 MemoryStats memory_stats(int device);
@@ -200,7 +203,8 @@ extern "C" {
 // `native_stream` is Stream.native_handle. Runs fn(arg) on that stream after what was enqueued
 // before.
 void fake_device_launch(void* native_stream, const char* name, void (*fn)(void*), void* arg);
-// The bytes behind a device address; aborts unless called from a kernel.
+// The bytes behind a device address, which was allocated at launch; aborts unless called from a
+// kernel.
 void* fake_device_memory(const void* device_address);
 #pragma GCC visibility pop
 }

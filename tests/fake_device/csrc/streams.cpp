@@ -355,5 +355,5 @@ extern "C" void* fake_device_memory(const void* device_address) {
     std::fprintf(stderr, "fake device: fake_device_memory() called outside a kernel\n");
     std::abort();
   }
-  return fake::backing(device_address);
+  return fake::backing_of_any(device_address);
 }
