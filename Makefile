@@ -32,9 +32,11 @@ test: $(VENV)/.built $(VENV)/.tools
 
 test-fake-device: $(VENV)/.built $(VENV)/.tools
 	FASTCHECK_FAKE_DEVICE=1 $(PY) -m pytest tests/test_fake_device.py tests/test_fake_device_torch.py \
-		tests/test_devices.py tests/test_protect_device.py
+		tests/test_devices.py tests/test_protect_device.py tests/test_cuda_binding.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/test_stats_values.py \
 		tests/test_stats_api.py tests/test_stats_errors.py tests/test_checksum.py tests/test_properties.py
+	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake FASTCHECK_TEST_KERNELS=cuda \
+		$(PY) -m pytest tests/test_stats_values.py tests/test_stats_api.py
 
 lint: $(VENV)/.tools
 	$(PY) -m ruff check .
@@ -69,7 +71,7 @@ $(VENV)/.tools: requirements-dev.txt $(VENV)/.torch
 
 # Editable: Python sources are used in place, C++ is built again when it changed.
 $(VENV)/.built: $(VENV)/.torch CMakeLists.txt pyproject.toml python/fastcheck/_build_info.py.in \
-		python/fastcheck/_version.py $(shell find csrc -name '*.h' -o -name '*.cpp')
+		python/fastcheck/_version.py $(shell find csrc -type f)
 	$(PIP) install --no-build-isolation --no-deps --editable .
 	@touch $@
 

@@ -69,7 +69,7 @@ void in_parts(at::ArrayRef<TensorArgument> tensors, c10::Device device, const La
   if (tensors.empty()) return;
   void* const stream = current_stream(device.index());
   Workspaces workspaces(device, stream);
-  const Tuning tuning = workspaces.tuning();
+  const Tuning& tuning = workspaces.tuning();
   for (std::size_t done = 0; done < tensors.size();) {
     const std::size_t count = std::min(tensors.size() - done, workspaces.most_tensors());
     const TensorArgument* const part = tensors.data() + done;

@@ -24,7 +24,6 @@ struct PinnedTable {
 };
 
 struct StreamBuffers {
-  std::int32_t multiprocessors = 0;
   at::Tensor counters;  // int32, zero between launches
   at::Tensor partials;
   at::Tensor table;
@@ -42,6 +41,16 @@ std::mutex mutex;
 std::map<std::pair<c10::DeviceIndex, void*>, StreamBuffers>& all_buffers() {
   static auto* const buffers = new std::map<std::pair<c10::DeviceIndex, void*>, StreamBuffers>;
   return *buffers;
+}
+
+// Asked once, and outside of a capture if anything was launched before it.
+std::int32_t multiprocessors_of(c10::DeviceIndex device) {
+  static std::map<c10::DeviceIndex, std::int32_t> known;
+  const auto found = known.find(device);
+  if (found != known.end()) return found->second;
+  std::int32_t count = 0;
+  check(fastcheck_cuda_device(&count), "looking for the kernels");
+  return known[device] = count;
 }
 
 // Allocating may let go of Python's lock and take it again: whoever waits here must not hold it.
@@ -81,14 +90,11 @@ void check(int error, const char* call) {
 }
 
 Workspaces::Workspaces(c10::Device device, void* stream) : device_(device), lock_(lock()) {
-  StreamBuffers& buffers = all_buffers()[{device.index(), stream}];
-  if (buffers.multiprocessors == 0) {
-    check(fastcheck_cuda_device(&buffers.multiprocessors), "looking for the kernels");
-  }
+  tuning_.multiprocessors = multiprocessors_of(device.index());
   int is_capturing = 0;
   check(fastcheck_cuda_is_capturing(stream, &is_capturing), "asking for a graph's capture");
   is_capturing_ = is_capturing != 0;
-  kept_ = &buffers;
+  kept_ = &all_buffers()[{device.index(), stream}];
 }
 
 Workspaces::~Workspaces() {
@@ -100,8 +106,6 @@ Workspaces::~Workspaces() {
     kept_->pinned.erase(kept_->pinned.begin() + table_);
   }
 }
-
-Tuning Workspaces::tuning() const { return {kept_->multiprocessors, 0, 0, 0}; }
 
 std::size_t Workspaces::most_tensors() const {
   return is_capturing_ ? kWithoutTable : std::numeric_limits<int>::max();

@@ -27,7 +27,7 @@ class Workspaces {
   Workspaces(const Workspaces&) = delete;
   Workspaces& operator=(const Workspaces&) = delete;
 
-  Tuning tuning() const;
+  const Tuning& tuning() const { return tuning_; }
   // How many tensors a launch may have. A graph's replay would read a table again, from pinned
   // memory that is used for something else by then: under capture lists go in parts.
   std::size_t most_tensors() const;
@@ -39,6 +39,7 @@ class Workspaces {
 
   c10::Device device_;
   std::unique_lock<std::mutex> lock_;
+  Tuning tuning_{};
   bool is_capturing_ = false;
   StreamBuffers* kept_ = nullptr;
   at::Tensor counters_, partials_;  // under capture

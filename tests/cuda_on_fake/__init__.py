@@ -1,8 +1,8 @@
-"""The CUDA backend on the fake accelerator: the binding of csrc/torch with the kernels of csrc/cuda,
-compiled over the host shim and launched on the fake device's streams.
+"""The CUDA backend on the fake accelerator: the binding of csrc/torch, with the kernels of
+csrc/cuda compiled over the host shim and launched on the fake device's streams.
 
-`load()` gives the module that has what `fastcheck._C` has of CUDA; `backends.cuda.entry` makes a
-backend of it. What is CUDA's own and not run here is csrc/torch/cuda_device.cpp.
+`load()` gives the module that has what `fastcheck._C` has of CUDA; `use()` puts it in the table of
+backends. Of the binding, only csrc/torch/cuda_device.cpp is another one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 import fake_device
 from cuda_on_cpu import driver
 from fake_device.build import compile_flags
+from fastcheck import backends
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "cuda_on_fake"
@@ -85,6 +86,14 @@ def load() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def use() -> None:
+    """From now on the fake device's tensors are read by the CUDA backend."""
+    entry = backends.cuda.entry(load())
+    of_type = backends._of_type
+    name = fake_device.load().name()
+    backends._of_type = lambda kind, index: entry if kind == name else of_type(kind, index)
 
 
 def shim() -> ctypes.CDLL:

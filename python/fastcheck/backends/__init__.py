@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Optional
 
 import torch
 
@@ -51,7 +52,7 @@ def _portable(device_type: str) -> Backend:
 
 
 @functools.cache
-def _of_type(device_type: str) -> Backend:
+def _of_type(device_type: str, index: Optional[int] = None) -> Backend:
     if device_type == "cpu" and status.module is not None:
         return Backend(
             name="cpu",
@@ -65,11 +66,12 @@ def _of_type(device_type: str) -> Backend:
             identity=portable.identity,
             observe_list_logical=functools.partial(_cpu_observe_list, logical=True),
         )
-    if device_type == "cuda" and cuda.problem() is None:
+    if device_type == "cuda" and cuda.problem(index) is None:
         return cuda.entry(status.module)
     return _portable(device_type)
 
 
 def backend_for(device: torch.device) -> Backend:
     """The backend that reads tensors on ``device``."""
-    return _of_type(device.type)
+    # Kernels may run on one GPU and not on another; asking another one would wake it.
+    return _of_type(device.type, device.index if device.type == "cuda" else None)

@@ -18,10 +18,9 @@ from .entry import Backend
 __all__ = ["entry", "problem"]
 
 
-def problem() -> Optional[str]:
-    """Why CUDA tensors are read by the portable backend; None where the kernels read them.
-
-    Asked of the current device, and so that no CUDA context comes to be where torch has none.
+def problem(index: Optional[int] = None) -> Optional[str]:
+    """Why tensors of this CUDA device are read by the portable backend; None where the kernels read
+    them. The device (the current one by default) gets a context if it has none yet.
     """
     if status.module is None:
         return "there is no compiled extension"
@@ -29,7 +28,8 @@ def problem() -> Optional[str]:
         return "the extension was built without the CUDA kernels"
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
-    said: str = status.module.cuda_problem(torch.cuda.current_device())
+    device = torch.cuda.current_device() if index is None else index
+    said: str = status.module.cuda_problem(device)
     return f"the kernels can't run: {said}" if said else None
 
 
