@@ -269,19 +269,24 @@ def test_nothing_waits_for_a_device_that_stands_still() -> None:
 
 
 def test_buffers_grow_behind_launches_that_use_them() -> None:
-    """Each launch needs more than the one before, and none has run yet."""
-    hosts = [random("float32", 4096 * n, n) for n in (1, 70, 300, 3, 900)]
-    slots = slots_for(len(hosts))
-    there = [put(x, NAME) for x in hosts]
+    """Counters, partials and tables: each list needs more than the one before, and none has run."""
+    counts = (3, 300, 700, 1500, 40)
+    x = random("bfloat16", 1500, 1)
+    hosts = [x[i : i + 1 + i % 9] for i in range(max(counts))]
+    slots = [slots_for(count) for count in counts]
+    whole = put(x, NAME)
+    there = [whole[i : i + 1 + i % 9].clone() for i in range(max(counts))]
     fake.synchronize()
     stream = fake.Stream()
     fake.hold(stream)
     with fake.stream(stream):
-        for i, x in enumerate(there):
-            CUDA.observe(x, slots, i, 3)
+        for rows_of_list, count in zip(slots, counts):
+            CUDA.observe_list(there[:count], rows_of_list, 0, 3)
     fake.release()
     fake.synchronize()
-    assert_all_same(slots, of_cpu(hosts))
+    wanted = of_cpu(hosts)
+    for rows_of_list, count in zip(slots, counts):
+        assert_all_same(rows_of_list, wanted[:count])
 
 
 def test_a_table_is_left_alone_until_its_stream_has_passed() -> None:

@@ -105,7 +105,7 @@ class TestKernels:
     def test_every_depth(self, cuda: backends.Backend, dtype: str) -> None:
         hosts = [random(dtype, count, count) for count in (0, 1, 63, 4096, 4097, 20 * 4096 + 77)]
         hosts.append(hosts[-1][1:])  # not aligned to 16 bytes
-        there = [x.to(NAME) for x in hosts[:-1]]
+        there = [put(x, NAME) for x in hosts[:-1]]
         there.append(there[-1][1:])
         for depth, level in DEPTHS.items():
             slots = slots_for(len(hosts) + 1)
@@ -124,7 +124,7 @@ class TestKernels:
     def test_a_long_list(self, cuda: backends.Backend) -> None:
         hosts = [random("bfloat16", 41 * i, i) for i in range(70)]
         slots = slots_for(len(hosts))
-        cuda.observe_list([x.to(NAME) for x in hosts], slots, 0, 3)
+        cuda.observe_list([put(x, NAME) for x in hosts], slots, 0, 3)
         assert_all_same(slots, of_cpu(hosts))
 
     @pytest.mark.parametrize("dtype", FLOAT_NAMES)
@@ -146,7 +146,7 @@ class TestBits:
         ]
         for depth, level in DEPTHS.items():
             slots = slots_for(len(hosts))
-            cuda.observe_list([x.to(NAME) for x in hosts], slots, 0, level)
+            cuda.observe_list([put(x, NAME) for x in hosts], slots, 0, level)
             assert_all_same(slots, of_cpu(hosts, depth), depth)
 
     @pytest.mark.parametrize("dtype", ALL)
@@ -177,7 +177,7 @@ class TestBits:
         x = torch.from_numpy(np.repeat(patterns, 64).view(np.uint8)).view(torch_dtype(dtype))
         hosts = [x, torch.from_numpy(patterns.view(np.uint8)).view(torch_dtype(dtype))]
         slots = slots_for(2)
-        cuda.observe_list([y.to(NAME) for y in hosts], slots, 0, 3)
+        cuda.observe_list([put(y, NAME) for y in hosts], slots, 0, 3)
         assert_all_same(slots, of_cpu(hosts))
 
     @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -191,7 +191,7 @@ class TestBits:
                 x[(4096 * (place % 4) + place * 7 + k) % x.numel()] = value
                 hosts.append(x)
         slots = slots_for(len(hosts))
-        cuda.observe_list([x.to(NAME) for x in hosts], slots, 0, 3)
+        cuda.observe_list([put(x, NAME) for x in hosts], slots, 0, 3)
         assert_all_same(slots, of_cpu(hosts))
 
     def test_beyond_32_bits(self, cuda: backends.Backend) -> None:
