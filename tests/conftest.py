@@ -21,6 +21,7 @@ hypothesis.settings.load_profile("fastcheck")
 if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
     collect_ignore = [
         "test_cuda_binding.py",
+        "test_cuda_install.py",
         "test_devices.py",
         "test_fake_device.py",
         "test_fake_device_torch.py",
