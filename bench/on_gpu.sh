@@ -90,7 +90,7 @@ phase "values on the GPU" 100 values.log bash -c values
 "$python" - "$scratch/phases" "$out/summary.json" <<'END'
 import json, sys, torch
 rows = [line.rstrip("\n").split("\t") for line in open(sys.argv[1])]
-phases = [dict(zip(("name", "state", "code", "seconds"), row)) for row in rows]
+phases = [{"name": n, "state": s, "code": int(c), "seconds": int(t)} for n, s, c, t in rows]
 machine = {"torch": torch.__version__, "cuda": torch.version.cuda}
 if torch.cuda.is_available():
     machine["gpu"] = torch.cuda.get_device_name()
