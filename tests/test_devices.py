@@ -23,8 +23,10 @@ from torch import nn
 
 import fake_device
 import fastcheck
+import ranks_workers as work
 from fastcheck import Verdict
 from fastcheck._device_ring import DeviceRing
+from ranks_harness import run_ranks, values
 from training import Apply, Net, batches, nan_gradient, poison, stopped, where
 
 fake: Any = fake_device.load()
@@ -331,6 +333,19 @@ class TestGradScaler:
         assert monitor.event_count == 0
         assert {event.verdict for event in monitor.events} == {Verdict.SCALED}
         assert {event.step for event in monitor.events} == {3}
+
+
+class TestRanks:
+    @pytest.mark.parametrize("sync", ["never", "step"])
+    def test_ranks_whose_devices_are_behind_stop_together(self, sync: str) -> None:
+        results = values(run_ranks(work.on_a_fake_device, sync))
+        assert len(set(results)) == 1, results
+        step, of_step, rank, culprit, text, is_intact = results[0]
+        assert (of_step, rank, is_intact) == (7, 2, True)
+        assert culprit == ("1", "output", "output", "origin")
+        assert "at step 7 on rank 2" in text
+        # max_lag steps behind the device, and one boundary for the ranks.
+        assert step == 7 if sync == "step" else 8 <= step <= 7 + 2 + 2
 
 
 class TestRing:

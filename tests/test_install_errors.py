@@ -20,7 +20,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"overflow_nums": True}, ("overflow_nums", "True")),
     ({"overflow_nums": 1.5}, ("overflow_nums", "1.5")),
     ({"level": "layer"}, ("unknown level", '"module"', "'layer'")),
-    ({"level": "op"}, ("not in this version yet", '"module"')),
+    ({"level": "layer", "include": "head"}, ("unknown level", "'layer'")),
     ({"record": "ful"}, ("unknown record", '"health"', "'ful'", "did you mean 'full'?")),
     ({"sync": "always"}, ("unknown sync", '"never"')),
     ({"count": "everything"}, ("unknown count", '"origin" or "all"')),
@@ -47,6 +47,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ("not an optimizer", "torch.optim.Optimizer", "Linear", "monitor.step()"),
     ),
     ({"optimizer": [3]}, ("not an optimizer", "int: 3")),
+    ({"process_group": "gloo"}, ("not a process group", "new_group()", "str: 'gloo'")),
     ({"scaler": "dynamic"}, ("not a loss scale", "GradScaler", "'dynamic'")),
     ({"scaler": -1.0}, ("not a loss scale", "-1.0")),
 ]
@@ -105,3 +106,13 @@ def test_a_log_directory_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(fastcheck.LogError, match="the log can't be written"):
         fastcheck.install(model, log_dir=tmp_path / "file" / "log")
     assert all(not module._forward_hooks for module in model.modules())
+
+
+def test_replicas_of_a_single_rank_are_an_error() -> None:
+    model = Net()
+    monitor = fastcheck.install(model)
+    with pytest.raises(fastcheck.ConfigError, match="is not initialised"):
+        monitor.check_replicas()
+    with pytest.raises(fastcheck.ConfigError, match="every is out of range"):
+        monitor.check_replicas(every=0)
+    assert monitor.replica_mismatches == ()

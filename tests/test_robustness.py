@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import warnings
 import weakref
 from pathlib import Path
@@ -236,6 +237,24 @@ class TestLeaks:
         assert of_model() is None
         assert "head output" in monitor.summary()
         monitor.remove()
+
+    def test_a_model_may_be_collected_while_another_is_connected(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The garbage collector runs where it likes: within our own locks too."""
+        from fastcheck import _boundaries
+
+        class Collecting(weakref.WeakSet[Any]):
+            def add(self, item: Any) -> None:
+                gc.collect()
+                super().add(item)
+
+        monkeypatch.setattr(_boundaries, "_watchers", Collecting(_boundaries._watchers))
+        fastcheck.install(Net())  # nobody holds it, and only the collector frees it
+        thread = threading.Thread(target=fastcheck.install, args=(Net(),), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
 
     def test_activations_and_gradients_are_not_kept(self) -> None:
         kept: list[weakref.ref[torch.Tensor]] = []

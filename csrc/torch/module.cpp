@@ -12,6 +12,7 @@
 #include "cpu/dispatch.h"
 #include "torch/cuda_module.h"
 #include "torch/observe.h"
+#include "torch/observer/module.h"
 #include "torch/python_tensors.h"
 #include "torch/seen_tensors.h"
 #include "torch/slots.h"
@@ -180,6 +181,7 @@ PYBIND11_MODULE(_C, m) {
       .def("clear", &SeenTensors::clear)
       .def("__len__", &SeenTensors::size);
   cuda::define_functions(m);
+  observer::bind(m);
   m.def("cpu_isa", [] { return std::string(cpu::active_kernels().name); });
   m.def("set_cpu_isa", cpu::set_active_kernels, py::arg("name"));
   m.def("cpu_isas", cpu_isas);

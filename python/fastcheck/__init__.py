@@ -18,6 +18,7 @@ from ._errors import (
 )
 from ._install import install
 from ._monitor import Monitor
+from ._op_rules import benign
 from ._ops import checksum, crc32, found_nonfinite, stats
 from ._record import RECORD_DTYPE, Depth, DeviceMode, Flag, Order, Verdict
 from ._site import Site
@@ -45,6 +46,7 @@ __all__ = [
     "UnsupportedTensorError",
     "Verdict",
     "__version__",
+    "benign",
     "checksum",
     "crc32",
     "found_nonfinite",

@@ -7,6 +7,7 @@ has none, so three of its methods are wrapped at class level and put back by the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -18,13 +19,15 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ._compat import GradScaler
 from ._steps import StepWatcher
 
 __all__ = ["connect", "disconnect"]
 
 _WRAPPED = ("scale", "step", "update")
 
-_lock = threading.Lock()
+# Reentrant: the garbage collector may call _release() in the middle of anything.
+_lock = threading.RLock()
 _watchers: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
 _handles: list[Any] = []
 _originals: dict[str, Callable[..., Any]] = {}
@@ -56,9 +59,11 @@ def _release() -> None:
         # Not len(): it still counts the watcher whose finalizer this is.
         if any(True for _ in _watchers) or not _handles:
             return
-        for handle in _handles:
-            handle.remove()
+        # Taken out first: the collector may call this again in its middle.
+        handles = _handles.copy()
         _handles.clear()
+        for handle in handles:
+            handle.remove()
         _unwrap_scaler()
 
 
@@ -82,15 +87,20 @@ def _has_closure(args: Any, kwargs: Any) -> bool:
 
 
 def _wrap_scaler() -> None:
-    scaler_class: Any = torch.amp.GradScaler
+    scaler_class: Any = GradScaler
     originals = {name: getattr(scaler_class, name) for name in _WRAPPED}
     _originals.update(originals)
 
     @functools.wraps(originals["scale"])
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.is_enabled():
-            _tell("loss scaling", StepWatcher.scaling, self)
-        return originals["scale"](self, *args, **kwargs)
+        if not self.is_enabled():
+            return originals["scale"](self, *args, **kwargs)
+        _tell("loss scaling", StepWatcher.scaling, self)
+        # A loss that overflows when it is scaled is no event: the scaler sees to its gradients.
+        with contextlib.ExitStack() as stack:
+            for watcher in list(_watchers):
+                stack.enter_context(watcher.session.unread())
+            return originals["scale"](self, *args, **kwargs)
 
     @functools.wraps(originals["step"])
     def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -120,12 +130,13 @@ def _wrap_scaler() -> None:
 
 
 def _unwrap_scaler() -> None:
-    scaler_class: Any = torch.amp.GradScaler
-    for name, original in _originals.items():
+    scaler_class: Any = GradScaler
+    originals = _originals.copy()
+    _originals.clear()
+    for name, original in originals.items():
         # Someone may have wrapped it after us: then theirs stays, and ours inside it tells nobody.
         if getattr(getattr(scaler_class, name), "_fastcheck", False):
             setattr(scaler_class, name, original)
-    _originals.clear()
 
 
 def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

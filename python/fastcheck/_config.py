@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
+from ._compat import GradScaler
 from ._errors import ConfigError, did_you_mean, explain
 from ._log import parse_bytes
 from ._record import Depth
@@ -18,7 +19,7 @@ __all__ = ["Action", "Config", "Optimizers", "ScalerLike", "make_config"]
 
 Action = Union[str, Callable[..., Any]]
 Optimizers = Union[torch.optim.Optimizer, Iterable[torch.optim.Optimizer], None]
-ScalerLike = Union["torch.amp.GradScaler", float, Callable[[], float], None]
+ScalerLike = Union[GradScaler, float, Callable[[], float], None]
 
 _DEPTHS = {"health": Depth.HEALTH, "stats": Depth.STATS, "full": Depth.FULL}
 _SYNCS = ("never", "step", "call")
@@ -47,6 +48,8 @@ class Config:
     max_skipped: int
     log_dir: Optional[str]
     log_limit: Optional[int]
+    process_group: Any
+    level: str = "module"
 
     @property
     def may_stop(self) -> bool:
@@ -93,20 +96,20 @@ def make_config(
     max_skipped: int,
     log_dir: Union[str, os.PathLike[str], None],
     log_limit: Union[str, int, None],
+    process_group: Any,
 ) -> Config:
     """Checks every option; the first one that can't be used raises ConfigError, with nothing
     installed.
     """
-    if level == "op":
+    if level == "op" and (include is not None or exclude is not None):
         raise ConfigError(
             explain(
-                'level="op" is not in this version yet',
-                expected='"module"',
-                came="'op'",
-                do='level="module" names the module, and its inputs, parameters and gradients',
+                'include= and exclude= are not for level="op" in this version',
+                expected='level="module" with them, or level="op" without',
+                came=f"include={include!r}, exclude={exclude!r}",
             )
         )
-    _one_of("level", level, ("module",))
+    _one_of("level", level, ("module", "op"))
     _one_of("record", record, tuple(_DEPTHS))
     _one_of("sync", sync, _SYNCS)
     _one_of("count", count, _COUNTS)
@@ -155,6 +158,8 @@ def make_config(
         max_skipped=max_skipped,
         log_dir=None if log_dir is None else os.fspath(log_dir),
         log_limit=parse_bytes(log_limit),
+        process_group=_process_group(process_group),
+        level=level,
     )
 
 
@@ -218,8 +223,24 @@ def _optimizers(value: Optimizers) -> Optional[tuple[torch.optim.Optimizer, ...]
     return optimizers
 
 
+def _process_group(value: Any) -> Any:
+    distributed = torch.distributed
+    if value is None or (
+        distributed.is_available() and isinstance(value, distributed.ProcessGroup)
+    ):
+        return value
+    raise ConfigError(
+        explain(
+            "process_group is not a process group of this rank",
+            expected="what torch.distributed.new_group() gives its members, or None: all ranks",
+            came=f"{type(value).__name__}: {value!r}",
+            do="leave process_group= out, or install() on the members of the group only",
+        )
+    )
+
+
 def _scaler(value: ScalerLike) -> ScalerLike:
-    if value is None or isinstance(value, torch.amp.GradScaler) or callable(value):
+    if value is None or isinstance(value, GradScaler) or callable(value):
         return value
     if isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0:
         return float(value)

@@ -4,12 +4,14 @@ scale.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Optional
 
 import numpy as np
 
 from ._calls import Call
 from ._finding import Finding
+from ._op_judge import OpFinding
 from ._report import StopReport
 from ._session import Session
 from ._site import Site
@@ -21,7 +23,7 @@ _Evidence = list[tuple[Site, np.void]]
 
 
 def build_report(
-    session: Session, finding: Finding, step: Step, log_path: Optional[str]
+    session: Session, finding: Finding, step: Step, log_path: Optional[str], world_size: int
 ) -> StopReport:
     """Expects both locks to be held, and the records of ``step`` in the history (collect())."""
     ledger = session.ledger
@@ -36,6 +38,7 @@ def build_report(
         log_path=log_path,
         scale=session.current_scale(),
         rank=ledger.rank,
+        world_size=world_size,
         weights_intact=step.is_protected or (step is session.step and step.update_count == 0),
     )
 
@@ -46,6 +49,8 @@ def _trend(session: Session, finding: Finding) -> np.ndarray:
 
 
 def _inputs(session: Session, finding: Finding, step: Step) -> _Evidence:
+    if isinstance(finding, OpFinding):
+        return _read_by_op(session, finding)
     call = finding.blamed_call
     if call is None:
         return []
@@ -57,6 +62,20 @@ def _inputs(session: Session, finding: Finding, step: Step) -> _Evidence:
         if record is not None:
             found.append((session.sites[site], record))
     return found + _parameters(session, call, step)
+
+
+def _read_by_op(session: Session, finding: OpFinding) -> _Evidence:
+    """What the op read, under the names of its arguments."""
+    found: _Evidence = []
+    for name, seq in finding.inputs:
+        record = session.ledger.history.find(seq)
+        if record is None:
+            continue
+        source = session.sites[int(record["site"])]
+        origin = source.op or f"{source.role} {source.label}"
+        label = f"{name} ({origin})" if source.role != "input" else name
+        found.append((replace(session.sites[finding.site], role="input", label=label), record))
+    return found
 
 
 def _gradients_of_outputs(session: Session, call: Call, step: Step) -> _Evidence:

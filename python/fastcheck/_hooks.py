@@ -18,6 +18,7 @@ from typing import Any, Optional
 import torch
 
 from ._calls import Call, ModuleNode
+from ._compat import is_compiling
 from ._device import streams_of
 from ._flatten import flatten, flatten_arguments
 from ._readable import can_hold_nonfinite, can_read
@@ -70,6 +71,8 @@ class ModuleObserver:
             local.stack.clear()
         is_entry = not local.stack and not in_backward
         with session.lock:
+            if session.removed:  # while this call was on its way here
+                return None
             if is_entry:
                 session.begin_pass()
                 local.calls_before = len(session.step.calls)
@@ -110,7 +113,8 @@ class ModuleObserver:
         call = stack[-1]
         with session.lock:
             try:
-                self._read_outputs(call, outputs, traced)
+                if not session.removed:
+                    self._read_outputs(call, outputs, traced)
             finally:
                 stack.pop()
             if not stack:
@@ -275,6 +279,8 @@ class ModuleObserver:
         """The gradient of an observed tensor is complete."""
         session = self.session
         with session.lock:
+            if session.removed:
+                return
             session.begin_step_if_closed()
             if not session.is_active:
                 return
@@ -320,7 +326,7 @@ class ForwardPreHook(_ModuleHook):
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             if self.address is not None:
                 trace_enter(self.address, args, kwargs, is_outermost=self.is_outermost)
             return
@@ -345,7 +351,7 @@ class ForwardHook(_ModuleHook):
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             if self.address is not None:
                 trace_leave(self.address, args, kwargs, output)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 
@@ -40,6 +40,7 @@ def install(
     max_skipped: int = 20,
     log_dir: Union[str, os.PathLike[str], None] = None,
     log_limit: Union[str, int, None] = "1GB",
+    process_group: Any = None,
 ) -> Monitor:
     """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
     overflows.
@@ -56,7 +57,8 @@ def install(
             as a number or as a callable that returns it.
         overflow_nums: carry out ``action`` at the so many-th overflow event and at every later one;
             -1: never.
-        level: ``"module"``.
+        level: ``"module"``: what modules take and return. ``"op"``: what every operator makes, in
+            forward, backward and the optimizer, on the CPU; one monitor at a time.
         record: what is computed of each tensor: ``"health"`` (counts), ``"stats"`` (and min, max,
             sums) or ``"full"`` (and a checksum).
         sync: when a stop happens on an accelerator. ``"never"``: as soon as the host learns of it,
@@ -84,6 +86,8 @@ def install(
             ``fastcheck_log/``.
         log_limit: the most that the log may hold, as bytes or as a text such as ``"1GB"``; None: no
             limit.
+        process_group: the ranks that stop together (a ``torch.distributed.ProcessGroup``); None:
+            all of them, where torch.distributed is initialised. Each of them has to install().
 
     Returns:
         The Monitor. It need not be kept: the model keeps the observation going until
@@ -117,6 +121,7 @@ def install(
         max_skipped=max_skipped,
         log_dir=log_dir,
         log_limit=log_limit,
+        process_group=process_group,
     )
     model, *others = (_uncompiled(module) for module in (model, *more))
     named = _named_modules((model, *others))
@@ -130,9 +135,24 @@ def install(
     _check_observable(model, nodes)
     if config.protect_weights is not False:
         UpdateGuard.learn({p.device for module in (model, *more) for p in module.parameters()})
-    monitor = Monitor(config, sites, nodes, has_excluded=len(observed) < len(named))
+    if config.level == "op":
+        _check_on_cpu(model)
+    monitor = Monitor(config, sites, model, nodes, has_excluded=len(observed) < len(named))
     monitor._attach()
     return monitor
+
+
+def _check_on_cpu(model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.is_cpu:
+            raise ConfigError(
+                explain(
+                    'level="op" reads the CPU only in this version',
+                    expected="a model on the CPU",
+                    came=f"{name} on {parameter.device}",
+                    do='level="module" reads every device',
+                )
+            )
 
 
 def _named_modules(models: tuple[torch.nn.Module, ...]) -> dict[str, torch.nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections.abc import Sequence
@@ -14,12 +15,18 @@ import torch
 from . import _boundaries
 from ._alarm import Alarm
 from ._calls import ModuleNode
-from ._compiled import Connection, connect, disconnect, one_hook_id
+from ._compiled import Connection, connect, disconnect, set_hook_id
 from ._config import Config
 from ._errors import OverflowDetected
 from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
 from ._log import RecordLog
 from ._logread import read_log
+from ._meeting import Meeting
+from ._op_hooks import OpModuleObserver
+from ._op_session import OpSession, OpState
+from ._rank_join import follow
+from ._ranks import agreement_for
+from ._replicas import ReplicaMismatch, replica_check
 from ._session import Session
 from ._site import SiteTable
 from ._state import StateReader
@@ -32,6 +39,9 @@ __all__ = ["Monitor"]
 _TOP_SITES = 10
 _NAMED_MODULES = 5
 
+# One for each monitor, and none that torch hands out: it counts up from 0.
+_hook_ids = itertools.count(-1, -1)
+
 
 class Monitor:
     """Watches the modules that install() was given, until remove(). May be used in a ``with``
@@ -41,21 +51,41 @@ class Monitor:
     """
 
     def __init__(
-        self, config: Config, sites: SiteTable, nodes: Sequence[ModuleNode], has_excluded: bool
+        self,
+        config: Config,
+        sites: SiteTable,
+        model: torch.nn.Module,
+        nodes: Sequence[ModuleNode],
+        has_excluded: bool,
     ) -> None:
         rank = _rank()
-        self._session = session = Session(config, sites, rank)
+        # One rank's stop would leave the others waiting for it in their next collective.
+        lag = 1 if config.sync == "never" else 0
+        agreement = agreement_for(config.process_group, lag=lag) if config.may_stop else None
+        world_size = 1 if agreement is None else agreement.world_size
+        is_op_level = config.level == "op"
+        session_type = OpSession if is_op_level else Session
+        self._session = session = session_type(config, sites, rank, world_size)
         session.has_excluded = has_excluded
         self._ledger = ledger = session.ledger
         if config.log_dir is not None:
             ledger.log = RecordLog(config.log_dir, rank, config.log_limit, sites, config.to_meta())
             # A model that is deleted takes its monitor along, without remove().
             weakref.finalize(session, ledger.log.close)
-        state = StateReader(session, nodes)
+        state = (OpState if is_op_level else StateReader)(session, nodes)
         ledger.check_parameters = state.check
-        session.deliver = Alarm(session)
+        alarm = session.deliver = Alarm(session, agreement)
+        session.last_words = alarm.last_words
+        self._meeting = session.meet = Meeting(session, alarm)
+        if agreement is not None:
+            follow(agreement, alarm.meet)
+            session.drain.speak_at_exit()
+        self._model = weakref.ref(model)
         self._nodes = nodes
         self._observer = ModuleObserver(session, state)
+        if isinstance(session, OpSession):
+            numbers = {id(node): number for number, node in enumerate(nodes)}
+            self._observer = OpModuleObserver(session, state, numbers)
         self._watcher = session.watcher = StepWatcher(session, state)
         self._handles: list[Any] = []
         self._connection: Optional[Connection] = None
@@ -65,25 +95,27 @@ class Monitor:
     def _attach(self) -> None:
         """Puts the hooks on; install() calls it once."""
         self._connection = connection = connect(self._observer, self._nodes)
-        with one_hook_id() as same_id:
-            for index, node in enumerate(self._nodes):
-                module = node.module()
-                if module is None:
-                    continue
-                before = ForwardPreHook(self._observer, node)
-                after = ForwardHook(self._observer, node)
-                if connection is not None:
-                    before.address = after.address = connection.address(index)
-                    before.is_outermost = node.is_primary
-                same_id()
-                self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-                # always_call: a call that raises has to end too, or what runs next would seem to
-                # be inside it.
-                same_id()
-                self._handles.append(
-                    module.register_forward_hook(after, with_kwargs=True, always_call=True)
-                )
+        number = next(_hook_ids)
+        for index, node in enumerate(self._nodes):
+            module = node.module()
+            if module is None:
+                continue
+            before = ForwardPreHook(self._observer, node)
+            after = ForwardHook(self._observer, node)
+            if connection is not None:
+                before.address = after.address = connection.address(index)
+                before.is_outermost = node.is_primary
+            # always_call: a call that raises has to end too, or what runs next would seem to be
+            # inside it.
+            for handle in (
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after, with_kwargs=True, always_call=True),
+            ):
+                set_hook_id(handle, number)
+                self._handles.append(handle)
         _boundaries.connect(self._watcher)
+        if isinstance(self._session, OpSession):
+            self._session.begin(self._nodes)
 
     def step(self, loss: Any = None) -> None:
         """Ends the step. From the first call on only this does: the optimizer's steps no longer do.
@@ -152,10 +184,41 @@ class Monitor:
         if self._ledger.due:
             self._session.deliver()
 
+    def check_replicas(self, every: int = 100, *, gradients: bool = False) -> None:
+        """From now on compares, at every so many step boundaries, the checksums of the parameters
+        on all ranks of the process group, which data parallelism keeps equal to the bit.
+
+        What differs is named in a FastcheckWarning, in summary() and in replica_mismatches: the
+        parameter, the ranks that are odd, and what to do. A parameter that is sharded over the
+        group is left out. Every rank has to call this; a later call replaces the one before.
+
+        Args:
+            every: how many boundaries from one comparison to the next.
+            gradients: compare them too, as they are after the optimizer's step. Not for FSDP2,
+                whose gradients are sharded.
+
+        Raises ConfigError where there is only one rank. Synchronises nothing: the checksums are
+        taken by the device, and one all-gather of 8 bytes a tensor brings them together later.
+        """
+        model = self._model()
+        if model is not None:
+            self._meeting.check = replica_check(
+                model, self._session.config.process_group, every=every, gradients=gradients
+            )
+
+    @property
+    def replica_mismatches(self) -> tuple[ReplicaMismatch, ...]:
+        """What check_replicas() has found, oldest first."""
+        return tuple(self._meeting.mismatches)
+
     def remove(self) -> None:
         """Takes all hooks off, waits for the devices, and closes the log. What was recorded can
-        still be read. Idempotent. Raises OverflowDetected like a hook does, afterwards.
+        still be read. Idempotent. Raises OverflowDetected like a hook does, afterwards; with
+        several ranks, each of them has to remove().
         """
+        self._remove(waits_for_ranks=True)
+
+    def _remove(self, waits_for_ranks: bool) -> None:
         session = self._session
         with session.lock:
             if session.removed:
@@ -170,11 +233,14 @@ class Monitor:
                 disconnect(self._connection.number)
             self._watcher.release()
             self._take_in()
+            if isinstance(session, OpSession):
+                session.end()
             log = self._ledger.log
             if log is not None:
                 self._log_is_whole = not log.failed
                 log.sync()
                 log.close()
+        self._meeting.finish(waits_for_ranks)
         self._deliver()
 
     @property
@@ -211,7 +277,8 @@ class Monitor:
         traceback: Optional[TracebackType],
     ) -> None:
         try:
-            self.remove()
+            # Whoever leaves by an exception won't be at the others' next boundary.
+            self._remove(waits_for_ranks=error is None)
         except OverflowDetected:
             # What ended the block goes on, whatever the drain has found meanwhile.
             if error is None:
@@ -240,6 +307,7 @@ class Monitor:
                 f"{len(compiled)} modules run compiled, {compiled[0]} first: of what is computed "
                 "there, only what modules take and return is read"
             )
+        notes += [str(mismatch) for mismatch in self._meeting.mismatches]
         for device in self._observer.unread_devices:
             notes.append(
                 f"tensors on {device} are not read: torch.{device} has no streams and events"

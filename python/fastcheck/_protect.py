@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ._compat import is_compiling
 from ._errors import UnsupportedTensorError
 
 __all__ = ["UpdateGuard"]
@@ -267,7 +268,7 @@ def _let_go(key: int) -> None:
 
 def _why_not(optimizer: Optimizer, has_closure: bool = False) -> Optional[str]:
     """What keeps the optimizer, or this step of it, from being guarded, whatever its devices."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return 'its step is being compiled; use sync="step"'
     name = type(optimizer).__name__
     if has_closure:

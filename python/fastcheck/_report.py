@@ -59,8 +59,9 @@ class StopReport:
     ``events``: all events of the step in device order. ``inputs``: what the culprit's module read,
     its own parameters included where known, as (site, record). ``trend``: the records of the
     culprit's site in the last steps, oldest first, the bad one last. ``scale``: the loss scale in
-    use. ``weights_intact``: True when it is certain that no update of this step has been applied;
-    None when unknown.
+    use. ``rank``: whose report it is, of ``world_size`` ranks that stop together.
+    ``weights_intact``: True when it is certain that no update of this step has been applied; None
+    when unknown. ``is_lost``: another rank found it, and what it had to say is gone with it.
     """
 
     culprit: Event
@@ -73,7 +74,9 @@ class StopReport:
     log_path: str | None = None
     scale: float | None = None
     rank: int = 0
+    world_size: int = 1
     weights_intact: bool | None = None
+    is_lost: bool = False
 
 
 def render(
@@ -86,6 +89,8 @@ def render(
     ASCII."""
     if ascii_only is None:
         ascii_only = stderr_is_ascii()
+    if report.is_lost:
+        return "\n".join(wrap(_lost(report), width))
     body = width - GUTTER
     reading = read(report.culprit.record)
     trend = Trend.of(report.trend)
@@ -119,6 +124,13 @@ def brief(report: StopReport, width: int = WIDTH, ascii_only: bool | None = None
     return to_ascii(text) if ascii_only else text
 
 
+def _lost(report: StopReport) -> str:
+    return (
+        f"rank {report.rank} stopped at step {report.step}, and its report was lost with it: look "
+        "at what it wrote last"
+    )
+
+
 def _headline(report: StopReport, reading: Reading) -> str:
     site = report.culprit.site
     found = spell_nonfinite(reading)
@@ -128,7 +140,10 @@ def _headline(report: StopReport, reading: Reading) -> str:
         place = f"in {site.label}, the batch given to {module_name(site)}"
     else:
         place = f"in {tensor_name(site)} of {module_name(site)}"
-    return f"{found} {place} at step {report.step}"
+        if site.op:
+            place = f"in {tensor_name(site)} of {site.op} #{reading.call} in {module_name(site)}"
+    rank = f" on rank {report.rank}" if report.world_size > 1 else ""
+    return f"{found} {place} at step {report.step}{rank}"
 
 
 def _verdict(event: Event) -> str:
@@ -171,10 +186,14 @@ def _where(report: StopReport, reading: Reading, width: int) -> list[str]:
     site = report.culprit.site
     lines = [f"module    {module_name(site)}"]
     if site.op:
-        lines.append(f"op        {site.op}")
+        lines.append(f"op        {site.op} #{reading.call}")
     size = f"{reading.numel:,} element{'s' if reading.numel != 1 else ''}"
     lines += wrap(f"{tensor_name(site)}, {reading.dtype}, {size}", width, "tensor    ", " " * 10)
-    if report.rank:
+    if report.culprit.line:
+        lines += wrap(report.culprit.line, width, "line      ", " " * 10)
+    if report.world_size > 1:
+        lines.append(f"rank      {report.rank} of {report.world_size}: all of them stop with it")
+    elif report.rank:
         lines.append(f"rank      {report.rank}")
     return lines
 
@@ -188,7 +207,7 @@ def _when(report: StopReport, reading: Reading, width: int) -> list[str]:
     if report.culprit.site.role in ("param", "buffer"):
         direction = "when it was read"  # in forward too, once an output made us look
     when = f"step {report.step} (counted from 0), {direction}"
-    if reading.call > 0:
+    if reading.call > 0 and not report.culprit.site.op:
         when += f", call {reading.call + 1} of this module in the step"
     lines = wrap(when + ".", width)
     if report.overflow_nums > 0:

@@ -8,6 +8,7 @@ other belong to one step.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import warnings
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from ._calls import Call
+from ._compat import GradScaler
 from ._config import Config
 from ._device import streams_of
 from ._device_ring import DeviceRing
@@ -41,11 +43,11 @@ _MAX_SEEN = 65536
 class Session:
     """The state of one monitor. Every method expects ``lock`` to be held, deliver() excepted."""
 
-    def __init__(self, config: Config, sites: SiteTable, rank: int) -> None:
+    def __init__(self, config: Config, sites: SiteTable, rank: int, world_size: int = 1) -> None:
         self.config = config
         self.sites = sites
         self.lock = threading.RLock()
-        self.ledger = Ledger(config, sites, rank)
+        self.ledger = Ledger(config, sites, rank, has_other_ranks=world_size > 1)
         self.drain = Drain(self.ledger, config.max_lag, self.trouble, self._last_words)
         self.host = HostRing(config.depth, when_full=self._make_room)
         self.rings: dict[torch.device, DeviceRing] = {}
@@ -63,6 +65,11 @@ class Session:
         self.has_excluded = False
         self.seen = make_seen()
         self.deliver: Callable[[], None] = lambda: None
+        # Of the owner too: what is to be done at a step boundary, and when the process ends.
+        self.meet: Callable[[], None] = lambda: None
+        self.last_words: Callable[[], None] = lambda: None
+        # How many ranks stop together; 1: this one decides alone.
+        self.world_size = world_size
         # The process knows its watchers weakly, and the user need not keep the Monitor: the hooks
         # on the model hold this session, and it holds the watcher.
         self.watcher: Optional[object] = None
@@ -117,6 +124,16 @@ class Session:
                 self.drain.bound()
             else:
                 self.drain.wait()
+
+    def update_began(self) -> None:
+        """An optimizer steps, in this thread, until update_ended() or until it raises."""
+
+    def update_ended(self) -> None:
+        """The opposite of update_began()."""
+
+    def unread(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, ops of this thread pass unread where they are read at all."""
+        return contextlib.nullcontext()
 
     # What the hooks saw
 
@@ -286,9 +303,9 @@ class Session:
 
     def _last_words(self) -> None:
         """The process ends: no hook will run any more that could raise what is due."""
-        if self.ledger.due and not self.removed:
+        if not self.removed:
             try:
-                self.deliver()
+                self.last_words()
             except FastcheckError as stop:
                 print(f"{type(stop).__module__}.{type(stop).__name__}: {stop}", file=sys.stderr)
 
@@ -310,7 +327,7 @@ class Session:
 
     # Loss scaling
 
-    def scaled_by(self, scaler: torch.amp.GradScaler) -> None:
+    def scaled_by(self, scaler: GradScaler) -> None:
         """The loss of this step was scaled by ``scaler``."""
         self.step.scaler = weakref.ref(scaler)
 
@@ -318,7 +335,7 @@ class Session:
     def has_own_scaling(self) -> bool:
         """The user gave a number or a callable: nobody tells which updates are skipped."""
         scaler = self.config.scaler
-        return scaler is not None and not isinstance(scaler, torch.amp.GradScaler)
+        return scaler is not None and not isinstance(scaler, GradScaler)
 
     @property
     def is_scaled(self) -> bool:
@@ -331,6 +348,6 @@ class Session:
         scaler = self.config.scaler if self.step.scaler is None else self.step.scaler()
         if scaler is None:
             return None
-        if isinstance(scaler, torch.amp.GradScaler):
+        if isinstance(scaler, GradScaler):
             return float(scaler.get_scale())
         return float(scaler()) if callable(scaler) else float(scaler)

@@ -12,6 +12,7 @@ from ._finding import Finding
 from ._readable import can_read, has_memory
 from ._record import Flag, nonfinite
 from ._session import Session
+from ._shards import local
 from ._step import Step
 from ._verdict import Judge
 
@@ -27,6 +28,7 @@ class _Batch:
         self.roles: list[str] = []
 
     def add(self, tensor: torch.Tensor, site: int, role: str) -> None:
+        tensor = local(tensor)
         if tensor.layout is torch.sparse_coo:
             tensor = tensor._values()
         if can_read(tensor) and has_memory(tensor):

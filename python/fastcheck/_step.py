@@ -5,9 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Any, Optional
 
-import torch
-
 from ._calls import CallLog
+from ._compat import GradScaler
 from ._journal import Entry
 from ._record import Verdict
 from ._verdict import Judge
@@ -31,10 +30,12 @@ class Step:
         # The gradient's record of the tensor whose record has this number.
         self.gradients: dict[int, int] = {}
         self.update_count = 0
+        # Its boundary was reached, where several ranks decide together: one for each step.
+        self.has_met = False
         # The updates skip themselves where a gradient is non-finite.
         self.is_protected = False
         self.state_read = False
-        self.scaler: Optional[weakref.ref[torch.amp.GradScaler]] = None
+        self.scaler: Optional[weakref.ref[GradScaler]] = None
         self.leaf_handles: list[Any] = []
         # The verdicts that the log has, by sequence number.
         self.logged: dict[int, Verdict] = {}

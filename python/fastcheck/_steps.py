@@ -15,12 +15,14 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from ._compat import GradScaler
 from ._device import streams_of
 from ._errors import FastcheckWarning
 from ._flatten import flatten
 from ._protect import UpdateGuard
 from ._readable import can_hold_nonfinite, can_read
 from ._session import Session
+from ._shards import is_sharded, reduce_found_inf, take_part
 from ._site import Site
 from ._state import StateReader
 from ._verdict import Judge
@@ -44,7 +46,7 @@ class StepWatcher:
         optimizers = session.config.optimizers
         self._given = None if optimizers is None else weakref.WeakSet(optimizers)
         scaler = session.config.scaler
-        self._scaler = weakref.ref(scaler) if isinstance(scaler, torch.amp.GradScaler) else None
+        self._scaler = weakref.ref(scaler) if isinstance(scaler, GradScaler) else None
         # The optimizer that GradScaler.step() is about: that scaler's update() will close the step.
         self._in_scaler: Optional[torch.optim.Optimizer] = None
         self._update_reached = False
@@ -52,7 +54,11 @@ class StepWatcher:
         self._scaler_skipped: Optional[bool] = None
         # The records of the scaler's own found_inf, where only a device knows it.
         self._scaler_words: list[int] = []
-        self._guard = UpdateGuard(_found_nonfinite)
+        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self._guard = UpdateGuard(_found_nonfinite, self._combine if is_distributed else None)
+        self._cannot_protect = False
+        self._has_combined = False
+        self._meets = False
 
     # Optimizers
 
@@ -70,21 +76,44 @@ class StepWatcher:
                 scaled=UpdateGuard.theirs(optimizer) is not None,
             )
             self.session.settle_update()
-        if self._protects() and not self.session.ledger.due:
+        if self.session.config.sync != "never":
+            # Every rank knows what it has read: none applies what one of them stops for.
+            self._reach_boundary()
+        if self._protects():
             self._protect(optimizer, has_closure)
+        self.session.update_began()
         return True
+
+    def _reach_boundary(self) -> None:
+        step = self.session.step
+        self._meets = self._meets or not step.has_met
+        step.has_met = True
 
     def _protects(self) -> bool:
         """Whether the update may be applied before its gradients are known to be finite."""
         session, asked = self.session, self.session.config.protect_weights
         if asked == "auto":
-            is_late = session.is_deferred and session.config.sync == "never"
-            return is_late and session.config.may_stop
+            is_late = session.is_deferred or session.world_size > 1
+            return is_late and session.config.sync == "never" and session.config.may_stop
         return bool(asked)
 
     def _protect(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         session = self.session
-        if self._guard.before_update(optimizer, has_closure=has_closure) is not None:
+        if self._cannot_protect:
+            take_part(optimizer)
+            return
+        self._has_combined = False
+        try:
+            word = self._guard.before_update(optimizer, has_closure=has_closure)
+        except Exception as error:
+            # The ranks that hold the other shards wait for this one, now and in later updates.
+            self._cannot_protect = True
+            self._guard.close()
+            if not self._has_combined:
+                take_part(optimizer)
+            session.trouble("the protection of the weights", error)
+            return
+        if word is not None:
             session.step.is_protected = True
             return
         reason = self._guard.why_unguarded
@@ -96,12 +125,18 @@ class StepWatcher:
             if session.config.protect_weights is True:
                 warnings.warn(note, FastcheckWarning, stacklevel=4)
 
+    def _combine(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+        self._has_combined = True
+        if is_sharded(optimizer):
+            reduce_found_inf(word, optimizer)
+
     def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer has stepped."""
         self._guard.after_update(optimizer)
         if not self._concerns(optimizer):
             return False
         session = self.session
+        session.update_ended()
         if has_closure and session.is_active:
             self._state.read_gradients(optimizer, scaled=False)
         session.step.update_count += 1
@@ -110,12 +145,16 @@ class StepWatcher:
         if session.has_own_scaling and session.is_active:
             session.note(session.ledger.settle_own_scaling, session.step)
         if not session.is_explicit:
-            session.close_step()
+            self._close_step()
         return True
+
+    def _close_step(self) -> None:
+        self.session.close_step()
+        self._reach_boundary()
 
     # GradScaler
 
-    def scaling(self, scaler: torch.amp.GradScaler) -> bool:
+    def scaling(self, scaler: GradScaler) -> bool:
         """GradScaler.scale(): the gradients of this step will carry the scale. Whose loss it is,
         nobody tells.
         """
@@ -124,9 +163,7 @@ class StepWatcher:
             self.session.scaled_by(scaler)
         return False
 
-    def scaler_step_began(
-        self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer
-    ) -> bool:
+    def scaler_step_began(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
         """GradScaler.step(optimizer): it decides whether the optimizer runs."""
         if not self._follows(scaler) or not self._concerns(optimizer):
             return False
@@ -136,7 +173,7 @@ class StepWatcher:
 
     def scaler_step_ended(
         self,
-        scaler: torch.amp.GradScaler,
+        scaler: GradScaler,
         optimizer: torch.optim.Optimizer,
         found_inf: Sequence[torch.Tensor],
     ) -> bool:
@@ -166,7 +203,7 @@ class StepWatcher:
         if self._in_scaler is optimizer:
             self._in_scaler = None
 
-    def scaler_updated(self, scaler: torch.amp.GradScaler) -> bool:
+    def scaler_updated(self, scaler: GradScaler) -> bool:
         """GradScaler.update(): the iteration is over, skipped or not."""
         if not self._follows(scaler) or self._scaler_skipped is None:
             return False
@@ -176,7 +213,7 @@ class StepWatcher:
             words, self._scaler_words = self._scaler_words, []
             session.note(session.ledger.settle_scaled, session.step, skipped, words)
         if not self.session.is_explicit:
-            self.session.close_step()
+            self._close_step()
         return True
 
     # monitor.step()
@@ -192,7 +229,7 @@ class StepWatcher:
                 self._state.read_for_update(None, scaled=session.is_scaled)
             if session.has_own_scaling:
                 session.note(session.ledger.settle_own_scaling, session.step)
-        session.close_step()
+        self._close_step()
         return True
 
     def _read_loss(self, loss: Any) -> None:
@@ -221,7 +258,7 @@ class StepWatcher:
             return optimizer in self._given
         return self._state.owned_by(optimizer)
 
-    def _follows(self, scaler: torch.amp.GradScaler) -> bool:
+    def _follows(self, scaler: GradScaler) -> bool:
         return self._scaler is None or self._scaler() is scaler
 
     def guarded(self, what: str, method: Callable[..., bool], *args: Any) -> None:
@@ -234,12 +271,16 @@ class StepWatcher:
         is_ours = False
         try:
             with session.lock:
-                is_ours = method(self, *args)
+                if not session.removed:
+                    is_ours = method(self, *args)
         except Exception as error:
             self._is_off = True
             self._guard.close()
             session.trouble(what, error)
-        if is_ours and session.ledger.due:
+        meets, self._meets = self._meets, False
+        if meets:
+            session.meet()
+        elif is_ours and session.ledger.due:
             session.deliver()
 
 

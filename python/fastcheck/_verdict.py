@@ -36,6 +36,7 @@ class Judge:
         calls: CallLog,
         check_parameters: Callable[[ModuleNode, Finding], Optional[Finding]],
         last_finite_step: Callable[[int], Optional[int]],
+        has_other_ranks: bool = False,
     ) -> None:
         self.findings: list[Finding] = []
         self.changed: list[Finding] = []
@@ -44,6 +45,7 @@ class Judge:
         self._calls = calls
         self._check_parameters = check_parameters
         self._last_finite_step = last_finite_step
+        self._has_other_ranks = has_other_ranks
         self._by_token: dict[int, Finding] = {}
 
     # Forward
@@ -196,11 +198,14 @@ class Judge:
         """A parameter's gradient, just before the optimizer uses it."""
         self._add(finding)
         earlier = self._first_hard() or self._first_scaled()
+        verdict, how = Verdict.ORIGIN, "overflowed while it was computed or accumulated"
+        if self._has_other_ranks:
+            verdict, how = Verdict.ARRIVED, f"came with the reduction over the ranks, or {how}"
         reason = (
             "every activation and every gradient observed in this step was finite: this gradient "
-            "overflowed while it was computed or accumulated"
+            + how
         )
-        self._judge_gradient(finding, earlier, Verdict.ORIGIN, reason, scaled)
+        self._judge_gradient(finding, earlier, verdict, reason, scaled)
 
     # Backward
 

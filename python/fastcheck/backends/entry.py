@@ -18,9 +18,10 @@ class Backend:
     """How the tensors of one kind of device are read.
 
     ``slots`` are uint8 (n, 192) on the tensors' device. Observing writes the value bytes [0, 112)
-    of slots, without synchronising unless the backend is immediate, and leaves the others or makes
-    them those of a whole record that knows no sequence number, step, site or call. Tensors have to
-    be readable: ``_readable.unreadable_reason`` is None.
+    of slots, without synchronising unless the backend is immediate, and outside of autograd by
+    itself. It leaves the other bytes, or makes them those of a whole record that knows no sequence
+    number, step, site or call. Tensors have to be readable: ``_readable.unreadable_reason`` is
+    None.
     """
 
     name: str

@@ -26,6 +26,7 @@ machine can run, which is used, and why. Paste it into a bug report."""
 _EPILOG = f"""\
 environment:
   {_ISA_VARIABLE}=avx512|avx2|scalar   force one CPU kernel (all give the same bits)
+  FASTCHECK_NO_EXTENSION=1               pure Python, as if the extension were not installed
   NO_COLOR=1                             no colours
 
 exit codes: 0 fastcheck can be used here; 1 something is missing or broken ("problems")"""
@@ -101,11 +102,11 @@ def _first_line(error: BaseException) -> str:
 
 
 def _build(found: Findings) -> None:
-    found.versions["extension"] = f"for torch {status.built_for}" if status.built_for else "missing"
+    found.versions["extension"] = status.text
     if status.compiler:
         found.versions["compiler"] = status.compiler
     found.versions["cuda"] = f"built ({status.accelerator})" if _has_cuda() else "not built"
-    if status.module is None:
+    if status.is_broken:
         found.problems.append(status.problem[:1].upper() + status.problem[1:] + ".")
 
 
@@ -135,7 +136,7 @@ def _kernels(found: Findings) -> None:
 
 def _backends(torch: Any, found: Findings) -> None:
     usable = status.module is not None
-    reason = "compiled extension" if usable else "the compiled extension is missing"
+    reason = "compiled extension" if usable else "no compiled extension: portable reads the CPU"
     found.backends.append(("cpu", usable, reason))
     devices = _cuda_devices(torch)
     visible = f"{devices} CUDA device{'s' if devices != 1 else ''} visible to torch"
@@ -147,8 +148,10 @@ def _backends(torch: Any, found: Findings) -> None:
         found.backends.append(("cuda", devices > 0 and not problem, reason))
     else:
         found.backends.append(("cuda", False, f"not built into this extension; {visible}"))
-    for name in ("npu", "mlu", "portable"):
+    for name in ("npu", "mlu"):
         found.backends.append((name, False, _NOT_BUILT))
+    served = "every device without a kernel" + ("" if usable else ", the CPU too")
+    found.backends.append(("portable", torch is not None, f"pure Python, for {served}"))
 
 
 def _cuda_devices(torch: Any) -> int:
