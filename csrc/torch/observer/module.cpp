@@ -8,6 +8,7 @@
 
 #include "torch/observe.h"
 #include "torch/observer/op_observer.h"
+#include "torch/slots.h"
 #include "torch/tensor_view.h"
 
 namespace py = pybind11;
