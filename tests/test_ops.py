@@ -709,3 +709,21 @@ def test_a_forked_worker_is_not_observed() -> None:
     assert [int(x) for x in loader] == [0, 0]
     assert fastcheck._C.op_observer().run() != 0
     monitor.remove()
+
+
+def test_what_attention_keeps_for_its_backward_is_benign() -> None:
+    class Masked(Attention):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.full((6, 6), -INF).triu(1)
+            mask[0] = -INF  # torch's own kernel gives zeros there
+            q, k, v = (one(x).unsqueeze(1) for one in (self.q, self.k, self.v))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    model = Masked()
+    monitor = fastcheck.install(model, level="op", record="stats", overflow_nums=-1)
+    with torch.no_grad():
+        model(torch.ones(2, 6, 8))
+    monitor.remove()
+    of_attention = [e for e in monitor.events if "scaled_dot_product" in (e.site.op or "")]
+    assert all(e.verdict is Verdict.BENIGN for e in of_attention if e.site.index == 1)
+    assert monitor.event_count == 0

@@ -61,11 +61,11 @@ class Names:
     """What the judge has to ask to spell its reasons."""
 
     def op(self, incident: Mapping[str, Any]) -> str:
-        """The op as the site names it."""
+        """The op that ran, and the autograd node that it is part of."""
         raise NotImplementedError
 
     def ran(self, incident: Mapping[str, Any]) -> str:
-        """The op that ran, without its overload."""
+        """The op that ran, as the dispatcher names it."""
         raise NotImplementedError
 
     def is_optimizer(self, incident: Mapping[str, Any]) -> bool:
@@ -73,6 +73,7 @@ class Names:
         raise NotImplementedError
 
     def role(self, record: np.void) -> str:
+        """That of the record's site."""
         raise NotImplementedError
 
     def inputs(self, incident: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -101,12 +102,12 @@ class OpJudge(Judge):
         if not made and incident["made"]:
             for source in fed:
                 source.finite_consumers += 1
-        for index, (seq, is_bad) in enumerate(incident["made"]):
+        for seq, is_bad in incident["made"]:
             if is_bad and seq in bad:
                 finding = OpFinding(bad[seq], names.role(bad[seq]))
                 finding.inputs = names.inputs(incident)
                 finding.line = incident["line"]
-                self._make(finding, index, fed, incident, names)
+                self._make(finding, fed, incident, names)
                 for source in fed:
                     source.carriers.append(finding)
 
@@ -154,14 +155,13 @@ class OpJudge(Judge):
     def _make(
         self,
         finding: OpFinding,
-        index: int,
         fed: list[OpFinding],
         incident: Mapping[str, Any],
         names: Names,
     ) -> None:
         self._add(finding)
         op = names.op(incident)
-        reason = why_benign(names.ran(incident), index)
+        reason = why_benign(names.ran(incident), self._sites[finding.site].index)
         hard = next((f for f in fed if f.is_hard), None)
         scaled = next((f for f in fed if f.verdict is Verdict.SCALED), None)
         waiting = next((f for f in fed if f.is_waiting), None)
@@ -193,7 +193,7 @@ class OpJudge(Judge):
         elif self.is_scaled and finding.is_gradient:
             self._hold_scaled(finding, waiting, f"{op} read only finite values", Verdict.ORIGIN)
         elif finding.has_nan and waiting is not None:
-            self._blame(waiting, finding, op)
+            self._blame(waiting, op)
             self._propagate(finding, waiting)
         elif finding.has_nan:
             reason = "everything that it read was finite"
@@ -207,13 +207,8 @@ class OpJudge(Judge):
             # It stays in the state, and is read again in every later step.
             self._decide(finding, Verdict.ORIGIN, f"{op} overflowed in what the optimizer keeps")
         else:
-            reason = f"{op} overflowed: everything that it read was finite"
-            if self._sign_of_log(finding, incident, names):
-                reason = f"{op} of a zero: everything that it read was finite"
+            reason = f"{op} made it: everything that it read was finite"
             self._wait(finding, Verdict.ORIGIN, reason, waiting)
-
-    def _sign_of_log(self, finding: OpFinding, incident: Mapping[str, Any], names: Names) -> bool:
-        return finding.signs == 2 and ".log" in names.ran(incident)
 
     def _hold_scaled(
         self, finding: OpFinding, cause: Optional[Finding], reason: str, planned: Verdict
@@ -234,7 +229,7 @@ class OpJudge(Judge):
         finding.cause = cause
         self.changed.append(finding)
 
-    def _blame(self, waiting: OpFinding, by: OpFinding, op: str) -> None:
+    def _blame(self, waiting: OpFinding, op: str) -> None:
         """An infinity did harm: where it began counts."""
         root = waiting.root
         root.release()
