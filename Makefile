@@ -33,9 +33,13 @@ test: $(VENV)/.built $(VENV)/.tools
 
 test-fake-device: $(VENV)/.built $(VENV)/.tools
 	FASTCHECK_FAKE_DEVICE=1 $(PY) -m pytest tests/test_fake_device.py tests/test_fake_device_torch.py \
-		tests/test_devices.py tests/test_protect_device.py
+		tests/test_devices.py tests/test_protect_device.py tests/test_cuda_binding.py \
+		tests/test_cuda_install.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/test_stats_values.py \
-		tests/test_stats_api.py tests/test_stats_errors.py tests/test_checksum.py tests/test_properties.py
+		tests/test_stats_api.py tests/test_stats_errors.py tests/test_checksum.py tests/test_properties.py \
+		tests/test_portable_device.py
+	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake FASTCHECK_TEST_KERNELS=cuda \
+		$(PY) -m pytest tests/test_stats_values.py tests/test_stats_api.py
 
 test-old-torch:
 	PYTHON=$(PYTHON) tests/old_torch.sh
@@ -73,7 +77,7 @@ $(VENV)/.tools: requirements-dev.txt $(VENV)/.torch
 
 # Editable: Python sources are used in place, C++ is built again when it changed.
 $(VENV)/.built: $(VENV)/.torch CMakeLists.txt pyproject.toml python/fastcheck/_build_info.py.in \
-		python/fastcheck/_version.py $(shell find csrc -name '*.h' -o -name '*.cpp')
+		python/fastcheck/_version.py $(shell find csrc -type f)
 	$(PIP) install --no-build-isolation --no-deps --editable .
 	@touch $@
 

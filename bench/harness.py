@@ -61,9 +61,12 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> dict[str, float]:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+    except OSError:  # a machine without git
+        return ""
     return done.stdout.strip()
 
 

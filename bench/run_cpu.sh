@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All CPU benches, under twelve minutes on two cores: JSON under bench/results, the tables in bench/results/tables.md.
+# All CPU benches, about a quarter of an hour on two cores: JSON under bench/results, the tables in bench/results/tables.md.
 # Wants an otherwise idle machine. PYTHON: the Python that has fastcheck (default: .venv/bin/python, else python3).
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -35,6 +35,9 @@ collisions() {
   section "One pass over 256 MiB" "$PYTHON" kernels.py
   section "Small tensors" "$PYTHON" small.py
   section "A training step" "$PYTHON" train_step.py
+  section "The portable backend" "$PYTHON" portable.py
+  section "Host time for a tensor" "$PYTHON" host_time.py
+  section "The drain" "$PYTHON" drain.py
   if command -v nvcc >/dev/null; then
     section "GPU instructions a component" "$PYTHON" instructions.py
   fi

@@ -20,11 +20,17 @@ hypothesis.settings.load_profile("fastcheck")
 # (`make test-fake-device`).
 if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
     collect_ignore = [
+        "test_cuda_binding.py",
+        "test_cuda_install.py",
         "test_devices.py",
         "test_fake_device.py",
         "test_fake_device_torch.py",
         "test_protect_device.py",
     ]
+elif os.environ.get("FASTCHECK_TEST_KERNELS") == "cuda":
+    import cuda_on_fake
+
+    cuda_on_fake.use()  # before test modules ask for a backend
 
 
 def pytest_configure(config: pytest.Config) -> None:

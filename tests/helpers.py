@@ -2,7 +2,8 @@
 
 With ``FASTCHECK_TEST_DEVICE=fake`` the tensors of the tests that use these go to the fake
 accelerator first, and are read there by the portable backend: everything has to be exact there too
-but the three sums.
+but the three sums. With ``FASTCHECK_TEST_KERNELS=cuda`` besides, the CUDA backend reads them
+(tests/cuda_on_fake), and everything has to be exact. ``FASTCHECK_TEST_DEVICE=cuda`` is a GPU.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from vectors import pattern
 #: Where tensors are read: "cpu", or the type of another device.
 DEVICE = os.environ.get("FASTCHECK_TEST_DEVICE", "cpu")
 ON_CPU = DEVICE == "cpu"
-if not ON_CPU:
+if DEVICE not in ("cpu", "cuda"):
     import fake_device
 
     if fake_device.load().name() != DEVICE:
         raise ValueError(
-            f"FASTCHECK_TEST_DEVICE={DEVICE!r}: expected 'fake', or FAKE_DEVICE_NAME's"
+            f"FASTCHECK_TEST_DEVICE={DEVICE!r}: expected 'fake', FAKE_DEVICE_NAME's, or 'cuda'"
         )
 BACKEND = backend_for(torch.device(DEVICE))
 
@@ -63,11 +64,11 @@ def tensor_of(raw: bytes, dtype: str, offset: int = 0) -> torch.Tensor:
     )
 
 
-def put(x: torch.Tensor) -> torch.Tensor:
+def put(x: torch.Tensor, device: str = DEVICE) -> torch.Tensor:
     """The tensor where tests read tensors, with its strides, offset and lazy flags."""
-    if x.device.type == DEVICE:
+    if x.device.type == device:
         return x
-    storage = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).to(DEVICE)
+    storage = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).to(device)
     whole = storage[: storage.numel() // x.element_size() * x.element_size()].view(x.dtype)
     there = whole.as_strided(x.shape, x.stride(), x.storage_offset())
     there = there.conj() if x.is_conj() else there

@@ -461,6 +461,22 @@ def on_a_fake_device(rank: int, sync: str) -> Any:
     return None
 
 
+def a_nan_through_a_collective(rank: int) -> Any:
+    """At op level: rank 1 sends a NaN in its own all-reduce; the others receive it."""
+    model = nn.Linear(4, 4)
+    monitor = fastcheck.install(model, level="op", record="stats", overflow_nums=-1)
+    with torch.no_grad():
+        y = model(torch.ones(2, 4))
+        if rank == 1:
+            y = y / 0 * 0
+        dist.all_reduce(y)
+        model(y)
+    monitor.remove()
+    return [
+        (e.site.op, e.verdict.name, e.reason.split(":")[0]) for e in monitor.events if e.counted
+    ]
+
+
 def store_server_dies(rank: int) -> Any:
     agreement = RankAgreement(timeout_seconds=3.0)
 

@@ -129,6 +129,18 @@ def test_main_grad_is_in_the_log(tmp_path: Path) -> None:
     assert "0 (FusedLinear) · optimizer · gradient of weight.main_grad" in sites
 
 
+def test_logs_of_op_level_name_the_op(tmp_path: Path) -> None:
+    def run(name: str, by: float) -> str:
+        return log_run(tmp_path / name, steps=3, model=net_with(2, by), level="op")
+
+    reference = run("reference", 0.0)
+    assert fastcheck.compare(run("same", 0.0), reference).is_identical
+    comparison = fastcheck.compare(run("actual", 0.003), reference)
+    first = comparison.first
+    assert first is not None and comparison["forward"].answer == "no"
+    assert (first.row.step, first.row.name) == (2, "2.aten.mul.Tensor · forward · output[0]")
+
+
 class _Wrong(nn.Module):
     """A linear layer that is right in all but one step."""
 

@@ -112,6 +112,19 @@ class TestStructures:
         assert names(monitor)[-1] == "0 (Linear) · forward · output"
 
 
+def test_the_ids_of_hooks_are_torchs_own_to_give() -> None:
+    """Other threads register hooks meanwhile: two of one tensor with one id would be one hook."""
+    handles = torch.utils.hooks.RemovableHandle
+    before = handles.next_id
+    model = Net()
+    monitor = fastcheck.install(model)
+    given = [key for m in model.modules() for key in (*m._forward_hooks, *m._forward_pre_hooks)]
+    assert handles.next_id >= before + len(given) > before
+    assert all(key < 0 for key in given) and len(set(given)) == 1
+    monitor.remove()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
 class TestEveryTensorOnce:
     def test_an_output_that_is_the_next_input(self) -> None:
         model = nn.Sequential(nn.Linear(8, 8), nn.Identity(), nn.Linear(8, 8))

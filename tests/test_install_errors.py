@@ -20,7 +20,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"overflow_nums": True}, ("overflow_nums", "True")),
     ({"overflow_nums": 1.5}, ("overflow_nums", "1.5")),
     ({"level": "layer"}, ("unknown level", '"module"', "'layer'")),
-    ({"level": "op"}, ("not in this version yet", '"module"')),
+    ({"level": "layer", "include": "head"}, ("unknown level", "'layer'")),
     ({"record": "ful"}, ("unknown record", '"health"', "'ful'", "did you mean 'full'?")),
     ({"sync": "always"}, ("unknown sync", '"never"')),
     ({"count": "everything"}, ("unknown count", '"origin" or "all"')),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ import fastcheck
 from fastcheck._readable import unreadable_reason
 from fastcheck.backends import portable, portable_many, portable_one
 from fastcheck.backends import portable_checksum as sum64
+from fastcheck.backends.portable_constants import constant
 from fastcheck.backends.portable_formats import FORMATS
 from fastcheck.backends.whole import record as whole_record
 from helpers import SIZES, assert_same, even, kinds, tensor_of
@@ -45,6 +47,7 @@ from vectors import pattern, splitmix64
 
 ALL = sorted(DTYPES)
 DEFAULT = portable.TEMPORARY_BYTES
+CPU = torch.device("cpu")
 SMALL = 400_000  # chunks of a few tiles, whatever the dtype
 FILLED = 0xEE
 
@@ -453,6 +456,47 @@ def test_the_bound_decides_how_much_is_read_at_once(monkeypatch: pytest.MonkeyPa
     observed_list([x[:15000], x[:15000]], "health", temporary_bytes=SMALL)
     assert len(seen) == 2
     assert portable_many.values is portable_one.values
+
+
+def test_no_chunk_has_chains_on_both_sides_of_2_32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As every chunk starts at a multiple of its own number of chains, a power of two."""
+    seen: list[tuple[int, int]] = []
+    start = sum64.start
+
+    def spy(numbers: torch.Tensor, origin: int) -> torch.Tensor:
+        seen.append((origin, numbers.numel()))
+        return start(numbers, origin)
+
+    monkeypatch.setattr(sum64, "start", spy)
+    for dtype in (torch.float32, torch.float16, torch.float64, torch.uint8):
+        for bound in (SMALL, 3 * SMALL, 5 * SMALL):
+            seen.clear()
+            x = torch.zeros(2_000_000, dtype=torch.uint8).view(dtype)
+            observed(x, temporary_bytes=bound)
+            chains = seen[0][1]
+            assert len(seen) > 1 and chains & (chains - 1) == 0
+            assert [origin for origin, _ in seen] == [chains * k for k in range(len(seen))]
+
+
+def test_all_threads_get_the_same_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that ask for it at the same time: none may be freed while it is read."""
+    together, make = threading.Barrier(2), torch.tensor
+
+    def make_late(*args: Any, **options: Any) -> torch.Tensor:
+        together.wait()
+        return make(*args, **options)
+
+    monkeypatch.setattr(torch, "tensor", make_late)
+    found: list[torch.Tensor] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(constant((3, 5, 8), torch.int64, CPU)))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] is found[1] is constant((3, 5, 8), torch.int64, CPU)
 
 
 def test_every_dtype_has_a_format() -> None:

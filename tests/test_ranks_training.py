@@ -76,3 +76,10 @@ def test_no_rank_applies_an_update_of_which_one_shard_is_bad() -> None:
 def test_a_process_group_stops_by_itself() -> None:
     stop = (4, 3, 1, 2)
     assert values(run_ranks(work.in_a_subgroup)) == [stop, stop, None, None]
+
+
+def test_at_op_level_a_collective_is_where_it_came_from() -> None:
+    received, sent, *others = values(run_ranks(work.a_nan_through_a_collective))
+    arrival = (None, "ARRIVED", "it came through a collective")
+    assert [received, *others] == [[arrival]] * 3
+    assert sent[0][0] in ("aten.div.Tensor", "aten.mul.Tensor") and sent[0][1] == "ORIGIN"

@@ -244,15 +244,13 @@ class TestLeaks:
         """The garbage collector runs where it likes: within our own locks too."""
         from fastcheck import _boundaries
 
+        class Collecting(weakref.WeakSet[Any]):
+            def add(self, item: Any) -> None:
+                gc.collect()
+                super().add(item)
+
+        monkeypatch.setattr(_boundaries, "_watchers", Collecting(_boundaries._watchers))
         fastcheck.install(Net())  # nobody holds it, and only the collector frees it
-        register = _boundaries.register_optimizer_step_pre_hook
-
-        def collect_first(hook: Any) -> Any:
-            gc.collect()
-            return register(hook)
-
-        monkeypatch.setattr(_boundaries, "register_optimizer_step_pre_hook", collect_first)
-        monkeypatch.setattr(_boundaries, "_handles", [])
         thread = threading.Thread(target=fastcheck.install, args=(Net(),), daemon=True)
         thread.start()
         thread.join(60)

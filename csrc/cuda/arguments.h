@@ -31,7 +31,7 @@ static_assert(sizeof(Entry) == 48);
 
 // As many as leave the arguments well below the 4 KiB that every driver takes; a longer list comes
 // from device memory.
-constexpr int kInlineEntries = 32;
+constexpr int kInlineEntries = kWithoutTable;
 
 struct List {
   const Entry* table;  // in device memory, or null: `entries` holds them

@@ -5,6 +5,8 @@
 
 namespace fastcheck::cuda {
 
+cudaError_t find_code() { return find_kernel(found_nonfinite_kernel<Float32>); }
+
 template <class Format>
 cudaError_t start_found_nonfinite(unsigned grid, unsigned block, cudaStream_t stream,
                                   const FoundLaunch& arguments) {

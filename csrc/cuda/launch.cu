@@ -203,6 +203,26 @@ using namespace fastcheck::cuda;
 
 extern "C" {
 
+int fastcheck_cuda_device(std::int32_t* multiprocessors) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = find_code();
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  }
+  return static_cast<int>(error);
+}
+
+int fastcheck_cuda_is_capturing(void* stream, int* is_capturing) {
+  *is_capturing = 0;
+  // The legacy default stream can't be captured, and must not be asked while another one is.
+  if (stream == nullptr) return 0;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);
+  *is_capturing = status != cudaStreamCaptureStatusNone;
+  return static_cast<int>(error);
+}
+
 int fastcheck_cuda_workspace(const TensorArgument* tensors, int count, const Tuning* tuning,
                              WorkspaceSize* size) {
   const Request request{tensors, count, *tuning};
@@ -236,6 +256,7 @@ int fastcheck_cuda_found_nonfinite(const TensorArgument* tensors, int count, flo
 const char* fastcheck_cuda_error_name(int error) {
   if (error == kErrorArgument) return "an argument that no kernel takes";
   if (error == kErrorWorkspace) return "a workspace that is too small";
+  if (error == kErrorAbsent) return "a build without the kernels";
   return cudaGetErrorString(static_cast<cudaError_t>(error));
 }
 }

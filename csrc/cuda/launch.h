@@ -15,6 +15,9 @@ namespace fastcheck::cuda {
 
 using Counter = unsigned int;
 
+// Up to this many tensors of a dtype travel in the arguments of a launch; more need a table.
+constexpr int kWithoutTable = 32;
+
 // State of a ring of slots, in device memory, zeroed by its owner.
 struct RingState {
   unsigned long long next_seq;  // the sequence number of the next record
@@ -69,8 +72,8 @@ struct Workspace {
   Counter* counters;
   void* partials;  // device memory, 16-byte aligned, any contents
   std::int64_t partials_bytes;
-  // For lists that do not fit the arguments of a launch (more than 32 tensors of a dtype): pinned
-  // host memory, which must stay as it is until the stream has passed the launch (for as long as a
+  // For lists that do not fit the arguments of a launch (more than kWithoutTable): pinned host
+  // memory, which must stay as it is until the stream has passed the launch (for as long as a
   // graph that captured it is replayed), and as much device memory. May be null otherwise.
   void* table_host;
   void* table_device;
@@ -94,9 +97,16 @@ struct WorkspaceSize {
 enum Error : int {
   kErrorArgument = -1,   // an unknown dtype or depth, or a tuning that is not in its list
   kErrorWorkspace = -2,  // a buffer is too small or missing
+  kErrorAbsent = -3,     // built without the kernels (absent.cpp)
 };
 
 extern "C" {
+
+// Whether the kernels run on the current device, and how many multiprocessors it has.
+int fastcheck_cuda_device(std::int32_t* multiprocessors);
+
+// Whether what is put on `stream` becomes part of a graph instead of running.
+int fastcheck_cuda_is_capturing(void* stream, int* is_capturing);
 
 // What the two launchers need for these tensors.
 int fastcheck_cuda_workspace(const TensorArgument* tensors, int count, const Tuning* tuning,

@@ -35,6 +35,13 @@ cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cud
   return cudaGetLastError();
 }
 
+// Whether the current device has code for a kernel.
+template <class Arguments>
+cudaError_t find_kernel(void (*kernel)(Arguments)) {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, kernel);
+}
+
 }  // namespace fastcheck::cuda
 
 #else
@@ -58,9 +65,14 @@ T& block_shared() {
 }
 
 template <class Arguments>
-cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t,
+cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
                    const Arguments& arguments) {
-  return cuda_on_cpu::run(grid, block, [&] { kernel(arguments); });
+  return cuda_on_cpu::launch(kernel, grid, block, stream, arguments);
+}
+
+template <class Arguments>
+cudaError_t find_kernel(void (*)(Arguments)) {
+  return cudaSuccess;
 }
 
 }  // namespace fastcheck::cuda

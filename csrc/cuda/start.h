@@ -6,6 +6,9 @@
 
 namespace fastcheck::cuda {
 
+// Whether the current device has code for the kernels; defined by found_nonfinite.cu.
+cudaError_t find_code();
+
 // Component -> kernel; defined by records_*.cu.
 template <class Component>
 cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream_t stream,

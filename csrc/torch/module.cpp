@@ -6,14 +6,16 @@
 #include <ATen/ATen.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/version.h>
 
 #include "core/record.h"
 #include "cpu/dispatch.h"
+#include "torch/cuda_module.h"
 #include "torch/observe.h"
+#include "torch/observer/module.h"
+#include "torch/python_tensors.h"
 #include "torch/seen_tensors.h"
-#include "torch/tensor_view.h"
+#include "torch/slots.h"
 
 namespace py = pybind11;
 
@@ -22,25 +24,6 @@ namespace {
 
 // Reading this many bytes takes longer than letting go of the interpreter and taking it again.
 constexpr std::int64_t kReleaseBytes = 64 * 1024;
-
-const at::Tensor& unpack(py::handle object) {
-  if (!THPVariable_Check(object.ptr())) {
-    throw py::type_error("expected a torch.Tensor, came " +
-                         std::string(Py_TYPE(object.ptr())->tp_name));
-  }
-  return THPVariable_Unpack(object.ptr());
-}
-
-const at::Tensor& readable(py::handle object) {
-  const at::Tensor& tensor = unpack(object);
-  const std::string reason = unreadable_reason(tensor);
-  if (!reason.empty()) throw py::type_error(reason);
-  return tensor;
-}
-
-py::object wrap(at::Tensor tensor) {
-  return py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(tensor)));
-}
 
 void read(const at::Tensor& tensor, Depth depth, bool logical, const Identity& identity,
           Record& record) {
@@ -63,19 +46,6 @@ py::object record(py::handle object, std::int64_t depth, bool logical) {
   at::Tensor out = at::detail::empty_cpu({static_cast<std::int64_t>(sizeof(Record))}, at::kByte);
   read(tensor, checked_depth(depth), logical, {}, *slot(out, 0));
   return wrap(std::move(out));
-}
-
-std::vector<at::Tensor> readable_list(const py::sequence& objects) {
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(objects.size());
-  for (const py::handle object : objects) {
-    try {
-      tensors.push_back(readable(object));
-    } catch (const py::type_error& error) {
-      throw py::type_error("item " + std::to_string(tensors.size()) + ": " + error.what());
-    }
-  }
-  return tensors;
 }
 
 py::object record_list(const py::sequence& objects, std::int64_t depth, bool logical) {
@@ -210,6 +180,8 @@ PYBIND11_MODULE(_C, m) {
       .def("add", add_seen, py::arg("tensor"), py::arg("token"))
       .def("clear", &SeenTensors::clear)
       .def("__len__", &SeenTensors::size);
+  cuda::define_functions(m);
+  observer::bind(m);
   m.def("cpu_isa", [] { return std::string(cpu::active_kernels().name); });
   m.def("set_cpu_isa", cpu::set_active_kernels, py::arg("name"));
   m.def("cpu_isas", cpu_isas);

@@ -22,11 +22,4 @@ struct Identity {
 void observe(const at::Tensor& tensor, Depth depth, bool logical, const Identity& identity,
              Record& record);
 
-// Slot `index` of `slots`, a contiguous uint8 CPU tensor of whole records; throws
-// std::out_of_range or std::invalid_argument with what was expected and what came.
-Record* slot(const at::Tensor& slots, std::int64_t index, std::int64_t count = 1);
-
-// Throws std::invalid_argument when it is not 1, 2 or 3.
-Depth checked_depth(std::int64_t depth);
-
 }  // namespace fastcheck

@@ -6,6 +6,7 @@
 
 #include "core/accumulator.h"
 #include "torch/observe.h"
+#include "torch/slots.h"
 #include "torch/tensor_view.h"
 
 TORCH_LIBRARY(fastcheck, m) {

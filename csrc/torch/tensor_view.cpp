@@ -49,7 +49,7 @@ std::optional<DType> dtype_of(at::ScalarType type) {
   }
 }
 
-std::string unreadable_reason(const at::Tensor& tensor) {
+std::string unreadable_reason(const at::Tensor& tensor, c10::DeviceType device) {
   if (!tensor.defined()) {
     return "expected a tensor, came an undefined one (a gradient that was never computed?)";
   }
@@ -73,9 +73,9 @@ std::string unreadable_reason(const at::Tensor& tensor) {
            "tensor, a DTensor, a vmap or grad wrapper); give the local tensor, or call "
            "torch.ops.fastcheck.* while tracing";
   }
-  if (!tensor.device().is_cpu()) {
-    return c10::str("expected a CPU tensor, came one on ", tensor.device(),
-                    "; this version reads only the CPU: give x.cpu()");
+  if (tensor.device().type() != device) {
+    return c10::str("expected a ", c10::DeviceTypeName(device), " tensor, came one on ",
+                    tensor.device(), "; these kernels read no other: use fastcheck.stats");
   }
   if (!holds_its_elements(tensor)) {
     return c10::str("expected a tensor whose storage holds all its elements, came one that needs ",

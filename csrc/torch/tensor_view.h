@@ -13,8 +13,10 @@ namespace fastcheck {
 
 std::optional<DType> dtype_of(at::ScalarType type);
 
-// Why `tensor` can't be read: what was expected, what came, what to do. Empty when it can.
-std::string unreadable_reason(const at::Tensor& tensor);
+// Why `tensor` can't be read by kernels of a device of type `device`: what was expected, what came,
+// what to do. Empty when it can.
+std::string unreadable_reason(const at::Tensor& tensor,
+                              c10::DeviceType device = c10::DeviceType::CPU);
 
 // Conjugate and negative views hold other bits than they show: these are written out.
 at::Tensor resolve_views(const at::Tensor& tensor);

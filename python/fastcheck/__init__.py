@@ -22,6 +22,7 @@ from ._errors import (
 from ._install import install
 from ._inventory import inventory
 from ._monitor import Monitor
+from ._op_rules import benign
 from ._ops import checksum, crc32, found_nonfinite, stats
 from ._record import RECORD_DTYPE, Depth, DeviceMode, Flag, Order, Verdict
 from ._seeds import Seeds, seed_all
@@ -52,6 +53,7 @@ __all__ = [
     "UnsupportedTensorError",
     "Verdict",
     "__version__",
+    "benign",
     "checksum",
     "compare",
     "crc32",

@@ -7,6 +7,7 @@ has none, so three of its methods are wrapped at class level and put back by the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -58,9 +59,11 @@ def _release() -> None:
         # Not len(): it still counts the watcher whose finalizer this is.
         if any(True for _ in _watchers) or not _handles:
             return
-        for handle in _handles:
-            handle.remove()
+        # Taken out first: the collector may call this again in its middle.
+        handles = _handles.copy()
         _handles.clear()
+        for handle in handles:
+            handle.remove()
         _unwrap_scaler()
 
 
@@ -90,9 +93,14 @@ def _wrap_scaler() -> None:
 
     @functools.wraps(originals["scale"])
     def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.is_enabled():
-            _tell("loss scaling", StepWatcher.scaling, self)
-        return originals["scale"](self, *args, **kwargs)
+        if not self.is_enabled():
+            return originals["scale"](self, *args, **kwargs)
+        _tell("loss scaling", StepWatcher.scaling, self)
+        # A loss that overflows when it is scaled is no event: the scaler sees to its gradients.
+        with contextlib.ExitStack() as stack:
+            for watcher in list(_watchers):
+                stack.enter_context(watcher.session.unread())
+            return originals["scale"](self, *args, **kwargs)
 
     @functools.wraps(originals["step"])
     def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -123,11 +131,12 @@ def _wrap_scaler() -> None:
 
 def _unwrap_scaler() -> None:
     scaler_class: Any = GradScaler
-    for name, original in _originals.items():
+    originals = _originals.copy()
+    _originals.clear()
+    for name, original in originals.items():
         # Someone may have wrapped it after us: then theirs stays, and ours inside it tells nobody.
         if getattr(getattr(scaler_class, name), "_fastcheck", False):
             setattr(scaler_class, name, original)
-    _originals.clear()
 
 
 def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

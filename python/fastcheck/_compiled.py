@@ -8,11 +8,10 @@ never retraces, and layers that share one compilation share it still.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import torch
@@ -22,7 +21,7 @@ from ._calls import Call, ModuleNode
 from ._hooks import ForwardHook, ForwardPreHook, GradientHook, ModuleObserver
 from ._traced import Traced
 
-__all__ = ["Connection", "connect", "keep_out", "one_hook_id"]
+__all__ = ["Connection", "connect", "keep_out", "set_hook_id"]
 
 # Calls whose gradients may still come; those of older ones pass unread.
 _MAX_CALLS = 16384
@@ -134,25 +133,19 @@ def disconnect(number: int) -> None:
                 setattr(config, name, value)
 
 
-@contextlib.contextmanager
-def one_hook_id() -> Iterator[Callable[[], None]]:
-    """Within it, all hooks that are registered after a call of what it yields get the same id.
+def set_hook_id(handle: Any, number: int) -> None:
+    """Exchanges the id of a hook that was registered on a module a moment ago.
 
     Compiled code is valid for the ids of ``always_call`` hooks only: with one id per module, layers
-    of one class could not share their compilation.
+    of one class could not share their compilation, so all hooks of a monitor get the same. torch's
+    own counter is not touched: other threads register hooks meanwhile, and where two of one tensor
+    get the same id the second takes the place of the first.
     """
-    handles = torch.utils.hooks.RemovableHandle
-    shared = handles.next_id
-    handles.next_id += 1
-    following = handles.next_id
-
-    def again() -> None:
-        handles.next_id = shared
-
-    try:
-        yield again
-    finally:
-        handles.next_id = following
+    references = (handle.hooks_dict_ref, *handle.extra_dict_ref)
+    for hooks in (reference() for reference in references):
+        if hooks is not None and handle.id in hooks:
+            hooks[number] = hooks.pop(handle.id)
+    handle.id = number
 
 
 def keep_out(*functions: Callable[..., Any]) -> None:

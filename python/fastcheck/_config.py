@@ -49,6 +49,7 @@ class Config:
     log_dir: Optional[str]
     log_limit: Optional[int]
     process_group: Any
+    level: str = "module"
 
     @property
     def may_stop(self) -> bool:
@@ -100,16 +101,15 @@ def make_config(
     """Checks every option; the first one that can't be used raises ConfigError, with nothing
     installed.
     """
-    if level == "op":
+    if level == "op" and (include is not None or exclude is not None):
         raise ConfigError(
             explain(
-                'level="op" is not in this version yet',
-                expected='"module"',
-                came="'op'",
-                do='level="module" names the module, and its inputs, parameters and gradients',
+                'include= and exclude= are not for level="op" in this version',
+                expected='level="module" with them, or level="op" without',
+                came=f"include={include!r}, exclude={exclude!r}",
             )
         )
-    _one_of("level", level, ("module",))
+    _one_of("level", level, ("module", "op"))
     _one_of("record", record, tuple(_DEPTHS))
     _one_of("sync", sync, _SYNCS)
     _one_of("count", count, _COUNTS)
@@ -159,6 +159,7 @@ def make_config(
         log_dir=None if log_dir is None else os.fspath(log_dir),
         log_limit=parse_bytes(log_limit),
         process_group=_process_group(process_group),
+        level=level,
     )
 
 

@@ -62,15 +62,15 @@ class DeviceRing:
         self, tensor: torch.Tensor, site: int, call: int, step: int, seq: int, flags: int
     ) -> None:
         """Has ``tensor`` read into the next slot, on the current stream. Waits for nothing."""
-        identity = Identity(seq, step, call, site, flags, *self.backend.identity(tensor, False))
+        identity = (seq, step, call, site, flags, *self.backend.identity(tensor, False))
         segment = self._segment()
-        with torch.no_grad():
-            if segment is None:
-                self.lost_count += 1
-                self._reserve.observe(tensor, identity)
-                return
-            segment.use_on(self._streams.current())
-            self.backend.observe(tensor, segment.slots, len(segment.identities), self._depth)
+        if segment is None:
+            self.lost_count += 1
+            with torch.no_grad():
+                self._reserve.observe(tensor, Identity(*identity))
+            return
+        segment.use_on(self._streams.current())
+        self.backend.observe(tensor, segment.slots, len(segment.identities), self._depth)
         segment.identities.append(identity)
 
     def observe_list(
@@ -92,9 +92,7 @@ class DeviceRing:
             first = len(segment.identities)
             part = tensors[done : done + self._segment_slots - first]
             identities = [
-                Identity(
-                    first_seq + i, step, 0, sites[i], flags, *self.backend.identity(tensor, False)
-                )
+                (first_seq + i, step, 0, sites[i], flags, *self.backend.identity(tensor, False))
                 for i, tensor in enumerate(part, done)
             ]
             segment.use_on(self._streams.current())

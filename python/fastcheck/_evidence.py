@@ -4,12 +4,14 @@ scale.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Optional
 
 import numpy as np
 
 from ._calls import Call
 from ._finding import Finding
+from ._op_judge import OpFinding
 from ._report import StopReport
 from ._session import Session
 from ._site import Site
@@ -47,6 +49,8 @@ def _trend(session: Session, finding: Finding) -> np.ndarray:
 
 
 def _inputs(session: Session, finding: Finding, step: Step) -> _Evidence:
+    if isinstance(finding, OpFinding):
+        return _read_by_op(session, finding)
     call = finding.blamed_call
     if call is None:
         return []
@@ -58,6 +62,20 @@ def _inputs(session: Session, finding: Finding, step: Step) -> _Evidence:
         if record is not None:
             found.append((session.sites[site], record))
     return found + _parameters(session, call, step)
+
+
+def _read_by_op(session: Session, finding: OpFinding) -> _Evidence:
+    """What the op read, under the names of its arguments."""
+    found: _Evidence = []
+    for name, seq in finding.inputs:
+        record = session.ledger.history.find(seq)
+        if record is None:
+            continue
+        source = session.sites[int(record["site"])]
+        origin = source.op or f"{source.role} {source.label}"
+        label = f"{name} ({origin})" if source.role != "input" else name
+        found.append((replace(session.sites[finding.site], role="input", label=label), record))
+    return found
 
 
 def _gradients_of_outputs(session: Session, call: Call, step: Step) -> _Evidence:

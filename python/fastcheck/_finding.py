@@ -33,6 +33,8 @@ class Event:
     reason: str
     counted: bool
     rank: int = 0
+    # Where Python was, at op level: "train.py:12 in forward".
+    line: str = ""
 
 
 class Finding:
@@ -56,6 +58,7 @@ class Finding:
         self.verdict = Verdict.NONE
         self.reason = ""
         self.counted = False
+        self.line = ""
         self.cause: Optional[Finding] = None
         # An infinity that some module read and came out finite: it did no harm there.
         self.is_absorbed = False

@@ -14,6 +14,8 @@ from ._record import RECORD_DTYPE, Flag
 
 __all__ = ["History"]
 
+# 48 MiB: a hundred steps of some thousand records, fewer of larger steps.
+MAX_RECORDS = 262144
 # A step that never closes (a served model) must not grow for ever: 12 MiB of records.
 MAX_STEP_RECORDS = 65536
 
@@ -62,6 +64,8 @@ class History:
         """The open step becomes the youngest closed one; the oldest closed one may go."""
         if self._open:
             self._closed.append(np.concatenate(self._open))
+            while len(self._closed) > 1 and sum(map(len, self._closed)) > MAX_RECORDS:
+                self._closed.popleft()
         self._open = []
         self._unlogged = []
 

@@ -71,6 +71,8 @@ class ModuleObserver:
             local.stack.clear()
         is_entry = not local.stack and not in_backward
         with session.lock:
+            if session.removed:  # while this call was on its way here
+                return None
             if is_entry:
                 session.begin_pass()
                 local.calls_before = len(session.step.calls)
@@ -111,7 +113,8 @@ class ModuleObserver:
         call = stack[-1]
         with session.lock:
             try:
-                self._read_outputs(call, outputs, traced)
+                if not session.removed:
+                    self._read_outputs(call, outputs, traced)
             finally:
                 stack.pop()
             if not stack:
@@ -276,6 +279,8 @@ class ModuleObserver:
         """The gradient of an observed tensor is complete."""
         session = self.session
         with session.lock:
+            if session.removed:
+                return
             session.begin_step_if_closed()
             if not session.is_active:
                 return

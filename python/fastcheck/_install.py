@@ -57,7 +57,8 @@ def install(
             as a number or as a callable that returns it.
         overflow_nums: carry out ``action`` at the so many-th overflow event and at every later one;
             -1: never.
-        level: ``"module"``.
+        level: ``"module"``: what modules take and return. ``"op"``: what every operator makes, in
+            forward, backward and the optimizer, on the CPU; one monitor at a time.
         record: what is computed of each tensor: ``"health"`` (counts), ``"stats"`` (and min, max,
             sums) or ``"full"`` (and a checksum).
         sync: when a stop happens on an accelerator. ``"never"``: as soon as the host learns of it,
@@ -134,9 +135,24 @@ def install(
     _check_observable(model, nodes)
     if config.protect_weights is not False:
         UpdateGuard.learn({p.device for module in (model, *more) for p in module.parameters()})
+    if config.level == "op":
+        _check_on_cpu(model)
     monitor = Monitor(config, sites, model, nodes, has_excluded=len(observed) < len(named))
     monitor._attach()
     return monitor
+
+
+def _check_on_cpu(model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.is_cpu:
+            raise ConfigError(
+                explain(
+                    'level="op" reads the CPU only in this version',
+                    expected="a model on the CPU",
+                    came=f"{name} on {parameter.device}",
+                    do='level="module" reads every device',
+                )
+            )
 
 
 def _named_modules(models: tuple[torch.nn.Module, ...]) -> dict[str, torch.nn.Module]:

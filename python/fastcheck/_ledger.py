@@ -18,8 +18,9 @@ import numpy as np
 from ._calls import ModuleNode
 from ._config import Config
 from ._history import History
-from ._journal import BadRecords, Entry
+from ._journal import BadRecords, Entry, Note
 from ._log import RecordLog
+from ._op_judge import OpJudge
 from ._policy import Decision, Policy
 from ._record import Flag, Verdict, nonfinite
 from ._site import SiteTable
@@ -86,7 +87,8 @@ class Ledger:
 
         last_finite = self.history.last_finite_step
         others = self._has_other_ranks
-        return Judge(self.sites, self._masks, step.calls, check, last_finite, others)
+        kind = OpJudge if self.config.level == "op" else Judge
+        return kind(self.sites, self._masks, step.calls, check, last_finite, others)
 
     def renew(self, step: Step) -> None:
         """Between two passes of a step that never closes: lets go of what it has found, if that is
@@ -154,7 +156,13 @@ class Ledger:
     def replay(self, step: Step, entries: Iterable[Entry], records: np.ndarray) -> None:
         """Takes in the records of a part of a step and judges its entries, in order."""
         self.history.add(records)
+        if self.history.is_full:  # a served model never closes a step
+            self.store(step)
+            self.history.drop_oldest()
         bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
+        if not bad and not step.judge.findings:
+            # A healthy stretch: there is nothing to say of what was read, but notes are due.
+            entries = [entry for entry in entries if isinstance(entry, Note)]
         for entry in entries:
             self.judge(step, entry, bad)
 
@@ -183,6 +191,7 @@ class Ledger:
             reason=finding.reason,
             counted=finding.counted,
             rank=self.rank,
+            line=finding.line,
         )
 
     @property

@@ -170,6 +170,7 @@ class RecordLog:
                 "verdict_name": event.verdict.name.lower(),
                 "counted": bool(event.counted),
                 "rank": event.rank,
+                **({"line": event.line} if event.line else {}),
                 "reason": event.reason,
                 # Not always the record's own: a gradient is blamed on the module that read it.
                 "blamed": event.site.to_dict(),

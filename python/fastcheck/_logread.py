@@ -391,6 +391,7 @@ def _event(
             reason=str(line["reason"]),
             counted=bool(line["counted"]),
             rank=rank,
+            line=str(line.get("line", "")),
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections.abc import Sequence
@@ -14,13 +15,15 @@ import torch
 from . import _boundaries
 from ._alarm import Alarm
 from ._calls import ModuleNode
-from ._compiled import Connection, connect, disconnect, one_hook_id
+from ._compiled import Connection, connect, disconnect, set_hook_id
 from ._config import Config
 from ._errors import OverflowDetected
 from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
 from ._log import RecordLog
 from ._logread import read_log
 from ._meeting import Meeting
+from ._op_hooks import OpModuleObserver
+from ._op_session import OpSession, OpState
 from ._rank_join import follow
 from ._ranks import agreement_for
 from ._replicas import ReplicaMismatch, replica_check
@@ -36,6 +39,9 @@ __all__ = ["Monitor"]
 
 _TOP_SITES = 10
 _NAMED_MODULES = 5
+
+# One for each monitor, and none that torch hands out: it counts up from 0.
+_hook_ids = itertools.count(-1, -1)
 
 
 class Monitor:
@@ -58,7 +64,9 @@ class Monitor:
         lag = 1 if config.sync == "never" else 0
         agreement = agreement_for(config.process_group, lag=lag) if config.may_stop else None
         world_size = 1 if agreement is None else agreement.world_size
-        self._session = session = Session(config, sites, rank, world_size)
+        is_op_level = config.level == "op"
+        session_type = OpSession if is_op_level else Session
+        self._session = session = session_type(config, sites, rank, world_size)
         session.has_excluded = has_excluded
         self._ledger = ledger = session.ledger
         run_meta = RunMeta(config, nodes, ledger)
@@ -68,7 +76,7 @@ class Monitor:
             ledger.log = RecordLog(config.log_dir, rank, config.log_limit, sites, meta)
             # A model that is deleted takes its monitor along, without remove().
             weakref.finalize(session, ledger.log.close)
-        state = StateReader(session, nodes)
+        state = (OpState if is_op_level else StateReader)(session, nodes)
         ledger.check_parameters = state.check
         alarm = session.deliver = Alarm(session, agreement)
         session.last_words = alarm.last_words
@@ -79,6 +87,9 @@ class Monitor:
         self._model = weakref.ref(model)
         self._nodes = nodes
         self._observer = ModuleObserver(session, state)
+        if isinstance(session, OpSession):
+            numbers = {id(node): number for number, node in enumerate(nodes)}
+            self._observer = OpModuleObserver(session, state, numbers)
         self._watcher = session.watcher = StepWatcher(session, state, run_meta.meet)
         self._handles: list[Any] = []
         self._connection: Optional[Connection] = None
@@ -88,25 +99,27 @@ class Monitor:
     def _attach(self) -> None:
         """Puts the hooks on; install() calls it once."""
         self._connection = connection = connect(self._observer, self._nodes)
-        with one_hook_id() as same_id:
-            for index, node in enumerate(self._nodes):
-                module = node.module()
-                if module is None:
-                    continue
-                before = ForwardPreHook(self._observer, node)
-                after = ForwardHook(self._observer, node)
-                if connection is not None:
-                    before.address = after.address = connection.address(index)
-                    before.is_outermost = node.is_primary
-                same_id()
-                self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-                # always_call: a call that raises has to end too, or what runs next would seem to
-                # be inside it.
-                same_id()
-                self._handles.append(
-                    module.register_forward_hook(after, with_kwargs=True, always_call=True)
-                )
+        number = next(_hook_ids)
+        for index, node in enumerate(self._nodes):
+            module = node.module()
+            if module is None:
+                continue
+            before = ForwardPreHook(self._observer, node)
+            after = ForwardHook(self._observer, node)
+            if connection is not None:
+                before.address = after.address = connection.address(index)
+                before.is_outermost = node.is_primary
+            # always_call: a call that raises has to end too, or what runs next would seem to be
+            # inside it.
+            for handle in (
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after, with_kwargs=True, always_call=True),
+            ):
+                set_hook_id(handle, number)
+                self._handles.append(handle)
         _boundaries.connect(self._watcher)
+        if isinstance(self._session, OpSession):
+            self._session.begin(self._nodes)
 
     def step(self, loss: Any = None) -> None:
         """Ends the step. From the first call on only this does: the optimizer's steps no longer do.
@@ -224,6 +237,8 @@ class Monitor:
                 disconnect(self._connection.number)
             self._watcher.release()
             self._take_in()
+            if isinstance(session, OpSession):
+                session.end()
             log = self._ledger.log
             if log is not None:
                 self._log_is_whole = not log.failed

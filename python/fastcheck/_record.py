@@ -166,9 +166,12 @@ class Identity(NamedTuple):
 
 
 def identify(
-    records: np.ndarray, identities: Sequence[Identity], depth: int, mode: DeviceMode
+    records: np.ndarray, identities: Sequence[tuple[int, ...]], depth: int, mode: DeviceMode
 ) -> None:
-    """Completes records of which a device wrote the value fields alone, in place."""
+    """Completes records of which a device wrote the value fields alone, in place.
+
+    ``identities``: of each, what an Identity holds.
+    """
     for field, values in zip(Identity._fields, zip(*identities)):
         records[field] = values
     records["flags"] |= nonfinite(records).astype(np.uint32) * np.uint32(Flag.NONFINITE)

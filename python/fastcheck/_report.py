@@ -140,6 +140,8 @@ def _headline(report: StopReport, reading: Reading) -> str:
         place = f"in {site.label}, the batch given to {module_name(site)}"
     else:
         place = f"in {tensor_name(site)} of {module_name(site)}"
+        if site.op:
+            place = f"in {tensor_name(site)} of {site.op} #{reading.call} in {module_name(site)}"
     rank = f" on rank {report.rank}" if report.world_size > 1 else ""
     return f"{found} {place} at step {report.step}{rank}"
 
@@ -184,9 +186,11 @@ def _where(report: StopReport, reading: Reading, width: int) -> list[str]:
     site = report.culprit.site
     lines = [f"module    {module_name(site)}"]
     if site.op:
-        lines.append(f"op        {site.op}")
+        lines.append(f"op        {site.op} #{reading.call}")
     size = f"{reading.numel:,} element{'s' if reading.numel != 1 else ''}"
     lines += wrap(f"{tensor_name(site)}, {reading.dtype}, {size}", width, "tensor    ", " " * 10)
+    if report.culprit.line:
+        lines += wrap(report.culprit.line, width, "line      ", " " * 10)
     if report.world_size > 1:
         lines.append(f"rank      {report.rank} of {report.world_size}: all of them stop with it")
     elif report.rank:
@@ -203,7 +207,7 @@ def _when(report: StopReport, reading: Reading, width: int) -> list[str]:
     if report.culprit.site.role in ("param", "buffer"):
         direction = "when it was read"  # in forward too, once an output made us look
     when = f"step {report.step} (counted from 0), {direction}"
-    if reading.call > 0:
+    if reading.call > 0 and not report.culprit.site.op:
         when += f", call {reading.call + 1} of this module in the step"
     lines = wrap(when + ".", width)
     if report.overflow_nums > 0:

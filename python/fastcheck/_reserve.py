@@ -46,6 +46,8 @@ class Reserve(Segment):
         """Reads ``tensor``, and keeps its record if that is non-finite."""
         stream = self._streams.current()
         self.use_on(stream)
+        if stream != self._home:
+            self._scratch.record_stream(stream)
         if self._last is None:
             self._last = self._streams.new_event()
         else:

@@ -8,6 +8,7 @@ other belong to one step.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import warnings
@@ -123,6 +124,16 @@ class Session:
                 self.drain.bound()
             else:
                 self.drain.wait()
+
+    def update_began(self) -> None:
+        """An optimizer steps, in this thread, until update_ended() or until it raises."""
+
+    def update_ended(self) -> None:
+        """The opposite of update_began()."""
+
+    def unread(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, ops of this thread pass unread where they are read at all."""
+        return contextlib.nullcontext()
 
     # What the hooks saw
 

@@ -89,6 +89,7 @@ class StepWatcher:
             self._reach_boundary()
         if self._protects():
             self._protect(optimizer, has_closure)
+        self.session.update_began()
         return True
 
     def _reach_boundary(self) -> None:
@@ -143,6 +144,7 @@ class StepWatcher:
         if not self._concerns(optimizer):
             return False
         session = self.session
+        session.update_ended()
         if has_closure and session.is_active:
             self._state.read_gradients(optimizer, scaled=False)
         session.step.update_count += 1
@@ -277,7 +279,8 @@ class StepWatcher:
         is_ours = False
         try:
             with session.lock:
-                is_ours = method(self, *args)
+                if not session.removed:
+                    is_ours = method(self, *args)
         except Exception as error:
             self._is_off = True
             self._guard.close()

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 
+#include "cuda_on_cpu/device.h"
 #include "cuda_on_cpu/fibers.h"
 
 // ---- types --------------------------------------------------------------------------------------
@@ -27,9 +28,28 @@ using cudaStream_t = void*;
 enum cudaError_t : int { cudaSuccess = 0, cudaErrorLaunchFailure = 719 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice };
 
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
-                                   cudaStream_t) {
-  std::memcpy(to, from, bytes);
+                                   cudaStream_t stream) {
+  cuda_on_cpu::copy_on(stream, to, from, bytes);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 2;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status =
+      cuda_on_cpu::is_capturing() ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 
@@ -48,6 +68,12 @@ namespace cuda_on_cpu {
 
 inline cudaError_t run(unsigned grid, unsigned block, const std::function<void()>& kernel) {
   return run_grid(grid, block, kernel) ? cudaSuccess : cudaErrorLaunchFailure;
+}
+
+template <class Arguments>
+cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
+                   const Arguments& arguments) {
+  return launch_on(stream, kernel, grid, block, arguments) ? cudaSuccess : cudaErrorLaunchFailure;
 }
 
 // The bits of a value of up to 64 bits, and back.

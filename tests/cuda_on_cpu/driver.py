@@ -30,6 +30,7 @@ SOURCES = (
     "csrc/cuda/records_bytes.cu",
     "csrc/cuda/records_integers.cu",
     "csrc/cuda/found_nonfinite.cu",
+    "tests/cuda_on_cpu/device.cpp",
     "tests/cuda_on_cpu/fibers.cpp",
     "tests/cuda_on_cpu/probes.cpp",
 )
@@ -37,6 +38,7 @@ SOURCES = (
 FLOAT32_SOURCES = (
     "csrc/cuda/launch.cu",
     "tests/cuda_on_cpu/float32_alone.cpp",
+    "tests/cuda_on_cpu/device.cpp",
     "tests/cuda_on_cpu/fibers.cpp",
 )
 HEADERS = ("csrc/core/*.h", "csrc/cuda/*.h", "csrc/cuda/*.cuh", "tests/cuda_on_cpu/*.h")

@@ -7,25 +7,42 @@ depends on the sizes of a list is copied without waiting, and is kept per stream
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
 __all__ = ["constant", "counting", "stream_key", "upload", "zeros"]
 
 
-@functools.cache
+def _kept(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """functools.cache, but what one caller was given is what all get, for good.
+
+    There, of two threads that make the same at once the second replaces what the first has put in:
+    memory that a third thread's stream may still have to read would be free for others.
+    """
+    kept: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    @functools.wraps(make)
+    def get(*key: Any) -> torch.Tensor:
+        found = kept.get(key)
+        return kept.setdefault(key, make(*key)) if found is None else found
+
+    get.cache_clear = kept.clear  # type: ignore[attr-defined]  # as functools.cache has it
+    return get
+
+
+@_kept
 def constant(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """``values`` (a number or nested tuples) on ``device``: never written to, never freed."""
     return torch.tensor(values, dtype=dtype, device="cpu").to(device)
 
 
-@functools.cache
+@_kept
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.zeros(count, dtype=dtype, device="cpu").to(device)
 
 
-@functools.cache
+@_kept
 def counting(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """0, 1, ..., count - 1."""
     return torch.arange(count, dtype=dtype, device="cpu").to(device)

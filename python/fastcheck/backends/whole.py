@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from .._record import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
-from . import backend_for, portable
+from . import backend_for
 from .portable_constants import stream_key, upload
 
 __all__ = ["record", "record_list"]
@@ -31,8 +31,8 @@ def record_list(tensors: Sequence[torch.Tensor], depth: int, logical: bool) -> t
     identities = tuple(backend.identity(tensor, logical) for tensor in tensors)
     mode = int(backend.device_mode)
     rows = _identified(device, stream_key(device), depth, mode, identities).clone()
-    if logical:  # kernels read dense memory as it lies
-        portable.observe_list_logical(tensors, rows, 0, depth)
+    if logical:
+        backend.observe_list_logical(tensors, rows, 0, depth)
     elif len(tensors) == 1:
         backend.observe(tensors[0], rows, 0, depth)
     else:

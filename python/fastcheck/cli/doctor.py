@@ -141,7 +141,11 @@ def _backends(torch: Any, found: Findings) -> None:
     devices = _cuda_devices(torch)
     visible = f"{devices} CUDA device{'s' if devices != 1 else ''} visible to torch"
     if usable and _has_cuda():
-        found.backends.append(("cuda", devices > 0, f"built; {visible}"))
+        from ..backends import cuda
+
+        problem = cuda.problem() if devices else None
+        reason = f"built; {visible}" + (f"; {problem}" if problem else "")
+        found.backends.append(("cuda", devices > 0 and not problem, reason))
     else:
         found.backends.append(("cuda", False, f"not built into this extension; {visible}"))
     for name in ("npu", "mlu"):

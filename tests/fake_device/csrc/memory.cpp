@@ -241,6 +241,14 @@ char* backing(const void* address) {
   return a.bytes + offset;
 }
 
+char* backing_of_any(const void* address) {
+  const int device = device_of(address);
+  if (device < 0)
+    throw std::runtime_error("fake device: a host address was taken for a device address");
+  const Arena& a = arena(device);
+  return a.bytes + (static_cast<const char*>(address) - a.addresses);
+}
+
 void empty_cache(int device) {
   synchronize_device(device);
   Arena& a = arena(device);

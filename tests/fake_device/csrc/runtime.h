@@ -176,7 +176,10 @@ void* address_of(const Block* block);
 void deallocate(Block* block) noexcept;
 void record_use(Block* block, int stream);
 char* backing(
-    const void* device_address);     // raises for anything that is not an allocated device address
+    const void* device_address);  // raises for anything that is not an allocated device address
+// The same for a kernel that was launched before its memory was freed, and runs after: what lies
+// there in the order of the stream.
+char* backing_of_any(const void* device_address);
 int device_of(const void* address);  // -1: not device memory
 void empty_cache(int device);
 MemoryStats memory_stats(int device);
@@ -197,10 +200,11 @@ bool is_pinned(const void* address);
 // -----------------------------------------------------------
 extern "C" {
 #pragma GCC visibility push(default)
-// `native_stream` is Stream.native_handle. Runs fn(arg) on that stream after what was enqueued
-// before.
+// `native_stream` is Stream.native_handle, and its device is current, as CUDA has it. Runs fn(arg)
+// on that stream after what was enqueued before.
 void fake_device_launch(void* native_stream, const char* name, void (*fn)(void*), void* arg);
-// The bytes behind a device address; aborts unless called from a kernel.
+// The bytes behind a device address, which was allocated at launch; aborts unless called from a
+// kernel.
 void* fake_device_memory(const void* device_address);
 #pragma GCC visibility pop
 }

@@ -345,9 +345,12 @@ std::vector<std::string> take_launches() {
 
 extern "C" void fake_device_launch(void* native_stream, const char* name, void (*fn)(void*),
                                    void* arg) {
-  static_cast<fake::Stream*>(native_stream)->submit(fake::TaskKind::kernel, name, [fn, arg] {
-    fn(arg);
-  });
+  auto& stream = *static_cast<fake::Stream*>(native_stream);
+  if (stream.device() != fake::current_device())
+    throw std::runtime_error("fake device: a stream of device " + std::to_string(stream.device()) +
+                             " was launched on while device " +
+                             std::to_string(fake::current_device()) + " was current");
+  stream.submit(fake::TaskKind::kernel, name, [fn, arg] { fn(arg); });
 }
 
 extern "C" void* fake_device_memory(const void* device_address) {
@@ -355,5 +358,5 @@ extern "C" void* fake_device_memory(const void* device_address) {
     std::fprintf(stderr, "fake device: fake_device_memory() called outside a kernel\n");
     std::abort();
   }
-  return fake::backing(device_address);
+  return fake::backing_of_any(device_address);
 }

@@ -205,7 +205,8 @@ class _Lookup:
             self.phases[number] = _phase(site)
             self.is_stored[number] = site.role in _STORED
             self.is_param[number] = site.role == "param"
-            self.is_model[number] = site.module == ""
+            # At op level, what an op outside the modules reads is not the model's batch.
+            self.is_model[number] = site.module == "" and site.op is None
 
 
 def _name(site: Site, renaming: Renaming) -> Name:
@@ -227,7 +228,8 @@ def _phase(site: Site) -> Phase:
     )
     if site.role == "loss" or (site.role == "output" and is_root and _is_loss(site)):
         return Phase.LOSS
-    if site.role in _GRADIENTS:
+    is_op = site.role in ("input", "output") and site.direction != "forward"
+    if site.role in _GRADIENTS or is_op:
         return Phase.GRADIENTS
     if site.role in ("param", "optimizer_state"):
         return Phase.UPDATE

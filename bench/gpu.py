@@ -1,0 +1,266 @@
+"""The CUDA kernels on a GPU: bandwidth beside a copy of the device's memory, small tensors, lists,
+and what a call costs the host. Needs a GPU and an extension built with the kernels.
+
+python bench/gpu.py [--rounds N]
+
+Writes bench/results/gpu.json, prints Markdown tables. Times of the device are taken between two
+events around launches that were all queued behind a pause: the host is not what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import harness
+from fastcheck import _C, backends
+from fastcheck._device import streams_of
+from fastcheck._device_ring import DeviceRing
+
+MIB = 2**20
+SIZES_BYTES = (64 * MIB, 512 * MIB)
+CACHE_BYTES = 512 * MIB  # read in turn, far more than any L2 cache holds
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
+DATA = {"float32": ("normal", "half zeros", "one NaN"), "bfloat16": ("normal", "half zeros")}
+DEPTHS = {"health": 1, "stats": 2, "full": 3}
+# The least fraction of the copy's bandwidth: the project's own bars.
+BARS = {
+    ("float32", "full"): 0.9,
+    ("float64", "full"): 0.9,
+    ("bfloat16", "full"): 0.8,
+    ("float16", "full"): 0.8,
+    ("float8_e4m3fn", "full"): 0.5,
+    ("int8", "full"): 0.5,
+    ("float32", "health"): 0.92,
+    ("bfloat16", "health"): 0.92,
+    ("float16", "health"): 0.92,
+}
+SMALL_MICROSECONDS = 7.0  # 1 MiB, device
+LIST_MICROSECONDS = 25.0  # 1000 tensors of 4 KiB, device
+HOST_MICROSECONDS = 4.0  # one observe
+
+Call = Callable[[int], object]
+cuda = torch.device("cuda")
+
+
+def device_seconds(call: Call, launches: int, rounds: int) -> np.ndarray:
+    """Seconds of the device for one of ``launches`` calls, in each round."""
+    seconds = np.empty(rounds)
+    call(0)
+    torch.cuda.synchronize()
+    for index in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(4_000_000)  # some 2 ms, in which all calls are queued
+        start.record()
+        for launch in range(launches):
+            call(launch)
+        end.record()
+        end.synchronize()
+        seconds[index] = start.elapsed_time(end) / 1e3 / launches
+    return seconds
+
+
+def host_seconds(call: Call, calls: int, rounds: int) -> np.ndarray:
+    """Seconds of the host for one call while the device has other things to do."""
+    seconds = np.empty(rounds)
+    call(0)
+    for index in range(rounds):
+        torch.cuda.synchronize()
+        torch.cuda._sleep(20_000_000)
+        start = time.perf_counter()
+        for launch in range(calls):
+            call(launch)
+        seconds[index] = (time.perf_counter() - start) / calls
+    torch.cuda.synchronize()
+    return seconds
+
+
+def tensor(dtype: torch.dtype, data: str, size_bytes: int) -> torch.Tensor:
+    numel = size_bytes // dtype.itemsize
+    if not dtype.is_floating_point:
+        return torch.randint(-128, 128, (numel,), device=cuda, dtype=dtype)
+    x = torch.empty(numel, dtype=dtype, device=cuda)
+    for part in x.split(16 * MIB):
+        values = torch.randn(part.numel(), device=cuda)
+        if data == "half zeros":
+            values *= torch.randint(0, 2, (part.numel(),), device=cuda)
+        part.copy_(values)
+    if data == "one NaN":
+        x[numel // 3] = float("nan")
+    return x
+
+
+def composite(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What torch makes of the same question."""
+    low, high = x.aminmax()
+    return x.isnan().sum(), x.isinf().sum(), low, high, x.abs().sum()
+
+
+def others(dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor], object]]:
+    if dtype.itemsize == 1:
+        return {}
+    return {
+        "x.sum()": lambda x: x.sum(),
+        "torch.any(torch.isnan(x))": lambda x: torch.any(torch.isnan(x)),
+        "torch composite": composite,
+    }
+
+
+def check(x: torch.Tensor, entry: backends.Backend, slots: torch.Tensor) -> None:
+    """Correctness first: the CPU's record."""
+    part = x[: 4 * MIB]
+    entry.observe(part, slots, 0, 3)
+    if not torch.equal(slots[0].cpu(), _C.record(part.cpu())):
+        raise RuntimeError(f"the record of {x.dtype} is not the CPU's")
+
+
+def large(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
+    slots = torch.zeros(4, 192, dtype=torch.uint8, device=cuda)
+    rows: list[dict[str, Any]] = []
+
+    def add(case: str, dtype: str, data: str, size: int, seconds: np.ndarray, read: int) -> None:
+        rows.append(
+            {
+                "case": case,
+                "dtype": dtype,
+                "data": data,
+                "bytes": size,
+                "seconds": harness.spread(seconds),
+                "gb_per_second": read / float(np.median(seconds)) / 1e9,
+            }
+        )
+
+    for size in SIZES_BYTES:
+        buffers = max(2, CACHE_BYTES // size)
+        launches = max(4, 1024 * MIB // size)
+        for name, dtype in DTYPES.items():
+            for data in DATA.get(name, ("normal",)):
+                xs = [tensor(dtype, data, size) for _ in range(buffers)]
+                check(xs[0], entry, slots)
+                target = torch.empty_like(xs[0])
+
+                def timed(
+                    call: Callable[[torch.Tensor], object], xs: Any = xs, launches: int = launches
+                ) -> np.ndarray:
+                    return device_seconds(lambda i: call(xs[i % len(xs)]), launches, rounds)
+
+                add("copy", name, data, size, timed(lambda x, to=target: to.copy_(x)), 2 * size)
+                for depth, level in DEPTHS.items():
+                    seconds = timed(lambda x, level=level: entry.observe(x, slots, 1, level))
+                    add(depth, name, data, size, seconds, size)
+                seconds = timed(lambda x: entry.found_nonfinite([x]))
+                add("found_nonfinite", name, data, size, seconds, size)
+                if data == "normal":
+                    for case, call in others(dtype).items():
+                        add(case, name, data, size, timed(call), size)
+                del xs, target
+    copies = {(r["dtype"], r["data"], r["bytes"]): r for r in rows if r["case"] == "copy"}
+    for row in rows:
+        copy = copies[row["dtype"], row["data"], row["bytes"]]["gb_per_second"]
+        row["fraction_of_copy"] = row["gb_per_second"] / copy
+        row["bar"] = BARS.get((row["dtype"], row["case"])) if row["data"] == "normal" else None
+    return rows
+
+
+def small(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    slots = torch.zeros(1024, 192, dtype=torch.uint8, device=cuda)
+
+    def add(case: str, where: str, seconds: np.ndarray, bar: Any = None) -> None:
+        scaled = harness.spread(1e6 * seconds)
+        rows.append({"case": case, "of": where, "microseconds": scaled, "bar": bar})
+
+    for size, dtype in ((4096, "float32"), (65536, "float32"), (MIB, "float32"), (MIB, "bfloat16")):
+        x = tensor(DTYPES[dtype], "normal", size)
+        for depth, level in DEPTHS.items():
+            seconds = device_seconds(
+                lambda i, x=x, level=level: entry.observe(x, slots, 0, level), 100, rounds
+            )
+            bar = SMALL_MICROSECONDS if (size, depth) == (MIB, "full") else None
+            add(f"{size >> 10} KiB {dtype}, {depth}", "device", seconds, bar)
+        add(
+            f"{size >> 10} KiB {dtype}, x.sum()",
+            "device",
+            device_seconds(lambda i, x=x: x.sum(), 100, rounds),
+        )
+    many = [torch.randn(1024, device=cuda) for _ in range(1000)]
+    for depth, level in DEPTHS.items():
+        call = lambda i, level=level: entry.observe_list(many, slots, 0, level)  # noqa: E731
+        bar = LIST_MICROSECONDS if depth == "full" else None
+        add(f"1000 x 4 KiB in a list, {depth}", "device", device_seconds(call, 4, rounds), bar)
+    add("1000 x 4 KiB in a list, full", "host", host_seconds(call, 4, rounds))
+    add(
+        "1000 x 4 KiB, found_nonfinite",
+        "device",
+        device_seconds(lambda i: entry.found_nonfinite(many), 4, rounds),
+    )
+
+    x = torch.randn(1024, device=cuda)
+    add(
+        "observe",
+        "host",
+        host_seconds(lambda i: entry.observe(x, slots, 0, 3), 400, rounds),
+        HOST_MICROSECONDS,
+    )
+    add("x.sum()", "host", host_seconds(lambda i: x.sum(), 400, rounds))
+    streams = streams_of(torch.device("cuda", torch.cuda.current_device()))
+    assert streams is not None
+    ring = DeviceRing(streams, entry, 3)
+    add(
+        "DeviceRing.observe",
+        "host",
+        host_seconds(lambda i: ring.observe(x, 0, 0, 0, i, 0), 100, min(rounds, 10)),
+    )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    problem = backends.cuda.problem()
+    if problem is not None:
+        raise SystemExit(f"no kernels to measure: {problem}")
+    entry = backends.backend_for(cuda)
+    gpu = {
+        "name": torch.cuda.get_device_name(),
+        "capability": list(torch.cuda.get_device_capability()),
+        "memory_gib": round(torch.cuda.get_device_properties(0).total_memory / 2**30),
+        "cuda": torch.version.cuda,
+    }
+    print("# CUDA", gpu["name"], "", sep="\n")
+    little = small(entry, rounds)
+    cells = [
+        [r["case"], r["of"], harness.with_spread(r["microseconds"]), str(r["bar"] or "")]
+        for r in little
+    ]
+    print(harness.table(("case", "time of the", "us (10%-90%)", "bar"), cells), "", sep="\n")
+    rows = large(entry, rounds)
+    cells = [
+        [
+            f"{r['bytes'] >> 20} MiB {r['dtype']}, {r['data']}",
+            r["case"],
+            f"{r['gb_per_second']:.0f}",
+            f"{r['fraction_of_copy']:.2f}",
+            str(r["bar"] or ""),
+        ]
+        for r in rows
+    ]
+    print(harness.table(("data", "case", "GB/s", "of a copy", "bar"), cells))
+    harness.write_results("gpu", rows, gpu=gpu, small=little)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""What the host pays for each observed tensor: hooks, session, journal, ring; nothing is computed.
+
+python bench/host_time.py [--rounds N]     writes bench/results/host_time.json, prints a table
+
+Device cases run on the fake accelerator of the tests (built on first use, needs g++), with a
+stand-in for the backend that launches nothing: the runtime's own bookkeeping is all that is timed.
+What the drain's thread does with the records afterwards is bench/drain.py. On the CPU the compiled
+extension reads the tensors, of 64 elements, and the reading is part of the time.
+
+A round of the hooks is one step through 500 modules that hand out one ready tensor each: a call is
+one new tensor, two hooks, and one input that was read already as the output before. Hooks that do
+nothing are timed beside it and taken off. In the training cases each module is one multiplication,
+and each call is two observed tensors: an output, and its gradient.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+import torch
+from torch import nn
+
+import fastcheck
+import harness
+from fastcheck import _C
+from fastcheck._session import Session
+from fastcheck._verdict import Judge
+
+sys.path.insert(0, str(harness.ROOT / "tests"))
+
+TENSORS = 500
+NUMEL = 64
+
+# The project's bars, in microseconds for each observed tensor, and the cases that they are for.
+# From C++: one call into the extension for all tensors, their reading included.
+BARS = {
+    "session": 2.0,
+    "hooks, less empty hooks": 2.0,
+    "training, less empty hooks": 2.0,
+    "list": 2.0,
+    "extension, list": 1.0,
+}
+
+Run = Callable[[], object]
+
+
+class Give(nn.Module):
+    """Returns its own tensor, whatever it is called with."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.tensor
+
+
+class Multiply(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+
+def chain(modules: Sequence[nn.Module], device: str) -> nn.Sequential:
+    model = nn.Sequential(*modules)
+    model.register_parameter("weight", nn.Parameter(torch.ones(1, device=device)))
+    return model
+
+
+def with_empty_hooks(model: nn.Module, *, gradients: bool) -> nn.Module:
+    """Hooks registered as fastcheck's are, which do nothing."""
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        pass
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: torch.Tensor) -> None:
+        if gradients:
+            output.register_hook(backward)
+
+    def backward(gradient: torch.Tensor) -> None:
+        pass
+
+    for module in model.modules():
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        module.register_forward_hook(after, with_kwargs=True, always_call=True)
+    return model
+
+
+def nothing(*args: Any) -> None:
+    pass
+
+
+class Observed:
+    """A monitor on a model, whose device's backend is replaced by one that launches nothing."""
+
+    def __init__(self, model: nn.Module, run: Run) -> None:
+        self.monitor = fastcheck.install(model, record="health", max_lag=None, overflow_nums=-1)
+        self.session: Session = self.monitor._session
+        run()
+        self.settle()
+        for ring in self.session.rings.values():
+            ring.backend = dataclasses.replace(ring.backend, observe=nothing, observe_list=nothing)
+            for segment in ring._free:
+                segment.slots.zero_()  # nobody writes them: records of nothing, and all finite
+
+    def settle(self) -> None:
+        """Between two rounds: the step is over and taken in, and the next one open."""
+        self.monitor.step()
+        self.monitor.flush()
+        with self.session.lock:
+            self.session.begin_step_if_closed()
+
+
+def cases_on(device: str) -> tuple[dict[str, Run], Callable[[], None]]:
+    """The cases, each over all tensors, and what is to be done after each of them."""
+    tensors = [torch.randn(NUMEL).to(device) for _ in range(TENSORS)]
+    given = [chain(list(map(Give, tensors)), device) for _ in range(3)]
+    trained = [chain([Multiply() for _ in tensors], device) for _ in range(3)]
+    x, leaf = tensors[-1], torch.randn(NUMEL).to(device).requires_grad_()
+
+    def forward(model: nn.Module) -> Run:
+        def run() -> None:
+            with torch.no_grad():
+                model(x)
+
+        return run
+
+    def train(model: nn.Module) -> Run:
+        def run() -> None:
+            model(leaf).sum().backward()
+
+        return run
+
+    cases = {
+        "no hooks": forward(given[0]),
+        "empty hooks": forward(with_empty_hooks(given[1], gradients=False)),
+        "hooks": forward(given[2]),
+        "training, no hooks": train(trained[0]),
+        "training, empty hooks": train(with_empty_hooks(trained[1], gradients=True)),
+        "training": train(trained[2]),
+    }
+    monitors = [Observed(given[2], cases["hooks"]), Observed(trained[2], cases["training"])]
+    session = monitors[0].session
+    check(monitors, device)
+
+    def one_by_one() -> None:
+        for tensor in tensors:
+            with session.lock:
+                seq, is_bad = session.observe(tensor, 0, 0, 0)
+                session.judge(is_bad, seq, "output", None, Judge.loss)
+
+    sites, roles = [0] * TENSORS, ["param"] * TENSORS
+
+    def as_list() -> None:
+        session.observe_list(tensors, sites, roles, 0, Judge.parameter, None)
+
+    cases |= {"session": one_by_one, "list": as_list}
+    if device == "cpu":
+        slots = torch.zeros(TENSORS * 192, dtype=torch.uint8)
+        cases["extension"] = lambda: [
+            _C.observe(t, slots, k, 1, 0, 0, 0, k, 0) for k, t in enumerate(tensors)
+        ]
+        cases["extension, list"] = lambda: _C.observe_list(tensors, slots, 0, 1, sites, 0, 0, 0)
+
+    def settle() -> None:
+        leaf.grad = None
+        for monitor in monitors:
+            monitor.settle()
+
+    return cases, settle
+
+
+def check(monitors: Sequence[Observed], device: str) -> None:
+    """Correctness first: each tensor of a step has its record, under a site of its own."""
+    forward, training = (monitor.monitor.records() for monitor in monitors)
+    for records, least in ((forward, TENSORS), (training, 2 * TENSORS)):
+        assert len(set(records["site"][records["numel"] == NUMEL])) >= least, device
+
+
+def measure(device: str, rounds: int, fake: Any) -> list[dict[str, Any]]:
+    cases, settle = cases_on(device)
+    names = list(cases)
+    seconds = {name: np.empty(rounds) for name in names}
+    for index in range(-3, rounds):  # three to warm up; the order rotates
+        shift = index % len(names)
+        for name in names[shift:] + names[:shift]:
+            # What is launched stays queued: its kernels would run on the cores of the host.
+            with fake.held():
+                start = time.perf_counter()
+                cases[name]()
+                seconds[name][max(index, 0)] = time.perf_counter() - start
+            settle()
+    microseconds = {
+        name: 1e6 * values / (2 * TENSORS if name.startswith("training") else TENSORS)
+        for name, values in seconds.items()
+    }
+    for name in ("hooks", "training"):
+        empty = microseconds["empty hooks" if name == "hooks" else f"{name}, empty hooks"]
+        microseconds[f"{name}, less empty hooks"] = microseconds[name] - empty
+    return [
+        {
+            "device": device,
+            "case": name,
+            "microseconds": harness.spread(values),
+            "bar": BARS.get(name),
+            "is_met": bool(np.median(values) <= BARS[name]) if name in BARS else None,
+        }
+        for name, values in microseconds.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=41)
+    rounds = parser.parse_args().rounds
+    import fake_device
+
+    fake = fake_device.load()
+    torch.set_num_threads(1)
+    rows = [row for device in (fake.name(), "cpu") for row in measure(device, rounds, fake)]
+    lines = [
+        [
+            row["device"],
+            row["case"],
+            harness.with_spread(row["microseconds"]),
+            "" if row["bar"] is None else f"{row['bar']:g}: {'met' if row['is_met'] else 'missed'}",
+        ]
+        for row in rows
+    ]
+    print(harness.table(["device", "case", "us for each observed tensor", "bar"], lines))
+    harness.write_results("host_time", rows, rounds=rounds, tensors=TENSORS, numel=NUMEL, threads=1)
+
+
+if __name__ == "__main__":
+    main()

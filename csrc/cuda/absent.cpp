@@ -1,0 +1,22 @@
+// The C interface of the kernels in a build that has none: every call is an error.
+#include "cuda/launch.h"
+
+using namespace fastcheck::cuda;
+
+extern "C" {
+
+int fastcheck_cuda_device(std::int32_t*) { return kErrorAbsent; }
+int fastcheck_cuda_is_capturing(void*, int*) { return kErrorAbsent; }
+int fastcheck_cuda_workspace(const TensorArgument*, int, const Tuning*, WorkspaceSize*) {
+  return kErrorAbsent;
+}
+int fastcheck_cuda_records(const TensorArgument*, int, int, const Destination*, const Workspace*,
+                           const Tuning*, void*) {
+  return kErrorAbsent;
+}
+int fastcheck_cuda_found_nonfinite(const TensorArgument*, int, float*, const Workspace*,
+                                   const Tuning*, void*) {
+  return kErrorAbsent;
+}
+const char* fastcheck_cuda_error_name(int) { return "a build without the kernels"; }
+}

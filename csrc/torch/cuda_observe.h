@@ -1,0 +1,30 @@
+// CUDA tensors to records in slots on their device, launched on torch's current stream.
+//
+// Nothing here waits for the device, and nothing is copied to the host. Memory is allocated only
+// when a stream needs more than ever before, and while a graph is captured. With or without
+// Python's lock.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "core/record.h"
+
+namespace fastcheck::cuda {
+
+// Why the kernels can't run on this device, in the middle of a sentence; empty when they can.
+std::string problem(std::int64_t device);
+
+// Has slots[first + i] written from tensors[i], which are readable, and on the device of `slots`,
+// uint8 (n, 192). Whole records but for what only the host knows: seq, step, site and call are
+// zero.
+void observe(at::ArrayRef<at::Tensor> tensors, const at::Tensor& slots, std::int64_t first,
+             Depth depth, bool logical);
+
+// float32, 0-dim, on the tensors' device: 1.0 where any of them has a NaN or an infinity. On the
+// CPU for no tensors.
+at::Tensor found_nonfinite(at::ArrayRef<at::Tensor> tensors);
+
+}  // namespace fastcheck::cuda

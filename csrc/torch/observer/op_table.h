@@ -1,0 +1,65 @@
+// What is known of an op, looked up once for each op of the process.
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace fastcheck::observer {
+
+struct Op {
+  std::string name;  // "aten.addmm.default": namespace, name, overload
+  std::vector<std::string> arguments;
+  // Arguments that the op writes, and whether it reads them before: out= and fill_ do not.
+  std::vector<std::uint8_t> written;
+  bool overwrites = false;
+  // Looks at the shape of what it is given, never at the values (zeros_like, new_full, ...).
+  bool ignores_values = false;
+  // Made of other ops, which are seen by themselves. What an op with a kernel of its own calls is
+  // part of that kernel, and is not.
+  bool is_composite = false;
+  // Returns other shapes of what it is given, and reads nothing.
+  bool is_view = false;
+  // Returns at once, and writes while the host goes on (c10d).
+  bool is_collective = false;
+  // Returns memory that holds nothing yet (empty, empty_strided, ...).
+  bool is_allocation = false;
+  std::int32_t number = 0;
+};
+
+// The ops that were met, by number. Thread-safe.
+class OpTable {
+ public:
+  // Null for what is no op: ranges that libraries mark by a name.
+  const Op* find(const at::RecordFunction& fn);
+  std::string name(std::int32_t number) const;
+  std::string argument(std::int32_t number, std::int32_t position) const;
+
+ private:
+  struct Key {
+    // Of the schema, which lives as long as the op is registered: told apart by their addresses.
+    const char* name;
+    const char* overload;
+    bool operator==(const Key& other) const {
+      return name == other.name && overload == other.overload;
+    }
+  };
+  struct Hash {
+    std::size_t operator()(const Key& key) const {
+      return reinterpret_cast<std::uintptr_t>(key.name) * 31 +
+             reinterpret_cast<std::uintptr_t>(key.overload);
+    }
+  };
+  const Op* add(const at::RecordFunction& fn, const Key& key);
+
+  mutable std::mutex mutex_;
+  std::unordered_map<Key, std::unique_ptr<Op>, Hash> ops_;
+  std::vector<const Op*> by_number_;
+};
+
+}  // namespace fastcheck::observer

@@ -1,0 +1,85 @@
+// Which record tells what the bytes of a tensor hold: by storage, byte range and version.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace fastcheck::observer {
+
+// The number of a record, and whether it has non-finite components.
+struct Token {
+  std::int64_t seq;
+  bool is_bad;
+};
+
+// Memory that an allocation returned and that nobody has written yet.
+constexpr std::int64_t kUninitialised = -2;
+// Memory that a collective writes, whenever it does.
+constexpr std::int64_t kCollective = -3;
+
+struct Known {
+  // Every byte is covered: false for a tensor that was never met, or that somebody has written
+  // unseen (its version is not one that we know).
+  bool is_whole = false;
+  // It has to be read before anything is known: uninitialised, or out of a collective.
+  bool is_unread = false;
+  bool is_collective = false;
+  // The youngest record that covers some of it; -1: none.
+  std::int64_t seq = -1;
+  // The bad records among those that cover it. `is_exact`: the only one, and of these very bytes.
+  c10::SmallVector<std::int64_t, 2> bad;
+  bool is_exact = false;
+};
+
+// Storages are held weakly: their memory is free to go, but no other storage is given their
+// address while they are remembered. Not thread-safe.
+class Provenance {
+ public:
+  // `any_version`: what it holds is known to have come from what is known.
+  Known find(const at::Tensor& tensor, bool any_version = false) const;
+  // The version that `tensor` counts is one of those that are up to date.
+  void accept(const at::Tensor& tensor);
+  // `tensor` was read: the record with this token tells what it holds now.
+  void put(const at::Tensor& tensor, Token token);
+  // An op has written `tensor`, which had `version_before`: views and aliases of the same storage
+  // stay known but for these bytes.
+  void wrote(const at::Tensor& tensor, std::int64_t version_before, Token token);
+  // The token of the last write to this storage that was seen; -1: none was.
+  std::int64_t written_at(const at::Tensor& tensor) const;
+  // Forgets storages whose memory is gone.
+  void sweep();
+  void clear() { entries_.clear(); }
+  std::size_t size() const { return entries_.size(); }
+
+  static std::int64_t version(const at::Tensor& tensor) {
+    return tensor.is_inference() ? 0 : static_cast<std::int64_t>(tensor._version());
+  }
+
+ private:
+  struct Span {
+    std::int64_t begin, end;  // bytes of the storage, from the first to the last element
+    std::int64_t geometry;    // of a tensor that leaves bytes out between; 0: it does not
+    Token token;
+  };
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    // Tensors over one storage may count their versions apart (x.data): each count that is up to
+    // date with the spans.
+    c10::SmallVector<std::int64_t, 2> versions;
+    c10::SmallVector<Span, 1> spans;  // the youngest last
+    std::int64_t written_at = -1;
+    explicit Entry(c10::weak_intrusive_ptr<c10::StorageImpl> held) : storage(std::move(held)) {}
+  };
+
+  static Span span_of(const at::Tensor& tensor);
+  Entry& entry(const at::Tensor& tensor);
+  static void lay(Entry& entry, const Span& span);
+
+  std::unordered_map<const c10::StorageImpl*, Entry> entries_;
+};
+
+}  // namespace fastcheck::observer

@@ -1,0 +1,82 @@
+"""What module hooks do at op level: they say where a thread is, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Optional
+
+import torch
+
+from ._calls import Call, ModuleNode
+from ._extension import extension
+from ._hooks import ModuleObserver
+from ._op_session import OpSession
+from ._state import StateReader
+from ._traced import Traced
+
+__all__ = ["OpModuleObserver"]
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.nodes: list[ModuleNode] = []
+
+
+class OpModuleObserver(ModuleObserver):
+    """Takes the place of a ModuleObserver: hooks call it in the same way."""
+
+    session: OpSession
+
+    def __init__(self, session: OpSession, state: StateReader, nodes: dict[int, int]) -> None:
+        super().__init__(session, state)
+        self._stack = _Stack()
+        # The observer's number of a node.
+        self._numbers = nodes
+        self._ops = extension.op_observer()
+
+    def enter(
+        self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
+    ) -> Optional[Call]:
+        stack, session = self._stack.nodes, self.session
+        if not stack and torch._C._current_graph_task_id() == -1:
+            with session.lock:
+                if session.removed:
+                    return None
+                session.begin_pass()
+                if session.is_active:
+                    self._begin_pass(node, inputs)
+        stack.append(node)
+        node.total_calls += 1
+        self._ops.enter(self._numbers[id(node)])
+        return None
+
+    def _begin_pass(self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]]) -> None:
+        if self._stored_step is None:
+            self._stored_step = self.session.step.index
+            self._state.read_stored()
+        for position, (label, tensor) in enumerate(inputs):
+            self.session.read_argument(tensor, node.site("input", label, position))
+
+    def leave(
+        self, node: ModuleNode, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
+    ) -> Optional[Call]:
+        stack, session = self._stack.nodes, self.session
+        if node in stack:
+            while stack.pop() is not node:
+                self._ops.leave()
+            self._ops.leave()
+        if session.has_incidents:
+            with session.lock:
+                session.collect()
+        return None
+
+    def abandon(self, node: ModuleNode) -> None:
+        if self._stack.nodes and self._stack.nodes[-1] is node:
+            self._stack.nodes.pop()
+            self._ops.leave()
+
+    def abandon_traced(self) -> None:
+        """Compiled modules are known by their own hooks alone."""
+
+    def gradient(self, hook: Any, gradient: torch.Tensor) -> None:
+        """Gradients are what ops of backward make."""

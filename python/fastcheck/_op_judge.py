@@ -1,0 +1,321 @@
+"""The verdict at op level: by provenance. Every op is seen, with what it read and what it made, so
+an origin is an op that read only finite values.
+
+A NaN is judged at once. An infinity waits for its consumers: absorbed where all of them come out
+finite, an origin where one of them makes a NaN of it, or where nothing takes it over at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import numpy as np
+
+from ._finding import Finding
+from ._journal import BadRecords, Entry
+from ._op_rules import BOUNDED, why_benign
+from ._record import Verdict
+from ._verdict import Judge
+
+__all__ = ["Elders", "OpFinding", "OpIncident", "OpJudge"]
+
+# Findings of earlier steps that may still be read: parameters, masks, running statistics.
+_MAX_ELDERS = 65536
+
+Elders = dict[int, "OpFinding"]
+
+
+class OpFinding(Finding):
+    """A finding that knows what became of it."""
+
+    def __init__(self, record: np.void, role: str) -> None:
+        super().__init__(record, role)
+        # Ops that read it and came out finite, and what was made of it that is not.
+        self.finite_consumers = 0
+        self.carriers: list[OpFinding] = []
+        # What the op read that made it: the argument's name and the record.
+        self.inputs: list[tuple[str, int]] = []
+
+    @property
+    def signs(self) -> int:
+        """Bit 0: it has +Inf; bit 1: -Inf."""
+        record = self.record
+        return int(record["posinf_count"] > 0) | int(record["neginf_count"] > 0) << 1
+
+    @property
+    def is_waiting(self) -> bool:
+        """An infinity whose consumers decide."""
+        return self.verdict is Verdict.UNRESOLVED
+
+    @property
+    def is_harmless(self) -> bool:
+        return self.verdict in (Verdict.INTENDED, Verdict.BENIGN, Verdict.ABSORBED)
+
+    @property
+    def is_gradient(self) -> bool:
+        return self.role in ("grad_input", "grad_output", "param_grad")
+
+
+class Names:
+    """What the judge has to ask to spell its reasons."""
+
+    def op(self, incident: Mapping[str, Any]) -> str:
+        """The op that ran, and the autograd node that it is part of."""
+        raise NotImplementedError
+
+    def ran(self, incident: Mapping[str, Any]) -> str:
+        """The op that ran, as the dispatcher names it."""
+        raise NotImplementedError
+
+    def is_optimizer(self, incident: Mapping[str, Any]) -> bool:
+        """Whether an optimizer was at work."""
+        raise NotImplementedError
+
+    def role(self, record: np.void) -> str:
+        """That of the record's site."""
+        raise NotImplementedError
+
+    def inputs(self, incident: Mapping[str, Any]) -> list[tuple[str, int]]:
+        """What the op read: the names of the arguments, and the records."""
+        raise NotImplementedError
+
+
+class OpJudge(Judge):
+    """Judges what the observer reports; ``elders`` are the findings of earlier steps."""
+
+    elders: Elders
+    #: The gradients of this step carry a loss scale.
+    is_scaled = False
+
+    def incident(self, incident: Mapping[str, Any], names: Names, bad: BadRecords) -> None:
+        """One op that made or read something non-finite."""
+        for seq, _, is_arrival, is_collective in incident["fed"]:
+            if is_arrival and seq in bad and not self.is_finding(seq):
+                arrival = OpFinding(bad[seq], names.role(bad[seq]))
+                arrival.line = incident["line"]
+                self._add(arrival)
+                reason = "no observed op has made it: it came from outside of torch's operators"
+                self._arrive(arrival, is_collective, reason)
+        fed = [found for one in incident["fed"] if (found := self._find(one[0])) is not None]
+        made = [seq for seq, is_bad in incident["made"] if is_bad]
+        if not made and incident["made"]:
+            for source in fed:
+                source.finite_consumers += 1
+        for seq, is_bad in incident["made"]:
+            if is_bad and seq in bad:
+                finding = OpFinding(bad[seq], names.role(bad[seq]))
+                finding.inputs = names.inputs(incident)
+                finding.line = incident["line"]
+                self._make(finding, fed, incident, names)
+                for source in fed:
+                    source.carriers.append(finding)
+
+    def stored(self, finding: OpFinding) -> None:
+        """A parameter or a buffer, before anything has used it."""
+        self._add(finding)
+        if not finding.has_nan and (finding.is_mask or finding.role == "buffer"):
+            self._decide(finding, Verdict.INTENDED, "a stored infinity, written on purpose")
+        else:
+            self._decide(
+                finding,
+                Verdict.ARRIVED,
+                "it was non-finite when it was first read: look at the checkpoint or at the "
+                "initialisation",
+            )
+
+    def entered(self, finding: OpFinding, is_collective: bool) -> None:
+        """An argument of the model that no observed op has made."""
+        self._add(finding)
+        self._arrive(finding, is_collective, "it came in with the batch: no observed op made it")
+
+    def _find(self, seq: int) -> Optional[OpFinding]:
+        found = self._by_token.get(seq)
+        if found is None:
+            found = self.elders.get(seq)
+        return found if isinstance(found, OpFinding) else None
+
+    def _add(self, finding: Finding) -> None:
+        super()._add(finding)
+        if isinstance(finding, OpFinding):
+            self.elders[finding.seq] = finding
+            while len(self.elders) > _MAX_ELDERS:
+                del self.elders[next(iter(self.elders))]
+
+    def _arrive(self, finding: OpFinding, is_collective: bool, reason: str) -> None:
+        if is_collective:
+            reason = "it came through a collective: look at the ranks that took part in it"
+        if finding.has_nan:
+            self._decide(finding, Verdict.ARRIVED, reason)
+        elif finding.is_mask or int(finding.record["numel"]) == 1:
+            self._decide(finding, Verdict.INTENDED, "a stored infinity")
+        else:
+            self._wait(finding, Verdict.ARRIVED, reason, None)
+
+    def _make(
+        self,
+        finding: OpFinding,
+        fed: list[OpFinding],
+        incident: Mapping[str, Any],
+        names: Names,
+    ) -> None:
+        self._add(finding)
+        op = names.op(incident)
+        reason = why_benign(names.ran(incident), self._sites[finding.site].index)
+        hard = next((f for f in fed if f.is_hard), None)
+        scaled = next((f for f in fed if f.verdict is Verdict.SCALED), None)
+        waiting = next((f for f in fed if f.is_waiting), None)
+        intended = [f for f in fed if f.verdict is Verdict.INTENDED]
+        if reason is not None:
+            self._decide(finding, Verdict.BENIGN, reason)
+        elif incident["is_recompute"]:
+            self._decide(
+                finding,
+                Verdict.PROPAGATED,
+                f"{op} was recomputed in backward (activation checkpointing): its first run counts",
+                fed[0] if fed else None,
+            )
+        elif scaled is not None and hard is None:
+            self._hold_scaled(finding, scaled, self._follows(scaled), Verdict.PROPAGATED)
+        elif hard is not None:
+            self._propagate(finding, hard)
+        elif not finding.has_nan and finding.signs & ~incident["infinite_scalars"] == 0:
+            self._decide(finding, Verdict.INTENDED, f"{op} was given an infinity as a number")
+        elif (
+            not finding.has_nan
+            and intended
+            and waiting is None
+            and names.ran(incident) not in BOUNDED
+            and _carries(finding, intended)
+        ):
+            finding.decide(Verdict.INTENDED, self._follows(intended[0]), intended[0])
+            self.changed.append(finding)
+        elif self.is_scaled and finding.is_gradient:
+            self._hold_scaled(finding, waiting, f"{op} read only finite values", Verdict.ORIGIN)
+        elif finding.has_nan and waiting is not None:
+            self._blame(waiting, op)
+            self._propagate(finding, waiting)
+        elif finding.has_nan:
+            reason = "everything that it read was finite"
+            if intended:
+                reason = (
+                    f"{op} made a NaN where it read only finite values and infinities that were "
+                    "written on purpose (a row that is masked entirely does this)"
+                )
+            self._decide(finding, Verdict.ORIGIN, reason)
+        elif finding.role != "grad_input" and names.is_optimizer(incident):
+            # It stays in the state, and is read again in every later step.
+            self._decide(finding, Verdict.ORIGIN, f"{op} overflowed in what the optimizer keeps")
+        else:
+            reason = f"{op} made it: everything that it read was finite"
+            self._wait(finding, Verdict.ORIGIN, reason, waiting)
+
+    def _hold_scaled(
+        self, finding: OpFinding, cause: Optional[Finding], reason: str, planned: Verdict
+    ) -> None:
+        finding.hold(
+            Verdict.SCALED,
+            "a scaled gradient; loss scaling decides what becomes of it",
+            planned,
+            reason,
+        )
+        finding.cause = cause
+        self.changed.append(finding)
+
+    def _wait(
+        self, finding: OpFinding, planned: Verdict, reason: str, cause: Optional[Finding]
+    ) -> None:
+        finding.hold(Verdict.UNRESOLVED, "an infinity; what is made of it decides", planned, reason)
+        finding.cause = cause
+        self.changed.append(finding)
+
+    def _blame(self, waiting: OpFinding, op: str) -> None:
+        """An infinity did harm: where it began counts."""
+        root = waiting.root
+        root.release()
+        root.reason += f"; {op} made a NaN of it"
+        self.changed.append(root)
+        if waiting is not root:
+            self._propagate(waiting, root)
+
+    # The end of the step
+
+    def settle_silent(self) -> None:
+        self._settle_infinities()
+        super().settle_silent()
+
+    def settle(self) -> None:
+        self.settle_silent()
+
+    def _settle_infinities(self) -> None:
+        """Every consumer that there will be has run."""
+        for finding in self.findings:
+            if not isinstance(finding, OpFinding) or not finding.is_waiting:
+                continue
+            if any(one.verdict is Verdict.SCALED for one in finding.carriers):
+                self._decide(
+                    finding,
+                    Verdict.SCALED,
+                    "scaled gradients were made of it, whose update was skipped",
+                )
+            elif _is_absorbed(finding):
+                consumers = finding.finite_consumers + len(finding.carriers)
+                plural = "s" if consumers > 1 else ""
+                self._decide(
+                    finding,
+                    Verdict.ABSORBED,
+                    f"{consumers} op{plural} read it, and came out finite",
+                )
+            elif finding.cause is not None and finding.cause is not finding:
+                root = finding.root
+                if root.planned is not None:
+                    root.release()
+                    self.changed.append(root)
+                self._propagate(finding, root)
+            else:
+                finding.release()
+                self.changed.append(finding)
+
+    def known_loss(self, token: int) -> None:
+        finding = self._find(token)
+        if finding is not None and finding.is_waiting:
+            finding.release()
+            self.changed.append(finding)
+
+
+def _is_absorbed(finding: OpFinding) -> bool:
+    met: set[int] = set()
+    stack, has_end = [finding], False
+    while stack:
+        one = stack.pop()
+        if id(one) in met:
+            continue
+        met.add(id(one))
+        if one.verdict not in (Verdict.UNRESOLVED, Verdict.ABSORBED, Verdict.INTENDED):
+            return False
+        if not one.finite_consumers and not one.carriers:
+            return False
+        has_end = has_end or one.finite_consumers > 0
+        stack += one.carriers
+    return has_end
+
+
+def _carries(finding: OpFinding, sources: list[OpFinding]) -> bool:
+    signs = 0
+    for source in sources:
+        signs |= source.signs
+    return finding.signs & ~signs == 0
+
+
+class OpIncident(Entry):
+    """What the observer reports of one op, as an entry of the journal."""
+
+    __slots__ = ("incident", "names")
+
+    def __init__(self, incident: Mapping[str, Any], names: Names) -> None:
+        self.incident = incident
+        self.names = names
+
+    def apply(self, judge: Judge, bad: BadRecords) -> None:
+        assert isinstance(judge, OpJudge)
+        judge.incident(self.incident, self.names, bad)

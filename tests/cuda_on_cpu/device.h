@@ -1,0 +1,95 @@
+// Where launches and copies go: at once, on the host's own memory; or, when a test has connected a
+// device, onto its streams, with addresses that only a kernel can follow.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <vector>
+
+#include "cuda/arguments.h"
+#include "cuda_on_cpu/fibers.h"
+
+namespace cuda_on_cpu {
+
+// Whether a device is connected.
+bool has_device();
+// Puts work on a stream of the device.
+void enqueue(void* stream, const char* name, std::function<void()> work);
+// The bytes behind a device address, for work on a stream.
+void* memory(const void* address);
+bool is_capturing();
+
+template <class T>
+void locate(T*& pointer) {
+  if (pointer != nullptr) pointer = static_cast<T*>(memory(pointer));
+}
+
+// Makes the addresses in a launch's arguments the host's; returns what they point to besides.
+inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::List& list) {
+  std::vector<fastcheck::cuda::Entry> table;
+  fastcheck::cuda::Entry* entries = list.entries;
+  if (list.table != nullptr) {
+    locate(list.table);
+    table.assign(list.table, list.table + list.count);
+    list.table = entries = table.data();
+  }
+  for (int i = 0; i < list.count; ++i) {
+    if (entries[i].components > 0) locate(entries[i].data);
+  }
+  return table;
+}
+
+inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::RecordsLaunch& launch) {
+  locate(launch.destination.slots);
+  locate(launch.destination.ring);
+  locate(launch.destination.nonfinite_slots);
+  locate(launch.destination.found);
+  locate(launch.counters);
+  locate(launch.partials);
+  locate(launch.levels);
+  return locate(launch.list);
+}
+
+inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::FoundLaunch& launch) {
+  locate(launch.found);
+  return locate(launch.list);
+}
+
+inline const char* name_of(const fastcheck::cuda::RecordsLaunch&) { return "fastcheck records"; }
+inline const char* name_of(const fastcheck::cuda::FoundLaunch&) {
+  return "fastcheck found_nonfinite";
+}
+
+// False: the kernel failed, error_message() says how. On a device it throws there, later.
+template <class Arguments>
+bool launch_on(void* stream, void (*kernel)(Arguments), unsigned grid, unsigned block,
+               const Arguments& arguments) {
+  if (!has_device()) return run_grid(grid, block, [&] { kernel(arguments); });
+  enqueue(stream, name_of(arguments), [=] {
+    Arguments there = arguments;
+    const auto table = locate(there);
+    if (!run_grid(grid, block, [&] { kernel(there); })) throw std::runtime_error(error_message());
+  });
+  return true;
+}
+
+inline void copy_on(void* stream, void* to, const void* from, std::size_t bytes) {
+  if (!has_device()) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  enqueue(stream, "fastcheck table", [=] { std::memcpy(memory(to), from, bytes); });
+}
+
+}  // namespace cuda_on_cpu
+
+// What a test connects. `enqueue` has work(argument) run on the stream; `memory` is called there.
+extern "C" {
+void cuda_on_cpu_connect(void (*enqueue)(void* stream, const char* name, void (*work)(void*),
+                                         void* argument),
+                         void* (*memory)(const void* address));
+// Streams say that they are being captured; what is put on them runs nevertheless.
+void cuda_on_cpu_pretend_capture(int is_capturing);
+}
