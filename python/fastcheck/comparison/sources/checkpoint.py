@@ -21,7 +21,6 @@ from ..._ops import stats
 from ..._record import RECORD_DTYPE, Depth
 from ..block import Block, Extra, Kind, Phase
 from ..names import Name, NameTable, Renaming
-from .safetensors import Entry, load_entry, read_header
 
 __all__ = ["SUFFIXES", "CheckpointSource", "MemorySource", "load_file", "record_of"]
 
@@ -152,7 +151,7 @@ def _open(path: str, trust: bool) -> tuple[dict[str, Loader], dict[str, Any]]:
     suffix = os.path.splitext(path)[1]
     try:
         if suffix == ".safetensors":
-            return {name: _of_entry(name, entry) for name, entry in read_header(path).items()}, {}
+            return _safetensors(path), {}
         if suffix == ".npy":
             _numpy(path, None)  # a damaged file is said at once
             return {LONE: lambda: _numpy(path, None)}, {}
@@ -166,13 +165,36 @@ def _open(path: str, trust: bool) -> tuple[dict[str, Loader], dict[str, Any]]:
         raise _unreadable(path, error) from error
 
 
-def _of_entry(name: str, entry: Entry) -> Loader:
-    def load() -> torch.Tensor:
-        if entry.dtype is None:
-            raise ValueError(f"this torch has no {entry.dtype_name}")
-        return load_entry(entry)
+def _safetensors(path: str) -> dict[str, Loader]:
+    """Read by the library of that name, which maps the file."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError as error:
+        raise CompareError(
+            explain(
+                "a safetensors file can't be read without the package safetensors",
+                expected="it is installed",
+                came=path,
+                do='pip install "fastcheck[tools]"',
+            )
+        ) from error
+    try:
+        file: Any = safe_open(path, framework="pt")
+        names = list(file.keys())
+    except SafetensorError as error:
+        raise _unreadable(path, error) from error
 
-    return load
+    def of(name: str) -> Loader:
+        def load() -> torch.Tensor:
+            try:
+                tensor: torch.Tensor = file.get_tensor(name)
+            except SafetensorError as error:
+                raise ValueError(str(error)) from error
+            return tensor
+
+        return load
+
+    return {name: of(name) for name in names}
 
 
 def _of_archive(path: str, name: str) -> Loader:
