@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 if TYPE_CHECKING:
     from .comparison import Comparison
 
-__all__ = ["compare"]
+__all__ = ["Accept", "Progress", "Rename", "compare"]
+
+Rename = Union[str, os.PathLike[str], Mapping[str, str], None]
+Accept = Union[str, Iterable[str]]
+Progress = Callable[[int, int], None]
 
 
 def compare(
     actual: Any,
     reference: Any,
     *,
-    rename: Union[str, os.PathLike[str], Mapping[str, str], None] = None,
-    accept: Union[str, Iterable[str]] = (),
+    rename: Rename = None,
+    accept: Accept = (),
     exact: bool = False,
     thresholds: Optional[Mapping[str, float]] = None,
     ask_all: bool = False,
     csv: Union[str, os.PathLike[str], None] = None,
-    progress: Optional[Callable[[int, int], None]] = None,
+    progress: Optional[Progress] = None,
     trust: bool = False,
 ) -> Comparison:
     """Compares two runs, dumps, checkpoints, environments or inventories, and says what differs
@@ -39,11 +43,13 @@ def compare(
             moving_variance). A rule is about a path and all below it; ``*`` stands for one part.
         accept: what may differ: ``"environment"``, ``"hyper-parameters"``, ``"batches"``,
             ``"weights"``, ``"dtype"``, ``"order"`` (only a checksum differs), ``"missing"``.
-        exact: everything has to be equal to the bit.
+        exact: everything has to be equal to the bit, as far as both sides have checksums or
+            values; of the rest the statistics have to be equal within the thresholds.
         thresholds: the relative error allowed of some dtypes, instead of those in
             ``docs/compare.md``: ``{"bfloat16": 0.05}``.
         ask_all: go on after the first "no".
-        csv: a file to write every pair to that is not equal to the bit.
+        csv: a file to write every pair to that is not equal to the bit; one that is there is
+            replaced, unless it belongs to a side.
         progress: called with (done, total) blocks.
         trust: load files that torch.load only reads with ``weights_only=False``. That runs code
             that the file brings along.
@@ -60,9 +66,9 @@ def compare(
     Tensors are read on the host; device tensors given in memory are copied there. Of two logs, one
     step of one rank is in memory at a time.
     """
-    from .comparison import compare as run
+    from .comparison import compare_sides
 
-    return run(
+    return compare_sides(
         actual,
         reference,
         rename=rename,

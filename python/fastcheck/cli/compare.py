@@ -64,7 +64,11 @@ def add_parser(commands: Any) -> None:
         metavar="WHAT",
         help="what may differ (below); may be given several times",
     )
-    parser.add_argument("--exact", action="store_true", help="equal to the bit, or different")
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="equal to the bit, or different, where both sides have checksums or values",
+    )
     parser.add_argument(
         "--threshold",
         action="append",
@@ -73,7 +77,9 @@ def add_parser(commands: Any) -> None:
         help="relative error that is still equal for this dtype; may be given several times",
     )
     parser.add_argument("--all", action="store_true", help="go on after the first no")
-    parser.add_argument("--csv", metavar="FILE", help="write every pair that is not equal")
+    parser.add_argument(
+        "--csv", metavar="FILE", help="write every pair that is not equal to the bit"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     parser.add_argument(
         "--trust", action="store_true", help="let .pt files run the code that they bring along"
@@ -84,7 +90,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0 when the two agree, 1 when they differ."""
     # Here: it imports torch, which `fastcheck --help` can do without.
-    from ..comparison import compare
+    from .._compare import compare
     from ..comparison.render import render
 
     comparison = compare(
@@ -130,6 +136,6 @@ def _progress() -> Optional[Callable[[int, int], None]]:
         if done == total:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         elif done % max(total // 100, 1) == 0:
-            print(f"\rcomparing: {done:,} of {total:,} steps", end="", file=sys.stderr, flush=True)
+            print(f"\rcomparing: {done:,} of {total:,} blocks", end="", file=sys.stderr, flush=True)
 
     return show

@@ -11,7 +11,7 @@ The package is not called ``compare``: importing it would put a module in the pl
 
 from __future__ import annotations
 
-from .compare import compare
+from .compare import compare_sides
 from .result import Comparison
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare_sides"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Optional, Protocol, cast
 
 import numpy as np
 import torch
@@ -117,7 +117,7 @@ class Source(Protocol):
 
 
 #: Counts and extremes. Not the sums: some backends add them up in an order of their own.
-BYTES_BEFORE_SUMS = 80
+BYTES_BEFORE_SUMS: int = cast(Any, RECORD_DTYPE.fields)["sum"][1]
 _BITS = np.dtype(
     {
         "names": ["before"],

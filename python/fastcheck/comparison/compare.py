@@ -1,12 +1,13 @@
-"""compare(): opens both sides, runs over them, and asks the questions."""
+"""What fastcheck.compare() does: opens both sides, runs over them, and asks the questions."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any, Callable, Optional, Union
+from collections.abc import Mapping
+from typing import Any, Optional, Union
 
+from .._compare import Accept, Progress, Rename
 from .._errors import CompareError, ConfigError, did_you_mean, explain, near_matches
 from .block import Kind, Phase, Source
 from .measure import State
@@ -15,30 +16,29 @@ from .result import Comparison
 from .run import Runner
 from .settings import Setting, differing_settings
 from .sources import open_source
+from .spelling import spell_steps
 from .tables import CsvRows
-from .tally import COMPUTED, Tally
+from .tally import COMPUTED, Found, Tally
 from .thresholds import make_thresholds
 from .verdict import ACCEPTABLE, Answer, Questions
 
-__all__ = ["compare"]
-
-Progress = Callable[[int, int], None]
+__all__ = ["compare_sides"]
 
 
-def compare(
+def compare_sides(
     actual: Any,
     reference: Any,
     *,
-    rename: Union[str, os.PathLike[str], Mapping[str, str], None] = None,
-    accept: Union[str, Iterable[str]] = (),
-    exact: bool = False,
-    thresholds: Optional[Mapping[str, float]] = None,
-    ask_all: bool = False,
-    csv: Union[str, os.PathLike[str], None] = None,
-    progress: Optional[Progress] = None,
-    trust: bool = False,
+    rename: Rename,
+    accept: Accept,
+    exact: bool,
+    thresholds: Optional[Mapping[str, float]],
+    ask_all: bool,
+    csv: Union[str, os.PathLike[str], None],
+    progress: Optional[Progress],
+    trust: bool,
 ) -> Comparison:
-    """See :func:`fastcheck.compare`, which is this."""
+    """:func:`fastcheck.compare` says what these are."""
     accepted = _accepted(accept)
     limits = make_thresholds(thresholds)
     renaming = Renaming.of(_mapping(rename))
@@ -48,11 +48,11 @@ def compare(
     )
     _check_kinds(*sides)
     settings = _settings(*sides, renaming)
-    rows = None if csv is None else CsvRows(os.fspath(csv))
+    rows = None if csv is None else _open_csv(os.fspath(csv), actual, reference)
     try:
         runner = Runner(*sides, renaming, limits, accepted, None if rows is None else rows.write)
-        notes = [*sides[0].notes, *sides[1].notes]
-        steps = _run(runner, *sides, notes, progress)
+        uncompared: list[str] = []
+        steps = _run(runner, *sides, uncompared, progress)
     finally:
         if rows is not None:
             rows.close()
@@ -62,13 +62,13 @@ def compare(
     kind = sides[1].kind if sides[0].kind is sides[1].kind else Kind.LOG
     questions = Questions(kind, tally, settings, accepted, exact, ask_all)
     answers = questions.answers()
-    notes += _notes(tally)
-    notes += _seeds(*sides)
+    # Not before the run: a source notes what it could not read of a block.
+    notes = [*sides[0].notes, *sides[1].notes, *uncompared, *_notes(tally), *_seeds(*sides)]
     return Comparison(
         actual=sides[0].title,
         reference=sides[1].title,
         kind=kind.value,
-        verdict=_verdict(answers, tally, settings, questions),
+        verdict=_verdict(answers, tally, settings, questions.first),
         answers=answers,
         first=questions.first,
         first_inexact=tally.first(tally.inexact, COMPUTED),
@@ -86,7 +86,7 @@ def compare(
     )
 
 
-def _accepted(accept: Union[str, Iterable[str]]) -> frozenset[str]:
+def _accepted(accept: Accept) -> frozenset[str]:
     named = (accept,) if isinstance(accept, str) else tuple(accept)
     for name in named:
         if name not in ACCEPTABLE:
@@ -101,9 +101,7 @@ def _accepted(accept: Union[str, Iterable[str]]) -> frozenset[str]:
     return frozenset(named)
 
 
-def _mapping(
-    rename: Union[str, os.PathLike[str], Mapping[str, str], None],
-) -> Union[str, Mapping[str, str], None]:
+def _mapping(rename: Rename) -> Union[str, Mapping[str, str], None]:
     """Reads the mapping file, if it is one: JSON, {"name in actual": "name in reference"}."""
     if rename is None or isinstance(rename, Mapping):
         return rename
@@ -124,6 +122,30 @@ def _mapping(
             )
         ) from error
     return found
+
+
+def _open_csv(path: str, actual: Any, reference: Any) -> CsvRows:
+    """Opened before the run, which truncates a file that is there: never one that is compared,
+    which may be mapped at that.
+    """
+    for side in (actual, reference):
+        if isinstance(side, (str, os.PathLike)) and _belongs_to(path, os.fspath(side)):
+            raise ConfigError(
+                explain(
+                    "the CSV would replace a file that is compared",
+                    expected="a path outside both sides, or a new name",
+                    came=path,
+                )
+            )
+    return CsvRows(path)
+
+
+def _belongs_to(path: str, side: str) -> bool:
+    """Whether ``path`` is a file that is there, and is the side or lies below it."""
+    real, place = os.path.realpath(path), os.path.realpath(side)
+    if not os.path.isfile(real):
+        return False
+    return os.path.samefile(real, place) or real.startswith(os.path.join(place, ""))
 
 
 def _check_kinds(actual: Source, reference: Source) -> None:
@@ -168,9 +190,7 @@ def _run(
         if places:
             steps = sorted({step for step, _ in places})
             ranks = sorted({rank for _, rank in places})
-            span = (
-                f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
-            )
+            span = spell_steps(steps)
             what = span if {r for _, r in common} >= set(ranks) else f"{span} of ranks {ranks}"
             notes.append(f"only {side} has {what}: not compared")
     for done, (step, rank) in enumerate(common):
@@ -200,7 +220,7 @@ def _check_common(runner: Runner, sides: tuple[Source, Source]) -> None:
     came = (
         f"{', '.join(ours[:3])}, ... in actual and {', '.join(theirs[:3])}, ... in reference"
         if ours or theirs
-        else f"steps {_span(sides[0])} in actual and {_span(sides[1])} in reference"
+        else f"{_span(sides[0])} in actual and {_span(sides[1])} in reference"
     )
     near = near_matches(ours[0], theirs, 1) if ours and theirs else []
     alike = runner.tally.lookalikes.get(ours[0]) if ours else None
@@ -217,8 +237,7 @@ def _check_common(runner: Runner, sides: tuple[Source, Source]) -> None:
 
 
 def _span(source: Source) -> str:
-    steps = [step for step, _ in source.places()]
-    return f"{min(steps)} to {max(steps)}" if steps else "none"
+    return spell_steps(sorted({step for step, _ in source.places()}))
 
 
 def _seeds(actual: Source, reference: Source) -> list[str]:
@@ -261,10 +280,10 @@ def _verdict(
     answers: tuple[Answer, ...],
     tally: Tally,
     settings: Mapping[Phase, Optional[list[Setting]]],
-    questions: Questions,
+    first: Optional[Found],
 ) -> str:
     said = {answer.answer for answer in answers}
-    if said & {"no", "partly"} or questions.first is not None:
+    if said & {"no", "partly"} or first is not None:
         return "different"
     all_same = all(
         state is State.SAME for counts in tally.states.values() for state, n in counts.items() if n

@@ -10,17 +10,18 @@ from typing import NamedTuple
 
 from .._errors import ConfigError, did_you_mean, explain
 
-__all__ = ["MINDSPORE", "Name", "NameTable", "Renaming", "plain_label"]
+__all__ = ["Name", "NameTable", "Renaming", "plain_label"]
 
-#: What MindSpore calls parameters and buffers, and what PyTorch does: last parts of a name.
-MINDSPORE: Mapping[str, str] = {
-    "gamma": "weight",
-    "beta": "bias",
-    "moving_mean": "running_mean",
-    "moving_variance": "running_var",
-    "embedding_table": "weight",
+_BUILT_IN: Mapping[str, Mapping[str, str]] = {
+    # What MindSpore calls parameters and buffers, and what PyTorch does: last parts of a name.
+    "mindspore": {
+        "gamma": "weight",
+        "beta": "bias",
+        "moving_mean": "running_mean",
+        "moving_variance": "running_var",
+        "embedding_table": "weight",
+    }
 }
-_BUILT_IN = {"mindspore": MINDSPORE}
 
 
 class Name(NamedTuple):
@@ -142,7 +143,7 @@ class Renaming:
             if match:
                 self._used.add(left)
                 parts = iter(match.groups())
-                start = re.sub(r"\*", lambda _, parts=parts: next(parts), right)  # type: ignore[misc]
+                start = "".join(next(parts) if part == "*" else part for part in right)
                 rest = path[match.end() :]
                 return start + rest if start else rest.lstrip(".")
         head, dot, last = path.rpartition(".")

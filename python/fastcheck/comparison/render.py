@@ -10,6 +10,7 @@ from .._numbers import spell
 from .block import Kind
 from .measure import ELEMENTS, REASONS, State
 from .row import Row
+from .spelling import spell_shape, spell_steps
 from .tally import Found
 
 if TYPE_CHECKING:
@@ -65,14 +66,10 @@ def _about(comparison: Comparison) -> list[str]:
         for state, count in states.items()
         if not state.startswith("only")
     )
-    steps = comparison.steps
     if pairs:
         text = f"{pairs:,} pairs of tensors"
-        if comparison.kind not in ("checkpoint",):
-            span = (
-                f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
-            )
-            text = f"{span}, {text}"
+        if comparison.kind != Kind.CHECKPOINT.value:
+            text = f"{spell_steps(comparison.steps)}, {text}"
         lines.append(text)
     return lines
 
@@ -123,7 +120,7 @@ def _result(comparison: Comparison, color: bool) -> list[str]:
             text += " What comes after follows from it, or can't be told from it."
         style = "red"
     else:
-        text = "different: not all tensors have a partner; those that have agree."
+        text = "different: not all tensors have a partner that can be read; those that have agree."
         style = "yellow"
     return [paint(line, style, color) for line in wrap(text, _BODY)]
 
@@ -220,7 +217,7 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, list):
-        return "x".join(map(str, value)) if value else "scalar"
+        return spell_shape(value)
     return value if isinstance(value, str) else spell(value)
 
 

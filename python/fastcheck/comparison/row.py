@@ -12,7 +12,7 @@ from .._numbers import Reading, read
 from .._record import DTYPES, Depth
 from .block import Block, Phase
 from .elements import Elements
-from .measure import REASONS, State
+from .measure import REASONS, UNREADABLE, State
 from .names import NameTable
 
 __all__ = ["COLUMNS", "Row", "make_row"]
@@ -111,11 +111,22 @@ def make_row(
         call=int(block.records[index]["call"]),
         state=state,
         error=error,
-        reason=REASONS[reason],
+        reason=_reason(reason, actual, reference),
         actual=None if actual is None else _side(*actual),
         reference=None if reference is None else _side(*reference),
         elements=elements,
     )
+
+
+def _reason(
+    code: int, actual: tuple[Block, int] | None, reference: tuple[Block, int] | None
+) -> str:
+    if code != UNREADABLE:
+        return REASONS[code]
+    sides = {"actual": actual, "reference": reference}
+    problems = {name: place[0].extra(place[1]).problem for name, place in sides.items() if place}
+    said = "; ".join(f"{name}: {problem}" for name, problem in problems.items() if problem)
+    return f"{REASONS[code]} ({said})" if said else REASONS[code]
 
 
 def _side(block: Block, index: int) -> dict[str, Any]:

@@ -63,8 +63,8 @@ class Runner:
         # By rank: the largest error of what the step before computed, and whether it was exact.
         self.last_computed: dict[int, tuple[float, bool]] = {}
 
-    def compare(self, step: int, rank: int) -> int:
-        """Compares one step of one rank, which both sides have; the number of pairs."""
+    def compare(self, step: int, rank: int) -> None:
+        """Compares one step of one rank, which both sides have."""
         is_first = rank not in self._last_step
         names = self.names
         ours = self._actual.block(step, rank, names, self._renaming, is_first)
@@ -79,7 +79,6 @@ class Runner:
         _Step(self, ours, theirs, pairs, self._last_step.get(rank, step)).take()
         self._note_missing(ours, theirs, pairs)
         self._last_step[rank] = step
-        return len(pairs.ours)
 
     def _note_missing(self, ours: Block, theirs: Block, pairs: Alignment) -> None:
         sides = (
@@ -151,7 +150,8 @@ class _Step:
         self._settle_arrived()
         self._judge_given()
         inexact = (self._states != State.SAME) & (self._has_bits | (self._errors > 0))
-        tally.has_bits &= bool((self._has_bits | (self._states == State.SAME)).all())
+        settled = (self._states == State.SAME) | (self._states == State.UNREADABLE)
+        tally.has_bits &= bool((self._has_bits | settled).all())
         for phase in np.unique(self._phases).tolist():
             here = self._phases == phase
             states, counts = np.unique(self._states[here], return_counts=True)
@@ -184,8 +184,7 @@ class _Step:
         if self._ours.extras is not None and self._theirs.extras is not None:
             for index in which.tolist():
                 self._measure_more(index)
-        unlike = np.flatnonzero(self._left["dtype"] != self._right["dtype"])
-        for index in unlike.tolist():
+        for index in which[left["dtype"] != right["dtype"]].tolist():
             both = [DTYPES[int(side["dtype"][index])].name for side in (self._left, self._right)]
             run.tally.dtypes[both[0], both[1]] += 1
             if "dtype" not in run._accept and self._states[index] <= State.REORDERED:

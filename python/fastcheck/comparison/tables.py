@@ -7,6 +7,7 @@ from typing import TextIO
 
 from .._errors import CompareError, explain
 from .row import COLUMNS, Row
+from .spelling import spell_shape
 
 __all__ = ["CsvRows"]
 
@@ -50,7 +51,7 @@ def _cell(value: object) -> object:
     if value is None:
         return ""
     if isinstance(value, list):
-        return "x".join(map(str, value)) if value else "scalar"
+        return spell_shape(value)
     if isinstance(value, float):
         return repr(value)
     return value

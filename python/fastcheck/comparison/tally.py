@@ -12,7 +12,7 @@ from .block import Phase
 from .measure import State
 from .row import Row
 
-__all__ = ["Found", "Growth", "Missing", "Tally"]
+__all__ = ["COMPUTED", "Found", "Growth", "Missing", "Tally"]
 
 KEPT_ROWS = 1000
 KEPT_STEPS = 100_000

@@ -9,7 +9,7 @@ from typing import Optional
 from .._errors import ConfigError, did_you_mean, explain
 from .._record import DTYPES
 
-__all__ = ["GIVEN", "THRESHOLDS", "Threshold", "make_thresholds"]
+__all__ = ["THRESHOLDS", "Threshold", "coarser", "make_thresholds"]
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,6 @@ THRESHOLDS: Mapping[str, Threshold] = {
 }
 #: Integers and bool hold no rounding.
 EXACT = Threshold(0.0, 0.0)
-#: Batches and initial weights are given, not computed: they are equal, or they are not.
-GIVEN = EXACT
 
 _NAMES = [info.name for info in DTYPES]
 

@@ -14,7 +14,7 @@ import torch
 
 from ..._errors import CompareError, explain
 from ..block import Source
-from .checkpoint import SUFFIXES, CheckpointSource, MemorySource, flatten_mapping
+from .checkpoint import SUFFIXES, CheckpointSource, MemorySource, flatten
 from .log import LogSource, is_log
 from .msprobe import MsprobeSource, is_msprobe
 from .settings import SettingsSource, read_settings, settings_kind
@@ -41,7 +41,7 @@ def open_source(value: Any, side: str, trust: bool = False) -> Source:
         tensor = value
         return MemorySource("a tensor", {"tensor": lambda: tensor})
     if isinstance(value, Mapping):
-        tensors, values = flatten_mapping(value)
+        tensors, values = flatten(value)
         if tensors:
             return MemorySource(f"{len(tensors)} tensors in memory", tensors, values)
     raise CompareError(

@@ -18,11 +18,19 @@ import torch
 
 from ..._errors import CompareError, UnsupportedTensorError, explain
 from ..._ops import stats
-from ..._record import RECORD_DTYPE, Depth
+from ..._record import RECORD_DTYPE
 from ..block import Block, Extra, Kind, Phase
 from ..names import Name, NameTable, Renaming
 
-__all__ = ["SUFFIXES", "CheckpointSource", "MemorySource", "load_file", "record_of"]
+__all__ = [
+    "SUFFIXES",
+    "CheckpointSource",
+    "MemorySource",
+    "flatten",
+    "load_array",
+    "load_file",
+    "record_of",
+]
 
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz")
 #: What a file that is one tensor, and nothing else, calls it.
@@ -134,7 +142,7 @@ def record_of(load: Loader) -> tuple[np.void, Extra]:
         return empty, Extra(problem=_first_line(error))
     shape = tuple(tensor.shape)
     try:
-        record = stats(tensor.detach(), depth=Depth.FULL.name.lower(), order="logical").record
+        record = stats(tensor.detach(), depth="full", order="logical").record
     except UnsupportedTensorError as error:
         return empty, Extra(shape=shape, problem=_first_line(error))
     return record, Extra(shape=shape, load=load)
@@ -153,14 +161,14 @@ def _open(path: str, trust: bool) -> tuple[dict[str, Loader], dict[str, Any]]:
         if suffix == ".safetensors":
             return _safetensors(path), {}
         if suffix == ".npy":
-            _numpy(path, None)  # a damaged file is said at once
-            return {LONE: lambda: _numpy(path, None)}, {}
+            load_array(path)  # a damaged file is said at once
+            return {LONE: lambda: load_array(path)}, {}
         if suffix == ".npz":
             # Opened here: NumPy leaves the file open when the archive is damaged.
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
                 found = list(archive.files)
             return {name: _of_archive(path, name) for name in found}, {}
-        return _flatten(load_file(path, trust))
+        return flatten(load_file(path, trust))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise _unreadable(path, error) from error
 
@@ -198,10 +206,11 @@ def _safetensors(path: str) -> dict[str, Loader]:
 
 
 def _of_archive(path: str, name: str) -> Loader:
-    return lambda: _numpy(path, name)
+    return lambda: load_array(path, name)
 
 
-def _numpy(path: str, name: Optional[str]) -> torch.Tensor:
+def load_array(path: str, name: Optional[str] = None) -> torch.Tensor:
+    """An array of a .npy file, mapped, or that of this name in an .npz."""
     if name is None:
         array = np.load(path, mmap_mode="c", allow_pickle=False)
     else:
@@ -271,18 +280,14 @@ def _unreadable(path: str, error: Exception) -> CompareError:
     )
 
 
-def _flatten(loaded: Any) -> tuple[dict[str, Loader], dict[str, Any]]:
+def flatten(loaded: Any) -> tuple[dict[str, Loader], dict[str, Any]]:
+    """The tensors of a (nested) state_dict under dotted names, and its other values."""
     if isinstance(loaded, torch.Tensor):
         return {LONE: lambda: loaded}, {}
     tensors: dict[str, Loader] = {}
     values: dict[str, Any] = {}
     _walk(loaded, (), tensors, values, 0)
     return tensors, values
-
-
-def flatten_mapping(loaded: Mapping[str, Any]) -> tuple[dict[str, Loader], dict[str, Any]]:
-    """The tensors of a (nested) state_dict under dotted names, and its other values."""
-    return _flatten(loaded)
 
 
 def _walk(

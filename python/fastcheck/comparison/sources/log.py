@@ -16,7 +16,7 @@ import numpy as np
 
 from ..._errors import CompareError, LogError, explain
 from ..._logread import find_logs, log_parts, read_sites_and_meta
-from ..._record import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
+from ..._record import DTYPES, RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
 from ..._site import Site
 from ..block import Block, Kind, Phase
 from ..names import Name, NameTable, Renaming, plain_label
@@ -152,7 +152,7 @@ class _Rank:
             stored = lookup.is_stored[numbers] & (lookup.is_param[numbers] | _is_early(records))
             phases = np.where(stored, np.uint8(Phase.WEIGHTS), phases)
         is_batch = (phases == Phase.ARRIVED) & (
-            lookup.is_model[numbers] | (records["dtype"] >= _FIRST_INTEGER)
+            lookup.is_model[numbers] | _IS_INTEGER[records["dtype"]]
         )
         phases = np.where(is_batch, np.uint8(Phase.BATCHES), phases)
         return Block(step, self.rank, lookup.names[numbers], phases, records)
@@ -164,7 +164,7 @@ def _read(path: str, start: int, end: int) -> np.ndarray:
 
 
 _INDEXED_AT_ONCE = 1 << 14
-_FIRST_INTEGER = 8  # of the dtype codes (docs/record-format.md, section 2)
+_IS_INTEGER = np.array([info.kind != "f8" for info in DTYPES])
 
 
 def _is_early(records: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from ..._errors import CompareError, explain
 from ..._record import DTYPES, RECORD_DTYPE, RECORD_VERSION, Depth
 from ..block import SOME, UNKNOWN_COUNT, Block, Extra, Kind, Phase
 from ..names import Name, NameTable, Renaming
-from .checkpoint import _numpy, load_file, record_of
+from .checkpoint import load_array, load_file, record_of
 
 __all__ = ["MsprobeSource", "is_msprobe"]
 
@@ -134,15 +134,13 @@ class MsprobeSource:
                 record, extra = record_of(lambda: _load(path, self._trust))
                 if extra.load is not None:
                     return record.copy(), Extra(shape, requires_grad, None, extra.load)
-                return _statistics(value, shape), Extra(
-                    shape, requires_grad, _crc32(value), problem=extra.problem
-                )
+                self.notes.append(f"{path} can't be read ({extra.problem}): by its statistics")
         return _statistics(value, shape), Extra(shape, requires_grad, _crc32(value))
 
 
 def _load(path: str, trust: bool) -> torch.Tensor:
     if path.endswith(".npy"):
-        return _numpy(path, None)
+        return load_array(path)
     loaded = load_file(path, trust)
     if not isinstance(loaded, torch.Tensor):
         raise ValueError(f"{os.path.basename(path)} holds a {type(loaded).__name__}, no tensor")
@@ -250,13 +248,14 @@ def _statistics(value: dict[str, Any], shape: tuple[int, ...]) -> np.void:
     elif norm is not None:
         for field in ("nan_count", "posinf_count", "neginf_count"):
             made[field] = 0
-    kind = np.dtype("<" + DTYPES[code].kind).type
-    raw = made.view(np.uint8)
-    for start, number in ((64, low), (72, high)):
-        if DTYPES[code].kind == "f8":
-            raw[start : start + 8] = np.frombuffer(_float(number).tobytes(), np.uint8)
+    for field, number in (("min", low), ("max", high)):
+        typed = made[field].view("<" + DTYPES[code].kind)
+        if typed.dtype.kind == "f":
+            typed[0] = _float(number)
         elif number is not None and math.isfinite(number):
-            raw[start : start + 8] = np.frombuffer(kind(int(number)).tobytes(), np.uint8)
+            # The ends of a range may have been rounded up beyond it, to a float's.
+            ends = np.iinfo(typed.dtype)
+            typed[0] = min(max(int(number), ends.min), ends.max)
     made["sum"] = _float(None if mean is None else mean * numel)
     made["abs_sum"] = _float(None)
     made["sum_sq"] = _float(None if norm is None else norm * norm)
@@ -265,10 +264,6 @@ def _statistics(value: dict[str, Any], shape: tuple[int, ...]) -> np.void:
 
 
 def _number(value: Any) -> Optional[float]:
-    if isinstance(value, bool):
-        return float(value)
-    if isinstance(value, (int, float)):
-        return float(value)
     try:
         return float(value)
     except (TypeError, ValueError):

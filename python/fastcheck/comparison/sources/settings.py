@@ -14,7 +14,7 @@ from ..names import NameTable, Renaming
 __all__ = ["SettingsSource", "read_settings", "settings_kind"]
 
 _KINDS = {"environment": Kind.ENVIRONMENT, "inventory": Kind.INVENTORY}
-# What a file begins with is enough to tell; a JSON of another kind may be large.
+# No result of these is as long; a JSON of another kind may be, and is not read whole.
 _LONGEST = 256 * 1024 * 1024
 
 
