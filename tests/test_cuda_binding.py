@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 import torch
@@ -20,33 +20,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import cuda_on_fake
 import fake_device
 import fastcheck
-from cuda_on_fake.checks import assert_all_same, of_cpu, random, rows, slots_for, spent
+from cuda_on_fake.checks import fresh_device, slots_for, spent
 from fastcheck import backends
 from helpers import SIZES, even, kinds, put, tensor_of
+from on_device import assert_all_same, in_threads, of_cpu, random, rows
 from reference import DEPTHS, DTYPES, RECORD_BYTES
 from test_cuda_on_cpu import LAYOUTS
 from vectors import pattern
 
 fake: Any = fake_device.load()
 NAME = fake.name()
-CUDA = backends.cuda.entry(cuda_on_fake.load())
+CUDA = cuda_on_fake.entry()
 ALL = sorted(DTYPES)
 
 
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    of_type = backends._of_type
-    monkeypatch.setattr(
-        backends, "_of_type", lambda kind, index: CUDA if kind == NAME else of_type(kind, index)
-    )
     monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    fake.release()
-    fake.set_device(0)
-    for index in range(fake.device_count()):
-        fake.synchronize(index)
+    with fresh_device(monkeypatch):
+        yield
 
 
 def many(count: int) -> list[torch.Tensor]:
@@ -292,27 +284,18 @@ def test_streams_do_not_share_buffers() -> None:
 def test_threads_on_one_stream_and_on_many() -> None:
     hosts = [random("float32", 300 * k + 5, k) for k in range(1, 50)]
     wanted = of_cpu(hosts)
-    errors: list[Optional[BaseException]] = [None] * 6
 
     def work(number: int) -> None:
-        try:
-            stream = fake.default_stream() if number < 3 else fake.Stream()
-            with fake.stream(stream):
-                for _ in range(2):
-                    there = [put(x, NAME) for x in hosts[number:]]
-                    slots = slots_for(len(there) + 1)
-                    CUDA.observe_list(there, slots, 0, 3)
-                    CUDA.observe(there[0], slots, len(there), 3)
-                    assert_all_same(slots, [*wanted[number:], wanted[number]])
-        except BaseException as error:
-            errors[number] = error
+        stream = fake.default_stream() if number < 3 else fake.Stream()
+        with fake.stream(stream):
+            for _ in range(2):
+                there = [put(x, NAME) for x in hosts[number:]]
+                slots = slots_for(len(there) + 1)
+                CUDA.observe_list(there, slots, 0, 3)
+                CUDA.observe(there[0], slots, len(there), 3)
+                assert_all_same(slots, [*wanted[number:], wanted[number]])
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == [None] * 6
+    in_threads(6, work)
 
 
 def test_a_thread_that_waits_for_the_buffers_lets_go_of_python() -> None:

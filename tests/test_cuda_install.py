@@ -5,60 +5,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import cuda_on_fake
 import fake_device
 import fastcheck
-from cuda_on_fake.checks import of_cpu, random, spent
-from fastcheck import backends
+from cuda_on_fake.checks import fresh_device, spent
 from fastcheck._device_ring import DeviceRing
 from helpers import assert_same
-from training import Apply, Net, batches, nan_gradient, poison, stopped, where
+from on_device import (
+    assert_stops_with_the_culprit,
+    deep,
+    of_cpu,
+    random,
+    without_waiting,
+)
+from training import Apply, Net, batches, nan_gradient, poison, where
 
 fake: Any = fake_device.load()
 NAME = fake.name()
-CUDA = backends.cuda.entry(cuda_on_fake.load())
 
 
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    of_type = backends._of_type
-    monkeypatch.setattr(
-        backends, "_of_type", lambda kind, index: CUDA if kind == NAME else of_type(kind, index)
-    )
     monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    fake.release()
-    fake.set_device(0)
-    for index in range(fake.device_count()):
-        fake.synchronize(index)
-
-
-def deep(layers: int) -> nn.Sequential:
-    """Linear layers and activations, and a hole at the end into which a test puts a fault."""
-    model = nn.Sequential()
-    for index in range(layers):
-        model.add_module(f"layer{index}", nn.Linear(8, 8))
-        model.add_module(f"act{index}", nn.Tanh())
-    model.add_module("tail", Apply())
-    return model
-
-
-def loop(model: nn.Module, steps: int, fault: Optional[int] = None, damage: Any = poison) -> None:
-    device = next(model.parameters()).device
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step, x in enumerate(batches(steps)):
-        model.tail.function = damage if step == fault else Apply().function
-        optimizer.zero_grad()
-        model(x.to(device)).float().square().mean().backward()
-        optimizer.step()
+    with fresh_device(monkeypatch):
+        yield
 
 
 def test_install_records_what_it_records_on_the_cpu() -> None:
@@ -89,26 +64,13 @@ def test_install_records_what_it_records_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("sync", ["never", "step", "call"])
 def test_install_stops_with_the_culprit(sync: Any) -> None:
-    model = deep(3).to(NAME)
-    fastcheck.install(model, sync=sync)
-    stop = stopped(loop, model, 20, fault=7)
-    assert where(stop.culprit) == ("tail", "output", "output", "origin")
-    assert stop.step == 7
-    assert stop.culprit.record["nan_count"] == 1
+    assert_stops_with_the_culprit(NAME, sync)
 
 
 def test_install_waits_for_nothing() -> None:
     model = deep(6).to(NAME)
     monitor = fastcheck.install(model, max_lag=None)
-    data = [x.to(NAME) for x in batches(6)]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def train() -> None:
-        for x in data:
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-
+    train = without_waiting(model, [x.to(NAME) for x in batches(6)])
     train()
     monitor.flush()
     fake.synchronize()

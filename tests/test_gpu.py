@@ -7,22 +7,23 @@ statistics run on the GPU as well.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import fastcheck
-from fastcheck import _C, backends
-from helpers import SIZES, assert_same, even, kinds, put, tensor_of
-from reference import DEPTHS, DTYPES, FLOAT_NAMES, RECORD_BYTES, torch_dtype
+import on_device
+from fastcheck import backends
+from helpers import SIZES, even, kinds, put, tensor_of
+from on_device import assert_all_same, deep, in_threads, of_cpu, random, rows
+from reference import DEPTHS, DTYPES, FLOAT_NAMES, torch_dtype
 from test_cuda_on_cpu import LAYOUTS
-from training import Apply, Net, batches, poison, stopped, where
+from training import Net, batches
 from vectors import pattern
 
 pytestmark = pytest.mark.gpu
@@ -58,30 +59,7 @@ def no_wait() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def slots_for(count: int) -> torch.Tensor:
-    return torch.full((count, RECORD_BYTES), 0xA5, dtype=torch.uint8, device=NAME)
-
-
-def rows(slots: torch.Tensor) -> list[bytes]:
-    return [row.numpy().tobytes() for row in slots.cpu()]
-
-
-def of_cpu(
-    tensors: Sequence[torch.Tensor], depth: str = "full", order: str = "storage"
-) -> list[bytes]:
-    return rows(_C.record_list(tensors, DEPTHS[depth], order == "logical"))
-
-
-def assert_all_same(slots: torch.Tensor, wanted: Sequence[bytes], note: object = "") -> None:
-    got = rows(slots)
-    assert len(got) == len(wanted)
-    for i, (left, right) in enumerate(zip(got, wanted)):
-        assert_same(left, right, (note, i), determinism="bitwise")
-
-
-def random(dtype: str, count: int, seed: int = 0) -> torch.Tensor:
-    count = even(count * DTYPES[dtype].components, dtype)
-    return tensor_of(pattern("random", dtype, count, seed), dtype)
+slots_for = functools.partial(on_device.slots_for, device=NAME)
 
 
 def large(dtype: str, count: int, seed: int = 0) -> torch.Tensor:
@@ -248,15 +226,7 @@ class TestNothingWaits:
     def test_training(self) -> None:
         model = Net(64).to(NAME)
         monitor = fastcheck.install(model, max_lag=None, overflow_nums=-1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        data = [x.to(NAME) for x in batches(5, 16, 64)]
-
-        def train() -> None:
-            for x in data:
-                optimizer.zero_grad()
-                model(x).square().mean().backward()
-                optimizer.step()
-
+        train = on_device.without_waiting(model, [x.to(NAME) for x in batches(5, 16, 64)])
         train()
         monitor.flush()
         with no_wait():
@@ -282,26 +252,17 @@ class TestStreams:
     def test_threads(self, cuda: backends.Backend) -> None:
         hosts = [large("bfloat16", 5000 * k + 3, k) for k in range(1, 60)]
         wanted = of_cpu(hosts)
-        errors: list[Optional[BaseException]] = [None] * 6
 
         def work(number: int) -> None:
-            try:
-                default = torch.cuda.default_stream()
-                with torch.cuda.stream(default if number < 3 else torch.cuda.Stream()):
-                    for _ in range(10):
-                        there = [x.to(NAME) for x in hosts[number:]]
-                        slots = slots_for(len(there))
-                        cuda.observe_list(there, slots, 0, 3)
-                        assert_all_same(slots, wanted[number:])
-            except BaseException as error:
-                errors[number] = error
+            default = torch.cuda.default_stream()
+            with torch.cuda.stream(default if number < 3 else torch.cuda.Stream()):
+                for _ in range(10):
+                    there = [x.to(NAME) for x in hosts[number:]]
+                    slots = slots_for(len(there))
+                    cuda.observe_list(there, slots, 0, 3)
+                    assert_all_same(slots, wanted[number:])
 
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == [None] * 6
+        in_threads(6, work)
 
 
 class TestGraphs:
@@ -365,31 +326,9 @@ class TestGraphs:
 
 
 class TestInstall:
-    def deep(self) -> nn.Sequential:
-        model = nn.Sequential()
-        for index in range(3):
-            model.add_module(f"layer{index}", nn.Linear(8, 8))
-            model.add_module(f"act{index}", nn.Tanh())
-        model.add_module("tail", Apply())
-        return model.to(NAME)
-
     @pytest.mark.parametrize("sync", ["never", "step", "call"])
     def test_stops_with_the_culprit(self, sync: Any) -> None:
-        model = self.deep()
-        fastcheck.install(model, sync=sync)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-        def loop() -> None:
-            for step, x in enumerate(batches(20)):
-                model.tail.function = poison if step == 7 else Apply().function
-                optimizer.zero_grad()
-                model(x.to(NAME)).square().mean().backward()
-                optimizer.step()
-
-        stop = stopped(loop)
-        assert where(stop.culprit) == ("tail", "output", "output", "origin")
-        assert stop.step == 7
-        assert stop.culprit.record["nan_count"] == 1
+        on_device.assert_stops_with_the_culprit(NAME, sync)
 
     @pytest.mark.parametrize("record", ["health", "full"])
     def test_training_stays_bit_identical(self, record: Any) -> None:
@@ -408,7 +347,7 @@ class TestInstall:
         assert all(torch.equal(a, b) for a, b in zip(run(False), run(True)))
 
     def test_a_bad_gradient_does_not_reach_the_weights(self) -> None:
-        model = self.deep()
+        model = deep(3).to(NAME)
         monitor = fastcheck.install(model, overflow_nums=-1, protect_weights=True)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
         for step, x in enumerate(batches(6)):

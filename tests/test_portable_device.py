@@ -6,9 +6,8 @@ Runs with FASTCHECK_TEST_DEVICE=fake, as the tests of statistics do for the valu
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ import torch
 import fastcheck
 from fastcheck.backends import backend_for, portable, portable_many
 from helpers import DEVICE, ON_CPU, assert_same, tensor_of
+from on_device import in_threads
 from reference import DEPTHS, VALUE_BYTES, record
 from vectors import pattern
 
@@ -268,27 +268,18 @@ def test_streams_and_threads() -> None:
         tensor_of(pattern("random", "float32", 900 * k + 5, k), "float32") for k in range(1, 9)
     ]
     wanted = [record(x) for x in hosts]
-    errors: list[Optional[BaseException]] = [None] * 4
 
     def work(number: int) -> None:
-        try:
-            with fake.stream(fake.Stream()):
-                for _ in range(5):
-                    xs = [x.to(DEVICE) for x in hosts[number:]]
-                    rows = [s.record.tobytes() for s in fastcheck.stats(xs)]
-                    rows += [fastcheck.stats(xs[0]).record.tobytes()]
-                    for row, whole in zip(rows, [*wanted[number:], wanted[number]]):
-                        assert_same(row, whole)
-        except BaseException as error:
-            errors[number] = error
+        with fake.stream(fake.Stream()):
+            for _ in range(5):
+                xs = [x.to(DEVICE) for x in hosts[number:]]
+                rows = [s.record.tobytes() for s in fastcheck.stats(xs)]
+                rows += [fastcheck.stats(xs[0]).record.tobytes()]
+                for row, whole in zip(rows, [*wanted[number:], wanted[number]]):
+                    assert_same(row, whole)
 
     portable_many._plan.cache_clear()
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == [None] * 4
+    in_threads(4, work)
 
 
 def test_what_is_kept_of_a_list_belongs_to_its_stream() -> None:

@@ -88,12 +88,17 @@ def load() -> ModuleType:
     return module
 
 
+@functools.cache
+def entry() -> backends.Backend:
+    """What the table of backends says of the module."""
+    return backends.cuda.entry(load())
+
+
 def use() -> None:
     """From now on the fake device's tensors are read by the CUDA backend."""
-    entry = backends.cuda.entry(load())
-    of_type = backends._of_type
+    backend, of_type = entry(), backends._of_type
     name = fake_device.load().name()
-    backends._of_type = lambda kind, index: entry if kind == name else of_type(kind, index)
+    backends._of_type = lambda kind, index: backend if kind == name else of_type(kind, index)
 
 
 def shim() -> ctypes.CDLL:

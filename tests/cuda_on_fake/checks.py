@@ -1,46 +1,41 @@
-"""Records in slots of the fake device, held to the CPU's byte for byte."""
+"""What the tests of the CUDA backend on the fake accelerator share: the device between tests, its
+slots, and what a call asks of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Callable
 
+import pytest
 import torch
 
+import cuda_on_fake
 import fake_device
-from fastcheck import _C
-from helpers import assert_same, even, tensor_of
-from reference import DEPTHS, DTYPES, RECORD_BYTES
-from vectors import pattern
+import on_device
+from fastcheck import backends
 
 fake: Any = fake_device.load()
 NAME = fake.name()
 
 
+@contextmanager
+def fresh_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The CUDA backend reads the device's tensors; afterwards nothing is left to run there."""
+    monkeypatch.setattr(backends, "_of_type", backends._of_type)  # put back as it is now
+    cuda_on_fake.use()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    fake.release()
+    fake.set_device(0)
+    for index in range(fake.device_count()):
+        fake.synchronize(index)
+
+
 def slots_for(count: int, index: int = 0) -> torch.Tensor:
-    return torch.full((count, RECORD_BYTES), 0xA5, dtype=torch.uint8, device=f"{NAME}:{index}")
-
-
-def rows(slots: torch.Tensor) -> list[bytes]:
-    return [row.numpy().tobytes() for row in slots.cpu()]
-
-
-def of_cpu(
-    tensors: Sequence[torch.Tensor], depth: str = "full", order: str = "storage"
-) -> list[bytes]:
-    return rows(_C.record_list(tensors, DEPTHS[depth], order == "logical"))
-
-
-def assert_all_same(slots: torch.Tensor, wanted: Sequence[bytes], note: object = "") -> None:
-    got = rows(slots)
-    assert len(got) == len(wanted)
-    for i, (left, right) in enumerate(zip(got, wanted)):
-        assert_same(left, right, (note, i), determinism="bitwise")
-
-
-def random(dtype: str, count: int, seed: int = 0) -> torch.Tensor:
-    count = even(count * DTYPES[dtype].components, dtype)
-    return tensor_of(pattern("random", dtype, count, seed), dtype)
+    return on_device.slots_for(count, f"{NAME}:{index}")
 
 
 def spent(call: Callable[[], object]) -> tuple[Any, list[str]]:
