@@ -156,16 +156,34 @@ def run(
     return monitor, calls
 
 
-def how_named(monitor: Any, target: Call, at: int) -> str:
-    """ "origin" or "absorbed" when it is named exactly, else what was said instead."""
+def places(monitor: Any, step: int, calls: list[Call]) -> dict[Call, int]:
+    """The record of the first output of each of these calls, by its sequence number.
+
+    What ran in backward has the name of the forward op, and its own in brackets: there the calls of
+    an operator are told apart by their order.
+    """
+    records = monitor.records()
+    made: dict[tuple[str, str], list[int]] = {}
+    for record in records[records["step"] == step]:
+        site = monitor.sites[int(record["site"])]
+        if site.op is None or site.role in ("input", "grad_output"):
+            continue
+        op = site.label.partition("(")[2].rstrip(")") or site.op
+        made.setdefault((op, site.direction), []).append(int(record["seq"]))
+    counts = Counter((call.op, call.direction) for call in calls)
+    found = {}
+    for call in calls:
+        seqs, count = made.get((call.op, call.direction), []), counts[call.op, call.direction]
+        if seqs and len(seqs) % count == 0:
+            found[call] = seqs[call.number * len(seqs) // count]
+    return found
+
+
+def how_named(monitor: Any, seq: int) -> str:
+    """ "origin" or "absorbed" when that record is named exactly, else what was said instead."""
     for event in monitor.events:
-        is_place = (
-            event.step == at
-            and event.site.direction == target.direction
-            and int(event.record["call"]) == target.number
-            and target.op in (event.site.op, event.site.label.partition("(")[2].rstrip(")"))
-        )
-        if is_place and event.verdict in (Verdict.ORIGIN, Verdict.ABSORBED):
+        is_named = event.verdict in (Verdict.ORIGIN, Verdict.ABSORBED)
+        if int(event.record["seq"]) == seq and is_named:
             return str(event.verdict.name.lower())
         if event.counted:
             return f"{event.verdict.name.lower()} at {event.site}, step {event.step}"
@@ -182,14 +200,7 @@ def main() -> int:
     for name, make in MODELS.items():
         monitor, calls = run(make, None, 0.0, 0, 0)
         assert monitor.event_count == 0, f"{name} is not healthy"
-        spelt = {
-            (monitor.sites[int(r["site"])].direction, int(r["call"]), word)
-            for r in monitor.records()
-            for site in [monitor.sites[int(r["site"])]]
-            if site.op is not None and site.role != "input"
-            for word in (site.op, site.label.partition("(")[2].rstrip(")"))
-        }
-        candidates[name] = [c for c in calls if (c.direction, c.number, c.op) in spelt]
+        candidates[name] = list(places(monitor, STEPS - 1, calls))
     tally: Counter[tuple[str, str, str]] = Counter()
     misses = []
     for _ in range(options.faults):
@@ -197,8 +208,8 @@ def main() -> int:
         target = candidates[name][int(choose.integers(len(candidates[name])))]
         kind = str(choose.choice(list(KINDS)))
         at, place = int(choose.integers(1, STEPS)), int(choose.integers(1 << 20))
-        monitor, _calls = run(MODELS[name], target, KINDS[kind], at, place)
-        said = how_named(monitor, target, at)
+        monitor, calls = run(MODELS[name], target, KINDS[kind], at, place)
+        said = how_named(monitor, places(monitor, at, calls)[target])
         exact = said in ("origin", "absorbed")
         tally[name, kind, said if exact else "missed"] += 1
         if not exact:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+
+import fastcheck
 
 # No deadline: a slow machine is not a defect. What fails is printed so that it can be replayed.
 hypothesis.settings.register_profile(
@@ -46,6 +49,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("FASTCHECK_REQUIRE_GPU") == "1":
         pytest.fail("FASTCHECK_REQUIRE_GPU=1, but torch finds no CUDA device", pytrace=False)
     pytest.skip("no CUDA device")
+
+
+@pytest.fixture
+def op_observer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For tests of level="op": a seed, a place for the log of a stop, and no run left behind."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    yield
+    observer = fastcheck._C.op_observer()
+    observer.stop(observer.run())
 
 
 @pytest.fixture

@@ -59,23 +59,18 @@ class Alarm:
             elif self._held is None and self._proposed is None:
                 self._held = item
 
-    def meet(self) -> None:
-        """At a step boundary: tells the other ranks of a stop, and stops if they all do."""
-        if self._agreement is None:
-            self()
-            return
-        self._take_in()
-        self._propose()
-        self._obey(self._agreement.boundary())
+    def meet(self, is_last: bool = False) -> None:
+        """At a step boundary: tells the other ranks of a stop, and stops if they all do.
 
-    def finish(self) -> None:
-        """There will be no further boundary: waits for what the last ones agree on."""
-        if self._agreement is None:
+        ``is_last``: there will be no further one, and what the last ones agree on is waited for.
+        """
+        agreement = self._agreement
+        if agreement is None:
             self()
             return
         self._take_in()
         self._propose()
-        self._obey(self._agreement.finish())
+        self._obey(agreement.finish() if is_last else agreement.boundary())
 
     def close(self) -> None:
         """Takes part no more, and waits for nobody."""

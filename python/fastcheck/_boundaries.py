@@ -124,9 +124,9 @@ def _wrap_scaler() -> None:
         return result
 
     for name, function in (("scale", scale), ("step", step), ("update", update)):
-        # A mark on a function, which mypy gives no attributes: tells our wrapper from the original.
-        function._fastcheck = True  # type: ignore[attr-defined]
-        setattr(scaler_class, name, function)
+        wrapper: Any = function
+        wrapper._fastcheck = True  # tells our wrapper from the original, and from another's
+        setattr(scaler_class, name, wrapper)
 
 
 def _unwrap_scaler() -> None:

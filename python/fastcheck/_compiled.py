@@ -203,28 +203,19 @@ def _run(
     return _integers(connection_number, index, number)
 
 
-def _module_enter(
-    order: torch.Tensor,
-    address: torch.Tensor,
-    tensors: list[torch.Tensor],
-    labels: list[str],
-    positions: list[int],
-    bits: list[int],
-    grad: bool,
-) -> torch.Tensor:
-    return _run(True, address, tensors, labels, Traced(positions, bits, grad))
+def _module_op(is_enter: bool) -> Callable[..., torch.Tensor]:
+    def run(
+        order: torch.Tensor,
+        address: torch.Tensor,
+        tensors: list[torch.Tensor],
+        labels: list[str],
+        positions: list[int],
+        bits: list[int],
+        grad: bool,
+    ) -> torch.Tensor:
+        return _run(is_enter, address, tensors, labels, Traced(positions, bits, grad))
 
-
-def _module_leave(
-    order: torch.Tensor,
-    address: torch.Tensor,
-    tensors: list[torch.Tensor],
-    labels: list[str],
-    positions: list[int],
-    bits: list[int],
-    grad: bool,
-) -> torch.Tensor:
-    return _run(False, address, tensors, labels, Traced(positions, bits, grad))
+    return run
 
 
 def _gradient(call: torch.Tensor, gradient: torch.Tensor, role: str, label: str) -> None:
@@ -267,10 +258,11 @@ def _define() -> None:
 
     dynamo: Any = torch._dynamo  # untyped
     dynamo.assume_constant_result(_traced.scope)
-    library: Any = torch.library.Library("fastcheck", "FRAGMENT")  # type: ignore[no-untyped-call]
+    make: Any = torch.library.Library  # untyped
+    library = make("fastcheck", "FRAGMENT")
     # It calls back into Python: a CUDA graph would replay everything else without it.
     tags = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
-    for schema, implementation in zip(_SCHEMAS, (_module_enter, _module_leave, _gradient)):
+    for schema, implementation in zip(_SCHEMAS, (_module_op(True), _module_op(False), _gradient)):
         name = library.define(schema, tags=tags)
         library.impl(name, implementation, "CompositeExplicitAutograd")
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")

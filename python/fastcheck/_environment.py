@@ -204,6 +204,7 @@ def _names(module: Any, count: int) -> list[str]:
 def _switches() -> dict[str, Any]:
     """What torch was told about how to compute."""
     cuda, cudnn, matmul = torch.backends.cuda, torch.backends.cudnn, torch.backends.cuda.matmul
+    npu: Any = getattr(torch, "npu", None)  # torch_npu puts it there
     switches: dict[str, Optional[Callable[[], Any]]] = {
         "deterministic": torch.are_deterministic_algorithms_enabled,
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
@@ -229,9 +230,9 @@ def _switches() -> dict[str, Any]:
         "sdpa_cudnn": getattr(cuda, "cudnn_sdp_enabled", None),
         "mkldnn": lambda: torch.backends.mkldnn.enabled,
         "autocast": _autocast,
-        "npu_jit_compile": lambda: torch.npu.is_jit_compile_false(),  # type: ignore[attr-defined]
-        "npu_hf32_matmul": lambda: torch.npu.matmul.allow_hf32,  # type: ignore[attr-defined]
-        "npu_hf32_conv": lambda: torch.npu.conv.allow_hf32,  # type: ignore[attr-defined]
+        "npu_jit_compile": lambda: not npu.is_jit_compile_false(),
+        "npu_hf32_matmul": lambda: npu.matmul.allow_hf32,
+        "npu_hf32_conv": lambda: npu.conv.allow_hf32,
     }
     found = {name: _ask(read) for name, read in switches.items()}
     # A switch that this release of torch doesn't have is none.

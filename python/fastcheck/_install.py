@@ -64,14 +64,16 @@ def install(
         sync: when a stop happens on an accelerator. ``"never"``: as soon as the host learns of it,
             one or two steps later, and the host waits for nothing; ``"step"``: before the optimizer
             applies a bad gradient, for one wait per step; ``"call"``: in the call that made it, so
-            that the traceback points at the line, for debugging. On the CPU all are ``"call"``.
+            that the traceback points at the line, for debugging. On the CPU all are ``"call"``, the
+            call being a module's also at op level. Several ranks stop at a step boundary: one
+            later with ``"never"``, else before the optimizer steps.
         max_lag: with ``sync="never"``, how many steps the host may be ahead of the device before it
             waits; None: any number.
         protect_weights: whether an update with a non-finite gradient is skipped on the device
             itself, by the ``found_inf`` of torch's fused optimizers: a stop may come after it.
-            ``"auto"``: where an optimizer can, on accelerators with ``sync="never"``, if events may
-            stop the run; True: also on the CPU, and a warning where an optimizer can't; False:
-            never.
+            ``"auto"``: where an optimizer can, on accelerators and among several ranks with
+            ``sync="never"``, if events may stop the run; True: in any case, and a warning where an
+            optimizer can't; False: never.
         include, exclude: patterns (as of fnmatch) on dotted module paths. A pattern that matches a
             module covers what is inside it.
         every: observe every so many steps, the first one included.
@@ -96,7 +98,7 @@ def install(
     Raises:
         ConfigError: an option or a module that can't be used; nothing was installed.
         LogError: ``log_dir`` can't be written.
-        ExtensionError: the compiled extension is missing.
+        ExtensionError: ``level="op"`` without the compiled extension.
 
     Synchronises nothing. Pickles of an observed model need fastcheck to be read again; copies and
     pickles are not observed. ``torch.jit.script`` can't take a module with hooks: script before, or

@@ -37,7 +37,7 @@ class Meeting:
             return
         if self.check is not None:
             self._compare(self.check.finish)
-        self._alarm.finish()
+        self._alarm.meet(is_last=True)
 
     def _compare(self, advance: Callable[[int], Optional[ReplicaMismatch]]) -> None:
         found = advance(self._session.step.index)

@@ -64,8 +64,7 @@ class Monitor:
         lag = 1 if config.sync == "never" else 0
         agreement = agreement_for(config.process_group, lag=lag) if config.may_stop else None
         world_size = 1 if agreement is None else agreement.world_size
-        is_op_level = config.level == "op"
-        session_type = OpSession if is_op_level else Session
+        session_type = OpSession if config.level == "op" else Session
         self._session = session = session_type(config, sites, rank, world_size)
         session.has_excluded = has_excluded
         self._ledger = ledger = session.ledger
@@ -76,7 +75,7 @@ class Monitor:
             ledger.log = RecordLog(config.log_dir, rank, config.log_limit, sites, meta)
             # A model that is deleted takes its monitor along, without remove().
             weakref.finalize(session, ledger.log.close)
-        state = (OpState if is_op_level else StateReader)(session, nodes)
+        state = (OpState if config.level == "op" else StateReader)(session, nodes)
         ledger.check_parameters = state.check
         alarm = session.deliver = Alarm(session, agreement)
         session.last_words = alarm.last_words
@@ -86,10 +85,10 @@ class Monitor:
             session.drain.speak_at_exit()
         self._model = weakref.ref(model)
         self._nodes = nodes
-        self._observer = ModuleObserver(session, state)
         if isinstance(session, OpSession):
-            numbers = {id(node): number for number, node in enumerate(nodes)}
-            self._observer = OpModuleObserver(session, state, numbers)
+            self._observer: ModuleObserver = OpModuleObserver(session, state, nodes)
+        else:
+            self._observer = ModuleObserver(session, state)
         self._watcher = session.watcher = StepWatcher(session, state, run_meta.meet)
         self._handles: list[Any] = []
         self._connection: Optional[Connection] = None

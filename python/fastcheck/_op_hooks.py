@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
@@ -27,11 +28,11 @@ class OpModuleObserver(ModuleObserver):
 
     session: OpSession
 
-    def __init__(self, session: OpSession, state: StateReader, nodes: dict[int, int]) -> None:
+    def __init__(self, session: OpSession, state: StateReader, nodes: Sequence[ModuleNode]) -> None:
         super().__init__(session, state)
         self._stack = _Stack()
         # The observer's number of a node.
-        self._numbers = nodes
+        self._numbers = {id(node): number for number, node in enumerate(nodes)}
         self._ops = extension.op_observer()
 
     def enter(

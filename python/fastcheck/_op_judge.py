@@ -7,13 +7,13 @@ finite, an origin where one of them makes a NaN of it, or where nothing takes it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
 from ._finding import Finding
 from ._journal import BadRecords, Entry
+from ._op_incident import Incident
 from ._op_rules import BOUNDED, why_benign
 from ._record import Verdict
 from ._verdict import Judge
@@ -48,38 +48,6 @@ class OpFinding(Finding):
         """An infinity whose consumers decide."""
         return self.verdict is Verdict.UNRESOLVED
 
-    @property
-    def is_harmless(self) -> bool:
-        return self.verdict in (Verdict.INTENDED, Verdict.BENIGN, Verdict.ABSORBED)
-
-    @property
-    def is_gradient(self) -> bool:
-        return self.role in ("grad_input", "grad_output", "param_grad")
-
-
-class Names:
-    """What the judge has to ask to spell its reasons."""
-
-    def op(self, incident: Mapping[str, Any]) -> str:
-        """The op that ran, and the autograd node that it is part of."""
-        raise NotImplementedError
-
-    def ran(self, incident: Mapping[str, Any]) -> str:
-        """The op that ran, as the dispatcher names it."""
-        raise NotImplementedError
-
-    def is_optimizer(self, incident: Mapping[str, Any]) -> bool:
-        """Whether an optimizer was at work."""
-        raise NotImplementedError
-
-    def role(self, record: np.void) -> str:
-        """That of the record's site."""
-        raise NotImplementedError
-
-    def inputs(self, incident: Mapping[str, Any]) -> list[tuple[str, int]]:
-        """What the op read: the names of the arguments, and the records."""
-        raise NotImplementedError
-
 
 class OpJudge(Judge):
     """Judges what the observer reports; ``elders`` are the findings of earlier steps."""
@@ -88,28 +56,30 @@ class OpJudge(Judge):
     #: The gradients of this step carry a loss scale.
     is_scaled = False
 
-    def incident(self, incident: Mapping[str, Any], names: Names, bad: BadRecords) -> None:
+    def incident(self, incident: Incident, bad: BadRecords) -> None:
         """One op that made or read something non-finite."""
-        for seq, _, is_arrival, is_collective in incident["fed"]:
-            if is_arrival and seq in bad and not self.is_finding(seq):
-                arrival = OpFinding(bad[seq], names.role(bad[seq]))
-                arrival.line = incident["line"]
+        for one in incident.fed:
+            if one.is_arrival and one.seq in bad and not self.is_finding(one.seq):
+                arrival = self._finding(bad[one.seq], incident)
                 self._add(arrival)
                 reason = "no observed op has made it: it came from outside of torch's operators"
-                self._arrive(arrival, is_collective, reason)
-        fed = [found for one in incident["fed"] if (found := self._find(one[0])) is not None]
-        made = [seq for seq, is_bad in incident["made"] if is_bad]
-        if not made and incident["made"]:
+                self._arrive(arrival, one.is_collective, reason)
+        fed = [found for one in incident.fed if (found := self._find(one.seq)) is not None]
+        if incident.made and not any(is_bad for _, is_bad in incident.made):
             for source in fed:
                 source.finite_consumers += 1
-        for seq, is_bad in incident["made"]:
+        for seq, is_bad in incident.made:
             if is_bad and seq in bad:
-                finding = OpFinding(bad[seq], names.role(bad[seq]))
-                finding.inputs = names.inputs(incident)
-                finding.line = incident["line"]
-                self._make(finding, fed, incident, names)
+                finding = self._finding(bad[seq], incident)
+                finding.inputs = incident.inputs
+                self._make(finding, fed, incident)
                 for source in fed:
                     source.carriers.append(finding)
+
+    def _finding(self, record: np.void, incident: Incident) -> OpFinding:
+        finding = OpFinding(record, self._sites[int(record["site"])].role)
+        finding.line = incident.line
+        return finding
 
     def stored(self, finding: OpFinding) -> None:
         """A parameter or a buffer, before anything has used it."""
@@ -152,23 +122,17 @@ class OpJudge(Judge):
         else:
             self._wait(finding, Verdict.ARRIVED, reason, None)
 
-    def _make(
-        self,
-        finding: OpFinding,
-        fed: list[OpFinding],
-        incident: Mapping[str, Any],
-        names: Names,
-    ) -> None:
+    def _make(self, finding: OpFinding, fed: list[OpFinding], incident: Incident) -> None:
         self._add(finding)
-        op = names.op(incident)
-        reason = why_benign(names.ran(incident), self._sites[finding.site].index)
+        op = str(incident)
+        reason = why_benign(incident.op, self._sites[finding.site].index)
         hard = next((f for f in fed if f.is_hard), None)
         scaled = next((f for f in fed if f.verdict is Verdict.SCALED), None)
         waiting = next((f for f in fed if f.is_waiting), None)
         intended = [f for f in fed if f.verdict is Verdict.INTENDED]
         if reason is not None:
             self._decide(finding, Verdict.BENIGN, reason)
-        elif incident["is_recompute"]:
+        elif incident.is_recompute:
             self._decide(
                 finding,
                 Verdict.PROPAGATED,
@@ -179,13 +143,13 @@ class OpJudge(Judge):
             self._hold_scaled(finding, scaled, self._follows(scaled), Verdict.PROPAGATED)
         elif hard is not None:
             self._propagate(finding, hard)
-        elif not finding.has_nan and finding.signs & ~incident["infinite_scalars"] == 0:
+        elif not finding.has_nan and finding.signs & ~incident.infinite_scalars == 0:
             self._decide(finding, Verdict.INTENDED, f"{op} was given an infinity as a number")
         elif (
             not finding.has_nan
             and intended
             and waiting is None
-            and names.ran(incident) not in BOUNDED
+            and incident.op not in BOUNDED
             and _carries(finding, intended)
         ):
             finding.decide(Verdict.INTENDED, self._follows(intended[0]), intended[0])
@@ -203,7 +167,7 @@ class OpJudge(Judge):
                     "written on purpose (a row that is masked entirely does this)"
                 )
             self._decide(finding, Verdict.ORIGIN, reason)
-        elif finding.role != "grad_input" and names.is_optimizer(incident):
+        elif finding.role != "grad_input" and incident.is_optimizer:
             # It stays in the state, and is read again in every later step.
             self._decide(finding, Verdict.ORIGIN, f"{op} overflowed in what the optimizer keeps")
         else:
@@ -276,12 +240,6 @@ class OpJudge(Judge):
                 finding.release()
                 self.changed.append(finding)
 
-    def known_loss(self, token: int) -> None:
-        finding = self._find(token)
-        if finding is not None and finding.is_waiting:
-            finding.release()
-            self.changed.append(finding)
-
 
 def _is_absorbed(finding: OpFinding) -> bool:
     met: set[int] = set()
@@ -308,14 +266,13 @@ def _carries(finding: OpFinding, sources: list[OpFinding]) -> bool:
 
 
 class OpIncident(Entry):
-    """What the observer reports of one op, as an entry of the journal."""
+    """An incident as an entry of the journal."""
 
-    __slots__ = ("incident", "names")
+    __slots__ = ("incident",)
 
-    def __init__(self, incident: Mapping[str, Any], names: Names) -> None:
+    def __init__(self, incident: Incident) -> None:
         self.incident = incident
-        self.names = names
 
     def apply(self, judge: Judge, bad: BadRecords) -> None:
         assert isinstance(judge, OpJudge)
-        judge.incident(self.incident, self.names, bad)
+        judge.incident(self.incident, bad)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, Callable, Optional
 
@@ -20,7 +20,8 @@ from ._errors import ConfigError, explain
 from ._extension import extension
 from ._finding import Finding
 from ._journal import Note
-from ._op_judge import Elders, Names, OpFinding, OpIncident, OpJudge
+from ._op_incident import Incident
+from ._op_judge import Elders, OpFinding, OpIncident, OpJudge
 from ._op_sites import OpSites
 from ._readable import can_hold_nonfinite, can_read
 from ._record import RECORD_DTYPE, Flag, nonfinite
@@ -32,9 +33,6 @@ __all__ = ["OpSession", "OpState"]
 
 # A token for what is known to be finite; no finding has it.
 _FINITE = 2**62
-
-# observer::Direction::kOptimizer
-_OPTIMIZER = 2
 
 _PACKAGES = ("torch", "fastcheck")
 
@@ -55,8 +53,7 @@ class OpSession(Session):
             )
         self.elders: Elders = {}
         super().__init__(config, sites, rank, world_size)
-        self.seen = _Seen(self)
-        self.names = _Names(self)
+        self.seen = _Seen()
         self._sites: Optional[OpSites] = None
         self._run = 0
         self._last_seq = 0
@@ -203,13 +200,12 @@ class OpSession(Session):
             bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
             judge = self._judge
             judge.is_scaled = self.is_scaled
-            for incident in incidents:
+            for incident in map(Incident, incidents):
                 # Its records may have come with an earlier batch, by another thread's hook.
-                made = [seq for seq, is_bad in incident["made"] if is_bad]
-                for seq in (*made, *(one[0] for one in incident["fed"])):
+                for seq in incident.bad_seqs:
                     if seq not in bad and (record := self.ledger.history.find(seq)) is not None:
                         bad[seq] = record
-                self.ledger.judge(self.step, OpIncident(incident, self.names), bad)
+                self.ledger.judge(self.step, OpIncident(incident), bad)
 
     def flush(self) -> None:
         self.collect()
@@ -243,44 +239,16 @@ class OpState(StateReader):
 
 
 class _Seen:
-    """SeenTensors by what the observer knows."""
-
-    def __init__(self, session: OpSession) -> None:
-        self._session = session
+    """Remembers nothing: the observer knows what was read."""
 
     def add(self, tensor: torch.Tensor, token: int) -> int:
         return -1
 
     def clear(self) -> None:
-        """The observer forgets by itself."""
+        pass
 
     def __len__(self) -> int:
         return 0
-
-
-class _Names(Names):
-    def __init__(self, session: OpSession) -> None:
-        self._session = session
-
-    def op(self, incident: Mapping[str, Any]) -> str:
-        ran = self.ran(incident)
-        if incident["node"]:
-            return f"{ran} (in {incident['node']})"
-        return ran
-
-    def ran(self, incident: Mapping[str, Any]) -> str:
-        return extension.op_observer().op_name(incident["op"])
-
-    def is_optimizer(self, incident: Mapping[str, Any]) -> bool:
-        return bool(incident["direction"] == _OPTIMIZER)
-
-    def role(self, record: np.void) -> str:
-        return self._session.sites[int(record["site"])].role
-
-    def inputs(self, incident: Mapping[str, Any]) -> list[tuple[str, int]]:
-        observer = extension.op_observer()
-        op = incident["op"]
-        return [(observer.argument_name(op, at), seq) for at, seq in incident["inputs"]]
 
 
 def _line() -> str:

@@ -61,6 +61,6 @@ class OpSites:
             label = f"{spelt}[{index}]"
         if where == "backward" and forward_op >= 0:
             # The op of the forward pass names the place; the one that ran says what was computed.
-            label = f"{label} ({name})"
+            label = f"{spelt}[{index}] ({name})"
             name = self._ops.op_name(forward_op)
         return Site(path, kind, where, spelt, index, label, name)

@@ -141,7 +141,8 @@ class UpdateGuard:
         update.holders.add(self._key)
         if is_first:
             _under_way[optimizer] = update
-            optimizer.found_inf = update.word  # type: ignore[attr-defined]
+            holder: Any = optimizer  # the attribute is a convention, which no class declares
+            holder.found_inf = update.word
         return update.word
 
     def after_update(self, optimizer: Optimizer) -> None:
@@ -252,10 +253,11 @@ def _put_back(optimizer: Optimizer, update: _Update) -> None:
         del _under_way[optimizer]
     if vars(optimizer).get("found_inf", _ABSENT) is not update.word:
         return  # someone has set it or taken it away since: theirs stays
+    holder: Any = optimizer
     if update.previous is _ABSENT:
-        del optimizer.found_inf  # type: ignore[attr-defined]
+        del holder.found_inf
     else:
-        optimizer.found_inf = update.previous  # type: ignore[attr-defined]
+        holder.found_inf = update.previous
 
 
 def _let_go(key: int) -> None:

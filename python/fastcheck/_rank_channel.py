@@ -172,7 +172,8 @@ class Channel:
         once.
         """
         parts = [torch.zeros_like(values) for _ in self.ranks]
-        options = dist.distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]
+        distributed: Any = dist.distributed_c10d  # its stub leaves the options out
+        options = distributed.AllgatherOptions()
         options.timeout = _OPEN
         return Pending(parts, self._gloo.allgather([parts], [values], options))
 

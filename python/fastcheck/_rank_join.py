@@ -48,7 +48,8 @@ def _drop(key: int) -> None:
         _followed.pop(key, None)
         # Someone may have wrapped it after us: then theirs stays, and ours inside it tells nobody.
         if not _followed and getattr(Join.__exit__, "_fastcheck", False):
-            Join.__exit__ = _original  # type: ignore[method-assign,assignment]
+            join_class: Any = Join  # a method is put back, which mypy takes for a mistake
+            join_class.__exit__ = _original
             _original = None
 
 
@@ -80,8 +81,10 @@ def _wrap() -> None:
                     deliver()
         return result
 
-    leave._fastcheck = True  # type: ignore[attr-defined]
-    Join.__exit__ = leave  # type: ignore[method-assign]
+    wrapper: Any = leave
+    wrapper._fastcheck = True  # tells our wrapper from another's
+    join_class: Any = Join
+    join_class.__exit__ = wrapper
 
 
 def _open() -> list[tuple[RankAgreement, Callable[[], None]]]:

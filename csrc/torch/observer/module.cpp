@@ -64,21 +64,15 @@ py::tuple read(OpObserver& observer, py::handle object, std::int32_t site, std::
 
 py::dict as_dict(const Incident& incident) {
   py::dict d;
-  d["seq"] = incident.seq;
   d["op"] = incident.op;
-  d["module"] = incident.module;
-  d["forward_op"] = incident.forward_op;
-  d["forward_call"] = incident.forward_call;
-  d["call"] = incident.call;
   d["direction"] = static_cast<int>(incident.direction);
   d["is_recompute"] = incident.is_recompute;
   d["infinite_scalars"] = static_cast<int>(incident.infinite_scalars);
-  d["thread"] = incident.thread;
   d["node"] = incident.node;
   d["line"] = incident.line;
   py::list fed;
   for (const Fed& one : incident.fed) {
-    fed.append(py::make_tuple(one.seq, one.argument, one.is_arrival, one.is_collective));
+    fed.append(py::make_tuple(one.seq, one.is_arrival, one.is_collective));
   }
   d["fed"] = fed;
   py::list inputs;

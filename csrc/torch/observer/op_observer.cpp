@@ -18,18 +18,22 @@ constexpr std::int32_t kLinesPerStep = 16;
 constexpr std::size_t kSweepAt = 1 << 16;
 constexpr std::size_t kMaxForwardOps = 1 << 20;
 
+// Its bytes are elsewhere: within a subclass, under a transform of functorch, or nowhere.
+bool is_wrapper(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                                          c10::DispatchKey::FuncTorchBatched,
+                                          c10::DispatchKey::FuncTorchGradWrapper,
+                                          c10::DispatchKey::ZeroTensor});
+  return tensor.defined() && tensor.key_set().has_any(kWrapped);
+}
+
 // Plain floating-point memory on the CPU.
 bool is_read(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.device().is_cpu()) return false;
   const auto type = tensor.scalar_type();
   if (!at::isFloatingType(type) && !at::isComplexType(type)) return false;
   if (tensor.layout() != at::kStrided || !dtype_of(type).has_value()) return false;
-  constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
-                                          c10::DispatchKey::FuncTorchBatched,
-                                          c10::DispatchKey::FuncTorchGradWrapper,
-                                          c10::DispatchKey::ZeroTensor});
-  if (tensor.key_set().has_any(kWrapped) || !tensor.has_storage() || tensor.is_nested())
-    return false;
+  if (is_wrapper(tensor) || !tensor.has_storage() || tensor.is_nested()) return false;
   return tensor.numel() == 0 || tensor.storage().nbytes() > 0;
 }
 
@@ -42,6 +46,14 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
       if (item.isTensor()) visit(item.toTensor());
     }
   }
+}
+
+bool takes_wrappers(const at::RecordFunction& fn) {
+  bool found = false;
+  for (const c10::IValue& input : fn.inputs()) {
+    for_each_tensor(input, [&](const at::Tensor& tensor) { found = found || is_wrapper(tensor); });
+  }
+  return found;
 }
 
 std::uint8_t infinite(const c10::IValue& value) {
@@ -89,7 +101,9 @@ struct OpObserver::Frame {
   Direction direction = Direction::kForward;
   bool is_recompute = false;
   std::uint8_t infinite_scalars = 0;
-  std::size_t modules = 0;  // of a node: how many were entered when it began
+  // Of a node: how many modules were entered when it began, and what ops have made within it.
+  std::size_t modules = 0;
+  std::int32_t made = 0;
   std::int64_t clock = 0;
   std::vector<Fed> fed;
   std::vector<Input> inputs;
@@ -106,7 +120,6 @@ struct OpObserver::Thread {
   std::vector<std::int32_t> modules;
   int paused = 0;
   std::uint64_t run = 0;  // of the observer, that the rest belongs to
-  int leaves = 0;         // ops with a kernel of their own that are running
   bool at_optimizer = false;
   bool busy = false;  // within our own code: resolving a view calls ops
 
@@ -117,13 +130,19 @@ struct OpObserver::Thread {
     frame.op = nullptr;
     frame.forward = {-1, 0, -1};
     frame.is_recompute = false;
+    frame.made = 0;
     frame.infinite_scalars = 0;
     frame.fed.clear();
     frame.inputs.clear();
     frame.written.clear();
     return frame;
   }
-  const Frame* node() const {
+  // What an op with a kernel of its own calls is part of it, and not looked at.
+  bool is_in_kernel() const {
+    return depth > 0 && frames[depth - 1].op != nullptr && !frames[depth - 1].op->is_composite;
+  }
+  // The innermost node of autograd that is running; null: none is.
+  Frame* node() {
     for (std::size_t i = depth; i-- > 0;) {
       if (frames[i].op == nullptr) return &frames[i];
     }
@@ -211,7 +230,7 @@ void OpObserver::pause(int delta) { thread().paused += delta; }
 void OpObserver::begin(const at::RecordFunction& fn) {
   if (!running_.load(std::memory_order_relaxed) || !active_.load(std::memory_order_relaxed)) return;
   Thread& mine = thread();
-  if (mine.busy || mine.paused > 0 || mine.leaves > 0) return;
+  if (mine.busy || mine.paused > 0 || mine.is_in_kernel()) return;
   if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) {
     begin_node(fn, mine);
   } else {
@@ -229,20 +248,18 @@ void OpObserver::begin_node(const at::RecordFunction& fn, Thread& mine) {
 
 void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   const Op* const op = ops_.find(fn);
-  if (op == nullptr) return;
-  const Frame* const node = mine.node();
+  // What wraps memory has the op called again for what is wrapped: that call is the one to see.
+  if (op == nullptr || takes_wrappers(fn)) return;
   Frame& frame = mine.push(fn);
   frame.op = op;
-  if (!op->is_composite) mine.leaves = 1;
   frame.module = mine.modules.empty() ? -1 : mine.modules.back();
   frame.direction = mine.at_optimizer ? Direction::kOptimizer : Direction::kForward;
   if (torch::autograd::get_current_graph_task_id() != -1) {
-    // push() may have moved the node's frame.
-    const Frame* const around = node == nullptr ? nullptr : mine.node();
-    frame.is_recompute = around != nullptr && mine.modules.size() > around->modules;
+    const Frame* const node = mine.node();
+    frame.is_recompute = node != nullptr && mine.modules.size() > node->modules;
     if (!frame.is_recompute) {
       frame.direction = Direction::kBackward;
-      if (around != nullptr) frame.forward = around->forward;
+      if (node != nullptr) frame.forward = node->forward;
       frame.module = frame.forward.module;
     }
   }
@@ -256,7 +273,8 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
       forward_ops_.size() < kMaxForwardOps) {
     forward_ops_[node_key(fn.threadId(), fn.seqNr())] = {op->number, frame.call, frame.module};
   }
-  if (op->is_allocation || frame.module == kUnobserved) return;
+  if (frame.forward.op >= 0) frame.call = frame.forward.call;
+  if (op->is_allocation) return;
   const auto inputs = fn.inputs();
   auto written = op->written.begin();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -284,7 +302,7 @@ void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, 
   const bool is_known = known.is_whole && !known.is_unread;
   std::int64_t seq = known.seq;
   if (is_known && known.is_exact) {
-    frame.fed.push_back({known.bad.front(), argument, false, false});
+    frame.fed.push_back({known.bad.front(), false, false});
   } else if (!is_known || !known.bad.empty()) {
     // Never met, or a part of something bad, which may itself be finite.
     const std::int32_t site = site_number(frame, Role::kInput, argument);
@@ -294,7 +312,7 @@ void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, 
       const bool is_arrival = known.bad.empty();
       // What is bad in a part began where the whole did.
       if (!is_arrival) token.seq = known.bad.front();
-      frame.fed.push_back({token.seq, argument, is_arrival, known.is_collective});
+      frame.fed.push_back({token.seq, is_arrival, known.is_collective});
     }
     provenance_.put(tensor, token);
   }
@@ -310,9 +328,7 @@ void OpObserver::end(const at::RecordFunction& fn) {
   if (at == 0) return;
   mine.depth = at;
   Frame& frame = mine.frames[at - 1];
-  if (frame.op != nullptr && !frame.op->is_composite) mine.leaves = 0;
-  const bool is_read = frame.op != nullptr && frame.module != kUnobserved;
-  if (is_read && running_.load(std::memory_order_relaxed)) end_op(fn, frame, mine);
+  if (frame.op != nullptr && running_.load(std::memory_order_relaxed)) end_op(fn, frame, mine);
   frame.written.clear();
   mine.depth = at - 1;
 }
@@ -357,20 +373,14 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
     if (wants_line) --lines_left_;
   }
   incident.op = frame.op->number;
-  incident.module = frame.module;
-  incident.forward_op = frame.forward.op;
-  incident.forward_call = frame.forward.call;
-  incident.call = frame.call;
   incident.direction = frame.direction;
   incident.is_recompute = frame.is_recompute;
   incident.infinite_scalars = frame.infinite_scalars;
-  incident.thread = fn.threadId();
   incident.fed = frame.fed;
   incident.inputs = frame.inputs;
   if (const Frame* const node = mine.node()) incident.node = node->fn->name();
   if (wants_line) incident.line = line_();
   const std::lock_guard<std::mutex> lock(mutex_);
-  incident.seq = next_seq_;
   batch_.incidents.push_back(std::move(incident));
   ++incident_count_;
 }
@@ -398,6 +408,9 @@ void OpObserver::note_output(const at::Tensor& tensor, std::int32_t index, Frame
                              std::int64_t version_before) {
   std::uint32_t flags = frame.is_recompute ? static_cast<std::uint32_t>(kFlagRecompute) : 0;
   if (frame.direction == Direction::kBackward) flags |= backward_flags_;
+  if (frame.forward.op >= 0) {
+    if (Frame* const node = mine.node()) index = node->made++;
+  }
   const Token token =
       record(tensor, mine, site_number(frame, Role::kOutput, index), frame.call, flags);
   if (is_write) {

@@ -24,19 +24,19 @@
 
 namespace fastcheck::observer {
 
-// What enter() is given for a module whose ops pass unread.
-constexpr std::int32_t kUnobserved = -2;
-
 enum class Direction : std::uint8_t { kForward, kBackward, kOptimizer };
 enum class Role : std::uint8_t { kInput, kOutput };
 
-// Where a record of an op comes from. A site in backward is named by the forward op.
+// Where a record of an op comes from. In backward the op of the forward pass gives the site its
+// name and the record its call number, where it is known.
 struct OpSite {
   std::int32_t module;  // as numbered by enter(); -1: outside of all
   std::int32_t op;
   std::int32_t forward_op;  // -1: none is known
   Direction direction;
   Role role;
+  // Of an input the position among the arguments; of an output that among the outputs of the op or,
+  // with a forward op, among all that the node of autograd has made.
   std::int32_t index;
   auto key() const { return std::tie(module, op, forward_op, direction, role, index); }
   bool operator<(const OpSite& other) const { return key() < other.key(); }
@@ -44,10 +44,9 @@ struct OpSite {
 
 // A non-finite tensor that an op read.
 struct Fed {
-  std::int64_t seq;       // of the record that knows it
-  std::int32_t argument;  // position among the op's arguments
-  bool is_arrival;        // nobody observed has made it
-  bool is_collective;     // but a collective
+  std::int64_t seq;    // of the record that knows it
+  bool is_arrival;     // nobody observed has made it
+  bool is_collective;  // but a collective
 };
 
 // A tensor that an op read, and the record that tells what it held.
@@ -58,17 +57,11 @@ struct Input {
 
 // An op that made or read something non-finite.
 struct Incident {
-  std::int64_t seq;  // the next record's number when it was noted
   std::int32_t op;
-  std::int32_t module;
-  std::int32_t forward_op;
-  std::int32_t forward_call;
-  std::int32_t call;
   Direction direction;
   bool is_recompute;
   // A scalar argument is itself infinite: bit 0 +Inf, bit 1 -Inf.
   std::uint8_t infinite_scalars;
-  std::uint64_t thread;
   std::string node;  // the autograd node that it is part of
   std::string line;  // where Python was
   std::vector<Fed> fed;
