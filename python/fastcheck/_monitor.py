@@ -311,7 +311,7 @@ class Monitor:
                 "there, only what modules take and return is read"
             )
         notes += [str(mismatch) for mismatch in self._meeting.mismatches]
-        for device in self._observer.unread_devices:
+        for device in self._session.unread_devices:
             notes.append(
                 f"tensors on {device} are not read: torch.{device} has no streams and events"
             )

@@ -28,6 +28,17 @@ from ._drain import Drain, Part
 from ._errors import FastcheckError, FastcheckWarning
 from ._journal import CallEnded, Entry, ListReading, Note, Reading
 from ._ledger import Ledger
+from ._reader import (
+    ELSEWHERE,
+    IS_BAD,
+    IS_NEW,
+    NEW_STREAM,
+    NO_TOKEN,
+    UNKNOWN_DEVICE,
+    UNREAD,
+    identity_of,
+    make_reader,
+)
 from ._record import RECORD_DTYPE
 from ._ring import HostRing
 from ._seen import make_seen
@@ -54,6 +65,7 @@ class Session:
         # From the first tensor that is not on the CPU on: what is read is judged when the drain
         # brings it.
         self.is_deferred = False
+        self.settles_calls = False
         # Sequence numbers start at 0 when the monitor is installed and never repeat.
         self.next_seq = 0
         self.step = self.ledger.new_step(0)
@@ -64,6 +76,7 @@ class Session:
         self.is_explicit = False
         self.has_excluded = False
         self.seen = make_seen()
+        self.reader = make_reader(self.seen, self.host)
         self.deliver: Callable[[], None] = lambda: None
         # Of the owner too: what is to be done at a step boundary, and when the process ends.
         self.meet: Callable[[], None] = lambda: None
@@ -76,6 +89,7 @@ class Session:
         self.notes: dict[str, None] = {}
         # Sites that could not be read once; they are not tried again.
         self.off_sites: set[int] = set()
+        self.unread_devices: dict[str, None] = {}
 
     # Steps
 
@@ -137,6 +151,45 @@ class Session:
 
     # What the hooks saw
 
+    def read(
+        self, tensor: torch.Tensor, site: int, call: int, flags: int, any_dtype: bool = False
+    ) -> int:
+        """Reads a tensor unless that was done before: UNREAD, or bits and a token (``_reader``).
+
+        IS_BAD is never set for a record that the drain will bring. A tensor that the kernel refuses
+        (its memory was freed, say) passes unread, and its site with it from then on.
+        """
+        host, seq = self.host, self.next_seq
+        index = self.step.index
+        if site in self.off_sites:
+            self.seen.add(tensor, NO_TOKEN)
+            return UNREAD
+        try:
+            code = self.reader.read(
+                tensor, host.next_slot(), site, call, index, seq, flags, any_dtype
+            )
+            if code == UNKNOWN_DEVICE:
+                if streams_of(tensor.device) is None:
+                    self.unread_devices[tensor.device.type] = None
+                    return UNREAD
+                self.reader.know(tensor)
+                return self.read(tensor, site, call, flags, any_dtype)
+            if not code & IS_NEW or code < 0:
+                return code
+            if code & ELSEWHERE:
+                identity = (seq, index, call, site, flags, *identity_of(code))
+                self._ring(tensor.device).observe(tensor, identity, not code & NEW_STREAM)
+            else:
+                host.used += 1
+        except Exception as error:
+            # It is remembered under the number that the next record will have.
+            self.seen.clear()
+            self.seen.add(tensor, NO_TOKEN)
+            self.switch_off(site, error)
+            return UNREAD
+        self.next_seq = seq + 1
+        return code & ~IS_BAD if self.is_deferred else code
+
     def observe(
         self, tensor: torch.Tensor, site: int, call: int, flags: int
     ) -> tuple[int, Optional[bool]]:
@@ -148,7 +201,8 @@ class Session:
             is_bad = self.host.observe(tensor, site, call, step, seq, flags)
             self.next_seq = seq + 1
             return seq, None if self.is_deferred else is_bad
-        self._ring(tensor.device).observe(tensor, site, call, step, seq, flags)
+        ring = self._ring(tensor.device)
+        ring.observe(tensor, (seq, step, call, site, flags, *ring.backend.identity(tensor, False)))
         self.next_seq = seq + 1
         return seq, None
 
@@ -212,10 +266,12 @@ class Session:
         return np.concatenate(found) if found else np.zeros(0, RECORD_DTYPE)
 
     def call_ended(self, call: Call, is_complete: bool) -> None:
-        """All outputs of the call were read; ``is_complete``: there were any, and all could be."""
+        """All outputs of the call were read; ``is_complete``: there were any, and all could be.
+        Nobody has to be told while nothing was found.
+        """
         if self.is_deferred:
             self.step.journal.append(CallEnded(call, is_complete))
-        elif self.step.judge.findings:
+        else:
             with self.ledger.lock:
                 self.ledger.judge(self.step, CallEnded(call, is_complete))
 
@@ -247,10 +303,11 @@ class Session:
         self.collect()
 
     def settle_call(self) -> None:
-        """The end of a hook: with sync="call" nothing is left open behind it."""
-        if self.is_deferred and self.config.sync == "call":
-            self._submit()
-            self.drain.wait()
+        """The end of a hook, if ``settles_calls``: with sync="call" nothing is left open behind
+        it.
+        """
+        self._submit()
+        self.drain.wait()
 
     def settle_update(self) -> None:
         """An optimizer is about to step: with sync="step" it waits for the verdicts."""
@@ -263,7 +320,7 @@ class Session:
         """Whether each step begins with what the model stores: where a verdict can neither wait for
         the reading before the update, nor read in its middle.
         """
-        return self.is_deferred and self.config.sync == "call"
+        return self.settles_calls
 
     def _submit(self, closes_step: bool = False) -> None:
         step = self.step
@@ -289,6 +346,7 @@ class Session:
                 # What the ring of the host holds has been judged.
                 self.collect()
                 self.is_deferred = True
+                self.settles_calls = self.config.sync == "call"
         return ring
 
     def _make_room(self) -> None:
