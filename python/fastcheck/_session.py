@@ -30,7 +30,6 @@ from ._journal import CallEnded, Entry, ListReading, Note, Reading
 from ._ledger import Ledger
 from ._reader import (
     ELSEWHERE,
-    IS_BAD,
     IS_NEW,
     NEW_STREAM,
     NO_TOKEN,
@@ -156,8 +155,8 @@ class Session:
     ) -> int:
         """Reads a tensor unless that was done before: UNREAD, or bits and a token (``_reader``).
 
-        IS_BAD is never set for a record that the drain will bring. A tensor that the kernel refuses
-        (its memory was freed, say) passes unread, and its site with it from then on.
+        Where the drain brings the records, nothing is to be judged by IS_BAD. A tensor that the
+        kernel refuses (its memory was freed, say) passes unread, and its site with it from then on.
         """
         host, seq = self.host, self.next_seq
         index = self.step.index
@@ -188,7 +187,7 @@ class Session:
             self.switch_off(site, error)
             return UNREAD
         self.next_seq = seq + 1
-        return code & ~IS_BAD if self.is_deferred else code
+        return code
 
     def observe(
         self, tensor: torch.Tensor, site: int, call: int, flags: int
