@@ -95,7 +95,8 @@ def it_holds_these_sources(wheel: Wheel) -> None:
     paths = [path for path in sources.rglob("*") if path.is_file()]
     expected = {str(p.relative_to(sources)) for p in paths if not p.name.endswith(made)}
     built = {"fastcheck/_build_info.py", *wheel.libraries}
-    got = {name for name in wheel.files if name.startswith("fastcheck/")} - built
+    files = {name for name in wheel.files if not name.endswith("/")}
+    got = {name for name in files if name.startswith("fastcheck/")} - built
     assert got == expected, got ^ expected
     with zipfile.ZipFile(wheel.path) as archive:
         stale = [n for n in sorted(got) if archive.read(n) != (sources / n).read_bytes()]
@@ -225,6 +226,26 @@ def a_training_that_overflows_is_stopped(wheel: Wheel) -> None:
     assert watched == plain[:FIRST_OVERFLOW] and math.isinf(plain[FIRST_OVERFLOW])
 
 
+def op_level_names_the_operator(wheel: Wheel) -> None:
+    """Its observer is C++: a wheel without it says so before anything is observed."""
+    model = nn.Linear(2, 1)
+    try:
+        monitor = fastcheck.install(model, level="op")
+    except fastcheck.ExtensionError as error:
+        assert wheel.is_generic and "generic wheel" in str(error), error
+        return
+    assert not wheel.is_generic
+    try:
+        torch.sqrt(model(torch.ones(1, 2)) * 0.0 - 1.0)
+        monitor.flush()
+    except fastcheck.OverflowDetected as stop:
+        assert "aten.sqrt" in str(stop), stop
+    else:
+        raise AssertionError("the square root of -1 passed")
+    finally:
+        monitor.remove()
+
+
 def the_demo_tells_its_story(wheel: Wheel) -> None:
     script = Path(sys.executable).with_name("fastcheck")
     done = subprocess.run([str(script), "demo"], capture_output=True, text=True, check=False)
@@ -260,6 +281,7 @@ CHECKS: tuple[Callable[[Wheel], None], ...] = (
     its_gpu_code_is_what_doctor_says,
     it_reads_what_the_reference_reads,
     a_training_that_overflows_is_stopped,
+    op_level_names_the_operator,
     the_demo_tells_its_story,
     beside_another_torch_it_says_so_and_goes_on,
 )
