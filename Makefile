@@ -101,4 +101,4 @@ $(VENV)/.built: $(VENV)/.torch CMakeLists.txt pyproject.toml python/fastcheck/_b
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build dist
