@@ -134,7 +134,7 @@ def doctor_names_the_accelerator(wheel: Wheel) -> None:
     assert re.fullmatch(r"for torch [\w.+]+", versions["extension"]), versions
     assert backends["cpu"] == "compiled extension", backends
     if platform.machine() == "x86_64":
-        assert kernels == {"avx512", "avx2", "scalar"}, kernels
+        assert kernels >= {"avx512", "avx2", "scalar"}, kernels
     assert backends["cuda"].startswith("built; ") == wheel.has_cuda, backends
 
 
