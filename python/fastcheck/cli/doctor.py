@@ -20,8 +20,9 @@ _WIDTH = 88
 _ISA_VARIABLE = "FASTCHECK_CPU_ISA"
 
 _DESCRIPTION = """\
-Prints versions, the backends that are built and usable, and the CPU kernels: which of them this
-machine can run, which is used, and why. Paste it into a bug report."""
+Prints versions, what the installed wheel is for, the backends that are built and usable, and the
+CPU kernels: which of them this machine can run, which is used, and why. Paste it into a bug
+report."""
 
 _EPILOG = f"""\
 environment:
@@ -102,12 +103,30 @@ def _first_line(error: BaseException) -> str:
 
 
 def _build(found: Findings) -> None:
+    found.versions["wheel"] = _wheel(status.label)
     found.versions["extension"] = status.text
     if status.compiler:
         found.versions["compiler"] = status.compiler
-    found.versions["cuda"] = f"built ({status.accelerator})" if _has_cuda() else "not built"
+    found.versions["cuda"] = _cuda() if _has_cuda() else "not built"
     if status.is_broken:
         found.problems.append(status.problem[:1].upper() + status.problem[1:] + ".")
+
+
+def _wheel(label: str) -> str:
+    """What the wheel that was installed is for, from its version's label (``wheels/label.py``)."""
+    accelerator = label.rpartition(".")[2]
+    if not label:
+        return "none: built from source"
+    if accelerator == "generic":
+        return "+generic, for any torch and any accelerator: pure Python"
+    if accelerator == "cpu":
+        return f"+{label}, for the CPU"
+    return f"+{label}, for the CPU and CUDA {accelerator[2:]}"
+
+
+def _cuda() -> str:
+    archs = f" for {status.cuda_archs}" if status.cuda_archs else ""
+    return f"built ({status.accelerator}{archs})"
 
 
 def _has_cuda() -> bool:
