@@ -14,7 +14,7 @@ _WIDTH = 88
 
 _DESCRIPTION = """\
 Reads tensors made to be difficult on a device and holds the records to the CPU's; looks for waits
-of the host, uses streams, stops a small training run, and times reading against a copy. Takes less
+of the host, uses streams, stops a small training run, and times reading against a copy, in less
 than two minutes. For whoever has a device that fastcheck's authors don't: the block at the end is
 there to be pasted into an issue; it holds no path and no name of host or user."""
 
