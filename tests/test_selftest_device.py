@@ -4,6 +4,7 @@ backend fails. `make test-fake-device` runs it, with the portable backend and wi
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -192,3 +193,11 @@ def test_a_device_without_streams_is_not_checkable(monkeypatch: pytest.MonkeyPat
     for name in ("no-sync", "streams", "install"):
         assert one(name).status == NOT_CHECKABLE
     assert one("overflow-mode").status == PASSED
+
+
+def test_streams_use_memory_again_on_each() -> None:
+    with fake.recorded_launches() as names:
+        assert one("streams").status == PASSED
+    fills = collections.Counter(n.split()[0] for n in names if n.endswith("aten::fill_.Scalar"))
+    side = [count for stream, count in fills.items() if not stream.endswith(":0")]
+    assert len(side) == 4 and min(side) >= 12, fills
