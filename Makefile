@@ -16,11 +16,13 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help demo test test-fake-device test-old-torch lint types format build wheel sdist test-wheel clean
+.PHONY: help demo test test-fake-device test-neon test-old-torch lint types format build wheel sdist \
+	test-wheel clean
 help:
 	@echo "make demo    train a small float16 GPT until it overflows, and see fastcheck stop it"
 	@echo "make test    run the tests"
 	@echo "make test-fake-device   what needs an accelerator, on a fake one"
+	@echo "make test-neon          the AArch64 kernel, under emulation; skips where that can't be had"
 	@echo "make test-old-torch     the pure-Python path with torch 2.1; slow, under emulation"
 	@echo "make wheel   a wheel into dist/; ACCELERATOR=cpu, cuda or generic;  make sdist the sources"
 	@echo "make test-wheel         installs each wheel of dist/ into a fresh environment and tries it"
@@ -38,12 +40,15 @@ test: $(VENV)/.built $(VENV)/.tools
 test-fake-device: $(VENV)/.built $(VENV)/.tools
 	FASTCHECK_FAKE_DEVICE=1 $(PY) -m pytest tests/test_fake_device.py tests/test_fake_device_torch.py \
 		tests/test_devices.py tests/test_protect_device.py tests/test_reader.py \
-		tests/test_cuda_binding.py tests/test_cuda_install.py
+		tests/test_cuda_binding.py tests/test_cuda_install.py tests/test_selftest_device.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/test_stats_values.py \
 		tests/test_stats_api.py tests/test_stats_errors.py tests/test_checksum.py tests/test_properties.py \
 		tests/test_portable_device.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake FASTCHECK_TEST_KERNELS=cuda \
-		$(PY) -m pytest tests/test_stats_values.py tests/test_stats_api.py
+		$(PY) -m pytest tests/test_stats_values.py tests/test_stats_api.py tests/test_selftest_device.py
+
+test-neon: $(VENV)/.built $(VENV)/.tools
+	PYTHON=$(abspath $(PY)) tests/neon.sh
 
 test-old-torch:
 	PYTHON=$(PYTHON) tests/old_torch.sh

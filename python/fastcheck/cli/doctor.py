@@ -26,7 +26,8 @@ report."""
 
 _EPILOG = f"""\
 environment:
-  {_ISA_VARIABLE}=avx512|avx2|scalar   force one CPU kernel (all give the same bits)
+  {_ISA_VARIABLE}=avx512|avx2|scalar   force one CPU kernel (all give the same bits); on
+                                         AArch64 neon|scalar
   FASTCHECK_NO_EXTENSION=1               pure Python, as if the extension were not installed
   NO_COLOR=1                             no colours
 
