@@ -217,11 +217,11 @@ def small(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
     add("x.sum()", "host", host_seconds(lambda i: x.sum(), 400, rounds))
     streams = streams_of(torch.device("cuda", torch.cuda.current_device()))
     assert streams is not None
-    ring = DeviceRing(streams, entry, 3)
+    ring, kind = DeviceRing(streams, entry, 3), entry.identity(x, False)
     add(
         "DeviceRing.observe",
         "host",
-        host_seconds(lambda i: ring.observe(x, 0, 0, 0, i, 0), 100, min(rounds, 10)),
+        host_seconds(lambda i: ring.observe(x, (i, 0, 0, 0, 0, *kind)), 100, min(rounds, 10)),
     )
     return rows
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from ._calls import ModuleNode
 from ._config import Config
 from ._history import History
-from ._journal import BadRecords, Entry, Note
+from ._journal import BadRecords, Entry, Journal
 from ._log import RecordLog
 from ._op_judge import OpJudge
 from ._policy import Decision, Policy
@@ -153,17 +153,16 @@ class Ledger:
         entry.apply(step.judge, bad)
         self._take_changes(step)
 
-    def replay(self, step: Step, entries: Iterable[Entry], records: np.ndarray) -> None:
+    def replay(self, step: Step, journal: Journal, records: np.ndarray) -> None:
         """Takes in the records of a part of a step and judges its entries, in order."""
         self.history.add(records)
         if self.history.is_full:  # a served model never closes a step
             self.store(step)
             self.history.drop_oldest()
         bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
-        if not bad and not step.judge.findings:
-            # A healthy stretch: there is nothing to say of what was read, but notes are due.
-            entries = [entry for entry in entries if isinstance(entry, Note)]
-        for entry in entries:
+        # Of a healthy stretch there is nothing to say of what was read.
+        is_healthy = not bad and not step.judge.findings
+        for entry in journal.notes if is_healthy else journal.entries:
             self.judge(step, entry, bad)
 
     def _take_changes(self, step: Step) -> None:

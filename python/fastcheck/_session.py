@@ -26,7 +26,7 @@ from ._device import streams_of
 from ._device_ring import DeviceRing
 from ._drain import Drain, Part
 from ._errors import FastcheckError, FastcheckWarning
-from ._journal import CallEnded, Entry, ListReading, Note, Reading
+from ._journal import CallEnded, Journal, ListReading, Note, Reading
 from ._ledger import Ledger
 from ._reader import (
     ELSEWHERE,
@@ -97,7 +97,7 @@ class Session:
         self.begin_step_if_closed()
         if len(self.seen) > _MAX_SEEN:
             self.seen.clear()
-        if len(self.step.journal) > _MAX_SEEN:
+        if len(self.step.journal.entries) > _MAX_SEEN:
             self._submit()
         if not self.is_deferred:
             with self.ledger.lock:
@@ -218,7 +218,7 @@ class Session:
         now, or when its record arrives.
         """
         if is_bad is None:
-            self.step.journal.append(Reading(seq, role, call, method, args))
+            self.step.journal.entries.append(Reading(seq, role, call, method, args))
         elif is_bad:
             record = self.host.last()
             with self.ledger.lock:
@@ -250,7 +250,7 @@ class Session:
                 self._ring(device).observe_list(part, numbers, step, first, flags)
             self.next_seq = first + len(part)
             if self.is_deferred:
-                self.step.journal.append(entry)
+                self.step.journal.entries.append(entry)
             elif found:
                 with self.ledger.lock:
                     bad = {int(record["seq"]): record for record in found}
@@ -269,20 +269,20 @@ class Session:
         Nobody has to be told while nothing was found.
         """
         if self.is_deferred:
-            self.step.journal.append(CallEnded(call, is_complete))
+            self.step.journal.entries.append(CallEnded(call, is_complete))
         else:
             with self.ledger.lock:
                 self.ledger.judge(self.step, CallEnded(call, is_complete))
 
     def note(self, function: Callable[..., Any], *args: Any) -> None:
         """``function(*args)``, of the ledger, is due when all that was read until now is judged."""
-        entry: Entry = Note(function, *args)
+        note = Note(function, *args)
         if self.is_deferred:
-            self.step.journal.append(entry)
+            self.step.journal.note(note)
             return
         with self.ledger.lock:
             self.collect()
-            self.ledger.judge(self.step, entry)
+            self.ledger.judge(self.step, note)
 
     # From the rings to the ledger
 
@@ -323,14 +323,14 @@ class Session:
 
     def _submit(self, closes_step: bool = False) -> None:
         step = self.step
-        entries, step.journal = step.journal, []
+        journal, step.journal = step.journal, Journal()
         records = [self.host.take()]
         segments = []
         for ring in self.rings.values():
             early, in_flight = ring.cut()
             records += early
             segments += [(ring, segment) for segment in in_flight]
-        self.drain.submit(Part(step, entries, records, segments, closes_step))
+        self.drain.submit(Part(step, journal, records, segments, closes_step))
 
     def _ring(self, device: torch.device) -> DeviceRing:
         ring = self.rings.get(device)
