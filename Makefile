@@ -14,11 +14,13 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help demo test test-fake-device test-old-torch lint types format build clean
+.PHONY: help demo test test-fake-device test-triton test-npu-lab test-old-torch lint types format build clean
 help:
 	@echo "make demo    train a small float16 GPT until it overflows, and see fastcheck stop it"
 	@echo "make test    run the tests"
 	@echo "make test-fake-device   what needs an accelerator, on a fake one"
+	@echo "make test-triton        the Triton kernels, in Triton's interpreter"
+	@echo "make test-npu-lab       the same sources through Ascend's compiler, as far as it goes without CANN"
 	@echo "make test-old-torch     the pure-Python path with torch 2.1; slow, under emulation"
 	@echo "make lint    ruff and clang-format;  make format applies them"
 	@echo "make types   mypy --strict"
@@ -40,6 +42,13 @@ test-fake-device: $(VENV)/.built $(VENV)/.tools
 		tests/test_portable_device.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake FASTCHECK_TEST_KERNELS=cuda \
 		$(PY) -m pytest tests/test_stats_values.py tests/test_stats_api.py
+
+test-triton: $(VENV)/.built $(VENV)/.tools
+	TRITON_INTERPRET=1 $(PY) -m pytest tests/test_triton.py
+	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TRITON=on TRITON_INTERPRET=1 $(PY) -m pytest tests/test_triton_device.py
+
+test-npu-lab:
+	PYTHON=$(PYTHON) tests/npu_lab.sh
 
 test-old-torch:
 	PYTHON=$(PYTHON) tests/old_torch.sh

@@ -222,7 +222,7 @@ def _folded_sum(partials, stride, count, column: tl.constexpr, BLOCK: tl.constex
     for first in range(0, count, BLOCK):
         x = tl.load(partials + column * stride + first + place, mask=first + place < count, other=0)
         total, rest = add_exactly(total, rest, x.to(tl.float32, bitcast=True))
-    return tl.sum(total, 0) + tl.sum(rest, 0)
+    return tl.sum(total + rest, 0)
 
 
 @triton.jit

@@ -89,7 +89,7 @@ def write_record(
         lengths = sum64.length_terms(numel * x.format.info.component_bytes)
         numbers = (*_halves(numel), *map(sum64.signed, lengths))
         reader = _Reader(x.format, int(depth), target)
-        is_copied = not x.is_flat or x.flips is not None or x.bits.data_ptr() % 4 != 0
+        is_copied = not x.is_flat or x.flips is not None or not _is_aligned(x.bits)
         size = (copied_bytes if is_copied else chunk_bytes) // x.format.info.component_bytes
         if x.components <= size and reader.steps(x.components) <= target.alone:
             reader.whole(_aligned(x.whole()), slot, numbers)
@@ -203,8 +203,13 @@ def _halves(value: int) -> tuple[int, int]:
     return sum64.signed(value), sum64.signed(value >> 32)
 
 
+def _is_aligned(bits: torch.Tensor) -> bool:
+    """Whether a word starts there, in memory and as torch's views count."""
+    return bits.data_ptr() % 4 == 0 and bits.storage_offset() * bits.element_size() % 4 == 0
+
+
 def _aligned(chunk: torch.Tensor) -> torch.Tensor:
-    return chunk if chunk.data_ptr() % 4 == 0 else chunk.clone()
+    return chunk if _is_aligned(chunk) else chunk.clone()
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
