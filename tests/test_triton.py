@@ -124,6 +124,7 @@ def test_special_codes(dtype: str) -> None:
     nonfinite = [c for c in codes if not torch.isfinite(of_bits([c], dtype)).item()]
     assert len(nonfinite) > 5
     check(of_bits(nonfinite, dtype), "nothing finite")
+    check(of_bits(range(1, 1 << min(7, DTYPES[dtype].mantissa_bits)), dtype), "subnormals")
     for code in (0, 1, 1 << 8 * DTYPES[dtype].itemsize - 1, codes[3], nonfinite[-1]):
         check(of_bits([code], dtype), hex(code))
 
@@ -160,13 +161,22 @@ def test_sums_of_very_different_magnitudes(dtype: str) -> None:
         check(torch.tensor(values, dtype=torch_dtype(dtype)), values[-1], target=NARROW)
 
 
+def test_runs_too_small_to_change_what_is_there() -> None:
+    """Each run is half of a unit in the last place of the total: alone, none would count."""
+    one_program = launch.Target(programs=1, lanes=64, alone=100)
+    x = torch.full((33 * 1024,), 2.0**-8)
+    x[:64] = 2.0**20
+    check(x, depth="stats", target=one_program)
+
+
 @pytest.mark.parametrize("dtype", [n for n in READ if DTYPES[n].kind == "int"])
 def test_ends_of_integers(dtype: str) -> None:
     width = 8 * DTYPES[dtype].itemsize
     top = (1 << width) - 1
     codes = [0, 1, top, top - 1, top >> 1, (top >> 1) + 1, (top >> 1) + 2, (top >> 1) - 1]
     check(of_bits(codes, dtype))
-    for code in (top, top >> 1, (top >> 1) + 1):
+    # The last of them, as int64, is -2^32: nothing is left of its lower half.
+    for code in (top, top >> 1, (top >> 1) + 1, top - (top >> width // 2)):
         check(of_bits([code] * 65, dtype), hex(code))
 
 

@@ -141,7 +141,7 @@ class _Reader:
         return min(self.steps(components), self._target.programs)
 
     def whole(self, chunk: torch.Tensor, slot: torch.Tensor, numbers: tuple[int, ...]) -> None:
-        words, tail, sizes = self._arguments(chunk, 0)
+        words, tail, sizes = self._arguments(chunk, 0, slot)
         kernels.whole_kernel[(1,)](
             words,
             tail,
@@ -155,7 +155,7 @@ class _Reader:
 
     def part(self, chunk: torch.Tensor, partials: torch.Tensor, row: int, chains: int) -> int:
         """Fills a row for each program; returns their number."""
-        words, tail, sizes = self._arguments(chunk, chains)
+        words, tail, sizes = self._arguments(chunk, chains, partials)
         programs = self.programs(chunk.numel())
         kernels.part_kernel[(programs,)](
             words,
@@ -186,16 +186,20 @@ class _Reader:
         return -(-components * self.size // 4)
 
     def _arguments(
-        self, chunk: torch.Tensor, chains: int
+        self, chunk: torch.Tensor, chains: int, other: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-        """Whole words, the components behind them, and sizes as the kernels name them."""
+        """Whole words, the components behind them, and sizes as the kernels name them. In the place
+        of what is empty, and has no address, stands ``other``, any int32: to be there, not to be
+        read from.
+        """
         components = chunk.numel()
         body = components * self.size // 4
         whole = body * 4 // self.size
-        words = chunk[:whole].view(torch.int32)
+        words = chunk[:whole].view(torch.int32) if body else other
+        tail = chunk[whole:] if whole < components else other.view(-1).view(chunk.dtype)
         rows = sum64.rows_of(self._words(components), self.width)
         seeds = sum64.seeds(chains)
-        return words, chunk[whole:], (body, components - whole, components, *seeds, rows)
+        return words, tail, (body, components - whole, components, *seeds, rows)
 
 
 def _halves(value: int) -> tuple[int, int]:

@@ -114,12 +114,14 @@ def _largest(high, low):
 
 @triton.jit
 def _tail_word(tail, tail_count, SIZE: tl.constexpr):
-    """The components behind the last whole word."""
+    """The components behind the last whole word. One is read even when there is none, from memory
+    that the caller vouches for: triton-ascend reads a single element whatever its mask says.
+    """
     MASK: tl.constexpr = (1 << (8 * SIZE)) - 1
     word = 0
     for k in tl.static_range(4 // SIZE - 1):
-        component = tl.load(tail + k, mask=k < tail_count, other=0).to(tl.int32)
-        word |= (component & MASK) << (8 * SIZE * k)
+        component = tl.load(tail + tl.where(k < tail_count, k, 0)).to(tl.int32) & MASK
+        word |= tl.where(k < tail_count, component << (8 * SIZE * k), 0)
     return word
 
 
