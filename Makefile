@@ -16,13 +16,15 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help demo test test-fake-device test-neon test-old-torch lint types format build wheel sdist \
-	test-wheel clean
+.PHONY: help demo test test-fake-device test-neon test-triton test-npu-lab test-old-torch lint types \
+	format build wheel sdist test-wheel clean
 help:
 	@echo "make demo    train a small float16 GPT until it overflows, and see fastcheck stop it"
 	@echo "make test    run the tests"
 	@echo "make test-fake-device   what needs an accelerator, on a fake one"
 	@echo "make test-neon          the AArch64 kernel, under emulation; skips where that can't be had"
+	@echo "make test-triton        the Triton kernels, in Triton's interpreter"
+	@echo "make test-npu-lab       the same sources through Ascend's compiler, as far as it goes without CANN"
 	@echo "make test-old-torch     the pure-Python path with torch 2.1; slow, under emulation"
 	@echo "make wheel   a wheel into dist/; ACCELERATOR=cpu, cuda or generic;  make sdist the sources"
 	@echo "make test-wheel         installs each wheel of dist/ into a fresh environment and tries it"
@@ -49,6 +51,13 @@ test-fake-device: $(VENV)/.built $(VENV)/.tools
 
 test-neon: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/neon.sh
+
+test-triton: $(VENV)/.built $(VENV)/.tools
+	TRITON_INTERPRET=1 $(PY) -m pytest tests/test_triton.py
+	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TRITON=on TRITON_INTERPRET=1 $(PY) -m pytest tests/test_triton_device.py
+
+test-npu-lab:
+	PYTHON=$(PYTHON) tests/npu_lab.sh
 
 test-old-torch:
 	PYTHON=$(PYTHON) tests/old_torch.sh

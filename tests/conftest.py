@@ -30,6 +30,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_fake_device_torch.py",
         "test_protect_device.py",
         "test_selftest_device.py",
+        "test_triton_device.py",
     ]
 elif os.environ.get("FASTCHECK_TEST_KERNELS") == "cuda":
     import cuda_on_fake

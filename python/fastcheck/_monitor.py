@@ -34,6 +34,7 @@ from ._state import StateReader
 from ._steps import StepWatcher
 from ._summary import summary
 from ._verdict import Event
+from .backends import triton
 
 __all__ = ["Monitor"]
 
@@ -315,6 +316,7 @@ class Monitor:
             notes.append(
                 f"tensors on {device} are not read: torch.{device} has no streams and events"
             )
+        notes += triton.remarks()
         lost = sum(ring.lost_count for ring in session.rings.values())
         if lost:
             notes.append(

@@ -29,6 +29,8 @@ environment:
   {_ISA_VARIABLE}=avx512|avx2|scalar   force one CPU kernel (all give the same bits); on
                                          AArch64 neon|scalar
   FASTCHECK_NO_EXTENSION=1               pure Python, as if the extension were not installed
+  FASTCHECK_TRITON=auto|on|off           Triton's kernels: devices without a kernel of their own,
+                                         CUDA too (to cross-check), none
   NO_COLOR=1                             no colours
 
 exit codes: 0 fastcheck can be used here; 1 something is missing or broken ("problems")"""
@@ -168,10 +170,23 @@ def _backends(torch: Any, found: Findings) -> None:
         found.backends.append(("cuda", devices > 0 and not problem, reason))
     else:
         found.backends.append(("cuda", False, f"not built into this extension; {visible}"))
+    if torch is not None:
+        found.backends.append(_triton(found))
     for name in ("npu", "mlu"):
         found.backends.append((name, False, _NOT_BUILT))
     served = "every device without a kernel" + ("" if usable else ", the CPU too")
     found.backends.append(("portable", torch is not None, f"pure Python, for {served}"))
+
+
+def _triton(found: Findings) -> tuple[str, bool, str]:
+    from ..backends import triton
+
+    try:
+        usable, reason = triton.examine()
+    except Exception as error:  # a bad FASTCHECK_TRITON, or a device that can't be used at all
+        found.problems.append(f"Triton: {error}")
+        return "triton", False, _first_line(error)
+    return "triton", usable, reason
 
 
 def _cuda_devices(torch: Any) -> int:
