@@ -34,6 +34,7 @@ from .session import DumpSession
 __all__ = ["OpCalls", "OpMode"]
 
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
+_DETACH = torch.ops.aten.detach.default
 _current_node: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
 _next_sequence: Any = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 # Whoever runs a checkpointed function again has set hooks on what it saves.
@@ -64,8 +65,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if kind.__torch_dispatch__ is not _PLAIN_DISPATCH:
                 # It calls the operator again for the plain tensors below, which is what to see.
                 return NotImplemented
-        if func.namespace == "profiler":
-            return func(*args, **kwargs)  # a mark in somebody's timeline
+        if func is _DETACH or func.namespace == "profiler":
+            # What autograd does to each tensor that it keeps, and marks in somebody's timeline.
+            return func(*args, **kwargs)
         call = calls.session.guarded("an operator", calls.begin, func, args, kwargs)
         result = func(*args, **kwargs)
         if call is not None:
