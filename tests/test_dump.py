@@ -319,6 +319,26 @@ def test_a_higher_order_operator_runs_and_is_said_to_be_unseen(tmp_path: Path) -
     assert not dumper.problem
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_compiled_model_is_seen_as_it_is_written(tmp_path: Path, level: str) -> None:
+    model = Net()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    x = torch.ones(2, 8)
+    compiled(x).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    with fastcheck.Dumper(tmp_path, level=level):
+        compiled(x).sum().backward()
+    found = {line["module"] for line in calls(tmp_path) if "module" in line}
+    assert {"head", "blocks.1.a"} <= found
+    assert all(
+        torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients) if p.grad is not None
+    )
+    count = len(calls(tmp_path))
+    compiled(x).sum().backward()  # compiled again, and seen by nobody
+    assert len(calls(tmp_path)) == count
+
+
 def test_a_dumper_is_for_one_step(tmp_path: Path) -> None:
     dumper = fastcheck.Dumper(tmp_path)
     with dumper:
