@@ -72,6 +72,17 @@ def test_equal_contents_are_written_once(tmp_path: Path) -> None:
     assert said["shared"] == 3
 
 
+def test_the_same_memory_in_two_shapes_is_two_values(tmp_path: Path) -> None:
+    x = torch.arange(16.0).reshape(4, 4)
+    with fastcheck.Dumper(tmp_path, tensors=True):
+        x.exp()
+        x.t().exp()
+    load = Values(os.fspath(place(tmp_path)))
+    slots = [value_of(line["in"][0]) for line in calls(tmp_path) if line["op"] == "aten.exp"]
+    read = [load.load(*slot, "float32") for slot in slots if slot is not None]
+    assert torch.equal(read[0], x) and torch.equal(read[1], x.t())
+
+
 @pytest.mark.parametrize("size", ["64KiB", "1MiB"])
 def test_values_survive_shards_sizes_and_a_queue_that_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
