@@ -1,6 +1,7 @@
 """What a dump costs: a training step with records of every operator, or with all values on disk.
 
-python bench/dump.py [--rounds N] [--directory DIR]    writes bench/results/dump.json
+python bench/dump.py [--rounds N] [--threads N ...] [--directory DIR]
+    writes bench/results/dump.json
 
 The step is that of bench/train_step.py (6 layers, width 512, batch 8, sequence 128, AdamW). A step
 with and one without a Dumper are taken in turn, on two models that are made alike; each dump
@@ -84,13 +85,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--directory", help="where to dump to; a temporary one when left out")
     parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--threads", nargs="*", type=int, default=harness.threads_to_try())
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        for threads in harness.threads_to_try():
+        for threads in options.threads:
             torch.set_num_threads(threads)
             for name in options.modes:
                 rows.append(measure(name, MODES[name], options.rounds, Path(directory)))
+                harness.write_results("dump", rows)
     print(
         harness.table(
             ["", "threads", "times a step without", "records", "MB of values", "MB/s", "disk MB/s"],
@@ -110,7 +113,6 @@ def main() -> None:
             ],
         )
     )
-    harness.write_results("dump", rows)
 
 
 if __name__ == "__main__":
