@@ -26,6 +26,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_cuda_binding.py",
         "test_cuda_install.py",
         "test_devices.py",
+        "test_dump_device.py",
         "test_fake_device.py",
         "test_fake_device_torch.py",
         "test_protect_device.py",

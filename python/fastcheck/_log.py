@@ -23,7 +23,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import numpy as np
 
@@ -91,7 +91,7 @@ class RecordLog:
     lock.
 
     Raises LogError when the directory can't be made or written at the start; later failures never
-    raise.
+    raise: they are warned of, or told to ``on_failure`` with the path.
     ``directory`` is where it writes: the one given or, when this rank has a log there already,
     ``run-2``, ``run-3``, ... under it, so that nothing of an earlier run is overwritten."""
 
@@ -102,8 +102,10 @@ class RecordLog:
         limit_bytes: int | None = None,
         sites: Sites | None = None,
         meta: Mapping[str, Any] | None = None,
+        on_failure: Callable[[Exception, str], None] | None = None,
     ) -> None:
         self.rank = rank
+        self._on_failure = on_failure
         self.limit_bytes = limit_bytes
         self.failed = False
         self.dropped_records = 0
@@ -238,7 +240,8 @@ class RecordLog:
             self._root = os.path.abspath(place)
             try:
                 _write_all(descriptor, text)
-            except OSError:
+            except OSError as error:
+                error.filename = path
                 os.unlink(path)
                 raise
             finally:
@@ -257,7 +260,8 @@ class RecordLog:
         before = os.fstat(descriptor).st_size
         try:
             _write_all(descriptor, data)
-        except OSError:
+        except OSError as error:
+            error.filename = path
             # Half a record would shift all that a later process appends or reads.
             os.ftruncate(descriptor, before)
             raise
@@ -311,6 +315,9 @@ class RecordLog:
     def _switch_off(self, error: Exception, step: int | None) -> None:
         self.failed = True
         self._close_files()
+        if self._on_failure is not None:
+            self._on_failure(error, getattr(error, "filename", None) or self.directory)
+            return
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         when = "" if step is None else f" at step {step}"
         warnings.warn(

@@ -289,7 +289,7 @@ def _records(
         site = view.sites[reading.site]
         rows.append(
             [
-                f"{site.module or site.module_type} {tensor_name(site)}",
+                f"{_place(site)} {tensor_name(site)}",
                 reading.dtype,
                 f"{reading.step:,}",
                 *([str(view.ranks[index])] if several else []),
@@ -321,6 +321,11 @@ def _records(
     if hidden:
         lines.append(f"and {hidden:,} more records (--limit 0 shows all)")
     return lines
+
+
+def _place(site: Site) -> str:
+    """The module, and the operator where there is one."""
+    return " · ".join(filter(None, (site.module or site.module_type, site.op)))
 
 
 def _around_bad(records: np.ndarray, chosen: np.ndarray, limit: int) -> np.ndarray:
@@ -355,7 +360,7 @@ def _trends(view: LogView, chosen: np.ndarray, width: int) -> list[str]:
         scale = "log" if is_logarithmic(good) else ""
         first, last = (spell(good[0]), spell(good[-1])) if good else ("-", "-")
         name = view.sites[site]
-        label = f"{name.module or name.module_type} {tensor_name(name)}"
+        label = f"{_place(name)} {tensor_name(name)}"
         rows.append([label + (f", rank {rank}" if several else ""), line, first, last, scale])
     if not rows:
         return []
