@@ -55,6 +55,9 @@ class OpModuleObserver(ModuleObserver):
         if self._stored_step is None:
             self._stored_step = self.session.step.index
             self._state.read_stored()
+        roles = self.session.config.roles
+        if not node.is_selected or (roles and "input" not in roles):
+            return
         for position, (label, tensor) in enumerate(inputs):
             self.session.read_argument(tensor, node.site("input", label, position))
 

@@ -20,6 +20,7 @@ from ._errors import ConfigError, explain
 from ._extension import extension
 from ._finding import Finding
 from ._journal import Note
+from ._op_filter import filter_options
 from ._op_incident import Incident
 from ._op_judge import Elders, OpFinding, OpIncident, OpJudge
 from ._op_sites import OpSites
@@ -63,7 +64,9 @@ class OpSession(Session):
     def begin(self, nodes: Sequence[ModuleNode]) -> None:
         """From now on every op is read."""
         self._sites = OpSites(self.sites, nodes)
-        self._run = self._ops.start(int(self.config.depth), _line)
+        filters = filter_options(self.config, nodes)
+        self._run = self._ops.start(int(self.config.depth), _line, **filters)
+        self._ops.set_active(self.is_active)
         # A model that is deleted takes its monitor along, without remove().
         weakref.finalize(self, self._ops.stop, self._run)
 
@@ -200,6 +203,7 @@ class OpSession(Session):
             bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
             judge = self._judge
             judge.is_scaled = self.is_scaled
+            judge.is_filtered = self.has_excluded or self.config.is_filtered
             for incident in map(Incident, incidents):
                 # Its records may have come with an earlier batch, by another thread's hook.
                 for seq in incident.bad_seqs:
@@ -218,6 +222,17 @@ class OpSession(Session):
 
 class OpState(StateReader):
     """Stored tensors are read once: every later change of them is an op, which is read itself."""
+
+    def read_stored(self) -> None:
+        """Parameters and buffers of the modules that are not left out."""
+        roles = self._session.config.roles
+        if roles and "param" not in roles:
+            return
+        every, self._nodes = self._nodes, [node for node in self._nodes if node.is_selected]
+        try:
+            super().read_stored()
+        finally:
+            self._nodes = every
 
     def read_for_update(
         self,

@@ -61,6 +61,23 @@ const Op* OpTable::find(const at::RecordFunction& fn) {
   return found != ops_.end() ? found->second.get() : add(fn, key);
 }
 
+const Op* OpTable::Recent::find(const at::RecordFunction& fn, OpTable& table) {
+  const char* const name = fn.name();
+  const char* const overload = fn.overload_name();
+  Slot& slot = slots_[Hash{}({name, overload}) / 8 % slots_.size()];
+  if (slot.name == name && slot.overload == overload) return slot.op;
+  const Op* const op = table.find(fn);
+  // The name of a range that is no op may lie anywhere, and go.
+  if (op != nullptr) slot = {name, overload, op};
+  return op;
+}
+
+void OpTable::select(const Filter& filter) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  filter_ = filter;
+  for (Op* const op : by_number_) op->choice = filter_.choice(op->name);
+}
+
 std::string OpTable::name(std::int32_t number) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return by_number_.at(static_cast<std::size_t>(number))->name;
@@ -101,6 +118,7 @@ const Op* OpTable::add(const at::RecordFunction& fn, const Key& key) {
         return one.alias_info() != nullptr && !one.alias_info()->isWrite();
       });
   op->overwrites = is_out || is_overwriting(name->name);
+  op->choice = filter_.choice(op->name);
   by_number_.push_back(op.get());
   return (ops_[key] = std::move(op)).get();
 }
