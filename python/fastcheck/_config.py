@@ -14,6 +14,7 @@ from ._compat import GradScaler
 from ._errors import ConfigError, did_you_mean, explain
 from ._log import parse_bytes
 from ._record import Depth
+from ._style import check_style
 
 __all__ = ["Action", "Config", "Optimizers", "ScalerLike", "make_config"]
 
@@ -58,6 +59,7 @@ class Config:
     ops: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     steps: Optional[Container[int]] = None
+    style: str = "fastcheck"
 
     def observes(self, step: int) -> bool:
         """Whether this step is read."""
@@ -120,6 +122,7 @@ def make_config(
     log_dir: Union[str, os.PathLike[str], None],
     log_limit: Union[str, int, None],
     process_group: Any,
+    style: str,
 ) -> Config:
     """Checks every option; the first one that can't be used raises ConfigError, with nothing
     installed.
@@ -188,6 +191,7 @@ def make_config(
         log_limit=parse_bytes(log_limit),
         process_group=_process_group(process_group),
         level=level,
+        style=check_style(style),
     )
 
 

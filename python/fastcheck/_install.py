@@ -45,6 +45,7 @@ def install(
     log_dir: Union[str, os.PathLike[str], None] = None,
     log_limit: Union[str, int, None] = "1GB",
     process_group: Any = None,
+    style: str = "fastcheck",
 ) -> Monitor:
     """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
     overflows.
@@ -103,6 +104,8 @@ def install(
             limit.
         process_group: the ranks that stop together (a ``torch.distributed.ProcessGroup``); None:
             all of them, where torch.distributed is initialised. Each of them has to install().
+        style: how reports name tensors: ``"fastcheck"``, or ``"msprobe"`` for names such as
+            ``Functional.softmax.7.backward.output.0``.
 
     Returns:
         The Monitor. It need not be kept: the model keeps the observation going until
@@ -140,6 +143,7 @@ def install(
         log_dir=log_dir,
         log_limit=log_limit,
         process_group=process_group,
+        style=style,
     )
     model, *others = (_uncompiled(module) for module in (model, *more))
     named = _named_modules((model, *others))

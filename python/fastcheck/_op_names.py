@@ -21,7 +21,7 @@ from ._errors import ConfigError, did_you_mean, explain
 from ._naming import OUTSIDE
 from ._site import Site
 
-__all__ = ["TensorName", "api_of", "parse", "spell"]
+__all__ = ["TensorName", "api_of", "name_of", "parse", "spell"]
 
 KINDS = ("Functional", "Tensor", "Torch", "Aten", "Distributed", "Custom", "Module")
 
@@ -91,7 +91,7 @@ class TensorName:
 
     def matches(self, site: Site, call: int) -> bool:
         """Whether it is a name, or the beginning of one, of this site in this call."""
-        other = _name(site, call)
+        other = name_of(site, call)
         return (
             other is not None
             and other.kind == self.kind
@@ -127,7 +127,7 @@ def spell(site: Site, call: int) -> str:
     """The name of a record's tensor in this style; the site's own spelling, where the style has
     none (a loss).
     """
-    name = _name(site, call)
+    name = name_of(site, call)
     return str(site) if name is None else str(name)
 
 
@@ -178,7 +178,8 @@ def _plain(name: str) -> str:
     return _DUNDERS.get(inner, inner) + ("_" if bare.startswith("i") else "")
 
 
-def _name(site: Site, call: int) -> Optional[TensorName]:
+def name_of(site: Site, call: int = 0) -> Optional[TensorName]:
+    """The name of a site in one of its calls; None for what the style has no name for."""
     part = _PARTS.get(site.role)
     if site.op is not None and part is not None:
         kind, name = api_of(site.op)
