@@ -88,8 +88,15 @@ def test_beginnings_and_underscores(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("written", "plain"),
-    [("__add__", "add"), ("__iadd__", "add_"), ("__radd__", "add"), ("__truediv__", "div")]
-    + [("__itruediv__", "div_"), ("__matmul__", "matmul"), ("__and__", "bitwise_and")],
+    [
+        ("__add__", "add"),
+        ("__iadd__", "add_"),
+        ("__radd__", "add"),
+        ("__truediv__", "div"),
+        ("__itruediv__", "div_"),
+        ("__matmul__", "matmul"),
+        ("__and__", "bitwise_and"),
+    ],
 )
 def test_the_operators_of_python(written: str, plain: str) -> None:
     assert parse(f"Tensor.{written}.0.forward") == TensorName("Tensor", plain, 0, "forward")

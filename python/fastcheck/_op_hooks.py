@@ -43,6 +43,7 @@ class OpModuleObserver(ModuleObserver):
             with session.lock:
                 if session.removed:
                     return None
+                session.entering = node.path
                 session.begin_pass()
                 if session.is_active:
                     self._begin_pass(node, inputs)

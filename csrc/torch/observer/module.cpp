@@ -73,6 +73,7 @@ py::dict as_dict(const Incident& incident) {
   d["infinite_scalars"] = static_cast<int>(incident.infinite_scalars);
   d["node"] = incident.node;
   d["line"] = incident.line;
+  d["forward_line"] = incident.forward_line;
   py::list fed;
   for (const Fed& one : incident.fed) {
     fed.append(py::make_tuple(one.seq, one.is_arrival, one.is_collective));

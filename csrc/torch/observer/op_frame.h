@@ -17,7 +17,7 @@ struct OpObserver::Frame {
   const Op* op = nullptr;  // null: a node
   std::int32_t module = -1;
   std::int32_t call = 0;
-  ForwardOp forward{-1, 0, -1, Choice::kOther};
+  ForwardOp forward;
   Direction direction = Direction::kForward;
   bool is_recompute = false;
   // It is seen once more, as the dispatch mode calls it.
@@ -60,7 +60,7 @@ struct OpObserver::Thread {
     Frame& frame = frames[depth++];
     frame.fn = &fn;
     frame.op = nullptr;
-    frame.forward = {-1, 0, -1, Choice::kOther};
+    frame.forward = {};
     frame.is_recompute = false;
     frame.is_shell = false;
     frame.is_open = true;

@@ -222,9 +222,12 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   frame.is_open = choice == Choice::kSelected && filter_.has_module(frame.module) &&
                   (has_input || filter_.has_role(frame.direction, Role::kOutput));
   std::int64_t sequence = fn.seqNr();
+  std::string line;
   if (mine.shell == op) {
     sequence = mine.shell_seq;
     mine.shell = nullptr;
+    // For debugging, where it may cost something: the line that a bad gradient will go back to.
+    if (sequence >= 0 && frame.direction == Direction::kForward) line = line_();
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   frame.clock = next_seq_;
@@ -234,8 +237,8 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   frame.call = calls[number]++;
   if (frame.direction == Direction::kForward && sequence >= 0 &&
       forward_ops_.size() < kMaxForwardOps) {
-    forward_ops_[node_key(fn.threadId(), sequence)] = {op->number, frame.call, frame.module,
-                                                       choice};
+    forward_ops_[node_key(fn.threadId(), sequence)] = {op->number, frame.call, frame.module, choice,
+                                                       std::move(line)};
   }
   if (frame.forward.op >= 0) frame.call = frame.forward.call;
   if (op->is_allocation) return;
@@ -387,6 +390,7 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
   incident.direction = frame.direction;
   incident.is_recompute = frame.is_recompute;
   incident.infinite_scalars = frame.infinite_scalars;
+  incident.forward_line = frame.forward.line;
   incident.fed = frame.fed;
   incident.inputs = frame.inputs;
   if (const Frame* const node = mine.node()) incident.node = node->fn->name();

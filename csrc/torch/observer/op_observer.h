@@ -60,8 +60,9 @@ struct Incident {
   bool is_recompute;
   // A scalar argument is itself infinite: bit 0 +Inf, bit 1 -Inf.
   std::uint8_t infinite_scalars;
-  std::string node;  // the autograd node that it is part of
-  std::string line;  // where Python was
+  std::string node;          // the autograd node that it is part of
+  std::string line;          // where Python was
+  std::string forward_line;  // and where it was in the forward of what ran in backward
   std::vector<Fed> fed;
   std::vector<Input> inputs;
   std::vector<std::int64_t> made;    // records of what came out
@@ -155,8 +156,9 @@ class OpObserver {
   // How often an op was called in this step, by direction.
   std::array<std::vector<std::int32_t>, 3> calls_;
   struct ForwardOp {
-    std::int32_t op, call, module;
-    Choice choice;
+    std::int32_t op = -1, call = 0, module = -1;
+    Choice choice = Choice::kOther;
+    std::string line;  // where Python was, under a mode
   };
   // By thread and by autograd's sequence number: of the innermost op that may have made the node.
   std::unordered_map<std::uint64_t, ForwardOp> forward_ops_;
