@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from ._alarm import Alarm
 from ._calls import ModuleNode
 from ._compiled import Connection, connect, disconnect, set_hook_id
 from ._config import Config
-from ._errors import OverflowDetected
+from ._errors import ConfigError, OverflowDetected, explain
 from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
 from ._log import RecordLog
 from ._logread import read_log
@@ -26,6 +26,7 @@ from ._op_hooks import OpModuleObserver
 from ._op_session import OpSession, OpState
 from ._rank_join import follow
 from ._ranks import agreement_for
+from ._replay import Replay, Replayer
 from ._replicas import ReplicaMismatch, replica_check
 from ._run_meta import RunMeta
 from ._session import Session
@@ -91,6 +92,8 @@ class Monitor:
         else:
             self._observer = ModuleObserver(session, state)
         self._watcher = session.watcher = StepWatcher(session, state, run_meta.meet)
+        # Set by install(), which it calls again.
+        self._replays: Optional[Replayer] = None
         self._handles: list[Any] = []
         self._connection: Optional[Connection] = None
         # Closed after all was written to it, and so still good to be read.
@@ -129,6 +132,42 @@ class Monitor:
         like a hook does.
         """
         self._watcher.guarded("monitor.step()", StepWatcher.explicit_step, loss)
+
+    def run(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One training step: ``step(*args, **kwargs)``, and what it returns.
+
+        With ``install(replay=True)`` a stop within it comes with a replay: the step is run again at
+        op level with ``sync="call"``, with its random numbers, its batch and its weights, and
+        ``stop.report.replay`` and the message name the operator and the line. What it takes in must
+        be given as arguments: what it draws from an iterator is another batch when it is run again.
+
+        Costs a copy of the model's buffers and of the generators' states for each step. Everything
+        is as before a replay after it: weights, gradients, buffers, the states of the optimizers,
+        the GradScaler and the generators. What else the function changes stays changed.
+        """
+        if not self._session.config.replay:
+            return step(*args, **kwargs)
+        return self._replayer().run(step, args, kwargs)
+
+    def replay(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Replay:
+        """Runs ``step(*args, **kwargs)`` once at op level with ``sync="call"``, to find the
+        operator and the line of what is non-finite, and puts everything back that run() does.
+
+        To be called where a stop is caught, on the CPU, at module level. Returns a Replay: what was
+        found, and what could not be made as it was. Raises nothing that is due to the step.
+        """
+        return self._replayer().replay(step, args, kwargs)
+
+    def _replayer(self) -> Replayer:
+        if self._replays is None:
+            raise ConfigError(
+                explain(
+                    "nothing can be replayed",
+                    expected="a monitor that install() returned",
+                    came=repr(self),
+                )
+            )
+        return self._replays
 
     def records(self) -> np.ndarray:
         """What is held, oldest first: a structured array of ``RECORD_DTYPE``.

@@ -31,6 +31,7 @@ from ._summary import summary
 from ._trend import Trend
 
 if TYPE_CHECKING:
+    from ._replay import Replay
     from ._site import Site
     from ._verdict import Event
 
@@ -63,6 +64,7 @@ class StopReport:
     use. ``rank``: whose report it is, of ``world_size`` ranks that stop together.
     ``weights_intact``: True when it is certain that no update of this step has been applied; None
     when unknown. ``is_lost``: another rank found it, and what it had to say is gone with it.
+    ``replay``: what came of running the step again at op level, if it was.
     ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``.
     """
 
@@ -80,6 +82,7 @@ class StopReport:
     weights_intact: bool | None = None
     is_lost: bool = False
     style: str = "fastcheck"
+    replay: Replay | None = None
 
 
 def render(
@@ -100,6 +103,7 @@ def render(
     sections = [
         ("what", _what(report, reading, body)),
         ("where", _where(report, reading, body)),
+        ("replay", _replay(report, body)),
         ("when", _when(report, reading, body)),
         ("numbers", _numbers(reading, body)),
         ("inputs", _inputs(report, body)),
@@ -198,6 +202,23 @@ def _where(report: StopReport, reading: Reading, width: int) -> list[str]:
         lines.append(f"rank      {report.rank} of {report.world_size}: all of them stop with it")
     elif report.rank:
         lines.append(f"rank      {report.rank}")
+    return lines
+
+
+def _replay(report: StopReport, width: int) -> list[str]:
+    """What the op level saw, when the step was run again."""
+    if report.replay is None:
+        return []
+    lines = [line for note in report.replay.notes for line in wrap(note, width)]
+    if report.replay.stop is None:
+        return lines or wrap(str(report.replay), width)
+    found = report.replay.stop.report
+    lines += wrap(f"run again at op level: {_headline(found, read(found.culprit.record))}", width)
+    if found.culprit.line:
+        lines += wrap(found.culprit.line, width, "line      ", " " * 10)
+    lines += wrap(_verdict(found.culprit), width)
+    if found.inputs:
+        lines += _inputs(found, width)
     return lines
 
 
