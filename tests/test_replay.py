@@ -194,6 +194,36 @@ def test_what_does_not_come_again_is_said() -> None:
     assert "run again, the step was finite" in str(caught.value)
 
 
+class Counting(nn.Module):
+    """Bad in its third call, as its buffer counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = self.get_buffer("count").add_(1)
+        y: torch.Tensor = self.linear(x) + torch.sqrt(-(count == 3).float())
+        return y
+
+
+def test_the_buffers_are_those_of_the_beginning() -> None:
+    model = Counting()
+    monitor = fastcheck.install(model, replay=True)
+
+    def step() -> None:
+        model(torch.ones(1, 8)).sum().backward()
+
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        for _ in range(4):
+            monitor.run(step)
+    replay = caught.value.report.replay
+    assert replay is not None and replay.stop is not None
+    assert replay.stop.culprit.site.op == "aten.sqrt"
+    assert int(model.get_buffer("count")) == 3
+
+
 def test_an_exception_of_the_step_is_said_and_goes_no_further() -> None:
     run = Run()
 

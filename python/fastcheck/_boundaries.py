@@ -100,7 +100,10 @@ def _wrap_scaler() -> None:
         with contextlib.ExitStack() as stack:
             for watcher in list(_watchers):
                 stack.enter_context(watcher.session.unread())
-            return originals["scale"](self, *args, **kwargs)
+            result = originals["scale"](self, *args, **kwargs)
+        outputs = args[0] if args else kwargs.get("outputs")
+        _tell("loss scaling", StepWatcher.scaled, self, outputs)
+        return result
 
     @functools.wraps(originals["step"])
     def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:

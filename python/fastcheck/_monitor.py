@@ -6,6 +6,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Callable, Optional
 
@@ -18,6 +19,7 @@ from ._calls import ModuleNode
 from ._compiled import Connection, connect, disconnect, set_hook_id
 from ._config import Config
 from ._errors import ConfigError, OverflowDetected, explain
+from ._evidence import report_of_step
 from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
 from ._log import RecordLog
 from ._logread import read_log
@@ -29,10 +31,13 @@ from ._ranks import agreement_for
 from ._replay import Replay, Replayer
 from ._replicas import ReplicaMismatch, replica_check
 from ._run_meta import RunMeta
+from ._scaling import scaling_table
 from ._session import Session
 from ._site import SiteTable
+from ._spread import harmless
 from ._state import StateReader
 from ._steps import StepWatcher
+from ._story import Block, story
 from ._style import check_style
 from ._summary import summary
 from ._verdict import Event
@@ -41,6 +46,7 @@ __all__ = ["Monitor"]
 
 _TOP_SITES = 10
 _NAMED_MODULES = 5
+_SUMMARY_WIDTH = 78
 
 # One for each monitor, and none that torch hands out: it counts up from 0.
 _hook_ids = itertools.count(-1, -1)
@@ -186,8 +192,11 @@ class Monitor:
             return read_log(log.directory, rank=ledger.rank).records
 
     def summary(self, style: Optional[str] = None) -> str:
-        """What a person wants to read: what was watched, what was found, where, and the last step
-        in numbers.
+        """What a person wants to read: what was watched, what was found, the story of the first
+        counted event (the culprit, what it read, its last healthy numbers, how it spread), one line
+        for each kind of what did no harm, what loss scaling did, and the last step in numbers.
+
+        Fetches the numbers of a GradScaler that lives on a device.
 
         ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``
         (``Functional.softmax.7.forward.output.0``); None: as install() was told.
@@ -210,8 +219,19 @@ class Monitor:
                 last_step=[(session.sites[int(record["site"])], record) for record in last],
                 log_path=None if log is None else log.directory,
                 notes=self._notes(),
+                story=self._story(style),
+                harmless=harmless(ledger.events, style, _SUMMARY_WIDTH),
+                scaling=scaling_table(session.scaling.rows(), _SUMMARY_WIDTH),
                 style=style,
             )
+
+    def _story(self, style: str) -> list[Block]:
+        session, ledger = self._session, self._ledger
+        if ledger.first_bad is None:
+            return []
+        path = None if ledger.log is None else ledger.log.directory
+        report = report_of_step(session, ledger.first_bad, path)
+        return story(None if report is None else replace(report, style=style), _SUMMARY_WIDTH)
 
     def flush(self) -> None:
         """Waits for the devices, takes in all records, and writes them to the log if there is one.
@@ -286,6 +306,7 @@ class Monitor:
             log = self._ledger.log
             if log is not None:
                 self._log_is_whole = not log.failed
+                self._ledger.note_scaling(session.scaling.rows())
                 log.sync()
                 log.close()
         self._meeting.finish(waits_for_ranks)

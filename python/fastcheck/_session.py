@@ -30,6 +30,7 @@ from ._journal import CallEnded, Entry, ListReading, Note, Reading
 from ._ledger import Ledger
 from ._record import RECORD_DTYPE
 from ._ring import HostRing
+from ._scaling import ScalingLog
 from ._seen import make_seen
 from ._site import SiteTable
 from .backends import backend_for
@@ -64,6 +65,7 @@ class Session:
         self.is_explicit = False
         self.has_excluded = False
         self.seen = make_seen()
+        self.scaling = ScalingLog(config.history)
         self.deliver: Callable[[], None] = lambda: None
         # Of the owner too: what is to be done at a step boundary, and when the process ends.
         self.meet: Callable[[], None] = lambda: None

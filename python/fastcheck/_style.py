@@ -29,12 +29,13 @@ def check_style(style: object) -> str:
 
 
 def place(site: Site, call: int, style: str) -> str:
-    """In a sentence: ``output[0] of layers.3.attn (Attention)``, or
-    ``Module.layers.3.attn.Attention.forward.0.output.0``.
+    """In a sentence: ``output[0] of layers.3.attn (Attention)``, at op level ``output of aten.mm #3
+    in layers.3.attn (Attention)``; or ``Module.layers.3.attn.Attention.forward.0.output.0``.
     """
     if style == "msprobe":
         return spell(site, call)
-    return f"{tensor_name(site)} of {module_name(site)}"
+    op = f"{site.op} #{call} in " if site.op else ""
+    return f"{tensor_name(site)} of {op}{module_name(site)}"
 
 
 def row_name(site: Site, call: Optional[int], style: str) -> str:
