@@ -215,6 +215,7 @@ def test_the_scalers_own_numbers(
 
 def test_what_is_kept_of_a_loss_keeps_no_graph_and_is_not_read() -> None:
     model = nn.Linear(8, 4)
+    other = fastcheck.install(model)  # which keeps it too
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     monitor = fastcheck.install(model, level="op", record="stats")
     loss = scaler.scale(model(torch.ones(2, 8)).sum())
@@ -223,3 +224,4 @@ def test_what_is_kept_of_a_loss_keeps_no_graph_and_is_not_read() -> None:
     loss.backward()
     ops = [monitor.sites[int(r["site"])].op for r in monitor.records()]
     assert "aten.clone" not in ops
+    other.remove()
