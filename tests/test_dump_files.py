@@ -56,7 +56,7 @@ def test_the_commands_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     dumped_run(tmp_path, steps=1)
     assert main(["show", str(tmp_path / "step0"), "--limit", "0"]) == 0
     shown = capsys.readouterr().out
-    assert "aten.addmm output" in shown
+    assert "aten.addmm #0 output" in shown
     assert main(["export", str(tmp_path / "step0"), str(tmp_path / "out.csv")]) == 0
     assert "aten.addmm" in (tmp_path / "out.csv").read_text()
 

@@ -130,6 +130,22 @@ class History:
                 return int(finite["step"][-1])
         return None
 
+    def last_finite(self, record: np.void) -> Optional[np.void]:
+        """The youngest held record of the same site and call, of an earlier step, that had nothing
+        non-finite.
+        """
+        for chunk in (*reversed(self._open), *reversed(self._closed)):
+            mine = chunk[
+                (chunk["site"] == record["site"])
+                & (chunk["call"] == record["call"])
+                & (chunk["step"] < record["step"])
+                & ((chunk["flags"] & int(Flag.NONFINITE)) == 0)
+            ]
+            if len(mine):
+                found: np.void = mine[-1].copy()
+                return found
+        return None
+
     def all(self) -> np.ndarray:
         """All that is held, oldest first, as one array."""
         return _join([*self._closed, *self._open])

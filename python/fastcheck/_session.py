@@ -40,6 +40,7 @@ from ._reader import (
 )
 from ._record import RECORD_DTYPE
 from ._ring import HostRing
+from ._scaling import ScalingLog
 from ._seen import make_seen
 from ._site import SiteTable
 from .backends import backend_for
@@ -69,13 +70,14 @@ class Session:
         self.next_seq = 0
         self.step = self.ledger.new_step(0)
         self.removed = False
-        self.is_active = True
+        self.is_active = config.observes(0)
         self.is_closed = False
         # Set by the owner: monitor.step() was called, and from then on nothing else closes a step.
         self.is_explicit = False
         self.has_excluded = False
         self.seen = make_seen()
         self.reader = make_reader(self.seen, self.host)
+        self.scaling = ScalingLog(config.history)
         self.deliver: Callable[[], None] = lambda: None
         # Of the owner too: what is to be done at a step boundary, and when the process ends.
         self.meet: Callable[[], None] = lambda: None
@@ -121,7 +123,7 @@ class Session:
         self.seen.clear()
         self.step = self.ledger.new_step(step.index + 1)
         self.is_closed = False
-        self.is_active = self.step.index % self.config.every == 0
+        self.is_active = self.config.observes(self.step.index)
 
     def close_step(self) -> None:
         """Settles the step and has it written down. May be called again for the same step, after
