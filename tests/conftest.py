@@ -28,6 +28,9 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_devices.py",
         "test_fake_device.py",
         "test_fake_device_torch.py",
+        "test_mlu.py",
+        "test_npu.py",
+        "test_npu_saturation.py",
         "test_protect_device.py",
     ]
 elif os.environ.get("FASTCHECK_TEST_KERNELS") == "cuda":

@@ -50,6 +50,7 @@ class Config:
     log_limit: Optional[int]
     process_group: Any
     level: str = "module"
+    reset_overflow_status: bool = False
 
     @property
     def may_stop(self) -> bool:
@@ -97,6 +98,7 @@ def make_config(
     log_dir: Union[str, os.PathLike[str], None],
     log_limit: Union[str, int, None],
     process_group: Any,
+    reset_overflow_status: bool = False,
 ) -> Config:
     """Checks every option; the first one that can't be used raises ConfigError, with nothing
     installed.
@@ -126,6 +128,14 @@ def make_config(
         _positive("within", within, "a number of steps, or None to count over the whole run")
     if not isinstance(protect_weights, bool):
         _one_of("protect_weights", protect_weights, ("auto",), "or True or False")
+    if not isinstance(reset_overflow_status, bool):
+        raise ConfigError(
+            explain(
+                "reset_overflow_status is neither True nor False",
+                expected="whether the device's overflow status may be cleared",
+                came=repr(reset_overflow_status),
+            )
+        )
     if max_lag is not None:
         _positive(
             "max_lag",
@@ -160,6 +170,7 @@ def make_config(
         log_limit=parse_bytes(log_limit),
         process_group=_process_group(process_group),
         level=level,
+        reset_overflow_status=reset_overflow_status,
     )
 
 

@@ -41,6 +41,7 @@ def install(
     log_dir: Union[str, os.PathLike[str], None] = None,
     log_limit: Union[str, int, None] = "1GB",
     process_group: Any = None,
+    reset_overflow_status: bool = False,
 ) -> Monitor:
     """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
     overflows.
@@ -90,6 +91,9 @@ def install(
             limit.
         process_group: the ranks that stop together (a ``torch.distributed.ProcessGroup``); None:
             all of them, where torch.distributed is initialised. Each of them has to install().
+        reset_overflow_status: on an Ascend NPU that saturates, clear the device's overflow status
+            at the start and at each step boundary once it was read, so that it dates every
+            overflow. It is the whole device's: leave it False where other code looks at it.
 
     Returns:
         The Monitor. It need not be kept: the model keeps the observation going until
@@ -124,6 +128,7 @@ def install(
         log_dir=log_dir,
         log_limit=log_limit,
         process_group=process_group,
+        reset_overflow_status=reset_overflow_status,
     )
     model, *others = (_uncompiled(module) for module in (model, *more))
     named = _named_modules((model, *others))

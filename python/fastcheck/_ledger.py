@@ -22,7 +22,7 @@ from ._journal import BadRecords, Entry, Note
 from ._log import RecordLog
 from ._op_judge import OpJudge
 from ._policy import Decision, Policy
-from ._record import Flag, Verdict, nonfinite
+from ._record import Flag, Verdict, overflowed
 from ._site import SiteTable
 from ._step import Step
 from ._verdict import Event, Finding, Judge
@@ -159,7 +159,7 @@ class Ledger:
         if self.history.is_full:  # a served model never closes a step
             self.store(step)
             self.history.drop_oldest()
-        bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
+        bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
         if not bad and not step.judge.findings:
             # A healthy stretch: there is nothing to say of what was read, but notes are due.
             entries = [entry for entry in entries if isinstance(entry, Note)]

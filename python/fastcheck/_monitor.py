@@ -315,6 +315,7 @@ class Monitor:
             notes.append(
                 f"tensors on {device} are not read: torch.{device} has no streams and events"
             )
+        notes += session.overflow.remarks()
         lost = sum(ring.lost_count for ring in session.rings.values())
         if lost:
             notes.append(
