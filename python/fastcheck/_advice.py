@@ -40,7 +40,7 @@ def advise(report: StopReport) -> list[Advice]:
         scale=report.scale,
         log_path=report.log_path,
     )
-    found: list[Advice] = []
+    found: list[Advice] = list(_saturating(case))
     for item in _rules(case)(case):
         if item not in found:
             found.append(item)
@@ -76,6 +76,15 @@ def _propagated(case: Case) -> Iterator[Advice]:
         'This tensor only carries on what an earlier one held (count="all" counts those too). '
         "Look at the first non-finite tensor of the step, not at this one."
     )
+
+
+def _saturating(case: Case) -> Iterator[Advice]:
+    if case.reading.overflow_count > case.reading.nonfinite_count:
+        yield Advice(
+            "This device saturates: its largest number stands for an infinity and 0 for a NaN, so "
+            "that more may be wrong than the values show. Atlas A2 and A3 give Inf and NaN where "
+            "INF_NAN_MODE_FORCE_DISABLE is not set."
+        )
 
 
 def _go_on(case: Case) -> Advice:

@@ -71,6 +71,8 @@ class Config:
         """Operators, their tensors or steps are left out."""
         return bool(self.ops or self.roles or self.every > 1 or self.steps is not None)
 
+    reset_overflow_status: bool = False
+
     @property
     def may_stop(self) -> bool:
         """Whether events can end the run."""
@@ -125,6 +127,7 @@ def make_config(
     process_group: Any,
     style: str,
     replay: bool,
+    reset_overflow_status: bool = False,
 ) -> Config:
     """Checks every option; the first one that can't be used raises ConfigError, with nothing
     installed.
@@ -156,6 +159,14 @@ def make_config(
         _positive("within", within, "a number of steps, or None to count over the whole run")
     if not isinstance(protect_weights, bool):
         _one_of("protect_weights", protect_weights, ("auto",), "or True or False")
+    if not isinstance(reset_overflow_status, bool):
+        raise ConfigError(
+            explain(
+                "reset_overflow_status is neither True nor False",
+                expected="whether the device's overflow status may be cleared",
+                came=repr(reset_overflow_status),
+            )
+        )
     if max_lag is not None:
         _positive(
             "max_lag",
@@ -195,6 +206,7 @@ def make_config(
         level=level,
         style=check_style(style),
         replay=bool(replay),
+        reset_overflow_status=reset_overflow_status,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-__all__ = ["DeviceStreams", "streams_of"]
+__all__ = ["DeviceStreams", "stream_handle", "streams_of"]
 
 _NEEDED = ("Stream", "Event", "current_stream", "stream")
 
@@ -69,6 +69,18 @@ def _asker(device: torch.device) -> Optional[Callable[[int], torch.Stream]]:
     if ask is None or device.index is None or device.type != torch._C._get_accelerator().type:
         return None
     return ask
+
+
+def stream_handle(stream: Any) -> int:
+    """The device runtime's own handle of a stream, as kernels are launched on it; 0 where nothing
+    tells it. On torch_npu asking may wait for the host's queue of launches, never for the device.
+    """
+    try:
+        return int(stream.native_handle)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        # torch has it from 2.12 on, and torch_mlu doesn't override what that asks.
+        names = ("cuda_stream", "npu_stream", "mlu_stream", "sycl_queue")
+        return next((int(getattr(stream, name)) for name in names if hasattr(stream, name)), 0)
 
 
 @functools.cache

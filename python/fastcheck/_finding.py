@@ -10,10 +10,21 @@ from typing import Optional
 import numpy as np
 
 from ._calls import Call
-from ._record import Flag, Verdict
+from ._numbers import read
+from ._record import Depth, DeviceMode, Flag, Verdict
 from ._site import Site
 
-__all__ = ["Event", "Finding"]
+__all__ = ["Event", "Finding", "is_event"]
+
+#: Where the largest finite number is taken for an overflow, on a device that saturates. A batch or
+#: a weight may hold it on purpose: torch.finfo(dtype).min is a common mask.
+_SATURABLE = frozenset({"output", "loss", "grad_input", "grad_output", "param_grad"})
+
+
+def is_event(record: np.void, role: str) -> bool:
+    """Whether a record that overflowed() is one to be judged, of a tensor in this role."""
+    counts = (record[name] for name in ("nan_count", "posinf_count", "neginf_count"))
+    return role in _SATURABLE or any(counts)
 
 
 @dataclass(frozen=True)
@@ -70,9 +81,26 @@ class Finding:
 
     @property
     def only_neginf(self) -> bool:
-        """Every non-finite value is -Inf: a masked score and a log(0) look alike here."""
+        """Every non-finite value is -Inf: a masked score and a log(0) look alike here. What
+        saturated stands for an infinity of its sign, where the record tells the sign.
+        """
         record = self.record
+        if self.is_saturated and (record["depth"] < Depth.STATS or _reaches_top(record)):
+            return False
         return not record["nan_count"] and not record["posinf_count"]
+
+    @property
+    def is_saturated(self) -> bool:
+        """It holds what a device leaves in place of an infinity."""
+        is_saturating = self.record["device_mode"] == int(DeviceMode.SATURATING)
+        return bool(is_saturating and self.record["saturated_count"])
+
+    @property
+    def mask_reason(self) -> str:
+        """Of a finding with only_neginf: why that is no event yet."""
+        if self.is_saturated:
+            return "all that saturated is negative, as in a mask"
+        return "its only non-finite values are -Inf"
 
     @property
     def has_nan(self) -> bool:
@@ -84,7 +112,10 @@ class Finding:
         record = self.record
         zeros = int(record["zero_count"])
         # Complex tensors count each part, and never match: no mask is complex.
-        everything = zeros + int(record["neginf_count"]) == int(record["numel"])
+        masked = int(record["neginf_count"])
+        if self.is_saturated:
+            masked += int(record["saturated_count"])
+        everything = zeros + masked == int(record["numel"])
         return self.only_neginf and zeros > 0 and everything
 
     @property
@@ -130,3 +161,10 @@ class Finding:
     def flags(self) -> int:
         """The bits for the record's flags word."""
         return (int(Flag.EVENT) if self.counted else 0) | (int(self.verdict) << 8)
+
+
+def _reaches_top(record: np.void) -> bool:
+    """Of a record that has its extremes: the largest finite number is among the values."""
+    reading = read(record)
+    form = reading.float_format
+    return form is not None and reading.max is not None and reading.max >= form.max

@@ -48,6 +48,7 @@ def install(
     process_group: Any = None,
     style: str = "fastcheck",
     replay: bool = False,
+    reset_overflow_status: bool = False,
 ) -> Monitor:
     """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
     overflows.
@@ -110,6 +111,9 @@ def install(
             ``Functional.softmax.7.backward.output.0``.
         replay: whether a step that ``monitor.run(step, batch)`` runs is run again at op level when
             it is stopped, to name the operator and the line.
+        reset_overflow_status: on an Ascend NPU that saturates, clear the device's overflow status
+            at the start and at each step boundary once it was read, so that it dates every
+            overflow. It is the whole device's: leave it False where other code looks at it.
 
     Returns:
         The Monitor. It need not be kept: the model keeps the observation going until
@@ -149,6 +153,7 @@ def install(
         process_group=process_group,
         style=style,
         replay=replay,
+        reset_overflow_status=reset_overflow_status,
     )
     model, *others = (_uncompiled(module) for module in (model, *more))
     named = _named_modules((model, *others))

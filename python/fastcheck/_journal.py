@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from ._calls import Call
-from ._finding import Finding
+from ._finding import Finding, is_event
 from ._verdict import Judge
 
 __all__ = ["CallEnded", "Entry", "Journal", "ListReading", "Note", "Reading"]
@@ -28,7 +28,9 @@ class Entry:
     __slots__ = ()
 
     def apply(self, judge: Judge, bad: BadRecords) -> None:
-        """Tells the judge; ``bad`` holds the non-finite records by their sequence number."""
+        """Tells the judge; ``bad`` holds the records that show an overflow, by their sequence
+        number.
+        """
         raise NotImplementedError
 
 
@@ -55,7 +57,9 @@ class Reading(Entry):
     def apply(self, judge: Judge, bad: BadRecords) -> None:
         record = bad.get(self.seq)
         # A parameter may have been looked up earlier than its turn.
-        if record is not None and not judge.is_finding(self.seq):
+        if record is None or not is_event(record, self.role):
+            return
+        if not judge.is_finding(self.seq):
             finding = Finding(record, self.role, self.call, self.thread)
             self.method(judge, finding, *self.args)
 
@@ -84,8 +88,8 @@ class ListReading(Entry):
     def apply(self, judge: Judge, bad: BadRecords) -> None:
         stop = self.first_seq + len(self.roles)
         for seq in sorted(seq for seq in bad if self.first_seq <= seq < stop):
-            if not judge.is_finding(seq):
-                role = self.roles[seq - self.first_seq]
+            role = self.roles[seq - self.first_seq]
+            if is_event(bad[seq], role) and not judge.is_finding(seq):
                 self.method(judge, Finding(bad[seq], role, None, self.thread), *self.args)
 
 

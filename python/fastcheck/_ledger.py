@@ -23,7 +23,7 @@ from ._journal import BadRecords, Entry, Journal
 from ._log import RecordLog
 from ._op_judge import OpFinding, OpJudge
 from ._policy import Decision, Policy
-from ._record import Flag, Verdict, nonfinite
+from ._record import Flag, Verdict, overflowed
 from ._scaling import ScalingRow
 from ._site import SiteTable
 from ._step import Step
@@ -168,7 +168,7 @@ class Ledger:
         if self.history.is_full:  # a served model never closes a step
             self.store(step)
             self.history.drop_oldest()
-        bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
+        bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
         # Of a healthy stretch there is nothing to say of what was read.
         is_healthy = not bad and not step.judge.findings
         for entry in journal.notes if is_healthy else journal.entries:

@@ -383,6 +383,7 @@ class Monitor:
                 f"tensors on {device} are not read: torch.{device} has no streams and events"
             )
         notes += triton.remarks()
+        notes += session.overflow.remarks()
         lost = sum(ring.lost_count for ring in session.rings.values())
         if lost:
             notes.append(

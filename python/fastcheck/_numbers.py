@@ -12,7 +12,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from ._record import DTYPES, Depth, extremes
+from ._record import DTYPES, Depth, DeviceMode, extremes
 
 Number = Union[int, float]
 
@@ -76,6 +76,8 @@ class Reading:
     site: int
     seq: int
     flags: int
+    #: The device leaves its largest number where an infinity belongs.
+    is_saturating: bool = False
 
     @property
     def inf_count(self) -> int:
@@ -84,6 +86,11 @@ class Reading:
     @property
     def nonfinite_count(self) -> int:
         return self.nan_count + self.inf_count
+
+    @property
+    def overflow_count(self) -> int:
+        """What shows an overflow: NaN and Inf, and what saturated on a device that does that."""
+        return self.nonfinite_count + (self.saturated_count if self.is_saturating else 0)
 
     @property
     def finite_count(self) -> int:
@@ -106,7 +113,7 @@ def read(record: np.void) -> Reading:
     total, _abs_total, sum_sq = struct.unpack_from("<3d", raw, 80)
     checksum, seq, step = struct.unpack_from("<Qqq", raw, 104)
     call, site, flags = struct.unpack_from("<iiI", raw, 128)
-    code, _order, depth = struct.unpack_from("<3B", raw, 142)
+    code, _order, depth, mode = struct.unpack_from("<4B", raw, 142)
     info = DTYPES[code]
     float_format = _FLOAT_FORMATS.get(info.name)
     components = numel * info.components
@@ -145,6 +152,7 @@ def read(record: np.void) -> Reading:
         site=site,
         seq=seq,
         flags=flags,
+        is_saturating=mode == DeviceMode.SATURATING and float_format is not None,
     )
 
 
@@ -182,13 +190,16 @@ def spell_share(part: float, whole: float) -> str:
 
 
 def spell_nonfinite(reading: Reading) -> str:
-    """``12 NaN and 4 +Inf``; ``no NaN or Inf`` when there is none."""
+    """``12 NaN and 4 +Inf``; ``no NaN or Inf`` when there is none. On a device that saturates also
+    ``3 saturated``.
+    """
     parts = [
         f"{count:,} {name}"
         for count, name in (
             (reading.nan_count, "NaN"),
             (reading.posinf_count, "+Inf"),
             (reading.neginf_count, "-Inf"),
+            (reading.overflow_count - reading.nonfinite_count, "saturated"),
         )
         if count
     ]

@@ -154,6 +154,15 @@ def nonfinite(records: np.ndarray) -> np.ndarray:
     return found
 
 
+def overflowed(records: np.ndarray) -> np.ndarray:
+    """Which of these records show an overflow: nonfinite() or, of a device that saturates, holding
+    its dtype's largest finite magnitude. A boolean array.
+    """
+    saturating = records["device_mode"] == int(DeviceMode.SATURATING)
+    found: np.ndarray = nonfinite(records) | (saturating & (records["saturated_count"] != 0))
+    return found
+
+
 class Identity(NamedTuple):
     """What the host knows of a record before it is there."""
 

@@ -48,7 +48,7 @@ VERDICT_SAYS = {
     Verdict.ARRIVED: "it came in from outside",
     Verdict.PROPAGATED: "carried on from an earlier tensor",
     Verdict.INTENDED: "an infinity written on purpose",
-    Verdict.ABSORBED: "an infinity that nothing took over",
+    Verdict.ABSORBED: "an overflow that no later tensor shows",
     Verdict.UNRESOLVED: "-Inf only: a mask or a log(0)",
     Verdict.SCALED: "a scaled gradient, its update skipped",
     Verdict.BENIGN: "memory that nobody wrote yet",
@@ -178,7 +178,7 @@ def _verdict(event: Event) -> str:
 
 
 def _what(report: StopReport, reading: Reading, width: int) -> list[str]:
-    share = spell_share(reading.nonfinite_count, reading.components)
+    share = spell_share(reading.overflow_count, reading.components)
     unit = "real and imaginary parts" if reading.components != reading.numel else "elements"
     lines = wrap(
         f"{spell_nonfinite(reading)} among {reading.components:,} {unit} ({share}).",
@@ -399,7 +399,7 @@ def _trend(trend: Trend, width: int, ascii_only: bool) -> list[str]:
         )
     lines += table(header, rows, left=0, width=width, note=1)
     series = trend.series()
-    bad = [reading.nonfinite_count > 0 for reading in trend.readings]
+    bad = [reading.overflow_count > 0 for reading in trend.readings]
     line = sparkline(series, bad, width=min(60, width - 20), ascii_only=ascii_only)
     usable = [value for value, is_bad in zip(series, bad) if value is not None and not is_bad]
     if usable:

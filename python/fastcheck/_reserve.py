@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ._device import DeviceStreams
-from ._record import RECORD_BYTES, RECORD_DTYPE, Identity, identify
+from ._record import RECORD_BYTES, RECORD_DTYPE, DeviceMode, Identity, identify
 from ._segment import Segment
 from .backends import Backend
 
@@ -21,6 +21,7 @@ RESERVED_SLOTS = 16
 
 _SEQ_WORD = RECORD_DTYPE.fields["seq"][1] // 8  # type: ignore[index]
 _COUNT_WORDS = slice(1, 4)  # nan_count, posinf_count, neginf_count
+_SATURATED_WORD = 7
 
 
 class Reserve(Segment):
@@ -56,7 +57,10 @@ class Reserve(Segment):
         words = self._scratch.view(torch.int64)
         words[0, _SEQ_WORD].fill_(identity.seq)
         taken = self.slots.view(torch.int64)[0, :1]
-        keep = (words[0, _COUNT_WORDS].sum() > 0) & (taken < RESERVED_SLOTS)
+        bad = words[0, _COUNT_WORDS].sum()
+        if self._backend.device_mode is DeviceMode.SATURATING:
+            bad = bad + words[0, _SATURATED_WORD]
+        keep = (bad > 0) & (taken < RESERVED_SLOTS)
         row = taken.clamp(max=RESERVED_SLOTS - 1) + 1
         self.slots.index_copy_(
             0, row, torch.where(keep, self._scratch, self.slots.index_select(0, row))

@@ -28,6 +28,7 @@ from ._drain import Drain, Part
 from ._errors import FastcheckError, FastcheckWarning
 from ._journal import CallEnded, Journal, ListReading, Note, Reading
 from ._ledger import Ledger
+from ._overflow_status import StatusReader
 from ._reader import (
     ELSEWHERE,
     IS_NEW,
@@ -62,6 +63,7 @@ class Session:
         self.drain = Drain(self.ledger, config.max_lag, self.trouble, self._last_words)
         self.host = HostRing(config.depth, when_full=self._make_room)
         self.rings: dict[torch.device, DeviceRing] = {}
+        self.overflow = StatusReader(self)
         # From the first tensor that is not on the CPU on: what is read is judged when the drain
         # brings it.
         self.is_deferred = False
@@ -132,6 +134,7 @@ class Session:
         self.is_closed = True
         if not self.is_active:
             return
+        self.overflow.read()
         self.note(self.ledger.close, self.step)
         if self.is_deferred:
             self._submit(closes_step=True)
@@ -348,6 +351,7 @@ class Session:
             with torch.inference_mode(False):
                 ring = DeviceRing(streams, backend_for(device), self.config.depth)
             self.rings[device] = ring
+            self.overflow.add(device, ring.backend)
             if not self.is_deferred:
                 # What the ring of the host holds has been judged.
                 self.collect()

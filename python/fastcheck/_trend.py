@@ -27,8 +27,8 @@ class Trend:
 
     @property
     def healthy(self) -> list[Reading]:
-        """The readings with nothing non-finite in them."""
-        return [reading for reading in self.readings if not reading.nonfinite_count]
+        """The readings that show no overflow."""
+        return [reading for reading in self.readings if not reading.overflow_count]
 
     @property
     def first_abs_max(self) -> float | None:

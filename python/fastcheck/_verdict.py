@@ -257,6 +257,18 @@ class Judge:
         if self._first_hard() is None:
             self._masks.update(f.site for f in self.findings if f.is_soft)
 
+    def process_overflow(self, finding: Finding, reason: str) -> None:
+        """A saturating device says that something overflowed, and no tensor of the step shows it:
+        values inside an operator, or a NaN that became 0. A mask that is added does it too.
+        """
+        self._add(finding)
+        self._decide(
+            finding,
+            Verdict.ABSORBED,
+            f"{reason}: its overflow status was set, and no output or gradient that was read shows "
+            "where",
+        )
+
     def overdue(self, finding: Finding, skipped_steps: int) -> None:
         """Loss scaling has skipped so many steps in a row that it will not recover by itself."""
         self._decide(
@@ -311,7 +323,7 @@ class Judge:
             return
         soft = [f for f in related if f.is_soft]
         if finding.only_neginf:
-            finding.hold(Verdict.UNRESOLVED, "its only non-finite values are -Inf", verdict, reason)
+            finding.hold(Verdict.UNRESOLVED, finding.mask_reason, verdict, reason)
             finding.cause = soft[0] if soft else None
             self.changed.append(finding)
             return
@@ -349,9 +361,7 @@ class Judge:
 
     def _arrive_or_wait(self, finding: Finding, reason: str) -> None:
         if finding.only_neginf:
-            finding.hold(
-                Verdict.UNRESOLVED, "its only non-finite values are -Inf", Verdict.ARRIVED, reason
-            )
+            finding.hold(Verdict.UNRESOLVED, finding.mask_reason, Verdict.ARRIVED, reason)
             self.changed.append(finding)
         else:
             self._decide(finding, Verdict.ARRIVED, reason)

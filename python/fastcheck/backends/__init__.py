@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Optional
+from typing import Callable, Optional
 
 import torch
 
 from .._extension import extension, status
 from .._record import DeviceMode
-from . import cuda, portable, triton
+from . import cuda, mlu, npu, portable, triton
 from .entry import Backend
 
 __all__ = ["Backend", "backend_for"]
@@ -73,7 +73,20 @@ def _of_type(device_type: str, index: Optional[int] = None) -> Backend:
     return _portable(device_type)
 
 
+#: Types of device of which more is to be said than which kernels read them.
+_COMPLETED: dict[str, Callable[[Backend], Backend]] = {
+    "mlu": mlu.completed,
+    "npu": npu.completed,
+}
+
+
+@functools.cache
+def _completed(device_type: str, kernels: Backend) -> Backend:
+    return _COMPLETED[device_type](kernels)
+
+
 def backend_for(device: torch.device) -> Backend:
     """The backend that reads tensors on ``device``."""
     # Kernels may run on one GPU and not on another; asking another one would wake it.
-    return _of_type(device.type, device.index if device.type == "cuda" else None)
+    kernels = _of_type(device.type, device.index if device.type == "cuda" else None)
+    return _completed(device.type, kernels) if device.type in _COMPLETED else kernels

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, Optional
 
 import torch
 
 from .._record import DeviceMode
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "OverflowStatus"]
+
+
+@dataclass(frozen=True)
+class OverflowStatus:
+    """A word of the device's own that any overflow on it sets, and that stays set. Both functions
+    are put on the device's current stream, and wait for nothing.
+    """
+
+    #: A tensor of one element on the device: its bits are zero while nothing has overflowed.
+    read: Callable[[torch.device], torch.Tensor]
+    clear: Callable[[torch.device], None]
 
 
 @dataclass(frozen=True)
@@ -37,9 +48,12 @@ class Backend:
     observe: Callable[[torch.Tensor, torch.Tensor, int, int], None]
     #: (tensors, slots, first, depth): slots[first : first + len(tensors)]
     observe_list: Callable[[Sequence[torch.Tensor], torch.Tensor, int, int], None]
-    #: 0-dim float32 on the tensors' device: 1.0 where any of them holds a NaN or an infinity.
+    #: 0-dim float32 on the tensors' device: 1.0 where any of them holds a NaN or an infinity, or
+    #: what a device that saturates leaves in the place of one.
     found_nonfinite: Callable[[Sequence[torch.Tensor]], torch.Tensor]
     #: (tensor, logical): the dtype code and the order that the record will say. Host only.
     identity: Callable[[torch.Tensor, bool], tuple[int, int]]
     #: observe_list in row-major order, whatever the strides.
     observe_list_logical: Callable[[Sequence[torch.Tensor], torch.Tensor, int, int], None]
+    #: None where the device has none, or where its values show every overflow.
+    overflow_status: Optional[OverflowStatus] = None

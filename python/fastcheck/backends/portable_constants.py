@@ -11,6 +11,8 @@ from typing import Any, Callable
 
 import torch
 
+from .._device import stream_handle
+
 __all__ = ["constant", "counting", "stream_key", "upload", "zeros"]
 
 
@@ -67,4 +69,7 @@ def stream_key(device: torch.device) -> int:
     current = getattr(module, "current_stream", None)
     if device.type == "cpu" or current is None:
         return 0
-    return int(getattr(current(device), "stream_id", 0))
+    stream = current(device)
+    # Streams that a device's own package made up have no number of torch's.
+    number = getattr(stream, "stream_id", None)
+    return stream_handle(stream) if number is None else int(number)

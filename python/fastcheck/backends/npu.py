@@ -1,0 +1,128 @@
+"""Huawei's Ascend NPU, through torch_npu: its overflow mode and its overflow status, whichever
+kernels read its tensors.
+
+In saturation mode the chip gives the largest finite number where IEEE 754 has an infinity, and 0
+where it has a NaN, and sets a status word: a few numbers per device that any operator sets and none
+clears. The 910 (Atlas training series) and the 310P have only that mode; the 910B and 910_93 (Atlas
+A2 and A3) give Inf and NaN unless INF_NAN_MODE_FORCE_DISABLE=1; the 950 gives them always.
+torch_npu sets the device to the mode that ``is_support_inf_nan()`` tells, when it initialises it.
+Sources: the descriptions of INF_NAN_MODE_ENABLE and of ``npu_get_float_status`` in torch_npu's
+documentation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
+
+import torch
+
+from .._record import DeviceMode
+from .entry import Backend, OverflowStatus
+
+__all__ = ["completed", "mode"]
+
+#: Chips by torch_npu's name for them. "Ascend910B", without a digit, is one of the first 910s.
+_EITHER = re.compile(r"Ascend910(B\d|_93)")
+_ALWAYS_IEEE = re.compile(r"Ascend(950|910_95)")
+_ALWAYS_SATURATING = re.compile(r"Ascend(910(A|B|ProA|ProB|PremiumA)?|310P\d?)$")
+
+_SATURABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+#: Numbers in what npu_get_float_status gives and takes.
+_STATUS_NUMBERS = 8
+
+
+def completed(kernels: Backend) -> Backend:
+    """The table's entry for an NPU whose tensors ``kernels`` read."""
+    found = mode()
+    if found is not DeviceMode.SATURATING:
+        return dataclasses.replace(kernels, device_mode=found)
+    return dataclasses.replace(
+        kernels,
+        device_mode=found,
+        found_nonfinite=functools.partial(_found_overflow, kernels.found_nonfinite),
+        overflow_status=_status(),
+    )
+
+
+def mode() -> DeviceMode:
+    """What torch_npu has set the devices of this process to. Host only; torch_npu is imported."""
+    utils: Any = getattr(getattr(torch, "npu", None), "utils", None)
+    ask = getattr(utils, "is_support_inf_nan", None)
+    if ask is None:  # a release before the function
+        return _mode_of_chip()
+    try:
+        return DeviceMode.IEEE if ask() else DeviceMode.SATURATING
+    except RuntimeError:  # variables that contradict each other or the chip
+        return _mode_of_chip()
+
+
+def _mode_of_chip() -> DeviceMode:
+    module: Any = getattr(torch, "npu", None)
+    try:
+        name = str(module.get_device_name())
+    except Exception:  # no such function, no driver
+        return DeviceMode.UNKNOWN
+    if _ALWAYS_IEEE.match(name):
+        return DeviceMode.IEEE
+    if _EITHER.match(name):
+        is_off = os.environ.get("INF_NAN_MODE_FORCE_DISABLE") == "1"
+        return DeviceMode.SATURATING if is_off else DeviceMode.IEEE
+    return DeviceMode.SATURATING if _ALWAYS_SATURATING.match(name) else DeviceMode.UNKNOWN
+
+
+def _found_overflow(
+    found_nonfinite: Callable[[Sequence[torch.Tensor]], torch.Tensor],
+    tensors: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """1.0 also where any of them holds its dtype's largest magnitude: an infinity, saturated. No
+    synchronisation.
+    """
+    word = found_nonfinite(tensors)
+    groups: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.dtype in _SATURABLE and tensor.numel():
+            groups.setdefault(tensor.dtype, []).append(tensor.detach())
+    with torch.no_grad():
+        for dtype, group in groups.items():
+            # The largest magnitude is exact in its own dtype.
+            largest = torch.stack(torch._foreach_norm(group, float("inf"))).amax()
+            word.logical_or_(largest >= torch.finfo(dtype).max)
+    return word
+
+
+def _status() -> Optional[OverflowStatus]:
+    operators: Any = sys.modules.get("torch_npu")
+    if hasattr(operators, "npu_get_float_status") and hasattr(operators, "npu_clear_float_status"):
+        return OverflowStatus(_read_status, _clear_status)
+    return None
+
+
+def _read_status(device: torch.device) -> torch.Tensor:
+    # float32 on a 910, which writes to the tensor it is given; int32 on a 910B. torch_npu looks at
+    # the first number, and so does this.
+    module, operators = _modules()
+    with module.device(device), torch.no_grad():
+        words: torch.Tensor = operators.npu_get_float_status(_numbers(device))
+        return words[:1]
+
+
+def _clear_status(device: torch.device) -> None:
+    module, operators = _modules()
+    with module.device(device), torch.no_grad():
+        operators.npu_clear_float_status(_numbers(device))
+
+
+def _modules() -> tuple[Any, Any]:
+    module: Any = getattr(torch, "npu", None)
+    return module, sys.modules["torch_npu"]
+
+
+def _numbers(device: torch.device) -> torch.Tensor:
+    return torch.zeros(_STATUS_NUMBERS, dtype=torch.float32, device=device)

@@ -1,0 +1,106 @@
+"""Ascend NPUs on the fake accelerator, renamed, with what torch_npu offers: the overflow mode, chip
+by chip.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ascend
+import fastcheck
+from ascend import Net, loop, too_large, use_chip
+from fastcheck import DeviceMode
+from fastcheck.backends import backend_for, npu, whole
+from training import poison, stopped, where
+
+#: Chips in each mode that they have: name, environment, mode.
+CHIPS = [
+    ("Ascend910A", {}, DeviceMode.SATURATING),
+    ("Ascend910A", {"INF_NAN_MODE_ENABLE": "1"}, DeviceMode.SATURATING),
+    ("Ascend910B1", {}, DeviceMode.IEEE),
+    ("Ascend910B1", {"INF_NAN_MODE_FORCE_DISABLE": "1"}, DeviceMode.SATURATING),
+    ("Ascend950DT", {}, DeviceMode.IEEE),
+    ("Ascend950DT", {"INF_NAN_MODE_FORCE_DISABLE": "1"}, DeviceMode.IEEE),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    with ascend.fresh_device(monkeypatch):
+        yield
+
+
+class TestMode:
+    @pytest.mark.parametrize(("name", "variables", "mode"), CHIPS)
+    def test_as_torch_npu_tells_it(
+        self, name: str, variables: Any, mode: DeviceMode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use_chip(monkeypatch, name, **variables)
+        assert backend_for(torch.device("npu", 0)).device_mode is mode
+        model = Net()
+        monitor = fastcheck.install(model, overflow_nums=-1)
+        loop(model, 2)
+        monitor.flush()
+        assert set(monitor.records()["device_mode"]) == {int(mode)}
+        row = whole.record(torch.ones(3, device="npu"), fastcheck.Depth.HEALTH, False)
+        assert row.cpu().numpy().view(fastcheck.RECORD_DTYPE)["device_mode"][0] == int(mode)
+
+    @pytest.mark.parametrize(
+        ("name", "is_off", "mode"),
+        [
+            ("Ascend910A", False, DeviceMode.SATURATING),
+            ("Ascend910ProB", False, DeviceMode.SATURATING),
+            ("Ascend910B", False, DeviceMode.SATURATING),  # of the first generation
+            ("Ascend310P3", False, DeviceMode.SATURATING),
+            ("Ascend910B1", False, DeviceMode.IEEE),
+            ("Ascend910B2C", True, DeviceMode.SATURATING),
+            ("Ascend910_9391", False, DeviceMode.IEEE),
+            ("Ascend910_9391", True, DeviceMode.SATURATING),
+            ("Ascend950DT", True, DeviceMode.IEEE),
+            ("Ascend1234", False, DeviceMode.UNKNOWN),
+        ],
+    )
+    def test_an_old_torch_npu_is_judged_by_its_chip(
+        self, name: str, is_off: bool, mode: DeviceMode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use_chip(monkeypatch, name)
+        monkeypatch.delattr(torch.npu, "utils")
+        if is_off:
+            monkeypatch.setenv("INF_NAN_MODE_FORCE_DISABLE", "1")
+        assert npu.mode() is mode
+
+    def test_variables_that_torch_npu_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        use_chip(monkeypatch, "Ascend910B1", INF_NAN_MODE_ENABLE="0")
+        assert npu.mode() is DeviceMode.IEEE
+
+    def test_without_a_word_from_torch_npu_it_is_unknown(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+        backend = backend_for(torch.device("npu", 0))
+        assert backend.device_mode is DeviceMode.UNKNOWN
+        assert backend.overflow_status is None
+        model = Net()
+        monitor = fastcheck.install(model)
+        loop(model, 1)
+        assert "npu:0 does to a result" in monitor.summary()
+
+    def test_in_inf_nan_mode_nothing_is_added(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The largest number is a number like others, and no status word is read."""
+        chip = use_chip(monkeypatch, "Ascend910B1")
+        model = Net()
+        monitor = fastcheck.install(model)
+        loop(model, 3, 1, lambda x: poison(x, ascend.SATURATED))
+        monitor.flush()
+        assert monitor.events == ()
+        assert "saturates" not in monitor.summary()
+        assert "overflow_status" not in {site.role for site in monitor.sites}
+        stop = stopped(loop, model, 9, 1, too_large(chip))
+        assert where(stop.culprit) == ("hole", "output", "output", "origin")
