@@ -9,8 +9,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import fastcheck
+from fastcheck._op_mode import CallMode
 
 # No deadline: a slow machine is not a defect. What fails is printed so that it can be replayed.
 hypothesis.settings.register_profile(
@@ -59,6 +61,9 @@ def op_observer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     yield
     observer = fastcheck._C.op_observer()
     observer.stop(observer.run())
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, CallMode):
+            mode.close()
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ def build_report(
         scale=session.current_scale(),
         rank=ledger.rank,
         world_size=world_size,
+        style=session.config.style,
         weights_intact=step.is_protected or (step is session.step and step.update_count == 0),
     )
 

@@ -32,6 +32,7 @@ from ._session import Session
 from ._site import SiteTable
 from ._state import StateReader
 from ._steps import StepWatcher
+from ._style import check_style
 from ._summary import summary
 from ._verdict import Event
 
@@ -145,10 +146,14 @@ class Monitor:
                 return ledger.history.all()
             return read_log(log.directory, rank=ledger.rank).records
 
-    def summary(self) -> str:
+    def summary(self, style: Optional[str] = None) -> str:
         """What a person wants to read: what was watched, what was found, where, and the last step
         in numbers.
+
+        ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``
+        (``Functional.softmax.7.forward.output.0``); None: as install() was told.
         """
+        style = self._session.config.style if style is None else check_style(style)
         session, ledger = self._session, self._ledger
         with session.lock, ledger.lock:
             session.collect()
@@ -166,6 +171,7 @@ class Monitor:
                 last_step=[(session.sites[int(record["site"])], record) for record in last],
                 log_path=None if log is None else log.directory,
                 notes=self._notes(),
+                style=style,
             )
 
     def flush(self) -> None:

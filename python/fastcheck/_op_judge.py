@@ -55,6 +55,8 @@ class OpJudge(Judge):
     elders: Elders
     #: The gradients of this step carry a loss scale.
     is_scaled = False
+    #: Not every op of every step is read.
+    is_filtered = False
 
     def incident(self, incident: Incident, bad: BadRecords) -> None:
         """One op that made or read something non-finite."""
@@ -62,8 +64,7 @@ class OpJudge(Judge):
             if one.is_arrival and one.seq in bad and not self.is_finding(one.seq):
                 arrival = self._finding(bad[one.seq], incident)
                 self._add(arrival)
-                reason = "no observed op has made it: it came from outside of torch's operators"
-                self._arrive(arrival, one.is_collective, reason)
+                self._arrive(arrival, one.is_collective, self._outside)
         fed = [found for one in incident.fed if (found := self._find(one.seq)) is not None]
         if incident.made and not any(is_bad for _, is_bad in incident.made):
             for source in fed:
@@ -80,6 +81,15 @@ class OpJudge(Judge):
         finding = OpFinding(record, self._sites[int(record["site"])].role)
         finding.line = incident.line
         return finding
+
+    @property
+    def _outside(self) -> str:
+        if self.is_filtered:
+            return (
+                "no observed op has made it: it came from what ops=, roles=, include=, exclude=, "
+                "steps= or every= leave unread, or from outside of torch's operators"
+            )
+        return "no observed op has made it: it came from outside of torch's operators"
 
     def stored(self, finding: OpFinding) -> None:
         """A parameter or a buffer, before anything has used it."""

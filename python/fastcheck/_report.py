@@ -26,6 +26,7 @@ from ._layout import (
 from ._naming import module_name, tensor_name
 from ._numbers import Reading, read, spell, spell_nonfinite, spell_share
 from ._record import RECORD_DTYPE, Verdict
+from ._style import place as place_of
 from ._summary import summary
 from ._trend import Trend
 
@@ -62,6 +63,7 @@ class StopReport:
     use. ``rank``: whose report it is, of ``world_size`` ranks that stop together.
     ``weights_intact``: True when it is certain that no update of this step has been applied; None
     when unknown. ``is_lost``: another rank found it, and what it had to say is gone with it.
+    ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``.
     """
 
     culprit: Event
@@ -77,6 +79,7 @@ class StopReport:
     world_size: int = 1
     weights_intact: bool | None = None
     is_lost: bool = False
+    style: str = "fastcheck"
 
 
 def render(
@@ -139,8 +142,8 @@ def _headline(report: StopReport, reading: Reading) -> str:
     elif site.role == "input" and not site.module:
         place = f"in {site.label}, the batch given to {module_name(site)}"
     else:
-        place = f"in {tensor_name(site)} of {module_name(site)}"
-        if site.op:
+        place = f"in {place_of(site, reading.call, report.style)}"
+        if site.op and report.style == "fastcheck":
             place = f"in {tensor_name(site)} of {site.op} #{reading.call} in {module_name(site)}"
     rank = f" on rank {report.rank}" if report.world_size > 1 else ""
     return f"{found} {place} at step {report.step}{rank}"
@@ -165,7 +168,7 @@ def _what(report: StopReport, reading: Reading, width: int) -> list[str]:
     if others:
         named: list[str] = []
         for event in others:
-            name = f"{tensor_name(event.site)} of {module_name(event.site)}"
+            name = place_of(event.site, int(event.record["call"]), report.style)
             if name not in named:
                 named.append(name)
         more = f" and {len(others) - 2:,} more" if len(others) > 2 else ""
@@ -292,7 +295,9 @@ def _inputs(report: StopReport, width: int) -> list[str]:
     for source, record in report.inputs[:_INPUT_ROWS]:
         reading = read(record)
         name = tensor_name(source)
-        if source.module != site.module:
+        if report.style != "fastcheck" and not source.op:
+            name = place_of(source, reading.call, report.style)
+        elif source.module != site.module:
             name += f" of {source.module or source.module_type}"
         rows.append(
             [

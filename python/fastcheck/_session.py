@@ -58,7 +58,7 @@ class Session:
         self.next_seq = 0
         self.step = self.ledger.new_step(0)
         self.removed = False
-        self.is_active = True
+        self.is_active = config.observes(0)
         self.is_closed = False
         # Set by the owner: monitor.step() was called, and from then on nothing else closes a step.
         self.is_explicit = False
@@ -108,7 +108,7 @@ class Session:
         self.seen.clear()
         self.step = self.ledger.new_step(step.index + 1)
         self.is_closed = False
-        self.is_active = self.step.index % self.config.every == 0
+        self.is_active = self.config.observes(self.step.index)
 
     def close_step(self) -> None:
         """Settles the step and has it written down. May be called again for the same step, after
