@@ -392,6 +392,7 @@ def _event(
             counted=bool(line["counted"]),
             rank=rank,
             line=str(line.get("line", "")),
+            api=str(line.get("api", "")),
         )
     except (KeyError, TypeError, ValueError):
         return None

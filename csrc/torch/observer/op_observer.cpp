@@ -139,6 +139,8 @@ void OpObserver::leave() {
 
 void OpObserver::set_optimizer(bool at_work) { thread().at_optimizer = at_work; }
 
+void OpObserver::set_api(std::int64_t api) { thread().api = api; }
+
 void OpObserver::pause(int delta) { thread().paused += delta; }
 
 // ---- Callbacks ----------------------------------------------------------------------------------
@@ -237,8 +239,8 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   frame.call = calls[number]++;
   if (frame.direction == Direction::kForward && sequence >= 0 &&
       forward_ops_.size() < kMaxForwardOps) {
-    forward_ops_[node_key(fn.threadId(), sequence)] = {op->number, frame.call, frame.module, choice,
-                                                       std::move(line)};
+    forward_ops_[node_key(fn.threadId(), sequence)] = {op->number, frame.call, frame.module,
+                                                       mine.api,   choice,     std::move(line)};
   }
   if (frame.forward.op >= 0) frame.call = frame.forward.call;
   if (op->is_allocation) return;
@@ -389,6 +391,7 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
   incident.op = frame.op->number;
   incident.direction = frame.direction;
   incident.is_recompute = frame.is_recompute;
+  incident.api = frame.direction == Direction::kBackward ? frame.forward.api : mine.api;
   incident.infinite_scalars = frame.infinite_scalars;
   incident.forward_line = frame.forward.line;
   incident.fed = frame.fed;
