@@ -9,6 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any, Optional
 
+import torch
+from torch import nn
+
+import fastcheck
+from fastcheck.compat import ptdbg
+
 SCRIPTS = Path(__file__).parent / "compat_scripts"
 
 
@@ -38,3 +44,23 @@ def calls_of(step: Path) -> list[dict[str, Any]]:
 def overflows_of(dump_path: Path) -> list[dict[str, Any]]:
     """The record file of overflow_check."""
     return lines_of(dump_path / "overflow" / "overflows-rank0.jsonl")
+
+
+def overflows_on_rank_1(rank: int, dump_path: str) -> Any:
+    """Trains until it is stopped: (API, step, rank) of what did it."""
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    ptdbg.set_dump_path(dump_path)
+    ptdbg.register_hook(net, ptdbg.overflow_check)
+    try:
+        for step in range(6):
+            x = torch.ones(1, 2)
+            if (rank, step) == (1, 2):
+                with torch.no_grad():
+                    net.weight.fill_(3e38)
+            net(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except fastcheck.OverflowDetected as stop:
+        return stop.culprit.api, stop.step, stop.report.rank
+    return None

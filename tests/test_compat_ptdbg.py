@@ -13,13 +13,15 @@ import torch
 from torch import nn
 
 import fastcheck
-from compat import calls_of, overflows_of, run_script
+from compat import calls_of, overflows_of, overflows_on_rank_1, run_script
 from fastcheck._logread import read_log
 from fastcheck.cli import main
 from fastcheck.compat import ptdbg
 from fastcheck.compat._functions import api_names
 from fastcheck.compat._options import _said
+from fastcheck.compat._overflows import _usable_level
 from fastcheck.compat._ptdbg_switch import dump_plan, whole_call
+from ranks_harness import run_ranks, values
 
 NAME = "Functional_linear_145_backward"
 
@@ -54,10 +56,10 @@ def test_the_printed_name_dumps_that_call(tmp_path: Path) -> None:
     assert {(line["api"], line["module"]) for line in calls} == {
         ("Functional.linear.145", "tagger")
     }
-    values = load_file(step / "rank0" / "tensors-00000.safetensors")
+    loaded = load_file(step / "rank0" / "tensors-00000.safetensors")
 
     def value(entry: dict[str, Any]) -> torch.Tensor:
-        return values[entry["value"][1]]
+        return loaded[entry["value"][1]]
 
     forward = next(line for line in calls if line["op"] == "aten.addmm" and "ran" not in line)
     bias, x, weight = map(value, forward["in"])
@@ -186,7 +188,7 @@ def test_what_can_not_be_meant_is_an_error(options: dict[str, Any], says: str) -
     with pytest.raises(fastcheck.ConfigError) as caught:
         ptdbg.set_dump_switch("ON", **options)
     assert says in str(caught.value)
-    assert ptdbg._session.plan is None
+    assert ptdbg._session.plans is None
 
 
 def test_what_has_no_counterpart_is_said_once() -> None:
@@ -195,7 +197,7 @@ def test_what_has_no_counterpart_is_said_once() -> None:
     with pytest.warns(fastcheck.FastcheckWarning) as caught:
         plan, _ = dump_plan("all", (), summary_only=False, **options)
         dump_plan("all", (), summary_only=False, **options)
-    assert plan == {"tensors": True} and len(caught) == 2
+    assert plan == {"": {"tensors": True}} and len(caught) == 2
 
 
 @pytest.mark.parametrize(
@@ -204,12 +206,48 @@ def test_what_has_no_counterpart_is_said_once() -> None:
         ("Functional_linear_145_backward", "Functional_linear_145"),
         ("Functional_linear_145_forward_output_0", "Functional_linear_145"),
         ("Tensor.add_.3.backward", "Tensor.add_.3"),
+        ("layers.3 · aten.mul #3 · backward", "layers.3 · aten.mul #3"),
         ("Functional_relu_0", "Functional_relu_0"),
         ("Functional_soft_backward_relu_0", "Functional_soft_backward_relu_0"),
     ],
 )
 def test_a_call_comes_with_both_directions(name: str, call: str) -> None:
     assert whole_call(name) == call
+
+
+def test_without_operators_modules_are_named_and_dumped(tmp_path: Path) -> None:
+    pure = {"FASTCHECK_NO_EXTENSION": "1"}
+    ran = run_script("bert_crf_ptdbg.py", "check", 1, at=tmp_path, env=pure)
+    assert ran.returncode == 1
+    assert "reading operators needs the compiled extension" in ran.stderr
+    (only,) = overflows_of(tmp_path / "dump")
+    assert only["name"] == "Module.tagger.Linear.backward.0"
+    ran = run_script("bert_crf_ptdbg.py", "list", only["name"], at=tmp_path, env=pure)
+    assert ran.returncode == 0
+    calls = [line for line in calls_of(tmp_path / "dump" / "step0") if line["kind"] == "module"]
+    assert {line["module"] for line in calls} == {"tagger"} and has_values(calls)
+    assert {line["direction"] for line in calls} == {"forward", "backward"}
+
+
+def test_names_of_both_kinds_are_two_dumps() -> None:
+    names = ["Module.layers.3.attn.Attention.backward.1", "Functional_relu_0_forward"]
+    plans, _ = dump_plan("list", names, (), "OFF", "all", False)
+    assert plans["modules"]["modules"] == ["layers.3.attn #1"]
+    assert plans["modules"]["level"] == "module" and plans[""]["ops"] == ["Functional_relu_0"]
+
+
+def test_a_device_is_watched_at_module_level() -> None:
+    _said.clear()
+    with pytest.warns(fastcheck.FastcheckWarning, match="the model is on meta"):
+        assert _usable_level([nn.Linear(2, 2, device="meta")]) == "module"
+    assert _usable_level([nn.Linear(2, 2)]) == "op"
+
+
+def test_one_rank_that_reaches_the_limit_ends_all(tmp_path: Path) -> None:
+    for value in values(run_ranks(overflows_on_rank_1, str(tmp_path), world_size=2)):
+        assert value == ("Functional.linear.0", 2, 1)
+    names = [path.name for path in (tmp_path / "overflow").glob("overflows-*")]
+    assert names == ["overflows-rank1.jsonl"]
 
 
 def test_functions_by_their_bare_names() -> None:

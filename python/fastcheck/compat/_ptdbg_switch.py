@@ -13,6 +13,8 @@ __all__ = ["dump_plan", "whole_call"]
 
 _MODES = ("all", "list", "range", "stack", "api_list", "api_stack", "acl")
 
+_MODULE = re.compile(r"Module\.(.+)\.[^.]+\.(?:forward|backward)\.(\d+)(?:\..*)?")
+_OWN_DIRECTION = re.compile(r" · (forward|backward|optimizer)$")
 _DIRECTION = re.compile(r"(?<=\d)[._](forward|backward|optimizer)([._].*)?$")
 
 
@@ -23,8 +25,10 @@ def dump_plan(
     filter_switch: str,
     dump_mode: Union[str, Sequence[str]],
     summary_only: bool,
-) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
-    """(options of a Dumper, names of functions with what they may be called by)."""
+) -> tuple[dict[str, dict[str, Any]], dict[str, tuple[str, ...]]]:
+    """(options of Dumpers by their directory, names of functions with what they may be called
+    by).
+    """
     one_of("mode=", mode, _MODES)
     one_of("filter_switch=", filter_switch, ("ON", "OFF"))
     if filter_switch == "ON":
@@ -49,8 +53,8 @@ def dump_plan(
         plan["tensors"] = False
     if mode == "list" or (mode == "stack" and names):
         _need(mode, bool(names), "at least one name", scope)
-        plan["ops"] = [whole_call(name) for name in names]
-    elif mode == "range":
+        return _lists([whole_call(name) for name in names], plan), {}
+    if mode == "range":
         _need(mode, len(names) == 2, "two names, the first and the last", scope)
         plan["first"], plan["last"] = names
     elif mode == "api_list":
@@ -64,15 +68,27 @@ def dump_plan(
             )
         spellings = {function: tuple(api_names(function)) for function in functions}
         plan["ops"] = [name for names in spellings.values() for name in names]
-        return plan, spellings
-    return plan, {}
+        return {"": plan}, spellings
+    return {"": plan}, {}
+
+
+def _lists(names: list[str], plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Calls of modules, which overflow_check prints where it reads no operators, have a dump of
+    their own.
+    """
+    modules = [_MODULE.sub(r"\1 #\2", name) for name in names if _MODULE.fullmatch(name)]
+    ops = [name for name in names if not _MODULE.fullmatch(name)]
+    plans = {"": {**plan, "ops": ops}} if ops else {}
+    if modules:
+        plans["modules" if ops else ""] = {**plan, "level": "module", "modules": modules}
+    return plans
 
 
 def whole_call(name: str) -> str:
     """``Functional_linear_145`` of ``Functional_linear_145_backward``: a call is dumped with its
     inputs, its outputs and the gradients of both.
     """
-    return _DIRECTION.sub("", name)
+    return _DIRECTION.sub("", _OWN_DIRECTION.sub("", name))
 
 
 def _need(mode: str, is_met: bool, expected: str, came: Any) -> None:

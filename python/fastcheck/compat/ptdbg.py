@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 Path = Union[str, "os.PathLike[str]"]
+Plans = dict[str, dict[str, Any]]
+Spellings = dict[str, tuple[str, ...]]
 
 
 def overflow_check(*args: Any, **kwargs: Any) -> NoReturn:
@@ -66,7 +68,7 @@ class _Session:
         self.watch: Optional[OverflowWatch] = None
         self.models: list[torch.nn.Module] = []
         self.has_dump_hook = False
-        self.plan: Optional[tuple[dict[str, Any], dict[str, tuple[str, ...]]]] = None
+        self.plans: Optional[tuple[Plans, Spellings]] = None
         self.dumps: Optional[Dumps] = None
         self.step = 0
         # Whether a module has run since the last optimizer's step.
@@ -105,11 +107,11 @@ class _Session:
     def obey_switch(self) -> None:
         """Dumps, if there is a hook that does and the switch is on."""
         self.close()
-        if self.plan is None or not self.has_dump_hook:
+        if self.plans is None or not self.has_dump_hook:
             return
-        options, spellings = self.plan
+        plans, spellings = self.plans
         self.has_begun = True
-        self.dumps = Dumps(self.path, {"": options}, spellings)
+        self.dumps = Dumps(self.path, plans, spellings)
         self.dumps.open(self.step, self.models)
         self.follow_optimizers()
 
@@ -230,10 +232,10 @@ def set_dump_switch(
     """
     one_of("the switch", switch, ["ON", "OFF"])
     if switch == "OFF":
-        _session.plan = None
+        _session.plans = None
         _session.close()
         return
-    _session.plan = dump_plan(mode, scope, api_list, filter_switch, dump_mode, summary_only)
+    _session.plans = dump_plan(mode, scope, api_list, filter_switch, dump_mode, summary_only)
     _session.obey_switch()
 
 
