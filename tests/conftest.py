@@ -28,9 +28,12 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_cuda_binding.py",
         "test_cuda_install.py",
         "test_devices.py",
+        "test_dump_device.py",
         "test_fake_device.py",
         "test_fake_device_torch.py",
         "test_protect_device.py",
+        "test_selftest_device.py",
+        "test_triton_device.py",
     ]
 elif os.environ.get("FASTCHECK_TEST_KERNELS") == "cuda":
     import cuda_on_fake

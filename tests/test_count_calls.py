@@ -41,17 +41,15 @@ class Net(nn.Module):
         return a + b
 
 
-@pytest.mark.parametrize(
-    ("count", "forward"), [("all", ["two", "two", ""]), ("calls", ["two", ""]), ("origin", [])]
-)
-def test_at_module_level(count: str, forward: list[str]) -> None:
+@pytest.mark.parametrize(("count", "total"), [("all", 4), ("calls", 2), ("origin", 1)])
+def test_at_module_level(count: str, total: int) -> None:
+    """The batch, two outputs of Two, and the output of Net: two calls."""
     net = Net()
     with fastcheck.install(net, overflow_nums=-1, count=count) as monitor:
         net(torch.full((3,), NAN))
-        counted = [e for e in monitor.events if e.counted and e.site.role == "output"]
-        assert monitor.event_count == 1 + len(forward)  # and the batch itself
-    # All of them are events, whatever they count.
-    assert [e.site.module for e in counted] == (["two", "two", ""] if forward else [])
+        assert monitor.event_count == total
+        # All of them are events, whatever they count.
+        assert len(monitor.events) == 4
 
 
 def test_each_call_and_each_step_counts_again() -> None:
@@ -60,11 +58,10 @@ def test_each_call_and_each_step_counts_again() -> None:
         net(torch.ones(3))
         for _ in range(2):
             net(torch.full((3,), NAN))
-        # Two batches, two calls of Two, two of Net.
-        assert monitor.event_count == 6
+        assert monitor.event_count == 4
         monitor.step()
         net(torch.full((3,), NAN))
-        assert monitor.event_count == 9
+        assert monitor.event_count == 6
 
 
 @pytest.fixture

@@ -215,10 +215,13 @@ def test_an_exception_ends_the_dump_and_goes_on(tmp_path: Path, level: str) -> N
     with fastcheck.Dumper(tmp_path, step=1, level=level):
         with pytest.raises(RuntimeError):
             model(torch.ones(2, 8))
+        torch.ones(2).exp()
         model.fails = False
         model(torch.ones(2, 8))
     modules = {line.get("module") for line in calls(tmp_path, 1)}
     assert modules == {"", "a", None} and not index(tmp_path, 1)["ended_by"]
+    outside = [line["type"] for line in calls(tmp_path, 1) if line.get("op") == "aten.exp"]
+    assert outside == (["outside the model"] if level == "op" else [])
 
 
 def test_several_models_and_calls_go_by_their_own_names(tmp_path: Path) -> None:
@@ -310,6 +313,18 @@ def test_tensors_that_have_no_record_say_why(tmp_path: Path) -> None:
     assert values(tmp_path)(empty).shape == (0, 3)
 
 
+def test_of_a_tensor_subclass_the_plain_tensors_are_seen(tmp_path: Path) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    both = TwoTensor(torch.full((2,), 1.0), torch.full((2,), 5.0))
+    with fastcheck.Dumper(tmp_path, tensors=True) as dumper:
+        result = both + 1
+    assert not dumper.problem and isinstance(result, TwoTensor)
+    lines = [line for line in calls(tmp_path) if line["op"] == "aten.add.Tensor"]
+    load = values(tmp_path)
+    assert [float(load(line["out"][0])[0]) for line in lines] == [2.0, 6.0]
+
+
 def test_a_higher_order_operator_runs_and_is_said_to_be_unseen(tmp_path: Path) -> None:
     from torch._higher_order_ops.cond import cond
 
@@ -317,6 +332,26 @@ def test_a_higher_order_operator_runs_and_is_said_to_be_unseen(tmp_path: Path) -
         y = cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (torch.ones(2),))
     assert torch.equal(y, torch.full((2,), 2.0)) or y is not None
     assert not dumper.problem
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_compiled_model_is_seen_as_it_is_written(tmp_path: Path, level: str) -> None:
+    model = Net()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    x = torch.ones(2, 8)
+    compiled(x).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    with fastcheck.Dumper(tmp_path, level=level):
+        compiled(x).sum().backward()
+    found = {line["module"] for line in calls(tmp_path) if "module" in line}
+    assert {"head", "blocks.1.a"} <= found
+    assert all(
+        torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients) if p.grad is not None
+    )
+    count = len(calls(tmp_path))
+    compiled(x).sum().backward()  # compiled again, and seen by nobody
+    assert len(calls(tmp_path)) == count
 
 
 def test_a_dumper_is_for_one_step(tmp_path: Path) -> None:

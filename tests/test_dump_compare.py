@@ -64,6 +64,9 @@ def test_a_transposed_weight_gradient_is_named_at_its_step_and_nothing_earlier(
     assert (first.row.step, first.row.name) == (1, f"{layer} · optimizer · gradient of weight")
     assert comparison.first_inexact is not None and comparison.first_inexact.key == first.key
     assert not [row for row in comparison.rows if row.step < 1]
+    assert {row.name for row in comparison.rows if row.step == 1} >= {
+        f"{layer} · optimizer · gradient of weight.main_grad"
+    }
     elements = first.row.elements
     if not tensors:
         # Every norm and extreme is the same: only a checksum that knows the order sees it.
@@ -156,9 +159,11 @@ def test_an_index_that_was_computed_is_no_batch(tmp_path: Path) -> None:
     assert gather and all(row.phase.name == "FORWARD" for row in gather)
 
 
-def test_other_weights_are_weights_and_no_batch(tmp_path: Path) -> None:
-    dumped_run(tmp_path / "actual", steps=1, seed=1)
-    dumped_run(tmp_path / "reference", steps=1, seed=0)
+@pytest.mark.parametrize("model", [Net, lambda: nn.Linear(8, 4)])
+def test_other_weights_are_weights_and_no_batch(tmp_path: Path, model: Any) -> None:
+    """Those of the model itself, too, whose ops read what it was given."""
+    dumped_run(tmp_path / "actual", steps=1, seed=1, model=model)
+    dumped_run(tmp_path / "reference", steps=1, seed=0, model=model)
     comparison = fastcheck.compare(tmp_path / "actual", tmp_path / "reference")
     found = answers(comparison)
     assert found["initial weights"] == "no" and found["batches"] == "yes"

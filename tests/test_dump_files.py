@@ -56,7 +56,7 @@ def test_the_commands_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     dumped_run(tmp_path, steps=1)
     assert main(["show", str(tmp_path / "step0"), "--limit", "0"]) == 0
     shown = capsys.readouterr().out
-    assert "aten.addmm output" in shown
+    assert "aten.addmm #0 output" in shown
     assert main(["export", str(tmp_path / "step0"), str(tmp_path / "out.csv")]) == 0
     assert "aten.addmm" in (tmp_path / "out.csv").read_text()
 
@@ -70,6 +70,17 @@ def test_equal_contents_are_written_once(tmp_path: Path) -> None:
     said = index(tmp_path)["tensors"]
     assert said["bytes"] == 3 * x.numel() * 4  # x, y and exp(y)
     assert said["shared"] == 3
+
+
+def test_the_same_memory_in_two_shapes_is_two_values(tmp_path: Path) -> None:
+    x = torch.arange(16.0).reshape(4, 4)
+    with fastcheck.Dumper(tmp_path, tensors=True):
+        x.exp()
+        x.t().exp()
+    load = Values(os.fspath(place(tmp_path)))
+    slots = [value_of(line["in"][0]) for line in calls(tmp_path) if line["op"] == "aten.exp"]
+    read = [load.load(*slot, "float32") for slot in slots if slot is not None]
+    assert torch.equal(read[0], x) and torch.equal(read[1], x.t())
 
 
 @pytest.mark.parametrize("size", ["64KiB", "1MiB"])

@@ -149,7 +149,7 @@ class TestOwnFailures:
     @pytest.mark.parametrize(
         "target",
         [
-            "fastcheck._ring.HostRing.observe",
+            "fastcheck._ring.HostRing.next_slot",
             "fastcheck._ring.HostRing.observe_list",
             "fastcheck._hooks.flatten",
             "fastcheck._hooks.flatten_arguments",
@@ -204,7 +204,7 @@ class TestOwnFailures:
         model = Net()
         fastcheck.install(model)
         monkeypatch.setattr(
-            "fastcheck._ring.HostRing.observe", lambda *args: interrupt(torch.ones(1))
+            "fastcheck._ring.HostRing.next_slot", lambda *args: interrupt(torch.ones(1))
         )
         with pytest.raises(KeyboardInterrupt):
             model(torch.ones(2, 8))

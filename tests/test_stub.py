@@ -61,7 +61,7 @@ def test_methods(cls: str) -> None:
     compiled = {name for name in compiled if not name.startswith("_pybind")} - {"__new__"}
     stub = {name for owner, name, _ in METHODS if owner == cls}
     if "__init__" not in stub:
-        with pytest.raises(TypeError, match="No constructor"):
+        with pytest.raises(TypeError, match=r"No constructor|cannot create"):
             getattr(_C, cls)()
         compiled.discard("__init__")
     assert compiled == stub

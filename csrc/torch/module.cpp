@@ -11,7 +11,9 @@
 #include "core/record.h"
 #include "cpu/dispatch.h"
 #include "torch/cuda_module.h"
+#include "torch/hook_reader.h"
 #include "torch/observe.h"
+#include "torch/observe_from_python.h"
 #include "torch/observer/module.h"
 #include "torch/python_tensors.h"
 #include "torch/seen_tensors.h"
@@ -22,20 +24,6 @@ namespace py = pybind11;
 namespace fastcheck {
 namespace {
 
-// Reading this many bytes takes longer than letting go of the interpreter and taking it again.
-constexpr std::int64_t kReleaseBytes = 64 * 1024;
-
-void read(const at::Tensor& tensor, Depth depth, bool logical, const Identity& identity,
-          Record& record) {
-  if (tensor.numel() * static_cast<std::int64_t>(tensor.element_size()) < kReleaseBytes) {
-    observe(tensor, depth, logical, identity, record);
-  } else {
-    const at::Tensor held = tensor;  // the caller may drop its reference meanwhile
-    const py::gil_scoped_release release;
-    observe(held, depth, logical, identity, record);
-  }
-}
-
 // A record of its own, not a slot: a plain allocation without the dispatcher's.
 at::Tensor new_records(std::int64_t count) {
   return at::detail::empty_cpu({count, static_cast<std::int64_t>(sizeof(Record))}, at::kByte);
@@ -44,7 +32,7 @@ at::Tensor new_records(std::int64_t count) {
 py::object record(py::handle object, std::int64_t depth, bool logical) {
   const at::Tensor& tensor = readable(object);
   at::Tensor out = at::detail::empty_cpu({static_cast<std::int64_t>(sizeof(Record))}, at::kByte);
-  read(tensor, checked_depth(depth), logical, {}, *slot(out, 0));
+  observe_from_python(tensor, checked_depth(depth), logical, {}, *slot(out, 0));
   return wrap(std::move(out));
 }
 
@@ -81,7 +69,7 @@ bool observe_one(py::handle object, py::handle slots, std::int64_t index, std::i
                  std::uint32_t flags) {
   const at::Tensor& tensor = readable(object);
   Record* record = slot(unpack(slots), index);
-  read(tensor, checked_depth(depth), false, {seq, step, call, site, flags}, *record);
+  observe_from_python(tensor, checked_depth(depth), false, {seq, step, call, site, flags}, *record);
   return (record->flags & kFlagNonfinite) != 0;
 }
 
@@ -180,6 +168,7 @@ PYBIND11_MODULE(_C, m) {
       .def("add", add_seen, py::arg("tensor"), py::arg("token"))
       .def("clear", &SeenTensors::clear)
       .def("__len__", &SeenTensors::size);
+  define_hook_reader(m);
   cuda::define_functions(m);
   observer::bind(m);
   m.def("cpu_isa", [] { return std::string(cpu::active_kernels().name); });

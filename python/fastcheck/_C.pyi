@@ -41,6 +41,23 @@ class SeenTensors:
     def clear(self) -> None: ...
     def __len__(self) -> int: ...
 
+class HookReader:
+    """Made by hook_reader(); arguments are positional only."""
+
+    def read(
+        self,
+        tensor: Tensor,
+        index: int,
+        site: int,
+        call: int,
+        step: int,
+        seq: int,
+        flags: int,
+        any_dtype: bool,
+    ) -> int: ...
+    def know(self, tensor: Tensor) -> None: ...
+
+def hook_reader(seen: object, slots: Tensor, depth: int) -> HookReader: ...
 def cuda_problem(device: int) -> str: ...
 def cuda_observe(tensor: Tensor, slots: Tensor, index: int, depth: int) -> None: ...
 def cuda_observe_list(

@@ -55,7 +55,9 @@ class ModuleNode:
         self.is_callable = forward is not torch.nn.Module.forward
         self.total_calls = 0
         self._sites = sites
-        self._numbers: dict[tuple[str, str], int] = {}
+        # The numbers of its sites: of each role by label.
+        self._numbers: dict[str, dict[str, int]] = {role: {} for role in _DIRECTIONS}
+        self.input_sites, self.output_sites = self._numbers["input"], self._numbers["output"]
         self._step = -1
         self._calls = 0
         self._not_recomputed: list[int] = []
@@ -88,11 +90,11 @@ class ModuleNode:
 
     def site(self, role: str, label: str, index: int) -> int:
         """The number of one of this module's sites."""
-        key = (role, label)
-        number = self._numbers.get(key)
+        numbers = self._numbers[role]
+        number = numbers.get(label)
         if number is None:
             site = Site(self.path, self.type_name, _DIRECTIONS[role], role, index, label)
-            number = self._numbers[key] = self._sites.intern(site)
+            number = numbers[label] = self._sites.intern(site)
         return number
 
 
@@ -145,13 +147,11 @@ class CallLog:
 
     def __init__(self) -> None:
         self._calls: deque[Call] = deque(maxlen=_MAX_CALLS)
+        #: Adds a call that began; its outputs are filled in when it ends.
+        self.add = self._calls.append
 
     def __len__(self) -> int:
         return len(self._calls)
-
-    def add(self, call: Call) -> None:
-        """Adds a call that began; its outputs are filled in when it ends."""
-        self._calls.append(call)
 
     def forget_from(self, length: int) -> None:
         """Drops the calls after the first ``length``: no gradient will ever come back to them."""

@@ -60,6 +60,7 @@ class Config:
     roles: tuple[str, ...] = ()
     steps: Optional[Container[int]] = None
     style: str = "fastcheck"
+    replay: bool = False
 
     def observes(self, step: int) -> bool:
         """Whether this step is read."""
@@ -123,6 +124,7 @@ def make_config(
     log_limit: Union[str, int, None],
     process_group: Any,
     style: str,
+    replay: bool,
 ) -> Config:
     """Checks every option; the first one that can't be used raises ConfigError, with nothing
     installed.
@@ -192,6 +194,7 @@ def make_config(
         process_group=_process_group(process_group),
         level=level,
         style=check_style(style),
+        replay=bool(replay),
     )
 
 

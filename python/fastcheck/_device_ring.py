@@ -56,20 +56,26 @@ class DeviceRing:
         self._taken_early: list[np.ndarray] = []
         self._segment_count = min(_FIRST_SEGMENTS, max_segments)
         self._free.extend(Segment(streams, segment_slots) for _ in range(self._segment_count))
+        # The segment that observe() wrote to last, on a stream that it has waited for.
+        self._last_used: Optional[Segment] = None
         self._reserve = Reserve(streams, backend, self._depth)
 
     def observe(
-        self, tensor: torch.Tensor, site: int, call: int, step: int, seq: int, flags: int
+        self, tensor: torch.Tensor, identity: tuple[int, ...], is_known_stream: bool = False
     ) -> None:
-        """Has ``tensor`` read into the next slot, on the current stream. Waits for nothing."""
-        identity = (seq, step, call, site, flags, *self.backend.identity(tensor, False))
+        """Has ``tensor`` read into the next slot, on the current stream. Waits for nothing.
+
+        ``identity``: as of an Identity. ``is_known_stream``: the stream is that of the last call.
+        """
         segment = self._segment()
         if segment is None:
             self.lost_count += 1
             with torch.no_grad():
                 self._reserve.observe(tensor, Identity(*identity))
             return
-        segment.use_on(self._streams.current())
+        if not is_known_stream or segment is not self._last_used:
+            segment.use_on(self._streams.current())
+            self._last_used = segment
         self.backend.observe(tensor, segment.slots, len(segment.identities), self._depth)
         segment.identities.append(identity)
 
@@ -86,15 +92,18 @@ class DeviceRing:
         while done < len(tensors):
             segment = self._segment()
             if segment is None:
-                for i in range(done, len(tensors)):
-                    self.observe(tensors[i], sites[i], 0, step, first_seq + i, flags)
-                return
-            first = len(segment.identities)
-            part = tensors[done : done + self._segment_slots - first]
+                part = tensors[done:]
+            else:
+                first = len(segment.identities)
+                part = tensors[done : done + self._segment_slots - first]
             identities = [
                 (first_seq + i, step, 0, sites[i], flags, *self.backend.identity(tensor, False))
                 for i, tensor in enumerate(part, done)
             ]
+            if segment is None:
+                for tensor, identity in zip(part, identities):
+                    self.observe(tensor, identity)
+                return
             segment.use_on(self._streams.current())
             with torch.no_grad():
                 self.backend.observe_list(part, segment.slots, first, self._depth)
@@ -141,4 +150,5 @@ class DeviceRing:
         if self._filling and self._filling[0].identities:
             segment = self._filling.pop()
             segment.start_copy(self._copier)
+            self._last_used = None
             self._in_flight.append(segment)

@@ -38,6 +38,9 @@ class Event:
     # The call of torch's Python API that made it, where those are numbered (fastcheck.compat):
     # "Functional.linear.145", in backward that of the forward.
     api: str = ""
+    # What the operator read, at op level: the names of the arguments, and the records by their
+    # sequence numbers.
+    inputs: tuple[tuple[str, int], ...] = ()
 
 
 class Finding:

@@ -23,7 +23,7 @@ def flatten(value: Any, label: str) -> list[tuple[str, torch.Tensor]]:
     dataclasses, nested; anything else that is not a tensor is skipped. ``label`` names ``value``
     itself: ``output`` gives ``output``, ``output[0]``, ``output.logits``, ``output['a b']``.
     """
-    if isinstance(value, torch.Tensor):
+    if type(value) is torch.Tensor or isinstance(value, torch.Tensor):
         return [(label, value)]
     found: list[tuple[str, torch.Tensor]] = []
     _collect(value, label, found, 0)
@@ -36,6 +36,8 @@ def flatten_arguments(
     """The tensors among a call's arguments: ``input[0]`` for a positional one, ``input.mask`` for a
     keyword.
     """
+    if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:  # most modules
+        return [("input[0]", args[0])]
     found: list[tuple[str, torch.Tensor]] = []
     for position, value in enumerate(args):
         if isinstance(value, torch.Tensor):

@@ -22,6 +22,7 @@ from ._compat import is_compiling
 from ._device import streams_of
 from ._flatten import flatten, flatten_arguments
 from ._readable import can_hold_nonfinite, can_read
+from ._reader import IS_BAD, IS_NEW, NEEDS_GRADIENT, TOKEN_SHIFT
 from ._record import Flag
 from ._session import Session
 from ._state import StateReader
@@ -31,9 +32,6 @@ from ._verdict import Judge
 __all__ = ["ForwardHook", "ForwardPreHook", "GradientHook", "ModuleObserver"]
 
 _CALL_CODE = torch.nn.Module._call_impl.__code__
-
-# What SeenTensors knows a tensor by that could not be read.
-_NO_TOKEN = 2**62
 
 
 class _ThreadState(threading.local):
@@ -54,7 +52,6 @@ class ModuleObserver:
         self._local = _ThreadState()
         # The step in which all that the model stores was read last, before a forward.
         self._stored_step: Optional[int] = None
-        self.unread_devices: dict[str, None] = {}
 
     # Forward
 
@@ -67,9 +64,10 @@ class ModuleObserver:
         """
         session, local = self.session, self._local
         in_backward = torch._C._current_graph_task_id() != -1
-        if local.stack and local.stack[0].node is node and self._was_interrupted():
-            local.stack.clear()
-        is_entry = not local.stack and not in_backward
+        stack = local.stack
+        if stack and stack[0].node is node and self._was_interrupted():
+            stack.clear()
+        is_entry = not stack and not in_backward
         with session.lock:
             if session.removed:  # while this call was on its way here
                 return None
@@ -78,26 +76,29 @@ class ModuleObserver:
                 local.calls_before = len(session.step.calls)
             if not session.is_active:
                 return None
-            repeated = node.recomputed_call(session.step.index) if in_backward else None
+            step = session.step
+            repeated = node.recomputed_call(step.index) if in_backward else None
             call = Call(
                 node,
-                node.next_call(session.step.index) if repeated is None else repeated,
-                local.stack[-1] if local.stack else None,
+                node.next_call(step.index) if repeated is None else repeated,
+                stack[-1] if stack else None,
                 local.ident,
                 session.next_seq,
                 repeated is not None,
             )
-            call.watched = None if traced is None else {}
-            local.stack.append(call)
-            session.step.calls.add(call)
-            if self._stored_step != session.step.index and (
+            if traced is not None:
+                call.watched = {}
+            stack.append(call)
+            step.calls.add(call)
+            if self._stored_step != step.index and (
                 self._stored_step is None or session.rereads_stored
             ):
-                self._stored_step = session.step.index
+                self._stored_step = step.index
                 self._state.read_stored()
             for index, (label, tensor) in enumerate(inputs):
                 self._read_input(call, index, label, tensor, traced, is_entry)
-            session.settle_call()
+            if session.settles_calls:
+                session.settle_call()
         return call
 
     def leave(
@@ -122,7 +123,8 @@ class ModuleObserver:
                 if not _is_grad_enabled(traced):
                     session.step.calls.forget_from(self._local.calls_before)
                     session.end_pass()
-            session.settle_call()
+            if session.settles_calls:
+                session.settle_call()
         return call
 
     def _was_interrupted(self) -> bool:
@@ -165,19 +167,27 @@ class ModuleObserver:
     ) -> None:
         # An integer can't be non-finite: the batch's are read for their checksum, the others are
         # not worth it.
-        if not (can_hold_nonfinite(tensor) or is_entry) or not self._can_read(tensor):
+        session, node = self.session, call.node
+        site = node.input_sites.get(label)
+        if site is None:
+            if not (is_entry or can_hold_nonfinite(tensor)) or not self._is_readable(tensor):
+                return
+            site = node.site("input", label, index if traced is None else traced.positions[index])
+        flags = int(Flag.RECOMPUTE) if call.is_recompute else 0
+        code = session.read(tensor, site, call.index, flags, is_entry)
+        if code < 0:
             return
-        position = index if traced is None else traced.positions[index]
-        site = call.node.site("input", label, position)
-        token, is_new, is_bad = self._read(tensor, site, call, 0)
-        if token < 0:
-            return
+        token = code >> TOKEN_SHIFT
         call.inputs.append(token)
         call.input_sites.append(site)
+        if not code & IS_NEW:
+            return
+        is_bad = None if session.is_deferred else bool(code & IS_BAD)
         if is_bad is not False:
             is_leaf = tensor.grad_fn is None if traced is None else traced.is_leaf(index)
             self._judge_input(token, is_bad, call, is_leaf if _is_grad_enabled(traced) else None)
-        if is_new and (tensor.requires_grad if traced is None else traced.needs_gradient(index)):
+        if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
+            position = index if traced is None else traced.positions[index]
             self._watch(tensor, call, "grad_input", label, position, token)
 
     def _judge_input(
@@ -202,59 +212,38 @@ class ModuleObserver:
     def _read_outputs(
         self, call: Call, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
     ) -> None:
-        session = self.session
+        session, node = self.session, call.node
         is_complete = bool(outputs)
         method = Judge.recomputed if call.is_recompute else Judge.output
+        flags = int(Flag.RECOMPUTE) if call.is_recompute else 0
         for index, (label, tensor) in enumerate(outputs):
-            if not can_hold_nonfinite(tensor) or not self._can_read(tensor):
-                continue
             position = index if traced is None else traced.positions[index]
-            site = call.node.site("output", label, position)
-            token, is_new, is_bad = self._read(tensor, site, call, 0)
-            if token < 0:
-                is_complete = False
+            site = node.output_sites.get(label)
+            if site is None:
+                if not can_hold_nonfinite(tensor) or not self._is_readable(tensor):
+                    continue
+                site = node.site("output", label, position)
+            code = session.read(tensor, site, call.index, flags)
+            if code < 0:
+                is_complete = is_complete and not (can_hold_nonfinite(tensor) and can_read(tensor))
                 continue
+            token = code >> TOKEN_SHIFT
             call.outputs.append(token)
-            session.judge(is_bad, token, "output", call, method, call)
-            if is_new and (
-                tensor.requires_grad if traced is None else traced.needs_gradient(index)
-            ):
+            if not code & IS_NEW:
+                continue
+            if session.is_deferred:
+                session.judge(None, token, "output", call, method, call)
+            elif code & IS_BAD:
+                session.judge(True, token, "output", call, method, call)
+            if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
                 self._watch(tensor, call, "grad_output", label, position, token)
-        session.call_ended(call, is_complete)
+        if session.is_deferred or session.step.judge.findings:
+            session.call_ended(call, is_complete)
 
-    def _read(
-        self, tensor: torch.Tensor, site: int, call: Call, flags: int
-    ) -> tuple[int, bool, Optional[bool]]:
-        """(token, whether this is the first reading of it, whether that found anything non-finite:
-        None when that is not known yet).
-
-        The token is -1 where the kernel refuses the tensor (its memory was freed, say).
-        """
-        session = self.session
-        seq = session.next_seq
-        is_off = site in session.off_sites
-        token = session.seen.add(tensor, _NO_TOKEN if is_off else seq)
-        if is_off or token == _NO_TOKEN:
-            return -1, False, False
-        if token >= 0:
-            return token, False, False
-        if call.is_recompute:
-            flags |= int(Flag.RECOMPUTE)
-        try:
-            seq, is_bad = session.observe(tensor, site, call.index, flags)
-        except Exception as error:
-            # It is remembered under the number that the next record will have.
-            session.seen.clear()
-            session.seen.add(tensor, _NO_TOKEN)
-            session.switch_off(site, error)
-            return -1, False, False
-        return seq, True, is_bad
-
-    def _can_read(self, tensor: torch.Tensor) -> bool:
-        if tensor.is_cpu:
-            return can_read(tensor)
-        if streams_of(tensor.device) is None:
-            self.unread_devices[tensor.device.type] = None
+    def _is_readable(self, tensor: torch.Tensor) -> bool:
+        """Asked before a tensor is given a site. The reader asks again at each reading."""
+        if not tensor.is_cpu and streams_of(tensor.device) is None:
+            self.session.unread_devices[tensor.device.type] = None
             return False
         return can_read(tensor)
 
@@ -284,17 +273,27 @@ class ModuleObserver:
             session.begin_step_if_closed()
             if not session.is_active:
                 return
-            if not can_hold_nonfinite(gradient) or not self._can_read(gradient):
-                return
             flags = int(Flag.SCALED) if session.is_scaled else 0
-            token, _, is_bad = self._read(gradient, hook.site, hook.call, flags)
-            if token < 0:
+            if hook.call.is_recompute:
+                flags |= int(Flag.RECOMPUTE)
+            code = session.read(gradient, hook.site, hook.call.index, flags)
+            if code < 0:
                 return
+            token = code >> TOKEN_SHIFT
             session.step.gradients[hook.token] = token
-            session.judge(
-                is_bad, token, hook.role, hook.call, Judge.gradient, hook.token, session.is_scaled
-            )
-            session.settle_call()
+            if code & IS_NEW and (code & IS_BAD or session.is_deferred):
+                is_bad = None if session.is_deferred else True
+                session.judge(
+                    is_bad,
+                    token,
+                    hook.role,
+                    hook.call,
+                    Judge.gradient,
+                    hook.token,
+                    session.is_scaled,
+                )
+            if session.settles_calls:
+                session.settle_call()
 
 
 def _is_grad_enabled(traced: Optional[Traced]) -> bool:

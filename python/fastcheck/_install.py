@@ -15,6 +15,7 @@ from ._errors import ConfigError, did_you_mean, explain
 from ._monitor import Monitor
 from ._op_filter import check_filters
 from ._protect import UpdateGuard
+from ._replay import Replayer
 from ._site import SiteTable
 
 __all__ = ["install"]
@@ -46,6 +47,7 @@ def install(
     log_limit: Union[str, int, None] = "1GB",
     process_group: Any = None,
     style: str = "fastcheck",
+    replay: bool = False,
 ) -> Monitor:
     """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
     overflows.
@@ -92,8 +94,8 @@ def install(
         steps: the steps to observe: a range, or their numbers, from 0.
         every: observe every so many steps, the first one included.
         count: ``"origin"`` counts where overflows begin or enter; ``"all"`` also what they spread
-            to; ``"calls"`` the same, and of all that one call of an operator or module made
-            non-finite only the first, as ptdbg_ascend and msprobe did.
+            to; ``"calls"`` the same, and of all that is non-finite in one call of an operator or
+            module only the first, as ptdbg_ascend and msprobe did.
         within: count only the events of the last so many steps.
         action: ``"raise"`` raises OverflowDetected, ``"warn"`` warns, a callable is called with the
             Event.
@@ -107,6 +109,8 @@ def install(
             all of them, where torch.distributed is initialised. Each of them has to install().
         style: how reports name tensors: ``"fastcheck"``, or ``"msprobe"`` for names such as
             ``Functional.softmax.7.backward.output.0``.
+        replay: whether a step that ``monitor.run(step, batch)`` runs is run again at op level when
+            it is stopped, to name the operator and the line.
 
     Returns:
         The Monitor. It need not be kept: the model keeps the observation going until
@@ -145,6 +149,7 @@ def install(
         log_limit=log_limit,
         process_group=process_group,
         style=style,
+        replay=replay,
     )
     model, *others = (_uncompiled(module) for module in (model, *more))
     named = _named_modules((model, *others))
@@ -166,6 +171,7 @@ def install(
     if is_op_level:
         _check_on_cpu(model)
     monitor = Monitor(config, sites, model, nodes, has_excluded=len(observed) < len(named))
+    monitor._replays = Replayer(monitor._session, (model, *others), install)
     monitor._attach()
     return monitor
 

@@ -174,6 +174,7 @@ class RecordLog:
                 "rank": event.rank,
                 **({"line": event.line} if event.line else {}),
                 **({"api": event.api} if event.api else {}),
+                **({"inputs": event.inputs} if event.inputs and event.counted else {}),
                 "reason": event.reason,
                 # Not always the record's own: a gradient is blamed on the module that read it.
                 "blamed": event.site.to_dict(),
@@ -253,7 +254,7 @@ class RecordLog:
         tail = "" if number is None else f"-{number:06d}"
         return os.path.join(self._root, f"{kind}-rank{self.rank}{tail}.{ending}")
 
-    def _write(self, path: str, data: bytes) -> None:
+    def _write(self, path: str, data: bytes | memoryview) -> None:
         descriptor = self._files.get(path)
         if descriptor is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
@@ -373,9 +374,9 @@ def is_kept(records: np.ndarray) -> np.ndarray:
     return kept
 
 
-def record_bytes(records: np.ndarray) -> bytes:
-    """The records as format 1 has them, 192 bytes each."""
-    return np.ascontiguousarray(records.astype(RECORD_DTYPE, copy=False)).tobytes()
+def record_bytes(records: np.ndarray) -> memoryview:
+    """The records as format 1 has them, 192 bytes each. Shares their memory where it can."""
+    return np.ascontiguousarray(records.astype(RECORD_DTYPE, copy=False)).view(np.uint8).data
 
 
 def _meta_text(meta: Mapping[str, Any]) -> bytes:
@@ -386,7 +387,7 @@ def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(to_json(dict(value)), allow_nan=False).encode() + b"\n"
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         # One call, unless the file system takes less than all (an almost full disk), and then the

@@ -393,6 +393,7 @@ def _event(
             rank=rank,
             line=str(line.get("line", "")),
             api=str(line.get("api", "")),
+            inputs=tuple((str(name), int(at)) for name, at in line.get("inputs", ())),
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -214,6 +214,20 @@ class OpJudge(Judge):
 
     # The end of the step
 
+    def settle_scaled(self, skipped: bool) -> Optional[Finding]:
+        """A scaled gradient may overflow, NaNs included, where a mask lets none of it through to a
+        parameter: then the scaler skips nothing, and need not.
+        """
+        held = [f for f in self.findings if isinstance(f, OpFinding) and _is_held(f)]
+        harmless = [] if skipped else [f for f in held if _is_absorbed(f, _WAITING | _HELD)]
+        for finding in harmless:
+            self._decide(
+                finding,
+                Verdict.ABSORBED,
+                "a scaled gradient, and all that was made of it came out finite",
+            )
+        return super().settle_scaled(skipped)
+
     def settle_silent(self) -> None:
         self._settle_infinities()
         super().settle_silent()
@@ -251,7 +265,20 @@ class OpJudge(Judge):
                 self.changed.append(finding)
 
 
-def _is_absorbed(finding: OpFinding) -> bool:
+_HELD = frozenset((Verdict.SCALED,))
+
+
+def _is_held(finding: OpFinding) -> bool:
+    return finding.verdict is Verdict.SCALED and finding.planned is not None
+
+
+_WAITING = frozenset((Verdict.UNRESOLVED, Verdict.ABSORBED, Verdict.INTENDED))
+
+
+def _is_absorbed(finding: OpFinding, among: frozenset[Verdict] = _WAITING) -> bool:
+    """Whether all that became of it, through any number of findings with such verdicts, is
+    finite.
+    """
     met: set[int] = set()
     stack, has_end = [finding], False
     while stack:
@@ -259,7 +286,7 @@ def _is_absorbed(finding: OpFinding) -> bool:
         if id(one) in met:
             continue
         met.add(id(one))
-        if one.verdict not in (Verdict.UNRESOLVED, Verdict.ABSORBED, Verdict.INTENDED):
+        if one.verdict not in among:
             return False
         if not one.finite_consumers and not one.carriers:
             return False

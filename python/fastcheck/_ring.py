@@ -28,11 +28,11 @@ class HostRing:
     def __init__(self, depth: int, when_full: Callable[[], None], capacity: int = CAPACITY) -> None:
         # Not the default device, which the user may have set to another.
         slots = torch.zeros(capacity * RECORD_DTYPE.itemsize, dtype=torch.uint8, device="cpu")
-        self._slots = slots
+        self.slots = slots
         self._records: np.ndarray = slots.numpy().view(RECORD_DTYPE)
         self.capacity = capacity
         self.used = 0
-        self._depth = int(depth)
+        self.depth = int(depth)
         self._when_full = when_full
         self._observe, self._observe_list = host_observers()
 
@@ -40,13 +40,31 @@ class HostRing:
         self, tensor: torch.Tensor, site: int, call: int, step: int, seq: int, flags: int
     ) -> bool:
         """Reads ``tensor`` into the next slot. True when it holds anything non-finite."""
-        if self.used == self.capacity:
-            self._when_full()
-        is_bad: bool = self._observe(
-            tensor, self._slots, self.used, self._depth, site, call, step, seq, flags
-        )
+        is_bad = self.write(tensor, self.next_slot(), site, call, step, seq, flags)
         # Only now: a tensor that the kernel refuses takes no slot.
         self.used += 1
+        return is_bad
+
+    def next_slot(self) -> int:
+        """The number of a free slot, which whoever writes it takes with ``used += 1``."""
+        if self.used == self.capacity:
+            self._when_full()
+        return self.used
+
+    def write(
+        self,
+        tensor: torch.Tensor,
+        index: int,
+        site: int,
+        call: int,
+        step: int,
+        seq: int,
+        flags: int,
+    ) -> bool:
+        """Reads ``tensor`` into this slot. True when it holds anything non-finite."""
+        is_bad: bool = self._observe(
+            tensor, self.slots, index, self.depth, site, call, step, seq, flags
+        )
         return is_bad
 
     def observe_list(
@@ -68,9 +86,9 @@ class HostRing:
             stop = min(len(tensors), start + self.capacity - self.used)
             found = self._observe_list(
                 list(tensors[start:stop]),
-                self._slots,
+                self.slots,
                 self.used,
-                self._depth,
+                self.depth,
                 list(sites[start:stop]),
                 step,
                 first_seq + start,

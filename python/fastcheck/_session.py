@@ -26,10 +26,21 @@ from ._device import streams_of
 from ._device_ring import DeviceRing
 from ._drain import Drain, Part
 from ._errors import FastcheckError, FastcheckWarning
-from ._journal import CallEnded, Entry, ListReading, Note, Reading
+from ._journal import CallEnded, Journal, ListReading, Note, Reading
 from ._ledger import Ledger
+from ._reader import (
+    ELSEWHERE,
+    IS_NEW,
+    NEW_STREAM,
+    NO_TOKEN,
+    UNKNOWN_DEVICE,
+    UNREAD,
+    identity_of,
+    make_reader,
+)
 from ._record import RECORD_DTYPE
 from ._ring import HostRing
+from ._scaling import ScalingLog
 from ._seen import make_seen
 from ._site import SiteTable
 from .backends import backend_for
@@ -54,6 +65,7 @@ class Session:
         # From the first tensor that is not on the CPU on: what is read is judged when the drain
         # brings it.
         self.is_deferred = False
+        self.settles_calls = False
         # Sequence numbers start at 0 when the monitor is installed and never repeat.
         self.next_seq = 0
         self.step = self.ledger.new_step(0)
@@ -66,6 +78,8 @@ class Session:
         self.is_explicit = False
         self.has_excluded = False
         self.seen = make_seen()
+        self.reader = make_reader(self.seen, self.host)
+        self.scaling = ScalingLog(config.history)
         self.deliver: Callable[[], None] = lambda: None
         # Of the owner too: what is to be done at a step boundary, and when the process ends.
         self.meet: Callable[[], None] = lambda: None
@@ -78,6 +92,7 @@ class Session:
         self.notes: dict[str, None] = {}
         # Sites that could not be read once; they are not tried again.
         self.off_sites: set[int] = set()
+        self.unread_devices: dict[str, None] = {}
 
     # Steps
 
@@ -87,7 +102,7 @@ class Session:
         self.obey_pause()
         if len(self.seen) > _MAX_SEEN:
             self.seen.clear()
-        if len(self.step.journal) > _MAX_SEEN:
+        if len(self.step.journal.entries) > _MAX_SEEN:
             self._submit()
         if not self.is_deferred:
             with self.ledger.lock:
@@ -157,6 +172,45 @@ class Session:
 
     # What the hooks saw
 
+    def read(
+        self, tensor: torch.Tensor, site: int, call: int, flags: int, any_dtype: bool = False
+    ) -> int:
+        """Reads a tensor unless that was done before: UNREAD, or bits and a token (``_reader``).
+
+        Where the drain brings the records, nothing is to be judged by IS_BAD. A tensor that the
+        kernel refuses (its memory was freed, say) passes unread, and its site with it from then on.
+        """
+        host, seq = self.host, self.next_seq
+        index = self.step.index
+        if site in self.off_sites:
+            self.seen.add(tensor, NO_TOKEN)
+            return UNREAD
+        try:
+            code = self.reader.read(
+                tensor, host.next_slot(), site, call, index, seq, flags, any_dtype
+            )
+            if code == UNKNOWN_DEVICE:
+                if streams_of(tensor.device) is None:
+                    self.unread_devices[tensor.device.type] = None
+                    return UNREAD
+                self.reader.know(tensor)
+                return self.read(tensor, site, call, flags, any_dtype)
+            if not code & IS_NEW or code < 0:
+                return code
+            if code & ELSEWHERE:
+                identity = (seq, index, call, site, flags, *identity_of(code))
+                self._ring(tensor.device).observe(tensor, identity, not code & NEW_STREAM)
+            else:
+                host.used += 1
+        except Exception as error:
+            # It is remembered under the number that the next record will have.
+            self.seen.clear()
+            self.seen.add(tensor, NO_TOKEN)
+            self.switch_off(site, error)
+            return UNREAD
+        self.next_seq = seq + 1
+        return code
+
     def observe(
         self, tensor: torch.Tensor, site: int, call: int, flags: int
     ) -> tuple[int, Optional[bool]]:
@@ -168,7 +222,8 @@ class Session:
             is_bad = self.host.observe(tensor, site, call, step, seq, flags)
             self.next_seq = seq + 1
             return seq, None if self.is_deferred else is_bad
-        self._ring(tensor.device).observe(tensor, site, call, step, seq, flags)
+        ring = self._ring(tensor.device)
+        ring.observe(tensor, (seq, step, call, site, flags, *ring.backend.identity(tensor, False)))
         self.next_seq = seq + 1
         return seq, None
 
@@ -185,7 +240,7 @@ class Session:
         now, or when its record arrives.
         """
         if is_bad is None:
-            self.step.journal.append(Reading(seq, role, call, method, args))
+            self.step.journal.entries.append(Reading(seq, role, call, method, args))
         elif is_bad:
             record = self.host.last()
             with self.ledger.lock:
@@ -217,7 +272,7 @@ class Session:
                 self._ring(device).observe_list(part, numbers, step, first, flags)
             self.next_seq = first + len(part)
             if self.is_deferred:
-                self.step.journal.append(entry)
+                self.step.journal.entries.append(entry)
             elif found:
                 with self.ledger.lock:
                     bad = {int(record["seq"]): record for record in found}
@@ -232,22 +287,24 @@ class Session:
         return np.concatenate(found) if found else np.zeros(0, RECORD_DTYPE)
 
     def call_ended(self, call: Call, is_complete: bool) -> None:
-        """All outputs of the call were read; ``is_complete``: there were any, and all could be."""
+        """All outputs of the call were read; ``is_complete``: there were any, and all could be.
+        Nobody has to be told while nothing was found.
+        """
         if self.is_deferred:
-            self.step.journal.append(CallEnded(call, is_complete))
-        elif self.step.judge.findings:
+            self.step.journal.entries.append(CallEnded(call, is_complete))
+        else:
             with self.ledger.lock:
                 self.ledger.judge(self.step, CallEnded(call, is_complete))
 
     def note(self, function: Callable[..., Any], *args: Any) -> None:
         """``function(*args)``, of the ledger, is due when all that was read until now is judged."""
-        entry: Entry = Note(function, *args)
+        note = Note(function, *args)
         if self.is_deferred:
-            self.step.journal.append(entry)
+            self.step.journal.note(note)
             return
         with self.ledger.lock:
             self.collect()
-            self.ledger.judge(self.step, entry)
+            self.ledger.judge(self.step, note)
 
     # From the rings to the ledger
 
@@ -267,10 +324,11 @@ class Session:
         self.collect()
 
     def settle_call(self) -> None:
-        """The end of a hook: with sync="call" nothing is left open behind it."""
-        if self.is_deferred and self.config.sync == "call":
-            self._submit()
-            self.drain.wait()
+        """The end of a hook, if ``settles_calls``: with sync="call" nothing is left open behind
+        it.
+        """
+        self._submit()
+        self.drain.wait()
 
     def settle_update(self) -> None:
         """An optimizer is about to step: with sync="step" it waits for the verdicts."""
@@ -283,18 +341,18 @@ class Session:
         """Whether each step begins with what the model stores: where a verdict can neither wait for
         the reading before the update, nor read in its middle.
         """
-        return self.is_deferred and self.config.sync == "call"
+        return self.settles_calls
 
     def _submit(self, closes_step: bool = False) -> None:
         step = self.step
-        entries, step.journal = step.journal, []
+        journal, step.journal = step.journal, Journal()
         records = [self.host.take()]
         segments = []
         for ring in self.rings.values():
             early, in_flight = ring.cut()
             records += early
             segments += [(ring, segment) for segment in in_flight]
-        self.drain.submit(Part(step, entries, records, segments, closes_step))
+        self.drain.submit(Part(step, journal, records, segments, closes_step))
 
     def _ring(self, device: torch.device) -> DeviceRing:
         ring = self.rings.get(device)
@@ -309,6 +367,7 @@ class Session:
                 # What the ring of the host holds has been judged.
                 self.collect()
                 self.is_deferred = True
+                self.settles_calls = self.config.sync == "call"
         return ring
 
     def _make_room(self) -> None:

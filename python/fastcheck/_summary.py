@@ -35,13 +35,17 @@ def summary(
     last_step: Sequence[tuple[Site, np.void]] = (),
     log_path: str | None = None,
     notes: Sequence[str] = (),
+    story: Sequence[tuple[str, Sequence[str]]] = (),
+    harmless: Sequence[str] = (),
+    scaling: Sequence[str] = (),
     style: str = "fastcheck",
     width: int = 88,
     ascii_only: bool | None = None,
 ) -> str:
     """Plain text for a person. ``top_sites`` is (site, number of events), most first; ``last_step``
     is what the last finished step recorded, in device order (long ones are cut, non-finite records
-    kept).
+    kept). ``story``: labelled lines on the first counted event; ``harmless``: a line for each kind
+    of what was not counted; ``scaling``: what loss scaling did in the last steps.
     """
     body = width - 10
     total = "never stops" if overflow_nums < 0 else f"stops at {overflow_nums:,}"
@@ -55,6 +59,11 @@ def summary(
     if rows:
         found += table(["verdict", "tensors"], rows, width=body)
     blocks = [section("watched", watched), section("found", found)]
+    blocks += [section(label, lines) for label, lines in story]
+    if harmless:
+        blocks.append(section("harmless", harmless))
+    if scaling:
+        blocks.append(section("scaling", scaling))
     if top_sites:
         named = [[_where(s, style), s.direction, f"{n:,}"] for s, n in top_sites]
         blocks.append(

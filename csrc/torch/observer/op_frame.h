@@ -32,6 +32,10 @@ struct OpObserver::Frame {
   std::int64_t clock = 0;
   std::vector<Fed> fed;
   std::vector<Input> inputs;
+  // Left out by a filter, and neither fed on something bad nor wrote: there is nothing to look at.
+  bool is_idle() const {
+    return !is_open && !is_shell && fed.empty() && written.empty() && !op->is_collective;
+  }
   struct Held {
     at::Tensor tensor;
     std::int64_t version;

@@ -112,6 +112,7 @@ void OpObserver::begin_step(std::int64_t step) {
   step_ = step;
   for (auto& calls : calls_) calls.assign(calls.size(), 0);
   forward_ops_.clear();
+  lines_.clear();
   lines_left_ = kLinesPerStep;
   provenance_.sweep();
 }
@@ -239,8 +240,13 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   frame.call = calls[number]++;
   if (frame.direction == Direction::kForward && sequence >= 0 &&
       forward_ops_.size() < kMaxForwardOps) {
+    std::int32_t at = -1;
+    if (!line.empty()) {
+      at = static_cast<std::int32_t>(lines_.size());
+      lines_.push_back(std::move(line));
+    }
     forward_ops_[node_key(fn.threadId(), sequence)] = {op->number, frame.call, frame.module,
-                                                       mine.api,   choice,     std::move(line)};
+                                                       mine.api,   choice,     at};
   }
   if (frame.forward.op >= 0) frame.call = frame.forward.call;
   if (op->is_allocation) return;
@@ -324,7 +330,9 @@ void OpObserver::end(const at::RecordFunction& fn) {
   if (at == 0) return;
   mine.depth = at;
   Frame& frame = mine.frames[at - 1];
-  if (frame.op != nullptr && running_.load(std::memory_order_relaxed)) end_op(fn, frame, mine);
+  if (frame.op != nullptr && !frame.is_idle() && running_.load(std::memory_order_relaxed)) {
+    end_op(fn, frame, mine);
+  }
   frame.written.clear();
   frame.unread.clear();
   mine.depth = at - 1;
@@ -385,6 +393,10 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
     for (const Fed& one : frame.fed) is_arrival = is_arrival || one.is_arrival;
     // A view, or an op whose results are integers, tells nothing new of what it read.
     if (!is_arrival && (incident.made.empty() || (frame.fed.empty() && !is_bad))) return;
+    const auto forward_line = static_cast<std::size_t>(frame.forward.line);
+    if (frame.forward.line >= 0 && forward_line < lines_.size()) {
+      incident.forward_line = lines_[forward_line];
+    }
     wants_line = is_bad && line_ && lines_left_ > 0;
     if (wants_line) --lines_left_;
   }
@@ -393,7 +405,6 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
   incident.is_recompute = frame.is_recompute;
   incident.api = frame.direction == Direction::kBackward ? frame.forward.api : mine.api;
   incident.infinite_scalars = frame.infinite_scalars;
-  incident.forward_line = frame.forward.line;
   incident.fed = frame.fed;
   incident.inputs = frame.inputs;
   if (const Frame* const node = mine.node()) incident.node = node->fn->name();

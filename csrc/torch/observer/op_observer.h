@@ -162,10 +162,11 @@ class OpObserver {
     std::int32_t op = -1, call = 0, module = -1;
     std::int64_t api = -1;
     Choice choice = Choice::kOther;
-    std::string line;  // where Python was, under a mode
+    std::int32_t line = -1;  // where Python was, under a mode: among lines_
   };
   // By thread and by autograd's sequence number: of the innermost op that may have made the node.
   std::unordered_map<std::uint64_t, ForwardOp> forward_ops_;
+  std::vector<std::string> lines_;
 
   Depth depth_ = Depth::kStats;
   Filter filter_;

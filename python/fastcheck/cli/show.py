@@ -28,6 +28,8 @@ from .._logread import LogView, find_logs, first_event, read_log
 from .._numbers import read, spell, spell_nonfinite, to_json
 from .._op_names import KINDS, parse
 from .._record import Verdict
+from .._scaling import ScalingRow, scaling_table
+from .._story import report_from_log, story
 from .._style import STYLES, place, row_name
 from .show_json import document
 
@@ -203,6 +205,12 @@ def _text(
         blocks.append(wrap(wanted.complaint, _WIDTH))
         return "\n\n".join("\n".join(block) for block in blocks)
     body = _WIDTH - 10
+    if not wanted.filtered and not options.events:
+        report = report_from_log(view, first_event(wanted.events), options.style)
+        blocks += [section(label, lines, color) for label, lines in story(report, body)]
+        scaling = scaling_table(_scaling(view), body)
+        if scaling:
+            blocks.append(section("scaling", scaling, color))
     if wanted.events or options.events or not wanted.filtered:
         blocks.append(
             section("events", _events(view, wanted.events, limit, body, options.style), color)
@@ -249,6 +257,23 @@ def _about(path: str, others: list[str], view: LogView) -> list[str]:
             f"{os.path.basename(others[-1])}" + (", ..." if len(others) > 1 else "")
         )
     return lines
+
+
+def _scaling(view: LogView) -> list[ScalingRow]:
+    """Of the first rank that has any: all of them scale alike."""
+    for rank in sorted(view.meta):
+        rows = view.meta[rank].get("scaling")
+        if rows:
+            return [
+                ScalingRow(
+                    int(row["step"]),
+                    None if row["loss"] is None else float(row["loss"]),
+                    bool(row["overflow"]),
+                    float(row["scale"]),
+                )
+                for row in rows
+            ]
+    return []
 
 
 def _count(number: int, noun: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Iterable
 from types import TracebackType
@@ -44,7 +45,8 @@ class Dumper:
     In ``dump/step3/rank0``: a record log (``fastcheck show``, ``export`` and ``compare`` read it),
     ``calls.jsonl`` with one line a call, ``index.json`` with what was left out and why, and with
     ``tensors=True`` safetensors files. Training is not changed: losses and weights are
-    bit-identical, no random number is drawn.
+    bit-identical, no random number is drawn. What torch.compile has compiled runs as it was written
+    meanwhile, and may round otherwise.
 
     Args:
         directory: of all steps and ranks.
@@ -187,6 +189,7 @@ class Dumper:
 
     def _start(self, session: DumpSession) -> None:
         options, selection = self._options, self._selection
+        self._stack.enter_context(_uncompiled())
         state = StateReader(session, selection)
         self._state = state
         listeners: list[Listener] = [state]
@@ -260,6 +263,19 @@ class Dumper:
 
     def __repr__(self) -> str:
         return f"<fastcheck.Dumper: {self.path or 'off'}>"
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Compiled functions run as they are written: compiled, they have neither operators nor modules
+    that one could see. Nothing to do where nobody has used torch.compile; torch 2.6 has the switch.
+    """
+    stance: Any = getattr(torch.compiler, "set_stance", None)
+    if stance is None or "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    # Of the wrapper around the model, which the hooks know and leave alone.
+    warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are glo")
+    switch: contextlib.AbstractContextManager[Any] = stance("force_eager")
+    return switch
 
 
 class _Failed(DumpSession):

@@ -127,7 +127,7 @@ class ModuleTracker:
     # Hooks
 
     def _before_call(self, module: torch.nn.Module, args: Any) -> None:
-        if is_compiling() or is_quiet() or not self._session.is_on:
+        if is_compiling() or is_quiet() or not self._session.is_on or _is_wrapper(module):
             return
         frame = sys._getframe(1)
         # Hooks on all modules are not given the keywords; the call that runs them has them.
@@ -203,7 +203,7 @@ class ModuleTracker:
         self._roots += 1
         added = []
         for path, module in root.named_modules():
-            if id(module) not in self._known:
+            if id(module) not in self._known and not _is_wrapper(module):
                 parts = [prefix, *(part for part in path.split(".") if part != "_orig_mod")]
                 full = ".".join(part for part in parts if part)
                 added.append(self._add(module, full, is_primary)[1])
@@ -218,3 +218,8 @@ class ModuleTracker:
         # Held, so that no other module gets its id while the dump is under way.
         found = self._known[id(module)] = (module, node)
         return found
+
+
+def _is_wrapper(module: torch.nn.Module) -> bool:
+    """Whether it is what torch.compile(module) has put around a module."""
+    return type(module).__module__ == "torch._dynamo.eval_frame"

@@ -23,6 +23,7 @@ __all__ = ["RecordWriter", "is_quiet", "quiet"]
 
 _SLOTS = 1024
 _DEPTHS = ("", "health", "stats", "full")
+_NOTHING = contextlib.nullcontext()
 
 
 class _Quiet(threading.local):
@@ -98,9 +99,11 @@ class RecordWriter:
         index = self._used
         try:
             if host.is_cpu and not self._is_logical:
-                self._observe(
-                    host, self._slots, index, self._depth, site, call, self._step, seq, flags
-                )
+                # Of the two only the portable backend is made of operators.
+                with _NOTHING if status.module is not None else quiet():
+                    self._observe(
+                        host, self._slots, index, self._depth, site, call, self._step, seq, flags
+                    )
             else:
                 with quiet():
                     read = stats(
