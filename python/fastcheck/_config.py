@@ -24,7 +24,7 @@ ScalerLike = Union[GradScaler, float, Callable[[], float], None]
 
 _DEPTHS = {"health": Depth.HEALTH, "stats": Depth.STATS, "full": Depth.FULL}
 _SYNCS = ("never", "step", "call")
-_COUNTS = ("origin", "all")
+_COUNTS = ("origin", "all", "calls")
 _ACTIONS = ("raise", "warn")
 _EXPECTED = {
     "ops": 'names of operators or patterns such as "aten._softmax" or "mm"',

@@ -13,6 +13,8 @@ _COUNTED = {
     "origin": frozenset({Verdict.ORIGIN, Verdict.ARRIVED}),
     "all": frozenset({Verdict.ORIGIN, Verdict.ARRIVED, Verdict.PROPAGATED}),
 }
+# The ledger takes care that a call is counted once.
+_COUNTED["calls"] = _COUNTED["all"]
 
 
 class Counter:

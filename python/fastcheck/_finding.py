@@ -46,6 +46,9 @@ class Event:
     rank: int = 0
     # Where Python was, at op level: "train.py:12 in forward".
     line: str = ""
+    # The call of torch's Python API that made it, where those are numbered (fastcheck.compat):
+    # "Functional.linear.145", in backward that of the forward.
+    api: str = ""
     # What the operator read, at op level: the names of the arguments, and the records by their
     # sequence numbers.
     inputs: tuple[tuple[str, int], ...] = ()
@@ -72,7 +75,7 @@ class Finding:
         self.verdict = Verdict.NONE
         self.reason = ""
         self.counted = False
-        self.line = ""
+        self.line = self.api = ""
         self.cause: Optional[Finding] = None
         # An infinity that some module read and came out finite: it did no harm there.
         self.is_absorbed = False

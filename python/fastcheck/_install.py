@@ -95,7 +95,8 @@ def install(
         steps: the steps to observe: a range, or their numbers, from 0.
         every: observe every so many steps, the first one included.
         count: ``"origin"`` counts where overflows begin or enter; ``"all"`` also what they spread
-            to.
+            to; ``"calls"`` the same, and of all that is non-finite in one call of an operator or
+            module only the first, as ptdbg_ascend and msprobe did.
         within: count only the events of the last so many steps.
         action: ``"raise"`` raises OverflowDetected, ``"warn"`` warns, a callable is called with the
             Event.

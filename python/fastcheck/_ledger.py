@@ -21,6 +21,7 @@ from ._config import Config
 from ._history import History
 from ._journal import BadRecords, Entry, Journal
 from ._log import RecordLog
+from ._naming import OUTSIDE
 from ._op_judge import OpFinding, OpJudge
 from ._policy import Decision, Policy
 from ._record import Flag, Verdict, overflowed
@@ -65,6 +66,8 @@ class Ledger:
         self.check_parameters: Callable[[Step, ModuleNode, Finding], Optional[Finding]] = (
             lambda step, node, finding: None
         )
+        # Set by the owner: is told of each event as it is counted.
+        self.on_counted: Callable[[Event], None] = lambda event: None
         # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
         self.due: list[Due] = []
         self.verdict_tally: Tally[Verdict] = Tally()
@@ -180,13 +183,32 @@ class Ledger:
         """
         changed, step.judge.changed = step.judge.changed, []
         for finding in changed:
-            if finding.counted or not self.policy.counts(finding.verdict):
+            if finding.counted or not self._counts(finding):
                 continue
             finding.counted = True
+            if self.config.count == "calls":
+                call = self._call_of(finding)
+                if call in step.counted_calls:
+                    continue
+                step.counted_calls.add(call)
+            self.on_counted(self.event(finding))
             self.first_bad = self.first_bad or step
             decision = self.policy.decide(step.index)
             if decision is not Decision.CONTINUE:
                 self.due.append((finding, decision, step))
+
+    def _counts(self, finding: Finding) -> bool:
+        if self.config.count == "calls" and finding.verdict is Verdict.PROPAGATED:
+            site = self.sites[finding.blamed_site]
+            if site.direction == "backward" and site.module_type == OUTSIDE and not finding.api:
+                return False  # sums of gradients, which autograd adds between the calls
+        return self.policy.counts(finding.verdict)
+
+    def _call_of(self, finding: Finding) -> tuple[object, ...]:
+        site = self.sites[finding.blamed_site]
+        if finding.api:
+            return finding.api, site.direction
+        return site.module, site.op, site.direction, int(finding.record["call"])
 
     def event(self, finding: Finding) -> Event:
         """The finding as it stands now, as a user sees it."""
@@ -201,6 +223,7 @@ class Ledger:
             counted=finding.counted,
             rank=self.rank,
             line=finding.line,
+            api=finding.api,
             inputs=tuple(finding.inputs) if isinstance(finding, OpFinding) else (),
         )
 

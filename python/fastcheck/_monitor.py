@@ -249,6 +249,11 @@ class Monitor:
         with ledger.lock:
             ledger.store(session.step)
 
+    def _pause(self, is_paused: bool) -> None:
+        with self._session.lock:
+            self._session.pause(is_paused)
+        self._deliver()
+
     def _deliver(self) -> None:
         if self._ledger.due:
             self._session.deliver()

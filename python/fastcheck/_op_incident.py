@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ._api_names import spell_call
 from ._extension import extension
 
 __all__ = ["Fed", "Incident"]
@@ -36,6 +37,8 @@ class Incident:
         #: Where Python was, in backward where its forward was if that is known; empty when nobody
         #: asked.
         self.line: str = raw["forward_line"] or raw["line"]
+        #: The call of torch's Python API that it is part of, if those are numbered.
+        self.api = spell_call(raw["api"])
 
     @property
     def bad_seqs(self) -> list[int]:

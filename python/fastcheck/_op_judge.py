@@ -79,7 +79,7 @@ class OpJudge(Judge):
 
     def _finding(self, record: np.void, incident: Incident) -> OpFinding:
         finding = OpFinding(record, self._sites[int(record["site"])].role)
-        finding.line = incident.line
+        finding.line, finding.api = incident.line, incident.api
         return finding
 
     @property

@@ -107,6 +107,7 @@ class OpSession(Session):
     def begin_pass(self) -> None:
         self._ops.set_optimizer(False)  # whose step may have raised
         self.begin_step_if_closed()
+        self.obey_pause()
         with self.ledger.lock:
             # A served model never closes a step.
             self.collect()
@@ -132,6 +133,20 @@ class OpSession(Session):
         self._ops.begin_step(self.step.index)
         self._ops.set_active(self.is_active)
         self._ops.set_backward_flags(0)
+
+    def begin_at(self, step: int) -> None:
+        super().begin_at(step)
+        self._ops.begin_step(step)
+
+    def pause(self, is_paused: bool) -> None:
+        """Operators are not read from now on, in a pass or not, or are again."""
+        super().pause(is_paused)
+        self.obey_pause()
+
+    def obey_pause(self) -> None:
+        super().obey_pause()
+        if self._is_running:
+            self._ops.set_active(self.is_active)
 
     @property
     def _judge(self) -> OpJudge:

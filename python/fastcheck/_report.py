@@ -165,7 +165,7 @@ def _headline(report: StopReport, reading: Reading) -> str:
     elif site.role == "input" and not site.module:
         place = f"in {site.label}, the batch given to {module_name(site)}"
     else:
-        place = f"in {place_of(site, reading.call, report.style)}"
+        place = f"in {place_of(site, reading.call, report.style, report.culprit.api)}"
     rank = f" on rank {report.rank}" if report.world_size > 1 else ""
     return f"{found} {place} at step {report.step}{rank}"
 
@@ -189,7 +189,7 @@ def _what(report: StopReport, reading: Reading, width: int) -> list[str]:
     if others:
         named: list[str] = []
         for event in others:
-            name = place_of(event.site, int(event.record["call"]), report.style)
+            name = place_of(event.site, int(event.record["call"]), report.style, event.api)
             if name not in named:
                 named.append(name)
         more = f" and {len(others) - 2:,} more" if len(others) > 2 else ""
@@ -211,6 +211,8 @@ def _where(report: StopReport, reading: Reading, width: int) -> list[str]:
     lines = [f"module    {module_name(site)}"]
     if site.op:
         lines.append(f"op        {site.op} #{reading.call}")
+    if report.culprit.api:
+        lines.append(f"API       {report.culprit.api}.{site.direction}")
     size = f"{reading.numel:,} element{'s' if reading.numel != 1 else ''}"
     lines += wrap(f"{tensor_name(site)}, {reading.dtype}, {size}", width, "tensor    ", " " * 10)
     if report.culprit.line:

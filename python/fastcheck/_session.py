@@ -74,6 +74,8 @@ class Session:
         self.removed = False
         self.is_active = config.observes(0)
         self.is_closed = False
+        # Set by the owner: passes that begin now are not to be read.
+        self.is_paused = False
         # Set by the owner: monitor.step() was called, and from then on nothing else closes a step.
         self.is_explicit = False
         self.has_excluded = False
@@ -99,6 +101,7 @@ class Session:
     def begin_pass(self) -> None:
         """A forward enters the observed modules from outside."""
         self.begin_step_if_closed()
+        self.obey_pause()
         if len(self.seen) > _MAX_SEEN:
             self.seen.clear()
         if len(self.step.journal.entries) > _MAX_SEEN:
@@ -126,6 +129,23 @@ class Session:
         self.step = self.ledger.new_step(step.index + 1)
         self.is_closed = False
         self.is_active = self.config.observes(self.step.index)
+
+    def begin_at(self, step: int) -> None:
+        """The first step has this number. Before anything is read."""
+        self.step = self.ledger.new_step(step)
+        self.is_active = self.config.observes(step)
+
+    def pause(self, is_paused: bool) -> None:
+        """The passes that begin from now on are not read, or are again."""
+        self.is_paused = is_paused
+
+    def obey_pause(self) -> None:
+        """A pass begins, and is read or not."""
+        is_wanted = self.config.observes(self.step.index) and not self.is_paused
+        if self.is_active and not is_wanted:
+            # What it would have decided stays as it is.
+            self.note(self.ledger.close, self.step)
+        self.is_active = is_wanted
 
     def close_step(self) -> None:
         """Settles the step and has it written down. May be called again for the same step, after

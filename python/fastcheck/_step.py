@@ -37,5 +37,7 @@ class Step:
         self.state_read = False
         self.scaler: Optional[weakref.ref[GradScaler]] = None
         self.leaf_handles: list[Any] = []
+        # With count="calls": what has been counted in it.
+        self.counted_calls: set[tuple[object, ...]] = set()
         # The verdicts that the log has, by sequence number.
         self.logged: dict[int, Verdict] = {}

@@ -6,7 +6,7 @@ from typing import Optional
 
 from ._errors import ConfigError, did_you_mean, explain
 from ._naming import module_name, tensor_name
-from ._op_names import spell
+from ._op_names import name_of, spell
 from ._site import Site
 
 __all__ = ["STYLES", "check_style", "place", "row_name"]
@@ -28,11 +28,16 @@ def check_style(style: object) -> str:
     )
 
 
-def place(site: Site, call: int, style: str) -> str:
+def place(site: Site, call: int, style: str, api: str = "") -> str:
     """In a sentence: ``output[0] of layers.3.attn (Attention)``, at op level ``output of aten.mm #3
     in layers.3.attn (Attention)``; or ``Module.layers.3.attn.Attention.forward.0.output.0``.
+    ``api``: the call of torch's API that it belongs to, where that is known:
+    ``Functional.linear.145``.
     """
     if style == "msprobe":
+        name = name_of(site, call) if api else None
+        if name is not None:
+            return f"{api}.{site.direction}.{name.part}.{name.index}"
         return spell(site, call)
     op = f"{site.op} #{call} in " if site.op else ""
     return f"{tensor_name(site)} of {op}{module_name(site)}"

@@ -73,6 +73,7 @@ py::dict as_dict(const Incident& incident) {
   d["direction"] = static_cast<int>(incident.direction);
   d["is_recompute"] = incident.is_recompute;
   d["infinite_scalars"] = static_cast<int>(incident.infinite_scalars);
+  d["api"] = incident.api;
   d["node"] = incident.node;
   d["line"] = incident.line;
   d["forward_line"] = incident.forward_line;
@@ -145,6 +146,9 @@ void bind(py::module_& m) {
       .def(
           "set_optimizer", [](OpObserver&, bool at_work) { OpObserver::set_optimizer(at_work); },
           py::arg("at_work"))
+      .def(
+          "set_api", [](OpObserver&, std::int64_t api) { OpObserver::set_api(api); },
+          py::arg("api"))
       .def(
           "pause", [](OpObserver&, int delta) { OpObserver::pause(delta); }, py::arg("delta"))
       .def("read", read, py::arg("tensor"), py::arg("site"), py::arg("call") = 0,

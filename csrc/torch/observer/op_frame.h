@@ -50,6 +50,7 @@ struct OpObserver::Thread {
   std::vector<Frame> frames;  // [0, depth) are running; the others are kept for their memory
   std::size_t depth = 0;
   std::vector<std::int32_t> modules;
+  std::int64_t api = -1;
   int paused = 0;
   std::uint64_t run = 0;  // of the observer, that the rest belongs to
   bool at_optimizer = false;

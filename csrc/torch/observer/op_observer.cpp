@@ -142,6 +142,8 @@ void OpObserver::leave() {
 
 void OpObserver::set_optimizer(bool at_work) { thread().at_optimizer = at_work; }
 
+void OpObserver::set_api(std::int64_t api) { thread().api = api; }
+
 void OpObserver::pause(int delta) { thread().paused += delta; }
 
 // ---- Callbacks ----------------------------------------------------------------------------------
@@ -246,8 +248,8 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
       at = static_cast<std::int32_t>(lines_.size());
       lines_.push_back(std::move(line));
     }
-    forward_ops_[node_key(fn.threadId(), sequence)] = {op->number, frame.call, frame.module, choice,
-                                                       at};
+    forward_ops_[node_key(fn.threadId(), sequence)] = {op->number, frame.call, frame.module,
+                                                       mine.api,   choice,     at};
   }
   if (frame.forward.op >= 0) frame.call = frame.forward.call;
   if (op->is_allocation) return;
@@ -404,6 +406,7 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
   incident.op = frame.op->number;
   incident.direction = frame.direction;
   incident.is_recompute = frame.is_recompute;
+  incident.api = frame.direction == Direction::kBackward ? frame.forward.api : mine.api;
   incident.infinite_scalars = frame.infinite_scalars;
   incident.fed = frame.fed;
   incident.inputs = frame.inputs;

@@ -60,6 +60,7 @@ struct Incident {
   bool is_recompute;
   // A scalar argument is itself infinite: bit 0 +Inf, bit 1 -Inf.
   std::uint8_t infinite_scalars;
+  std::int64_t api;          // as given to set_api(), in backward that of the forward; -1: none
   std::string node;          // the autograd node that it is part of
   std::string line;          // where Python was
   std::string forward_line;  // and where it was in the forward of what ran in backward
@@ -105,6 +106,8 @@ class OpObserver {
   static void enter(std::int32_t module);
   static void leave();
   static void set_optimizer(bool at_work);
+  // The call of torch's Python API that this thread is in, by a number of the caller's.
+  static void set_api(std::int64_t api);
   // Within it, what this thread computes passes unread.
   static void pause(int delta);
 
@@ -159,6 +162,7 @@ class OpObserver {
   std::array<std::vector<std::int32_t>, 3> calls_;
   struct ForwardOp {
     std::int32_t op = -1, call = 0, module = -1;
+    std::int64_t api = -1;
     Choice choice = Choice::kOther;
     std::int32_t line = -1;  // where Python was, under a mode: among lines_
   };

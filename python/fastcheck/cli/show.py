@@ -294,7 +294,8 @@ def _events(
         also = f" (in the same step: rank{'s' if len(with_it) > 1 else ''} {others})"
         lines += wrap(
             f"first on rank {first.rank}, step {first.step:,}: "
-            f"{place(first.site, int(first.record['call']), style)}{also if with_it else ''}",
+            + place(first.site, int(first.record["call"]), style, first.api)
+            + (also if with_it else ""),
             width,
             "",
             "  ",
@@ -305,7 +306,7 @@ def _events(
         rank = f"rank {event.rank}, " if several or event.rank else ""
         lines += wrap(
             f"{rank}step {event.step:,}: {spell_nonfinite(reading)} in "
-            f"{place(event.site, reading.call, style)}, {event.site.direction}",
+            f"{place(event.site, reading.call, style, event.api)}, {event.site.direction}",
             width,
             "",
             "  ",

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .._compat import is_compiling
 from .records import is_quiet
 
-__all__ = ["ApiCalls"]
+__all__ = ["ApiCalls", "api_of"]
 
 _TENSOR_METHODS = (torch.Tensor, torch._C.TensorBase)
 
@@ -38,7 +39,9 @@ class ApiCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = "" if is_quiet() else _spelt(func)
+        if is_compiling():  # Dynamo follows this, and has no use for it
+            return func(*args, **kwargs)
+        name = "" if is_quiet() else api_of(func)
         if not name:
             return func(*args, **kwargs)
         local = self._local
@@ -54,7 +57,8 @@ class ApiCalls(TorchFunctionMode):
 _known: dict[Any, str] = {}
 
 
-def _spelt(func: Any) -> str:
+def api_of(func: Any) -> str:
+    """``Functional.softmax``; empty for what is no function of torch's Python API."""
     found = _known.get(func)
     if found is None:
         found = _known[func] = _name(func)

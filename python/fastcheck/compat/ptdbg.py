@@ -1,0 +1,277 @@
+"""The names of ptdbg_ascend: ``from fastcheck.compat.ptdbg import *`` in the place of
+``from ptdbg_ascend import *``. ``docs/compat.md`` has what differs, option by option.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NoReturn, Optional, Union
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from .._errors import ConfigError, explain
+from .._seeds import seed_all as _seed_all
+from ._dumps import Dumps
+from ._old_compare import compare_paths
+from ._options import check_names, one_of, refuse, say
+from ._overflows import OverflowWatch
+from ._ptdbg_switch import dump_plan
+
+__all__ = [
+    "acc_cmp_dump",
+    "compare",
+    "overflow_check",
+    "register_hook",
+    "seed_all",
+    "set_dump_path",
+    "set_dump_switch",
+    "set_overflow_check_switch",
+]
+
+Path = Union[str, "os.PathLike[str]"]
+Plans = dict[str, dict[str, Any]]
+Spellings = dict[str, tuple[str, ...]]
+
+
+def overflow_check(*args: Any, **kwargs: Any) -> NoReturn:
+    """The hook that counts overflows: for register_hook(model, overflow_check)."""
+    _no_call("overflow_check")
+
+
+def acc_cmp_dump(*args: Any, **kwargs: Any) -> NoReturn:
+    """The hook that dumps, while the switch is on: for register_hook(model, acc_cmp_dump)."""
+    _no_call("acc_cmp_dump")
+
+
+def _no_call(name: str) -> NoReturn:
+    raise ConfigError(
+        explain(
+            f"{name} is not called, but registered",
+            expected=f"register_hook(model, {name})",
+            came=f"{name}(...)",
+        )
+    )
+
+
+class _Session:
+    """What the functions below have been told: ptdbg_ascend is a set of functions over one."""
+
+    def __init__(self) -> None:
+        self.path = "ptdbg_dump"
+        self.watch: Optional[OverflowWatch] = None
+        self.models: list[torch.nn.Module] = []
+        self.has_dump_hook = False
+        self.plans: Optional[tuple[Plans, Spellings]] = None
+        self.dumps: Optional[Dumps] = None
+        self.step = 0
+        # Whether a module has run since the last optimizer's step.
+        self.has_begun = True
+        self._has_hooks = False
+        self._met: set[int] = set()
+
+    def follow_optimizers(self) -> None:
+        """A step ends when an optimizer has stepped."""
+        if not self._has_hooks:
+            self._has_hooks = True
+            register_module_forward_pre_hook(self._begin)
+            register_optimizer_step_pre_hook(self._meet)
+            register_optimizer_step_post_hook(self._new_numbers)
+
+    def _begin(self, module: torch.nn.Module, args: Any) -> None:
+        self.has_begun = True
+
+    def _meet(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        # An optimizer's own hooks run before those of all optimizers, which a Dumper that is closed
+        # takes off: not in the middle of their run.
+        if id(optimizer) not in self._met:
+            self._met.add(id(optimizer))
+            optimizer.register_step_post_hook(self._new_dump)
+
+    def _new_dump(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.step += 1
+        if self.dumps is not None and self.dumps.is_open:
+            self.dumps.open(self.step, self.models)
+            self.has_begun = False
+
+    def _new_numbers(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.watch is not None:
+            self.watch.begin_step()
+
+    def obey_switch(self) -> None:
+        """Dumps, if there is a hook that does and the switch is on."""
+        self.close()
+        if self.plans is None or not self.has_dump_hook:
+            return
+        plans, spellings = self.plans
+        self.has_begun = True
+        self.dumps = Dumps(self.path, plans, spellings)
+        self.dumps.open(self.step, self.models)
+        self.follow_optimizers()
+
+    def close(self) -> None:
+        """What was dumped since the last optimizer's step is kept if a module has run in it."""
+        if self.dumps is not None:
+            self.dumps.close(keeps=self.has_begun)
+
+
+_session = _Session()
+atexit.register(_session.close)
+
+
+def register_hook(
+    model: torch.nn.Module,
+    hook: Callable[..., Any],
+    overflow_nums: int = 1,
+    dump_mode: str = "api",
+    dump_config: Optional[Path] = None,
+    rank: int = 0,
+    need_clear: bool = True,
+) -> None:
+    """Puts ``hook`` on ``model``: ``overflow_check`` or ``acc_cmp_dump``.
+
+    With ``overflow_check`` every call of torch's API that makes something non-finite of finite
+    values, or carries it on, counts once, forward and backward apart; the ``overflow_nums``-th
+    raises OverflowDetected (-1: none does), which ends the process with an exit status that is not
+    zero. The names are printed and written to ``<dump path>/overflow``.
+
+    Args:
+        model: the model; on a device other than the CPU overflows are named by module.
+        hook: which of the two.
+        overflow_nums: how many overflows end the run, -1 for never.
+        dump_mode: ``"api"``; ``"acl"``, the dump of CANN's own operators, is refused.
+        dump_config, rank, need_clear: taken, and of no use.
+
+    Raises ConfigError.
+    """
+    if not isinstance(model, torch.nn.Module):
+        refuse(
+            "register_hook() was given something that is not a model",
+            expected="a torch.nn.Module",
+            came=type(model).__name__,
+            do="register_hook(model, overflow_check)",
+        )
+    if dump_mode == "acl":
+        refuse(
+            'dump_mode="acl" is the dump of CANN\'s own operators',
+            expected='dump_mode="api"',
+            came=dump_mode,
+            do="leave it out; CANN's own tools dump its operators",
+        )
+    one_of("dump_mode=", dump_mode, ["api"])
+    if dump_config is not None:
+        say("dump_config= is the configuration of CANN's dump, which is not used")
+    if rank:
+        say("rank= is not used: a rank is told by torch.distributed, or by RANK")
+    if hook is overflow_check:
+        _session.watch = OverflowWatch(
+            [model], dump_path=_session.path, overflow_nums=overflow_nums, spell=_spell
+        )
+        _session.follow_optimizers()
+    elif hook is acc_cmp_dump:
+        _session.models.append(model)
+        _session.has_dump_hook = True
+        _session.obey_switch()
+    else:
+        one_of("the hook", getattr(hook, "__name__", hook), ["overflow_check", "acc_cmp_dump"])
+        refuse("the hook is another function of that name", came=hook, do="import it from here")
+
+
+def _spell(name: str) -> str:
+    """``Functional_linear_145_backward``; a name of fastcheck's own, or of a module, as it is."""
+    is_api = name.split(".", 1)[0] in ("Functional", "Torch", "Tensor", "VF") and " " not in name
+    return name.replace(".", "_") if is_api else name
+
+
+def set_dump_path(fpath: Optional[Path] = None, dump_tag: str = "") -> None:
+    """Where dumps and record files go: ``fpath/dump_tag``. Call it before register_hook().
+
+    An ``fpath`` that ends with ``.pkl`` stands for the directory of that name without it.
+    """
+    if fpath is None or not os.fspath(fpath):
+        refuse("set_dump_path() needs a path", expected="a directory", came=fpath, do="give one")
+        return
+    path = os.fspath(fpath)
+    if path.endswith(".pkl"):
+        path = path[: -len(".pkl")]
+        say(f"what is dumped is a directory, and no .pkl file: {path}")
+    _session.path = os.path.join(path, dump_tag) if dump_tag else path
+    if _session.watch is not None:
+        say("set_dump_path() came after register_hook(): overflows go to the path before")
+
+
+def set_dump_switch(
+    switch: str,
+    mode: str = "all",
+    scope: Sequence[str] = (),
+    api_list: Sequence[str] = (),
+    filter_switch: str = "OFF",
+    dump_mode: Union[str, Sequence[str]] = ("all",),
+    summary_only: bool = False,
+) -> None:
+    """``"ON"``: what registered models do is dumped from now on, a directory a step; ``"OFF"``: it
+    is not. A step ends when an optimizer has stepped.
+
+    Args:
+        switch: ``"ON"`` or ``"OFF"``.
+        mode: ``"all"``; ``"list"``: the calls that ``scope`` names; ``"range"``: from the first of
+            its two names to the second; ``"api_list"``: the functions that ``api_list`` names;
+            ``"stack"`` and ``"api_stack"``: records without values, of ``scope`` or of all.
+        scope: names as overflow_check prints them.
+        api_list: names of functions, such as ``"relu"``.
+        filter_switch, dump_mode: integers, and both directions, are dumped in any case.
+        summary_only: records without values.
+
+    Raises ConfigError for a mode or a name that can't be used.
+    """
+    one_of("the switch", switch, ["ON", "OFF"])
+    if switch == "OFF":
+        _session.plans = None
+        _session.close()
+        return
+    _session.plans = dump_plan(mode, scope, api_list, filter_switch, dump_mode, summary_only)
+    _session.obey_switch()
+
+
+def set_overflow_check_switch(switch: str, filter_switch: str = "OFF") -> None:
+    """``"OFF"``: the passes that begin from now on are not looked at, until ``"ON"``."""
+    one_of("the switch", switch, ["ON", "OFF"])
+    if _session.watch is not None:
+        _session.watch.pause(switch == "OFF")
+
+
+def seed_all(seed: int = 1234, mode: bool = False) -> None:
+    """fastcheck.seed_all(); ``mode``: deterministic kernels too."""
+    _seed_all(seed, deterministic=mode)
+
+
+def compare(
+    input_param: Mapping[str, Any],
+    output_path: Optional[Path] = None,
+    stack_mode: bool = False,
+    auto_analyze: bool = True,
+    fuzzy_match: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """fastcheck.compare() of two dumps, printed, with ``compare_result.csv`` in ``output_path``.
+
+    ``input_param``: ``npu_dump_data_dir`` (or ``npu_pkl_path``) is the one in question,
+    ``bench_dump_data_dir`` (or ``bench_pkl_path``) the reference: directories of dumps. The other
+    options have no counterpart.
+    """
+    check_names("the option of compare()", kwargs, ["summary_compare", "md5_compare"])
+    if stack_mode or fuzzy_match:
+        say("stack_mode= and fuzzy_match= are not used: fastcheck.compare(rename=) pairs names")
+    return compare_paths(
+        input_param,
+        actual=("npu_dump_data_dir", "npu_pkl_path"),
+        reference=("bench_dump_data_dir", "bench_pkl_path"),
+        unused=("is_print_compare_log",),
+        output_path=output_path,
+    )
