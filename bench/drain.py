@@ -30,7 +30,7 @@ import fastcheck
 import harness
 from fastcheck._calls import Call, ModuleNode
 from fastcheck._drain import Part
-from fastcheck._journal import CallEnded, Entry, ListReading, Note, Reading
+from fastcheck._journal import CallEnded, Journal, ListReading, Note, Reading
 from fastcheck._record import RECORD_BYTES
 from fastcheck._session import Session
 from fastcheck._verdict import Judge
@@ -64,28 +64,30 @@ class Steps:
         self.node = ModuleNode("", model, self.session.sites, is_primary=True)
         self.sites = [self.node.site("output", f"output[{k}]", k) for k in range(512)]
         self.tensor = torch.ones(1).to(device)
+        self.kind = ring.backend.identity(self.tensor, False)
         self.count = 0
 
     def fill(self, entries_of: str) -> None:
         """Puts the next step into the drain's queue, all of its copies done."""
         session, count = self.session, self.count
         step = session.ledger.new_step(count)
-        entries: list[Entry] = []
+        journal = Journal()
         for k in range(RECORDS):
             seq = count * RECORDS + k
             site = self.sites[k % len(self.sites)]
-            self.ring.observe(self.tensor, site, k // len(self.sites), count, seq, 0)
+            self.ring.observe(self.tensor, (seq, count, k // len(self.sites), site, 0, *self.kind))
             if entries_of == "hooks":
                 call = Call(self.node, k, None, 0, seq, False)
                 call.outputs.append(seq)
-                entries.append(Reading(seq, "output", call, Judge.output, (call,)))
-                entries.append(CallEnded(call, True))
+                journal.entries.append(Reading(seq, "output", call, Judge.output, (call,)))
+                journal.entries.append(CallEnded(call, True))
             elif k % LIST_LENGTH == 0:
                 roles = ["param"] * min(LIST_LENGTH, RECORDS - k)
-                entries.append(ListReading(seq, roles, Judge.parameter, (None,)))
-        entries += [Note(session.ledger.close, step), Note(session.ledger.end, step)]
+                journal.entries.append(ListReading(seq, roles, Judge.parameter, (None,)))
+        journal.note(Note(session.ledger.close, step))
+        journal.note(Note(session.ledger.end, step))
         records, segments = self.ring.cut()
-        part = Part(step, entries, records, [(self.ring, s) for s in segments], True)
+        part = Part(step, journal, records, [(self.ring, s) for s in segments], True)
         part.wait()
         session.drain._parts.append(part)  # not submit(): the thread is left out of it
         self.count = count + 1

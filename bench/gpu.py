@@ -1,5 +1,6 @@
 """The CUDA kernels on a GPU: bandwidth beside a copy of the device's memory, small tensors, lists,
-and what a call costs the host. Needs a GPU and an extension built with the kernels.
+what a call costs the host, and the Triton kernels beside them. Needs a GPU and an extension built
+with the kernels.
 
 python bench/gpu.py [--rounds N]
 
@@ -174,6 +175,49 @@ def large(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def triton_beside(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
+    """The Triton kernels on the same data as the CUDA kernels: equal but for the sums' last bits,
+    and how fast. Nothing where triton is missing or its compiler refuses them.
+    """
+    other = backends.triton.entry("cuda")
+    slots = torch.zeros(4, 192, dtype=torch.uint8, device=cuda)
+    rows: list[dict[str, Any]] = []
+    for name in ("float32", "bfloat16", "int8"):
+        xs = [tensor(DTYPES[name], "normal", SIZES_BYTES[-1]) for _ in range(2)]
+        entry.observe(xs[0], slots, 0, 3)
+        other.observe(xs[0], slots, 1, 3)
+        refused = backends.triton.remarks()
+        if refused:
+            print(*refused, sep="\n")
+            return []
+        cells = slots.view(torch.int64)[:2].cpu()
+        exact = [*range(10), 13]
+        sums = slots.view(torch.float64)[:2, 10:13].cpu()
+        allowed = 1e-6 * sums[0, [1, 1, 2]]
+        if not torch.equal(cells[0, exact], cells[1, exact]) or bool(
+            ((sums[0] - sums[1]).abs() > allowed).any()
+        ):
+            raise RuntimeError(f"the Triton record of {name} is not the CUDA kernel's")
+        for backend in (entry, other):
+            for depth, level in DEPTHS.items():
+                seconds = device_seconds(
+                    lambda i, xs=xs, b=backend, level=level: b.observe(xs[i % 2], slots, 2, level),
+                    4,
+                    rounds,
+                )
+                rows.append(
+                    {
+                        "backend": backend.name,
+                        "dtype": name,
+                        "depth": depth,
+                        "bytes": SIZES_BYTES[-1],
+                        "seconds": harness.spread(seconds),
+                        "gb_per_second": SIZES_BYTES[-1] / float(np.median(seconds)) / 1e9,
+                    }
+                )
+    return rows
+
+
 def small(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
     rows = []
     slots = torch.zeros(1024, 192, dtype=torch.uint8, device=cuda)
@@ -217,11 +261,11 @@ def small(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
     add("x.sum()", "host", host_seconds(lambda i: x.sum(), 400, rounds))
     streams = streams_of(torch.device("cuda", torch.cuda.current_device()))
     assert streams is not None
-    ring = DeviceRing(streams, entry, 3)
+    ring, kind = DeviceRing(streams, entry, 3), entry.identity(x, False)
     add(
         "DeviceRing.observe",
         "host",
-        host_seconds(lambda i: ring.observe(x, 0, 0, 0, i, 0), 100, min(rounds, 10)),
+        host_seconds(lambda i: ring.observe(x, (i, 0, 0, 0, 0, *kind)), 100, min(rounds, 10)),
     )
     return rows
 
@@ -259,7 +303,11 @@ def main() -> None:
         for r in rows
     ]
     print(harness.table(("data", "case", "GB/s", "of a copy", "bar"), cells))
-    harness.write_results("gpu", rows, gpu=gpu, small=little)
+    beside = triton_beside(entry, rounds)
+    cells = [[r["backend"], r["dtype"], r["depth"], f"{r['gb_per_second']:.0f}"] for r in beside]
+    if cells:
+        print("", harness.table(("kernels", "dtype", "depth", "GB/s"), cells), sep="\n")
+    harness.write_results("gpu", rows, gpu=gpu, small=little, triton=beside)
 
 
 if __name__ == "__main__":

@@ -39,11 +39,11 @@ def additions() -> None:
         a = torch.add(a, b)
 
 
-def observed(depth: int, active: bool) -> Callable[[int], None]:
+def observed(depth: int, active: bool = True, **filters: Any) -> Callable[[int], None]:
     observer = _C.op_observer()
 
     def case(_: int) -> None:
-        run = observer.start(depth, str)
+        run = observer.start(depth, str, **filters)
         observer.set_active(active)
         additions()
         observer.stop(run)
@@ -59,8 +59,9 @@ def in_mode(_: int) -> None:
 def per_op(rounds: int) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     cases: dict[str, harness.Case] = {"none": lambda _: additions()}
-    cases["observer, filters closed"] = observed(1, False)
-    cases |= {f"observer, {name}": observed(depth, True) for name, depth in DEPTHS.items()}
+    cases["observer, a step left out"] = observed(1, False)
+    cases["observer, filters closed"] = observed(1, ops=["none"], outside=False)
+    cases |= {f"observer, {name}": observed(depth) for name, depth in DEPTHS.items()}
     cases["empty TorchDispatchMode"] = in_mode
     seconds = harness.time_rounds(cases, rounds)
     plain = seconds.pop("none")
@@ -78,9 +79,9 @@ def step(threads: int, record: str, rounds: int) -> dict[str, Any]:
     observer = _C.op_observer()
 
     def without(index: int) -> None:
-        observer.set_active(False)
+        observer.pause(1)
         plain.step(index)
-        observer.set_active(True)
+        observer.pause(-1)
 
     seconds = harness.time_rounds({"none": without, "op": watched.step}, rounds)
     records = monitor.records()

@@ -9,8 +9,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import fastcheck
+from fastcheck._op_mode import CallMode
 
 # No deadline: a slow machine is not a defect. What fails is printed so that it can be replayed.
 hypothesis.settings.register_profile(
@@ -26,12 +28,15 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_cuda_binding.py",
         "test_cuda_install.py",
         "test_devices.py",
+        "test_dump_device.py",
         "test_fake_device.py",
         "test_fake_device_torch.py",
         "test_mlu.py",
         "test_npu.py",
         "test_npu_saturation.py",
         "test_protect_device.py",
+        "test_selftest_device.py",
+        "test_triton_device.py",
     ]
 elif os.environ.get("FASTCHECK_TEST_KERNELS") == "cuda":
     import cuda_on_fake
@@ -62,6 +67,9 @@ def op_observer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     yield
     observer = fastcheck._C.op_observer()
     observer.stop(observer.run())
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, CallMode):
+            mode.close()
 
 
 @pytest.fixture

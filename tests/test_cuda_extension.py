@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -99,7 +100,7 @@ print(backends.cuda.problem(), backends.backend_for(torch.device("cuda")).name)
 def test_doctor_names_the_accelerator(package: Path) -> None:
     done = run(package, "import fastcheck.cli; fastcheck.cli.main(['doctor', '--json'])")
     found: Any = json.loads(done.stdout)
-    assert found["versions"]["cuda"].startswith("built (cuda1")
+    assert re.fullmatch(rf"built \(cuda1\d\.\d+ for {ARCH}\)", found["versions"]["cuda"])
     assert {row["name"]: row["reason"] for row in found["backends"]}["cuda"].startswith("built; ")
 
 
@@ -151,6 +152,14 @@ def test_flags(package: Path) -> None:
         assert f"compute_{ARCH}" in command
 
 
+def test_a_label_that_promises_cuda_is_kept_or_refused(tmp_path: Path) -> None:
+    promise = "-DSKBUILD_PROJECT_VERSION_FULL=0.1.0+pt213.cu99"
+    done = configure(tmp_path, "-DFASTCHECK_CUDA=OFF", promise)
+    assert done.returncode != 0
+    said = " ".join(done.stderr.split())
+    assert "the version is 0.1.0+pt213.cu99, but what is built is 'cpu'" in said
+
+
 def test_auto_asks_for_no_compiler_beside_a_torch_without_cuda(tmp_path: Path) -> None:
     if torch.version.cuda is not None:
         pytest.skip("this torch is a CUDA build")
@@ -165,6 +174,11 @@ def test_auto_asks_for_no_compiler_beside_a_torch_without_cuda(tmp_path: Path) -
     ("option", "said"),
     [
         ("-DFASTCHECK_CUDA=MAYBE", "FASTCHECK_CUDA is 'MAYBE'; expected AUTO, ON or OFF"),
+        pytest.param(
+            "-DSKBUILD_PROJECT_VERSION_FULL=0.1.0+pt213.cpu",
+            "the version is 0.1.0+pt213.cpu, but what is built is 'cu1",
+            marks=needs_nvcc,
+        ),
         pytest.param(
             "-DFASTCHECK_CUDA_ARCHS=sm_90", "FASTCHECK_CUDA_ARCHS has 'sm_90'", marks=needs_nvcc
         ),

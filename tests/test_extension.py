@@ -14,7 +14,8 @@ MISSING = "import sys; sys.modules['fastcheck._build_info'] = None\n"
 OTHER_TORCH = """
 import sys, types
 info = types.ModuleType("fastcheck._build_info")
-info.TORCH_VERSION, info.ACCELERATOR, info.COMPILER = "1.8.0", "cpu", "g++"
+info.VERSION, info.TORCH_VERSION, info.ACCELERATOR = "0.1.0", "1.8.0", "cpu"
+info.CUDA_ARCHS, info.COMPILER = "", "g++"
 sys.modules["fastcheck._build_info"] = info
 """
 SAYS_WHAT_READS = """
@@ -105,6 +106,21 @@ def test_built_for_another_torch() -> None:
     assert "built for torch 1.8.0, and this is torch" in done.stderr
     assert "Until then: pure Python: portable backend, which is slower" in done.stderr
     assert "undefined symbol" not in done.stderr
+
+
+def test_a_wheel_for_another_torch_names_the_one_that_fits() -> None:
+    """A wheel's owner has no source tree to build from."""
+    release = ".".join(torch.__version__.split(".")[:2])
+    done = run(OTHER_TORCH.replace("0.1.0", "0.1.0+pt18.cpu"), SAYS_WHAT_READS)
+    assert done.stdout == "portable\n", done
+    assert f"install fastcheck's wheel for torch {release} (+pt{release.replace('.', '')})" in (
+        done.stderr
+    )
+    assert "or the generic one, or install torch 1.8" in done.stderr
+    assert "rebuild" not in done.stderr
+    done = run(OTHER_TORCH, SAYS_WHAT_READS)
+    assert "rebuild it with `pip install" in done.stderr
+    assert "fastcheck's wheel" not in done.stderr
 
 
 def test_extension_that_does_not_load() -> None:

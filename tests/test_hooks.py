@@ -357,9 +357,12 @@ class TestWhatCannotBeRead:
         assert monitor.event_count == 0
 
     def test_a_tensor_freed_under_us(self) -> None:
+        is_freed = True
+
         def free(x: torch.Tensor) -> torch.Tensor:
             y = x.detach().clone()
-            y.untyped_storage().resize_(0)
+            if is_freed:
+                y.untyped_storage().resize_(0)
             return y
 
         model = nn.Sequential(nn.Linear(8, 8), Apply(free), Apply(lambda x: torch.ones(2)))
@@ -369,7 +372,9 @@ class TestWhatCannotBeRead:
         ):
             model(torch.ones(2, 8))
         # Once is enough, and only that site is off.
+        is_freed = False
         model(torch.ones(2, 8))
+        assert names(monitor).count("1 (Apply) · forward · output") == 0
         assert names(monitor).count("2 (Apply) · forward · output") == 2
 
     def test_parameters_without_memory(self) -> None:

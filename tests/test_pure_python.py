@@ -229,3 +229,11 @@ class TestInstall(Pure):
         main(["show", str(tmp_path / "log")])
         shown = capsys.readouterr().out
         assert "1 NaN" in shown and "output of 1 (Apply)" in shown
+
+    def test_selftest(self) -> None:
+        from fastcheck._selftest import FAILED, begin
+
+        names = ("special-values", "layouts", "found-nonfinite", "overflow-mode", "install")
+        report = begin("cpu", names)
+        assert [(o.name, o.detail) for o in report.run() if o.status == FAILED] == []
+        assert [outcome.name for outcome in report.outcomes] == list(names)

@@ -11,7 +11,7 @@ namespace {
 
 struct Candidate {
   const char* name;
-  const KernelSet* set;  // null when the build has no such kernel
+  const KernelSet* set;
   bool supported;
   const char* needs;
 };
@@ -19,23 +19,25 @@ struct Candidate {
 std::vector<Candidate> candidates() {
   const CpuFeatures cpu = detect_cpu_features();
   return {
+#if defined(__x86_64__)
       {"avx512", avx512_kernels(), cpu.avx512, "AVX-512 F, BW, DQ and VL"},
       {"avx2", avx2_kernels(), cpu.avx2, "AVX2, FMA and F16C"},
+#elif defined(__aarch64__)
+      {"neon", neon_kernels(), cpu.neon, "Advanced SIMD"},
+#endif
       {"scalar", scalar_kernels(), true, "nothing"},
   };
 }
 
-bool usable(const Candidate& candidate) { return candidate.set != nullptr && candidate.supported; }
-
 const KernelSet* choose(const std::string& name) {
   std::string names;
   for (const Candidate& candidate : candidates()) {
-    if (!usable(candidate)) continue;
+    if (!candidate.supported) continue;
     if (name == "auto" || name == candidate.name) return candidate.set;
     names += std::string(", ") + candidate.name;
   }
   throw std::invalid_argument("FASTCHECK_CPU_ISA is '" + name +
-                              "'; expected one that this machine and build can run: auto" + names);
+                              "'; expected one that this machine can run: auto" + names);
 }
 
 std::atomic<const KernelSet*> active{nullptr};
@@ -45,15 +47,9 @@ std::atomic<const KernelSet*> active{nullptr};
 std::vector<IsaStatus> isa_statuses() {
   std::vector<IsaStatus> statuses;
   for (const Candidate& candidate : candidates()) {
-    std::string reason = std::string("needs ") + candidate.needs;
-    if (candidate.set == nullptr) {
-      reason += "; not in this build";
-    } else if (!candidate.supported) {
-      reason += "; this CPU lacks it";
-    } else {
-      reason += "; usable";
-    }
-    statuses.push_back({candidate.name, usable(candidate), reason});
+    statuses.push_back({candidate.name, candidate.supported,
+                        std::string("needs ") + candidate.needs +
+                            (candidate.supported ? "; usable" : "; this CPU lacks it")});
   }
   return statuses;
 }

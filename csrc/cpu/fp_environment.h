@@ -33,7 +33,7 @@ class FpEnvironment {
     asm volatile("mrs %0, fpcr" : "=r"(word));
     return word;
   }
-  static void write(Word word) { asm volatile("msr fpcr, %0" ::"r"(word)); }
+  static void write(Word word) { asm volatile("msr fpcr, %0" ::"r"(word) : "memory"); }
 #else
 #error "fastcheck's CPU kernels know x86-64 and aarch64"
 #endif

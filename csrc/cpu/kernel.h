@@ -26,10 +26,12 @@ struct KernelSet {
   }
 };
 
-// Each lives in a file of its own, compiled for its instruction set; null when not built in.
+// Each lives in a file of its own, compiled for its instruction set. Builds have those of their
+// architecture (cpu/kernels.cmake).
 const KernelSet* scalar_kernels();
 const KernelSet* avx2_kernels();
 const KernelSet* avx512_kernels();
+const KernelSet* neon_kernels();
 
 // Fills a KernelSet from a template `Reduce<Component, Depth>::run`.
 #define FASTCHECK_KERNEL_ROW(code, name, component, components)                   \

@@ -1,8 +1,6 @@
 // The vector kernel, compiled with AVX2, FMA and F16C.
 #include "cpu/kernel.h"
-
-#if defined(__AVX2__)
-
+//
 #include "cpu/vector_avx2.h"
 //
 #include "cpu/vector_kernel.h"
@@ -15,11 +13,3 @@ const KernelSet* avx2_kernels() {
 }
 
 }  // namespace fastcheck::cpu
-
-#else
-
-namespace fastcheck::cpu {
-const KernelSet* avx2_kernels() { return nullptr; }
-}  // namespace fastcheck::cpu
-
-#endif

@@ -1,8 +1,6 @@
 // The vector kernel, compiled with AVX-512.
 #include "cpu/kernel.h"
-
-#if defined(__AVX512F__)
-
+//
 #include "cpu/vector_avx512.h"
 //
 #include "cpu/vector_kernel.h"
@@ -15,11 +13,3 @@ const KernelSet* avx512_kernels() {
 }
 
 }  // namespace fastcheck::cpu
-
-#else
-
-namespace fastcheck::cpu {
-const KernelSet* avx512_kernels() { return nullptr; }
-}  // namespace fastcheck::cpu
-
-#endif

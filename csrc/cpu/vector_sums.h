@@ -76,9 +76,12 @@ FASTCHECK_FN Sums fold_tile(const TileLanes<Accumulator>& tile) {
   const Vec<double> sum = fold_lanes<kLayout>(tile, [](const Lanes& v) { return v.sum; });
   const Vec<double> abs_sum = fold_lanes<kLayout>(tile, [](const Lanes& v) { return v.abs_sum; });
   const Vec<double> sum_sq = fold_lanes<kLayout>(tile, [](const Lanes& v) { return v.sum_sq; });
-  Vec<double> both = add_pairs(add_pairs(sum, abs_sum), add_pairs(sum_sq, Vec<double>{}));
-  for (int lanes = kVectorLanes<double>; lanes > 4; lanes /= 2) both = add_pairs(both, both);
-  return {both[0], both[1], both[2]};
+  constexpr int kWidth = kVectorLanes<double>;
+  Vec<double> all = add_pairs(sum, abs_sum);
+  if constexpr (kWidth == 2) return {all[0], all[1], add_pairs(sum_sq, sum_sq)[0]};
+  all = add_pairs(all, add_pairs(sum_sq, Vec<double>{}));
+  for (int lanes = kWidth; lanes > 4; lanes /= 2) all = add_pairs(all, all);
+  return {all[0], all[1], all[2 % kWidth]};
 }
 
 }  // namespace

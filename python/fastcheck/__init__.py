@@ -30,6 +30,7 @@ from ._site import Site
 from ._stats import Stats, StatsList
 from ._verdict import Event
 from ._version import __version__
+from .dump import Dumper
 
 __all__ = [
     "RECORD_DTYPE",
@@ -37,6 +38,7 @@ __all__ = [
     "ConfigError",
     "Depth",
     "DeviceMode",
+    "Dumper",
     "Event",
     "ExtensionError",
     "FastcheckError",

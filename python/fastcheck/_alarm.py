@@ -5,6 +5,7 @@ work. Among several ranks a stop waits for the step boundary, where all of them 
 from __future__ import annotations
 
 import pickle
+from dataclasses import asdict
 from typing import Callable, Optional, Union
 
 import numpy as np
@@ -124,6 +125,7 @@ class Alarm:
                 # All into one directory, whose name came with the report: what of it is on one
                 # file system `fastcheck show` reads as one.
                 self._save(report.log_path)
+            ledger.note_scaling(session.scaling.rows())
         self._sink(report)
 
     def _report(self, due: Due) -> StopReport:
@@ -163,13 +165,15 @@ class Alarm:
         session, ledger = self._session, self._session.ledger
         if directory is None or self._log_directory() is not None:
             return None
+        rows = session.scaling.rows()
+        scaling = {"scaling": [asdict(row) for row in rows]} if rows else {}
         return save_log(
             directory,
             ledger.rank,
             ledger.history.all(),
             ledger.events,
             session.sites,
-            ledger.describe(),
+            {**ledger.describe(), **scaling},
         )
 
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 import torch
@@ -72,6 +73,15 @@ def _tell(what: str, method: Callable[..., bool], *args: Any) -> None:
         watcher.guarded(what, method, *args)
 
 
+@contextlib.contextmanager
+def _unread() -> Iterator[None]:
+    """Within it no watcher reads the ops of this thread."""
+    with contextlib.ExitStack() as stack:
+        for watcher in list(_watchers):
+            stack.enter_context(watcher.session.unread())
+        yield
+
+
 def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     _tell("optimizer steps", StepWatcher.before_update, optimizer, _has_closure(args, kwargs))
 
@@ -97,10 +107,11 @@ def _wrap_scaler() -> None:
             return originals["scale"](self, *args, **kwargs)
         _tell("loss scaling", StepWatcher.scaling, self)
         # A loss that overflows when it is scaled is no event: the scaler sees to its gradients.
-        with contextlib.ExitStack() as stack:
-            for watcher in list(_watchers):
-                stack.enter_context(watcher.session.unread())
-            return originals["scale"](self, *args, **kwargs)
+        with _unread():
+            result = originals["scale"](self, *args, **kwargs)
+            outputs = args[0] if args else kwargs.get("outputs")
+            _tell("loss scaling", StepWatcher.scaled, self, outputs)
+        return result
 
     @functools.wraps(originals["step"])
     def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +121,8 @@ def _wrap_scaler() -> None:
         try:
             result = originals["step"](self, optimizer, *args, **kwargs)
             found = _found_inf(self, optimizer)
-            _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer, found)
+            with _unread():  # for every watcher: one keeps what another would see
+                _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer, found)
         finally:
             for watcher in list(_watchers):
                 watcher.scaler_step_left(optimizer)

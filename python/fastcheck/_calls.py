@@ -47,6 +47,8 @@ class ModuleNode:
         # Nearly all softmax modules of models in the wild carry the word in their class name.
         self.is_softmax_like = "softmax" in self.type_name.lower()
         self.has_excluded_parts = False
+        # At op level excluded modules are known too: what runs in them is told by it.
+        self.is_selected = True
         self.enabled = True
         # A ModuleList is never called, and nobody has to be told.
         forward = getattr(module.forward, "__func__", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Callable, Optional, Union
@@ -14,6 +14,7 @@ from ._compat import GradScaler
 from ._errors import ConfigError, did_you_mean, explain
 from ._log import parse_bytes
 from ._record import Depth
+from ._style import check_style
 
 __all__ = ["Action", "Config", "Optimizers", "ScalerLike", "make_config"]
 
@@ -25,6 +26,10 @@ _DEPTHS = {"health": Depth.HEALTH, "stats": Depth.STATS, "full": Depth.FULL}
 _SYNCS = ("never", "step", "call")
 _COUNTS = ("origin", "all")
 _ACTIONS = ("raise", "warn")
+_EXPECTED = {
+    "ops": 'names of operators or patterns such as "aten._softmax" or "mm"',
+    "roles": 'roles such as "output" or "grad_input"',
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,21 @@ class Config:
     process_group: Any
     level: str = "module"
     reset_overflow_status: bool = False
+    # At op level; empty: all.
+    ops: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    steps: Optional[Container[int]] = None
+    style: str = "fastcheck"
+    replay: bool = False
+
+    def observes(self, step: int) -> bool:
+        """Whether this step is read."""
+        return step % self.every == 0 and (self.steps is None or step in self.steps)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Operators, their tensors or steps are left out."""
+        return bool(self.ops or self.roles or self.every > 1 or self.steps is not None)
 
     @property
     def may_stop(self) -> bool:
@@ -72,6 +92,9 @@ class Config:
             "include": self.include,
             "exclude": self.exclude,
             "every": self.every,
+            **({"steps": str(self.steps)} if self.steps is not None else {}),
+            **({"ops": self.ops} if self.ops else {}),
+            **({"roles": self.roles} if self.roles else {}),
             "history": self.history,
             "max_skipped": self.max_skipped,
         }
@@ -92,27 +115,34 @@ def make_config(
     protect_weights: Union[bool, str],
     include: Union[str, Iterable[str], None],
     exclude: Union[str, Iterable[str], None],
+    ops: Union[str, Iterable[str], None],
+    roles: Union[str, Iterable[str], None],
+    steps: Optional[Iterable[int]],
     every: int,
     history: int,
     max_skipped: int,
     log_dir: Union[str, os.PathLike[str], None],
     log_limit: Union[str, int, None],
     process_group: Any,
+    style: str,
+    replay: bool,
     reset_overflow_status: bool = False,
 ) -> Config:
     """Checks every option; the first one that can't be used raises ConfigError, with nothing
     installed.
     """
-    if level == "op" and (include is not None or exclude is not None):
-        raise ConfigError(
-            explain(
-                'include= and exclude= are not for level="op" in this version',
-                expected='level="module" with them, or level="op" without',
-                came=f"include={include!r}, exclude={exclude!r}",
-            )
-        )
     _one_of("level", level, ("module", "op"))
     _one_of("record", record, tuple(_DEPTHS))
+    for name, value in (("ops", ops), ("roles", roles)):
+        if value is not None and level != "op":
+            raise ConfigError(
+                explain(
+                    f"{name}= is for op level",
+                    expected=f'level="op" with {name}=, or level="module" without',
+                    came=f"{name}={value!r}, level={level!r}",
+                    do="at module level include= and exclude= choose modules",
+                )
+            )
     _one_of("sync", sync, _SYNCS)
     _one_of("count", count, _COUNTS)
     if not callable(action):
@@ -163,6 +193,9 @@ def make_config(
         protect_weights=protect_weights,
         include=None if include is None else _patterns("include", include),
         exclude=_patterns("exclude", exclude) if exclude else (),
+        ops=_patterns("ops", ops) if ops is not None else (),
+        roles=_patterns("roles", roles) if roles is not None else (),
+        steps=_steps(steps),
         every=every,
         history=history,
         max_skipped=max_skipped,
@@ -171,6 +204,8 @@ def make_config(
         process_group=_process_group(process_group),
         level=level,
         reset_overflow_status=reset_overflow_status,
+        style=check_style(style),
+        replay=bool(replay),
     )
 
 
@@ -208,9 +243,28 @@ def _patterns(name: str, value: Union[str, Iterable[str]]) -> tuple[str, ...]:
     raise ConfigError(
         explain(
             f"{name} holds no pattern",
-            expected='module paths or patterns such as "layers.*.attn"',
+            expected=_EXPECTED.get(name, 'module paths or patterns such as "layers.*.attn"'),
             came=repr(value),
-            do=f"leave {name}= out to observe every module" if not patterns else "",
+            do=f"leave {name}= out to observe everything" if not patterns else "",
+        )
+    )
+
+
+def _steps(value: Optional[Iterable[int]]) -> Optional[Container[int]]:
+    if value is None:
+        return None
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        wanted = value if isinstance(value, range) else tuple(value)
+        ends = (wanted[:1], wanted[-1:]) if isinstance(wanted, range) else (wanted,)
+        whole = all(type(step) is int for part in ends for step in part)
+        if wanted and whole and min(min(part) for part in ends) >= 0:
+            return wanted
+    raise ConfigError(
+        explain(
+            "steps names no step",
+            expected="a range, such as range(100, 110), or the numbers of steps, from 0",
+            came=repr(value),
+            do="leave steps= out to observe every step",
         )
     )
 

@@ -13,13 +13,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from typing import Callable, Optional
 
 import numpy as np
 
 from ._device_ring import DeviceRing
-from ._journal import Entry
+from ._journal import Journal
 from ._ledger import Ledger
 from ._record import RECORD_DTYPE
 from ._segment import Segment
@@ -39,13 +38,13 @@ class Part:
     def __init__(
         self,
         step: Step,
-        entries: Sequence[Entry],
+        journal: Journal,
         records: list[np.ndarray],
         segments: list[tuple[DeviceRing, Segment]],
         closes_step: bool,
     ) -> None:
         self.step = step
-        self.entries = entries
+        self.journal = journal
         self.closes_step = closes_step
         self._records = records
         self._segments = segments
@@ -61,7 +60,8 @@ class Part:
     def take(self) -> np.ndarray:
         """All records, in the order of their sequence numbers."""
         parts = [*self._records, *(ring.take(segment) for ring, segment in self._segments)]
-        records = np.concatenate(parts) if parts else np.zeros(0, RECORD_DTYPE)
+        parts = [part for part in parts if len(part)] or [np.zeros(0, RECORD_DTYPE)]
+        records = parts[0] if len(parts) == 1 else np.concatenate(parts)
         numbers = records["seq"]
         if (numbers[1:] > numbers[:-1]).all():  # one device, as a rule
             return records
@@ -114,7 +114,7 @@ class Drain:
             while self._parts and self._parts[0].is_ready:
                 part = self._parts.popleft()
                 try:
-                    self._ledger.replay(part.step, part.entries, part.take())
+                    self._ledger.replay(part.step, part.journal, part.take())
                 except Exception as error:
                     self._trouble("what a device recorded", error)
         return len(self._parts)

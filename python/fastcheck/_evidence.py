@@ -4,7 +4,6 @@ scale.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Optional
 
 import numpy as np
@@ -12,12 +11,14 @@ import numpy as np
 from ._calls import Call
 from ._finding import Finding
 from ._op_judge import OpFinding
+from ._record import Verdict
 from ._report import StopReport
 from ._session import Session
 from ._site import Site
 from ._step import Step
+from ._story import input_site
 
-__all__ = ["build_report"]
+__all__ = ["build_report", "report_of_step"]
 
 _Evidence = list[tuple[Site, np.void]]
 
@@ -27,18 +28,21 @@ def build_report(
 ) -> StopReport:
     """Expects both locks to be held, and the records of ``step`` in the history (collect())."""
     ledger = session.ledger
+    inputs = _inputs(session, finding, step)
     return StopReport(
         culprit=ledger.event(finding),
         step=step.index,
         events=tuple(map(ledger.event, sorted(step.judge.findings, key=lambda f: f.seq))),
         event_count=ledger.policy.counter.total,
         overflow_nums=session.config.overflow_nums,
-        inputs=tuple(_inputs(session, finding, step)),
+        inputs=tuple(inputs),
+        inputs_before=_before(session, inputs),
         trend=_trend(session, finding),
         log_path=log_path,
         scale=session.current_scale(),
         rank=ledger.rank,
         world_size=world_size,
+        style=session.config.style,
         weights_intact=step.is_protected or (step is session.step and step.update_count == 0),
     )
 
@@ -69,13 +73,24 @@ def _read_by_op(session: Session, finding: OpFinding) -> _Evidence:
     found: _Evidence = []
     for name, seq in finding.inputs:
         record = session.ledger.history.find(seq)
-        if record is None:
-            continue
-        source = session.sites[int(record["site"])]
-        origin = source.op or f"{source.role} {source.label}"
-        label = f"{name} ({origin})" if source.role != "input" else name
-        found.append((replace(session.sites[finding.site], role="input", label=label), record))
+        if record is not None:
+            source = session.sites[int(record["site"])]
+            found.append((input_site(session.sites[finding.site], name, source), record))
     return found
+
+
+def _before(session: Session, evidence: _Evidence) -> tuple[Optional[np.void], ...]:
+    """The last healthy record, of an earlier step, of each of these places."""
+    history = session.ledger.history
+    return tuple(history.last_finite(record) for _, record in evidence)
+
+
+def report_of_step(session: Session, step: Step, log_path: Optional[str]) -> Optional[StopReport]:
+    """What there is to tell of a step with counted events, as long as its records are held."""
+    counted = [f for f in step.judge.findings if f.counted]
+    began = [f for f in counted if f.verdict in (Verdict.ORIGIN, Verdict.ARRIVED)]
+    culprit = min(began or counted, key=lambda f: f.seq, default=None)
+    return None if culprit is None else build_report(session, culprit, step, log_path, 1)
 
 
 def _gradients_of_outputs(session: Session, call: Call, step: Step) -> _Evidence:

@@ -29,7 +29,9 @@ class Status:
     """``module`` is the extension, or None with the reason in ``problem``.
 
     ``built_for`` and the two after it say what an installed extension was built with, usable or
-    not; None when none is installed.
+    not; None when none is installed. ``cuda_archs`` are the compute capabilities of the CUDA
+    kernels in use. ``label`` is the local label of the wheel that was installed (``pt213.cpu``,
+    ``generic``), empty where fastcheck was built here.
     """
 
     module: Optional[ModuleType]
@@ -38,6 +40,8 @@ class Status:
     accelerator: Optional[str]
     compiler: Optional[str]
     error: type[FastcheckError] = ExtensionError
+    cuda_archs: str = ""
+    label: str = ""
 
     @property
     def is_broken(self) -> bool:
@@ -61,12 +65,15 @@ def _release(version: str) -> str:
 
 
 def _load() -> Status:
+    try:
+        info: Any = importlib.import_module("fastcheck._build_info")
+    except ModuleNotFoundError:
+        info = None
+    label = "" if info is None else str(info.VERSION).partition("+")[2]
     if os.environ.get(_SWITCH, "0") not in ("", "0"):
         problem = f"the compiled extension is switched off by {_SWITCH}; unset it to use it"
-        return Status(None, problem, None, None, None)
-    try:
-        info = importlib.import_module("fastcheck._build_info")
-    except ModuleNotFoundError:
+        return Status(None, problem, None, None, None, label=label)
+    if info is None:
         return Status(
             None,
             "fastcheck's compiled extension is not installed; build it with "
@@ -75,27 +82,47 @@ def _load() -> Status:
             None,
             None,
         )
+    if info.TORCH_VERSION is None:
+        return Status(
+            None,
+            "this is fastcheck's generic wheel, which has no compiled extension; install the wheel "
+            "for your release of torch and your accelerator, or build from source",
+            None,
+            None,
+            None,
+            label=label,
+        )
     built = (info.TORCH_VERSION, info.ACCELERATOR, info.COMPILER)
     try:
         import torch
     except ModuleNotFoundError:
-        return Status(None, "torch is not installed; expected torch " + built[0], *built)
-    if _release(torch.__version__) != _release(built[0]):
+        return Status(
+            None, "torch is not installed; expected torch " + built[0], *built, label=label
+        )
+    here, expected = _release(torch.__version__), _release(built[0])
+    if here != expected:
+        remedy = (
+            f"install fastcheck's wheel for torch {here} (+pt{here.replace('.', '')}), or the "
+            "generic one,"
+            if label
+            else "rebuild it with `pip install --no-build-isolation --force-reinstall --no-deps .`,"
+        )
         return Status(
             None,
             f"fastcheck's compiled extension was built for torch {built[0]}, and this is torch "
-            f"{torch.__version__}; rebuild it with `pip install --no-build-isolation "
-            f"--force-reinstall --no-deps .`, or install torch {_release(built[0])}",
+            f"{torch.__version__}; {remedy} or install torch {expected}",
             *built,
+            label=label,
         )
     try:
         module = importlib.import_module("fastcheck._C")
         module.cpu_isa()  # reads FASTCHECK_CPU_ISA: a bad value is an error before anything is read
     except ImportError as error:
-        return Status(None, f"fastcheck's compiled extension does not load: {error}", *built)
+        problem = f"fastcheck's compiled extension does not load: {error}"
+        return Status(None, problem, *built, label=label)
     except ValueError as error:
-        return Status(None, str(error), *built, error=ConfigError)
-    return Status(module, "", *built)
+        return Status(None, str(error), *built, error=ConfigError, label=label)
+    return Status(module, "", *built, cuda_archs=info.CUDA_ARCHS, label=label)
 
 
 status = _load()

@@ -46,6 +46,9 @@ class Event:
     rank: int = 0
     # Where Python was, at op level: "train.py:12 in forward".
     line: str = ""
+    # What the operator read, at op level: the names of the arguments, and the records by their
+    # sequence numbers.
+    inputs: tuple[tuple[str, int], ...] = ()
 
 
 class Finding:

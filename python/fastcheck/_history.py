@@ -63,17 +63,18 @@ class History:
     def close_step(self) -> None:
         """The open step becomes the youngest closed one; the oldest closed one may go."""
         if self._open:
-            self._closed.append(np.concatenate(self._open))
+            self._closed.append(self._open[0] if len(self._open) == 1 else _join(self._open))
             while len(self._closed) > 1 and sum(map(len, self._closed)) > MAX_RECORDS:
                 self._closed.popleft()
         self._open = []
         self._unlogged = []
 
     def take_unlogged(self) -> np.ndarray:
-        """The records of the open step that were not handed out by this before."""
-        records = _join(self._unlogged)
-        self._unlogged = []
-        return records
+        """The records of the open step that were not handed out by this before. To be read only:
+        they may be those that are held.
+        """
+        parts, self._unlogged = self._unlogged, []
+        return parts[0] if len(parts) == 1 else _join(parts)
 
     def set_flags(self, seq: int, flags: int) -> None:
         """Adds flag bits to a record of the open step, in place. Verdict bits are replaced."""
@@ -127,6 +128,22 @@ class History:
             finite = chunk[(chunk["site"] == site) & ((chunk["flags"] & int(Flag.NONFINITE)) == 0)]
             if len(finite):
                 return int(finite["step"][-1])
+        return None
+
+    def last_finite(self, record: np.void) -> Optional[np.void]:
+        """The youngest held record of the same site and call, of an earlier step, that had nothing
+        non-finite.
+        """
+        for chunk in (*reversed(self._open), *reversed(self._closed)):
+            mine = chunk[
+                (chunk["site"] == record["site"])
+                & (chunk["call"] == record["call"])
+                & (chunk["step"] < record["step"])
+                & ((chunk["flags"] & int(Flag.NONFINITE)) == 0)
+            ]
+            if len(mine):
+                found: np.void = mine[-1].copy()
+                return found
         return None
 
     def all(self) -> np.ndarray:

@@ -13,7 +13,9 @@ from ._calls import ModuleNode
 from ._config import Action, Config, Optimizers, ScalerLike, make_config
 from ._errors import ConfigError, did_you_mean, explain
 from ._monitor import Monitor
+from ._op_filter import check_filters
 from ._protect import UpdateGuard
+from ._replay import Replayer
 from ._site import SiteTable
 
 __all__ = ["install"]
@@ -32,6 +34,9 @@ def install(
     protect_weights: Union[bool, str] = "auto",
     include: Union[str, Iterable[str], None] = None,
     exclude: Union[str, Iterable[str], None] = None,
+    ops: Union[str, Iterable[str], None] = None,
+    roles: Union[str, Iterable[str], None] = None,
+    steps: Optional[Iterable[int]] = None,
     every: int = 1,
     count: str = "origin",
     within: Optional[int] = None,
@@ -41,6 +46,8 @@ def install(
     log_dir: Union[str, os.PathLike[str], None] = None,
     log_limit: Union[str, int, None] = "1GB",
     process_group: Any = None,
+    style: str = "fastcheck",
+    replay: bool = False,
     reset_overflow_status: bool = False,
 ) -> Monitor:
     """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
@@ -66,8 +73,9 @@ def install(
             one or two steps later, and the host waits for nothing; ``"step"``: before the optimizer
             applies a bad gradient, for one wait per step; ``"call"``: in the call that made it, so
             that the traceback points at the line, for debugging. On the CPU all are ``"call"``, the
-            call being a module's also at op level. Several ranks stop at a step boundary: one
-            later with ``"never"``, else before the optimizer steps.
+            call being a module's; at op level it is an operator's with ``"call"`` alone, and every
+            operator goes through Python then. Several ranks stop at a step boundary: one later with
+            ``"never"``, else before the optimizer steps.
         max_lag: with ``sync="never"``, how many steps the host may be ahead of the device before it
             waits; None: any number.
         protect_weights: whether an update with a non-finite gradient is skipped on the device
@@ -76,7 +84,15 @@ def install(
             ``sync="never"``, if events may stop the run; True: in any case, and a warning where an
             optimizer can't; False: never.
         include, exclude: patterns (as of fnmatch) on dotted module paths. A pattern that matches a
-            module covers what is inside it.
+            module covers what is inside it. At op level include= leaves out what runs in no module.
+        ops: at op level, names of operators or patterns: ``"aten._softmax"``, ``"mm"``,
+            ``"aten.add*"``, ``"Functional.softmax"``; those that begin with ``!`` are left out. An
+            operator that is made of others stands for these. Backward goes by the operator of the
+            forward pass too.
+        roles: at op level, which tensors are read: ``"output"``, ``"grad_input"``,
+            ``"optimizer_state"`` (what an optimizer's operators make), ``"param"`` (what the model
+            stores, once), ``"input"`` and ``"grad_output"`` (what an operator read and none made).
+        steps: the steps to observe: a range, or their numbers, from 0.
         every: observe every so many steps, the first one included.
         count: ``"origin"`` counts where overflows begin or enter; ``"all"`` also what they spread
             to.
@@ -91,6 +107,10 @@ def install(
             limit.
         process_group: the ranks that stop together (a ``torch.distributed.ProcessGroup``); None:
             all of them, where torch.distributed is initialised. Each of them has to install().
+        style: how reports name tensors: ``"fastcheck"``, or ``"msprobe"`` for names such as
+            ``Functional.softmax.7.backward.output.0``.
+        replay: whether a step that ``monitor.run(step, batch)`` runs is run again at op level when
+            it is stopped, to name the operator and the line.
         reset_overflow_status: on an Ascend NPU that saturates, clear the device's overflow status
             at the start and at each step boundary once it was read, so that it dates every
             overflow. It is the whole device's: leave it False where other code looks at it.
@@ -122,29 +142,40 @@ def install(
         protect_weights=protect_weights,
         include=include,
         exclude=exclude,
+        ops=ops,
+        roles=roles,
+        steps=steps,
         every=every,
         history=history,
         max_skipped=max_skipped,
         log_dir=log_dir,
         log_limit=log_limit,
         process_group=process_group,
+        style=style,
+        replay=replay,
         reset_overflow_status=reset_overflow_status,
     )
     model, *others = (_uncompiled(module) for module in (model, *more))
     named = _named_modules((model, *others))
     observed = _selected(named, config)
+    is_op_level = config.level == "op"
+    if is_op_level:
+        check_filters(config)
     sites = SiteTable()
     nodes = [
         ModuleNode(path, module, sites, is_primary=module is model)
-        for path, module in observed.items()
+        for path, module in (named if is_op_level else observed).items()
     ]
+    for node in nodes:
+        node.is_selected = node.path in observed
     _mark_gaps(nodes, set(named) - set(observed))
-    _check_observable(model, nodes)
+    _check_observable(model, any(node.is_selected for node in nodes))
     if config.protect_weights is not False:
         UpdateGuard.learn({p.device for module in (model, *more) for p in module.parameters()})
-    if config.level == "op":
+    if is_op_level:
         _check_on_cpu(model)
     monitor = Monitor(config, sites, model, nodes, has_excluded=len(observed) < len(named))
+    monitor._replays = Replayer(monitor._session, (model, *others), install)
     monitor._attach()
     return monitor
 
@@ -236,7 +267,7 @@ def _mark_gaps(nodes: list[ModuleNode], excluded: set[str]) -> None:
         node.has_excluded_parts = any(path.startswith(start) for path in excluded)
 
 
-def _check_observable(model: torch.nn.Module, nodes: list[ModuleNode]) -> None:
+def _check_observable(model: torch.nn.Module, has_any: bool) -> None:
     if next(model.parameters(), None) is None:
         raise ConfigError(
             explain(
@@ -247,7 +278,7 @@ def _check_observable(model: torch.nn.Module, nodes: list[ModuleNode]) -> None:
                 "fastcheck.install(model, criterion)",
             )
         )
-    if nodes:
+    if has_any:
         return
     raise ConfigError(
         explain(

@@ -17,7 +17,7 @@ from ._calls import Call
 from ._finding import Finding, is_event
 from ._verdict import Judge
 
-__all__ = ["CallEnded", "Entry", "ListReading", "Note", "Reading"]
+__all__ = ["CallEnded", "Entry", "Journal", "ListReading", "Note", "Reading"]
 
 BadRecords = Mapping[int, np.void]
 
@@ -119,3 +119,18 @@ class Note(Entry):
 
     def apply(self, judge: Judge, bad: BadRecords) -> None:
         self.function(*self.args)
+
+
+class Journal:
+    """A stretch of one step's journal."""
+
+    __slots__ = ("entries", "notes")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        # Those of the entries that are due where nothing non-finite was read, too.
+        self.notes: list[Note] = []
+
+    def note(self, note: Note) -> None:
+        self.entries.append(note)
+        self.notes.append(note)

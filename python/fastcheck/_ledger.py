@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -18,11 +19,12 @@ import numpy as np
 from ._calls import ModuleNode
 from ._config import Config
 from ._history import History
-from ._journal import BadRecords, Entry, Note
+from ._journal import BadRecords, Entry, Journal
 from ._log import RecordLog
-from ._op_judge import OpJudge
+from ._op_judge import OpFinding, OpJudge
 from ._policy import Decision, Policy
 from ._record import Flag, Verdict, overflowed
+from ._scaling import ScalingRow
 from ._site import SiteTable
 from ._step import Step
 from ._verdict import Event, Finding, Judge
@@ -67,6 +69,8 @@ class Ledger:
         self.due: list[Due] = []
         self.verdict_tally: Tally[Verdict] = Tally()
         self.site_tally: Tally[int] = Tally()
+        # The first step that had a counted event: what summary() tells of.
+        self.first_bad: Optional[Step] = None
         self._past_events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self._masks: set[int] = set()
         self._skipped_steps = 0
@@ -145,6 +149,11 @@ class Ledger:
         record = self.history.find(seq)
         return record is not None and int(record["zero_count"]) == 0
 
+    def note_scaling(self, rows: Sequence[ScalingRow]) -> None:
+        """Writes what loss scaling did into the meta file of the log, if there is one."""
+        if self.log is not None and rows:
+            self.log.add_meta(scaling=[asdict(row) for row in rows])
+
     # Records and findings
 
     def judge(self, step: Step, entry: Entry, bad: BadRecords = NO_RECORDS) -> None:
@@ -153,17 +162,16 @@ class Ledger:
         entry.apply(step.judge, bad)
         self._take_changes(step)
 
-    def replay(self, step: Step, entries: Iterable[Entry], records: np.ndarray) -> None:
+    def replay(self, step: Step, journal: Journal, records: np.ndarray) -> None:
         """Takes in the records of a part of a step and judges its entries, in order."""
         self.history.add(records)
         if self.history.is_full:  # a served model never closes a step
             self.store(step)
             self.history.drop_oldest()
         bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
-        if not bad and not step.judge.findings:
-            # A healthy stretch: there is nothing to say of what was read, but notes are due.
-            entries = [entry for entry in entries if isinstance(entry, Note)]
-        for entry in entries:
+        # Of a healthy stretch there is nothing to say of what was read.
+        is_healthy = not bad and not step.judge.findings
+        for entry in journal.notes if is_healthy else journal.entries:
             self.judge(step, entry, bad)
 
     def _take_changes(self, step: Step) -> None:
@@ -175,6 +183,7 @@ class Ledger:
             if finding.counted or not self.policy.counts(finding.verdict):
                 continue
             finding.counted = True
+            self.first_bad = self.first_bad or step
             decision = self.policy.decide(step.index)
             if decision is not Decision.CONTINUE:
                 self.due.append((finding, decision, step))
@@ -192,6 +201,7 @@ class Ledger:
             counted=finding.counted,
             rank=self.rank,
             line=finding.line,
+            inputs=tuple(finding.inputs) if isinstance(finding, OpFinding) else (),
         )
 
     @property

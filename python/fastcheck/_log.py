@@ -23,7 +23,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import numpy as np
 
@@ -91,7 +91,7 @@ class RecordLog:
     lock.
 
     Raises LogError when the directory can't be made or written at the start; later failures never
-    raise.
+    raise: they are warned of, or told to ``on_failure`` with the path.
     ``directory`` is where it writes: the one given or, when this rank has a log there already,
     ``run-2``, ``run-3``, ... under it, so that nothing of an earlier run is overwritten."""
 
@@ -102,8 +102,10 @@ class RecordLog:
         limit_bytes: int | None = None,
         sites: Sites | None = None,
         meta: Mapping[str, Any] | None = None,
+        on_failure: Callable[[Exception, str], None] | None = None,
     ) -> None:
         self.rank = rank
+        self._on_failure = on_failure
         self.limit_bytes = limit_bytes
         self.failed = False
         self.dropped_records = 0
@@ -171,6 +173,7 @@ class RecordLog:
                 "counted": bool(event.counted),
                 "rank": event.rank,
                 **({"line": event.line} if event.line else {}),
+                **({"inputs": event.inputs} if event.inputs and event.counted else {}),
                 "reason": event.reason,
                 # Not always the record's own: a gradient is blamed on the module that read it.
                 "blamed": event.site.to_dict(),
@@ -238,7 +241,8 @@ class RecordLog:
             self._root = os.path.abspath(place)
             try:
                 _write_all(descriptor, text)
-            except OSError:
+            except OSError as error:
+                error.filename = path
                 os.unlink(path)
                 raise
             finally:
@@ -249,7 +253,7 @@ class RecordLog:
         tail = "" if number is None else f"-{number:06d}"
         return os.path.join(self._root, f"{kind}-rank{self.rank}{tail}.{ending}")
 
-    def _write(self, path: str, data: bytes) -> None:
+    def _write(self, path: str, data: bytes | memoryview) -> None:
         descriptor = self._files.get(path)
         if descriptor is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
@@ -257,7 +261,8 @@ class RecordLog:
         before = os.fstat(descriptor).st_size
         try:
             _write_all(descriptor, data)
-        except OSError:
+        except OSError as error:
+            error.filename = path
             # Half a record would shift all that a later process appends or reads.
             os.ftruncate(descriptor, before)
             raise
@@ -311,6 +316,9 @@ class RecordLog:
     def _switch_off(self, error: Exception, step: int | None) -> None:
         self.failed = True
         self._close_files()
+        if self._on_failure is not None:
+            self._on_failure(error, getattr(error, "filename", None) or self.directory)
+            return
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         when = "" if step is None else f" at step {step}"
         warnings.warn(
@@ -365,9 +373,9 @@ def is_kept(records: np.ndarray) -> np.ndarray:
     return kept
 
 
-def record_bytes(records: np.ndarray) -> bytes:
-    """The records as format 1 has them, 192 bytes each."""
-    return np.ascontiguousarray(records.astype(RECORD_DTYPE, copy=False)).tobytes()
+def record_bytes(records: np.ndarray) -> memoryview:
+    """The records as format 1 has them, 192 bytes each. Shares their memory where it can."""
+    return np.ascontiguousarray(records.astype(RECORD_DTYPE, copy=False)).view(np.uint8).data
 
 
 def _meta_text(meta: Mapping[str, Any]) -> bytes:
@@ -378,7 +386,7 @@ def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(to_json(dict(value)), allow_nan=False).encode() + b"\n"
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         # One call, unless the file system takes less than all (an almost full disk), and then the

@@ -392,6 +392,7 @@ def _event(
             counted=bool(line["counted"]),
             rank=rank,
             line=str(line.get("line", "")),
+            inputs=tuple((str(name), int(at)) for name, at in line.get("inputs", ())),
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -6,8 +6,9 @@ import itertools
 import os
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from ._alarm import Alarm
 from ._calls import ModuleNode
 from ._compiled import Connection, connect, disconnect, set_hook_id
 from ._config import Config
-from ._errors import OverflowDetected
+from ._errors import ConfigError, OverflowDetected, explain
+from ._evidence import report_of_step
 from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
 from ._log import RecordLog
 from ._logread import read_log
@@ -26,19 +28,26 @@ from ._op_hooks import OpModuleObserver
 from ._op_session import OpSession, OpState
 from ._rank_join import follow
 from ._ranks import agreement_for
+from ._replay import Replay, Replayer
 from ._replicas import ReplicaMismatch, replica_check
 from ._run_meta import RunMeta
+from ._scaling import scaling_table
 from ._session import Session
 from ._site import SiteTable
+from ._spread import harmless
 from ._state import StateReader
 from ._steps import StepWatcher
+from ._story import Block, story
+from ._style import check_style
 from ._summary import summary
 from ._verdict import Event
+from .backends import triton
 
 __all__ = ["Monitor"]
 
 _TOP_SITES = 10
 _NAMED_MODULES = 5
+_SUMMARY_WIDTH = 78
 
 # One for each monitor, and none that torch hands out: it counts up from 0.
 _hook_ids = itertools.count(-1, -1)
@@ -90,6 +99,8 @@ class Monitor:
         else:
             self._observer = ModuleObserver(session, state)
         self._watcher = session.watcher = StepWatcher(session, state, run_meta.meet)
+        # Set by install(), which it calls again.
+        self._replays: Optional[Replayer] = None
         self._handles: list[Any] = []
         self._connection: Optional[Connection] = None
         # Closed after all was written to it, and so still good to be read.
@@ -129,6 +140,42 @@ class Monitor:
         """
         self._watcher.guarded("monitor.step()", StepWatcher.explicit_step, loss)
 
+    def run(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One training step: ``step(*args, **kwargs)``, and what it returns.
+
+        With ``install(replay=True)`` a stop within it comes with a replay: the step is run again at
+        op level with ``sync="call"``, with its random numbers, its batch and its weights, and
+        ``stop.report.replay`` and the message name the operator and the line. What it takes in must
+        be given as arguments: what it draws from an iterator is another batch when it is run again.
+
+        Costs a copy of the model's buffers and of the generators' states for each step. Everything
+        is as before a replay after it: weights, gradients, buffers, the states of the optimizers,
+        the GradScaler and the generators. What else the function changes stays changed.
+        """
+        if not self._session.config.replay:
+            return step(*args, **kwargs)
+        return self._replayer().run(step, args, kwargs)
+
+    def replay(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Replay:
+        """Runs ``step(*args, **kwargs)`` once at op level with ``sync="call"``, to find the
+        operator and the line of what is non-finite, and puts everything back that run() does.
+
+        To be called where a stop is caught, on the CPU, at module level. Returns a Replay: what was
+        found, and what could not be made as it was. Raises nothing that is due to the step.
+        """
+        return self._replayer().replay(step, args, kwargs)
+
+    def _replayer(self) -> Replayer:
+        if self._replays is None:
+            raise ConfigError(
+                explain(
+                    "nothing can be replayed",
+                    expected="a monitor that install() returned",
+                    came=repr(self),
+                )
+            )
+        return self._replays
+
     def records(self) -> np.ndarray:
         """What is held, oldest first: a structured array of ``RECORD_DTYPE``.
 
@@ -145,10 +192,17 @@ class Monitor:
                 return ledger.history.all()
             return read_log(log.directory, rank=ledger.rank).records
 
-    def summary(self) -> str:
-        """What a person wants to read: what was watched, what was found, where, and the last step
-        in numbers.
+    def summary(self, style: Optional[str] = None) -> str:
+        """What a person wants to read: what was watched, what was found, the story of the first
+        counted event (the culprit, what it read, its last healthy numbers, how it spread), one line
+        for each kind of what did no harm, what loss scaling did, and the last step in numbers.
+
+        Fetches the numbers of a GradScaler that lives on a device.
+
+        ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``
+        (``Functional.softmax.7.forward.output.0``); None: as install() was told.
         """
+        style = self._session.config.style if style is None else check_style(style)
         session, ledger = self._session, self._ledger
         with session.lock, ledger.lock:
             session.collect()
@@ -166,7 +220,19 @@ class Monitor:
                 last_step=[(session.sites[int(record["site"])], record) for record in last],
                 log_path=None if log is None else log.directory,
                 notes=self._notes(),
+                story=self._story(style),
+                harmless=harmless(ledger.events, style, _SUMMARY_WIDTH),
+                scaling=scaling_table(session.scaling.rows(), _SUMMARY_WIDTH),
+                style=style,
             )
+
+    def _story(self, style: str) -> list[Block]:
+        session, ledger = self._session, self._ledger
+        if ledger.first_bad is None:
+            return []
+        path = None if ledger.log is None else ledger.log.directory
+        report = report_of_step(session, ledger.first_bad, path)
+        return story(None if report is None else replace(report, style=style), _SUMMARY_WIDTH)
 
     def flush(self) -> None:
         """Waits for the devices, takes in all records, and writes them to the log if there is one.
@@ -241,6 +307,7 @@ class Monitor:
             log = self._ledger.log
             if log is not None:
                 self._log_is_whole = not log.failed
+                self._ledger.note_scaling(session.scaling.rows())
                 log.sync()
                 log.close()
         self._meeting.finish(waits_for_ranks)
@@ -315,6 +382,7 @@ class Monitor:
             notes.append(
                 f"tensors on {device} are not read: torch.{device} has no streams and events"
             )
+        notes += triton.remarks()
         notes += session.overflow.remarks()
         lost = sum(ring.lost_count for ring in session.rings.values())
         if lost:

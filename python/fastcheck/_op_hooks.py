@@ -43,6 +43,7 @@ class OpModuleObserver(ModuleObserver):
             with session.lock:
                 if session.removed:
                     return None
+                session.entering = node.path
                 session.begin_pass()
                 if session.is_active:
                     self._begin_pass(node, inputs)
@@ -55,6 +56,9 @@ class OpModuleObserver(ModuleObserver):
         if self._stored_step is None:
             self._stored_step = self.session.step.index
             self._state.read_stored()
+        roles = self.session.config.roles
+        if not node.is_selected or (roles and "input" not in roles):
+            return
         for position, (label, tensor) in enumerate(inputs):
             self.session.read_argument(tensor, node.site("input", label, position))
 

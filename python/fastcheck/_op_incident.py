@@ -33,8 +33,9 @@ class Incident:
         self.infinite_scalars: int = raw["infinite_scalars"]
         self.is_recompute: bool = raw["is_recompute"]
         self.is_optimizer: bool = raw["direction"] == _OPTIMIZER
-        #: Where Python was; empty when it was not asked.
-        self.line: str = raw["line"]
+        #: Where Python was, in backward where its forward was if that is known; empty when nobody
+        #: asked.
+        self.line: str = raw["forward_line"] or raw["line"]
 
     @property
     def bad_seqs(self) -> list[int]:

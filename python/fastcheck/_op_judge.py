@@ -55,6 +55,8 @@ class OpJudge(Judge):
     elders: Elders
     #: The gradients of this step carry a loss scale.
     is_scaled = False
+    #: Not every op of every step is read.
+    is_filtered = False
 
     def incident(self, incident: Incident, bad: BadRecords) -> None:
         """One op that made or read something non-finite."""
@@ -62,8 +64,7 @@ class OpJudge(Judge):
             if one.is_arrival and one.seq in bad and not self.is_finding(one.seq):
                 arrival = self._finding(bad[one.seq], incident)
                 self._add(arrival)
-                reason = "no observed op has made it: it came from outside of torch's operators"
-                self._arrive(arrival, one.is_collective, reason)
+                self._arrive(arrival, one.is_collective, self._outside)
         fed = [found for one in incident.fed if (found := self._find(one.seq)) is not None]
         if incident.made and not any(is_bad for _, is_bad in incident.made):
             for source in fed:
@@ -80,6 +81,15 @@ class OpJudge(Judge):
         finding = OpFinding(record, self._sites[int(record["site"])].role)
         finding.line = incident.line
         return finding
+
+    @property
+    def _outside(self) -> str:
+        if self.is_filtered:
+            return (
+                "no observed op has made it: it came from what ops=, roles=, include=, exclude=, "
+                "steps= or every= leave unread, or from outside of torch's operators"
+            )
+        return "no observed op has made it: it came from outside of torch's operators"
 
     def stored(self, finding: OpFinding) -> None:
         """A parameter or a buffer, before anything has used it."""
@@ -204,6 +214,20 @@ class OpJudge(Judge):
 
     # The end of the step
 
+    def settle_scaled(self, skipped: bool) -> Optional[Finding]:
+        """A scaled gradient may overflow, NaNs included, where a mask lets none of it through to a
+        parameter: then the scaler skips nothing, and need not.
+        """
+        held = [f for f in self.findings if isinstance(f, OpFinding) and _is_held(f)]
+        harmless = [] if skipped else [f for f in held if _is_absorbed(f, _WAITING | _HELD)]
+        for finding in harmless:
+            self._decide(
+                finding,
+                Verdict.ABSORBED,
+                "a scaled gradient, and all that was made of it came out finite",
+            )
+        return super().settle_scaled(skipped)
+
     def settle_silent(self) -> None:
         self._settle_infinities()
         super().settle_silent()
@@ -241,7 +265,20 @@ class OpJudge(Judge):
                 self.changed.append(finding)
 
 
-def _is_absorbed(finding: OpFinding) -> bool:
+_HELD = frozenset((Verdict.SCALED,))
+
+
+def _is_held(finding: OpFinding) -> bool:
+    return finding.verdict is Verdict.SCALED and finding.planned is not None
+
+
+_WAITING = frozenset((Verdict.UNRESOLVED, Verdict.ABSORBED, Verdict.INTENDED))
+
+
+def _is_absorbed(finding: OpFinding, among: frozenset[Verdict] = _WAITING) -> bool:
+    """Whether all that became of it, through any number of findings with such verdicts, is
+    finite.
+    """
     met: set[int] = set()
     stack, has_end = [finding], False
     while stack:
@@ -249,7 +286,7 @@ def _is_absorbed(finding: OpFinding) -> bool:
         if id(one) in met:
             continue
         met.add(id(one))
-        if one.verdict not in (Verdict.UNRESOLVED, Verdict.ABSORBED, Verdict.INTENDED):
+        if one.verdict not in among:
             return False
         if not one.finite_consumers and not one.carriers:
             return False

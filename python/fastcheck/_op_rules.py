@@ -26,6 +26,11 @@ class BenignRule(NamedTuple):
 
 _RULES: list[BenignRule] = [
     BenignRule(
+        "aten.*ctc_loss*",
+        1,
+        "the forward variables that CTC keeps for its backward are -Inf where no path leads",
+    ),
+    BenignRule(
         "aten._scaled_dot_product_*",
         1,
         "the log-sum-exp that attention keeps for its backward is -Inf where a row is masked",

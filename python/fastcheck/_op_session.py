@@ -20,8 +20,10 @@ from ._errors import ConfigError, explain
 from ._extension import extension
 from ._finding import Finding
 from ._journal import Note
+from ._op_filter import filter_options
 from ._op_incident import Incident
 from ._op_judge import Elders, OpFinding, OpIncident, OpJudge
+from ._op_mode import CallMode
 from ._op_sites import OpSites
 from ._readable import can_hold_nonfinite, can_read
 from ._record import RECORD_DTYPE, Flag, nonfinite
@@ -57,13 +59,26 @@ class OpSession(Session):
         self._sites: Optional[OpSites] = None
         self._run = 0
         self._last_seq = 0
+        # The outermost module that a pass enters, and those of this step: a loop that calls the
+        # parts of a model one by one has only passed when one of them comes again.
+        self.entering = ""
+        self._entered: set[str] = set()
+        self._close_mode: Callable[[], None] = lambda: None
 
     # From the first hook to the last
 
     def begin(self, nodes: Sequence[ModuleNode]) -> None:
         """From now on every op is read."""
         self._sites = OpSites(self.sites, nodes)
-        self._run = self._ops.start(int(self.config.depth), _line)
+        filters = filter_options(self.config, nodes)
+        self._run = self._ops.start(int(self.config.depth), _line, **filters)
+        self._ops.set_active(self.is_active)
+        if self.config.sync == "call":
+            mode = CallMode(self)
+            self._close_mode = mode.close
+            mode.open()
+            self._ops.set_mode(mode)
+            weakref.finalize(self, mode.close)
         # A model that is deleted takes its monitor along, without remove().
         weakref.finalize(self, self._ops.stop, self._run)
 
@@ -72,6 +87,7 @@ class OpSession(Session):
         with self.ledger.lock:
             self.ledger.settle_silent(self.step)
         self._last_seq = self.next_seq
+        self._close_mode()
         self._ops.stop(self._run)
 
     @property
@@ -98,7 +114,11 @@ class OpSession(Session):
                 self.ledger.store(self.step)
                 self.ledger.history.drop_oldest()
             self.ledger.renew(self.step)
-        if any(finding.is_soft for finding in self.step.judge.findings):
+        begins_again = self.entering in self._entered
+        if begins_again:
+            self._entered.clear()
+        self._entered.add(self.entering)
+        if begins_again and any(finding.is_soft for finding in self.step.judge.findings):
             # What waits since an earlier pass of this step has met all its consumers.
             self.note(self.ledger.settle_silent, self.step)
 
@@ -106,6 +126,7 @@ class OpSession(Session):
         if not self.is_closed:
             return
         super().begin_step_if_closed()
+        self._entered.clear()
         if not self._is_running:
             return
         self._ops.begin_step(self.step.index)
@@ -200,12 +221,23 @@ class OpSession(Session):
             bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
             judge = self._judge
             judge.is_scaled = self.is_scaled
+            judge.is_filtered = self.has_excluded or self.config.is_filtered
             for incident in map(Incident, incidents):
                 # Its records may have come with an earlier batch, by another thread's hook.
                 for seq in incident.bad_seqs:
                     if seq not in bad and (record := self.ledger.history.find(seq)) is not None:
                         bad[seq] = record
                 self.ledger.judge(self.step, OpIncident(incident), bad)
+
+    def judge_now(self) -> None:
+        """In the middle of a forward or backward: what is due is done here."""
+        if self.lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks it
+            return  # an op of fastcheck itself: nothing may be raised in the middle of a hook
+        with self.lock:
+            if not self.removed:
+                self.collect()
+        if self.ledger.due:
+            self.deliver()
 
     def flush(self) -> None:
         self.collect()
@@ -218,6 +250,17 @@ class OpSession(Session):
 
 class OpState(StateReader):
     """Stored tensors are read once: every later change of them is an op, which is read itself."""
+
+    def read_stored(self) -> None:
+        """Parameters and buffers of the modules that are not left out."""
+        roles = self._session.config.roles
+        if roles and "param" not in roles:
+            return
+        every, self._nodes = self._nodes, [node for node in self._nodes if node.is_selected]
+        try:
+            super().read_stored()
+        finally:
+            self._nodes = every
 
     def read_for_update(
         self,

@@ -156,12 +156,12 @@ def crc32(x: torch.Tensor) -> int:
     if problem is not None:
         raise UnsupportedTensorError(f"expected a dense tensor with memory, came {problem}")
     crc = 0
-    for chunk in _row_major_chunks(x.detach()):
+    for chunk in row_major_chunks(x.detach()):
         crc = zlib.crc32(chunk.numpy().data, crc)
     return crc
 
 
-def _row_major_chunks(x: torch.Tensor) -> Iterator[torch.Tensor]:
+def row_major_chunks(x: torch.Tensor) -> Iterator[torch.Tensor]:
     """Flat uint8 CPU tensors that follow one another in row-major order."""
     if x.numel() == 0:
         return
@@ -172,7 +172,7 @@ def _row_major_chunks(x: torch.Tensor) -> Iterator[torch.Tensor]:
         return
     rows = _CRC_CHUNK_BYTES * x.shape[0] // (x.numel() * x.element_size())
     for part in torch.split(x, rows) if rows > 0 else x.unbind(0):
-        yield from _row_major_chunks(part)
+        yield from row_major_chunks(part)
 
 
 def found_nonfinite(tensors: Union[torch.Tensor, Iterable[torch.Tensor]]) -> torch.Tensor:

@@ -7,6 +7,7 @@ that a log can be read anywhere.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -181,8 +182,12 @@ def identify(
 
     ``identities``: of each, what an Identity holds.
     """
-    for field, values in zip(Identity._fields, zip(*identities)):
-        records[field] = values
+    fields = Identity._fields
+    numbers = np.fromiter(
+        itertools.chain.from_iterable(identities), np.int64, len(identities) * len(fields)
+    )
+    for field, column in zip(fields, numbers.reshape(-1, len(fields)).T):
+        records[field] = column
     records["flags"] |= nonfinite(records).astype(np.uint32) * np.uint32(Flag.NONFINITE)
     records["version"] = RECORD_VERSION
     records["depth"] = depth

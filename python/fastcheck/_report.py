@@ -26,14 +26,17 @@ from ._layout import (
 from ._naming import module_name, tensor_name
 from ._numbers import Reading, read, spell, spell_nonfinite, spell_share
 from ._record import RECORD_DTYPE, Verdict
+from ._spread import spread
+from ._style import place as place_of
 from ._summary import summary
 from ._trend import Trend
 
 if TYPE_CHECKING:
+    from ._replay import Replay
     from ._site import Site
     from ._verdict import Event
 
-__all__ = ["StopReport", "brief", "render", "summary"]
+__all__ = ["StopReport", "brief", "parts", "render", "summary"]
 
 WIDTH = 88
 _TREND_ROWS = 8
@@ -57,11 +60,14 @@ class StopReport:
     """Everything that the stop message is made of.
 
     ``events``: all events of the step in device order. ``inputs``: what the culprit's module read,
-    its own parameters included where known, as (site, record). ``trend``: the records of the
+    its own parameters included where known, as (site, record); ``inputs_before``: of each its
+    last healthy record, where one is held. ``trend``: the records of the
     culprit's site in the last steps, oldest first, the bad one last. ``scale``: the loss scale in
     use. ``rank``: whose report it is, of ``world_size`` ranks that stop together.
     ``weights_intact``: True when it is certain that no update of this step has been applied; None
     when unknown. ``is_lost``: another rank found it, and what it had to say is gone with it.
+    ``replay``: what came of running the step again at op level, if it was.
+    ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``.
     """
 
     culprit: Event
@@ -70,6 +76,7 @@ class StopReport:
     event_count: int = 1
     overflow_nums: int = 1
     inputs: tuple[tuple[Site, np.void], ...] = ()
+    inputs_before: tuple[np.void | None, ...] = ()
     trend: np.ndarray = field(default_factory=lambda: np.zeros(0, RECORD_DTYPE))
     log_path: str | None = None
     scale: float | None = None
@@ -77,6 +84,8 @@ class StopReport:
     world_size: int = 1
     weights_intact: bool | None = None
     is_lost: bool = False
+    style: str = "fastcheck"
+    replay: Replay | None = None
 
 
 def render(
@@ -97,9 +106,11 @@ def render(
     sections = [
         ("what", _what(report, reading, body)),
         ("where", _where(report, reading, body)),
+        ("replay", _replay(report, body)),
         ("when", _when(report, reading, body)),
-        ("numbers", _numbers(reading, body)),
+        ("numbers", _numbers(reading, body) + _healthy(trend, body)),
         ("inputs", _inputs(report, body)),
+        ("spread", spread(report.events, report.culprit, report.style, body)),
         ("trend", _trend(trend, body, ascii_only)),
         ("try", _try(report, body)),
         ("log", _log(report, body)),
@@ -109,6 +120,21 @@ def render(
     blocks += ["\n".join(section(label, lines, color)) for label, lines in sections if lines]
     text = "\n\n".join(blocks)
     return to_ascii(text) if ascii_only else text
+
+
+def parts(report: StopReport, width: int) -> list[tuple[str, list[str]]]:
+    """What of the report a summary tells: labelled lines of at most ``width`` columns."""
+    reading = read(report.culprit.record)
+    lines = wrap(_headline(report, reading), width)
+    if report.culprit.line:
+        lines += wrap(report.culprit.line, width, "line      ", " " * 10)
+    lines += wrap(_verdict(report.culprit), width)
+    found = [
+        ("culprit", lines + _healthy(Trend.of(report.trend), width)),
+        ("inputs", _inputs(report, width) if report.inputs else []),
+        ("spread", spread(report.events, report.culprit, report.style, width)),
+    ]
+    return [(label, lines) for label, lines in found if lines]
 
 
 def brief(report: StopReport, width: int = WIDTH, ascii_only: bool | None = None) -> str:
@@ -139,9 +165,7 @@ def _headline(report: StopReport, reading: Reading) -> str:
     elif site.role == "input" and not site.module:
         place = f"in {site.label}, the batch given to {module_name(site)}"
     else:
-        place = f"in {tensor_name(site)} of {module_name(site)}"
-        if site.op:
-            place = f"in {tensor_name(site)} of {site.op} #{reading.call} in {module_name(site)}"
+        place = f"in {place_of(site, reading.call, report.style)}"
     rank = f" on rank {report.rank}" if report.world_size > 1 else ""
     return f"{found} {place} at step {report.step}{rank}"
 
@@ -165,7 +189,7 @@ def _what(report: StopReport, reading: Reading, width: int) -> list[str]:
     if others:
         named: list[str] = []
         for event in others:
-            name = f"{tensor_name(event.site)} of {module_name(event.site)}"
+            name = place_of(event.site, int(event.record["call"]), report.style)
             if name not in named:
                 named.append(name)
         more = f" and {len(others) - 2:,} more" if len(others) > 2 else ""
@@ -195,6 +219,23 @@ def _where(report: StopReport, reading: Reading, width: int) -> list[str]:
         lines.append(f"rank      {report.rank} of {report.world_size}: all of them stop with it")
     elif report.rank:
         lines.append(f"rank      {report.rank}")
+    return lines
+
+
+def _replay(report: StopReport, width: int) -> list[str]:
+    """What the op level saw, when the step was run again."""
+    if report.replay is None:
+        return []
+    lines = [line for note in report.replay.notes for line in wrap(note, width)]
+    if report.replay.stop is None:
+        return lines or wrap(str(report.replay), width)
+    found = report.replay.stop.report
+    lines += wrap(f"run again at op level: {_headline(found, read(found.culprit.record))}", width)
+    if found.culprit.line:
+        lines += wrap(found.culprit.line, width, "line      ", " " * 10)
+    lines += wrap(_verdict(found.culprit), width)
+    if found.inputs:
+        lines += _inputs(found, width)
     return lines
 
 
@@ -280,6 +321,18 @@ def _numbers(reading: Reading, width: int) -> list[str]:
     return lines + notes
 
 
+def _healthy(trend: Trend, width: int) -> list[str]:
+    """The same numbers of this tensor in the last step in which it was healthy."""
+    if not trend.healthy or trend.healthy[-1].step >= trend.readings[-1].step:
+        return []
+    last = trend.healthy[-1]
+    said = [f"{last.zero_count:,} zeros", f"{last.negative_count:,} negative"]
+    if last.has_stats:
+        named = ("min", "max", "abs_max", "mean", "rms")
+        said = [*(f"{n.replace('_', ' ')} {spell(getattr(last, n))}" for n in named), *said]
+    return wrap(f"step {last.step:,}, its last healthy one: {', '.join(said)}", width, "", "  ")
+
+
 def _inputs(report: StopReport, width: int) -> list[str]:
     site = report.culprit.site
     if not report.inputs:
@@ -289,10 +342,14 @@ def _inputs(report: StopReport, width: int) -> list[str]:
             return wrap("none: nothing that fastcheck observes has made this tensor.", width)
         return ["not recorded."]
     rows = []
-    for source, record in report.inputs[:_INPUT_ROWS]:
+    earlier = (*report.inputs_before, *[None] * len(report.inputs))
+    has_earlier = any(record is not None for record in report.inputs_before)
+    for (source, record), before in zip(report.inputs[:_INPUT_ROWS], earlier):
         reading = read(record)
         name = tensor_name(source)
-        if source.module != site.module:
+        if report.style != "fastcheck" and not source.op:
+            name = place_of(source, reading.call, report.style)
+        elif source.module != site.module:
             name += f" of {source.module or source.module_type}"
         rows.append(
             [
@@ -302,13 +359,20 @@ def _inputs(report: StopReport, width: int) -> list[str]:
                 spell(reading.min),
                 spell(reading.max),
                 spell(reading.rms),
+                *([_rms_before(before)] if has_earlier else []),
             ]
         )
-    lines = table(["tensor", "dtype", "NaN+Inf", "min", "max", "rms"], rows, left=2, width=width)
+    header = ["tensor", "dtype", "NaN+Inf", "min", "max", "rms"]
+    lines = table([*header, *(["rms before"] if has_earlier else [])], rows, left=2, width=width)
     hidden = len(report.inputs) - _INPUT_ROWS
     if hidden > 0:
         lines.append(f"and {hidden} more")
     return lines
+
+
+def _rms_before(record: np.void | None) -> str:
+    """That of the last healthy step."""
+    return "-" if record is None else spell(read(record).rms)
 
 
 def _trend(trend: Trend, width: int, ascii_only: bool) -> list[str]:

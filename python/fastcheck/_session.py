@@ -26,12 +26,11 @@ from ._device import streams_of
 from ._device_ring import DeviceRing
 from ._drain import Drain, Part
 from ._errors import FastcheckError, FastcheckWarning
-from ._journal import CallEnded, Entry, ListReading, Note, Reading
+from ._journal import CallEnded, Journal, ListReading, Note, Reading
 from ._ledger import Ledger
 from ._overflow_status import StatusReader
 from ._reader import (
     ELSEWHERE,
-    IS_BAD,
     IS_NEW,
     NEW_STREAM,
     NO_TOKEN,
@@ -42,6 +41,7 @@ from ._reader import (
 )
 from ._record import RECORD_DTYPE
 from ._ring import HostRing
+from ._scaling import ScalingLog
 from ._seen import make_seen
 from ._site import SiteTable
 from .backends import backend_for
@@ -72,13 +72,14 @@ class Session:
         self.next_seq = 0
         self.step = self.ledger.new_step(0)
         self.removed = False
-        self.is_active = True
+        self.is_active = config.observes(0)
         self.is_closed = False
         # Set by the owner: monitor.step() was called, and from then on nothing else closes a step.
         self.is_explicit = False
         self.has_excluded = False
         self.seen = make_seen()
         self.reader = make_reader(self.seen, self.host)
+        self.scaling = ScalingLog(config.history)
         self.deliver: Callable[[], None] = lambda: None
         # Of the owner too: what is to be done at a step boundary, and when the process ends.
         self.meet: Callable[[], None] = lambda: None
@@ -100,7 +101,7 @@ class Session:
         self.begin_step_if_closed()
         if len(self.seen) > _MAX_SEEN:
             self.seen.clear()
-        if len(self.step.journal) > _MAX_SEEN:
+        if len(self.step.journal.entries) > _MAX_SEEN:
             self._submit()
         if not self.is_deferred:
             with self.ledger.lock:
@@ -124,7 +125,7 @@ class Session:
         self.seen.clear()
         self.step = self.ledger.new_step(step.index + 1)
         self.is_closed = False
-        self.is_active = self.step.index % self.config.every == 0
+        self.is_active = self.config.observes(self.step.index)
 
     def close_step(self) -> None:
         """Settles the step and has it written down. May be called again for the same step, after
@@ -159,8 +160,8 @@ class Session:
     ) -> int:
         """Reads a tensor unless that was done before: UNREAD, or bits and a token (``_reader``).
 
-        IS_BAD is never set for a record that the drain will bring. A tensor that the kernel refuses
-        (its memory was freed, say) passes unread, and its site with it from then on.
+        Where the drain brings the records, nothing is to be judged by IS_BAD. A tensor that the
+        kernel refuses (its memory was freed, say) passes unread, and its site with it from then on.
         """
         host, seq = self.host, self.next_seq
         index = self.step.index
@@ -191,7 +192,7 @@ class Session:
             self.switch_off(site, error)
             return UNREAD
         self.next_seq = seq + 1
-        return code & ~IS_BAD if self.is_deferred else code
+        return code
 
     def observe(
         self, tensor: torch.Tensor, site: int, call: int, flags: int
@@ -222,7 +223,7 @@ class Session:
         now, or when its record arrives.
         """
         if is_bad is None:
-            self.step.journal.append(Reading(seq, role, call, method, args))
+            self.step.journal.entries.append(Reading(seq, role, call, method, args))
         elif is_bad:
             record = self.host.last()
             with self.ledger.lock:
@@ -254,7 +255,7 @@ class Session:
                 self._ring(device).observe_list(part, numbers, step, first, flags)
             self.next_seq = first + len(part)
             if self.is_deferred:
-                self.step.journal.append(entry)
+                self.step.journal.entries.append(entry)
             elif found:
                 with self.ledger.lock:
                     bad = {int(record["seq"]): record for record in found}
@@ -273,20 +274,20 @@ class Session:
         Nobody has to be told while nothing was found.
         """
         if self.is_deferred:
-            self.step.journal.append(CallEnded(call, is_complete))
+            self.step.journal.entries.append(CallEnded(call, is_complete))
         else:
             with self.ledger.lock:
                 self.ledger.judge(self.step, CallEnded(call, is_complete))
 
     def note(self, function: Callable[..., Any], *args: Any) -> None:
         """``function(*args)``, of the ledger, is due when all that was read until now is judged."""
-        entry: Entry = Note(function, *args)
+        note = Note(function, *args)
         if self.is_deferred:
-            self.step.journal.append(entry)
+            self.step.journal.note(note)
             return
         with self.ledger.lock:
             self.collect()
-            self.ledger.judge(self.step, entry)
+            self.ledger.judge(self.step, note)
 
     # From the rings to the ledger
 
@@ -327,14 +328,14 @@ class Session:
 
     def _submit(self, closes_step: bool = False) -> None:
         step = self.step
-        entries, step.journal = step.journal, []
+        journal, step.journal = step.journal, Journal()
         records = [self.host.take()]
         segments = []
         for ring in self.rings.values():
             early, in_flight = ring.cut()
             records += early
             segments += [(ring, segment) for segment in in_flight]
-        self.drain.submit(Part(step, entries, records, segments, closes_step))
+        self.drain.submit(Part(step, journal, records, segments, closes_step))
 
     def _ring(self, device: torch.device) -> DeviceRing:
         ring = self.rings.get(device)

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from ._calls import CallLog
 from ._compat import GradScaler
-from ._journal import Entry
+from ._journal import Journal
 from ._record import Verdict
 from ._verdict import Judge
 
@@ -24,7 +24,7 @@ class Step:
     def __init__(self, index: int) -> None:
         self.index = index
         self.calls = CallLog()
-        self.journal: list[Entry] = []
+        self.journal = Journal()
         # The next sequence number when the last pass through an outermost module ended, by path.
         self.pass_ends: dict[str, int] = {}
         # The gradient's record of the tensor whose record has this number.

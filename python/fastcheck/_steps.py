@@ -171,6 +171,13 @@ class StepWatcher:
             self.session.scaled_by(scaler)
         return False
 
+    def scaled(self, scaler: GradScaler, outputs: Any) -> bool:
+        """GradScaler.scale(outputs) has returned."""
+        scale = getattr(scaler, "_scale", None)
+        if self._follows(scaler) and isinstance(scale, torch.Tensor):
+            self.session.scaling.scaled(self.session.step.index, outputs, scale)
+        return False
+
     def scaler_step_began(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
         """GradScaler.step(optimizer): it decides whether the optimizer runs."""
         if not self._follows(scaler) or not self._concerns(optimizer):
@@ -198,6 +205,7 @@ class StepWatcher:
                 # Reading it here would make the host wait.
                 self._scaler_words.append(self.session.observe(word, self._word_site(), 0, 0)[0])
         self._scaler_skipped = bool(self._scaler_skipped) or skipped
+        self.session.scaling.decided(self.session.step.index, found_inf, skipped)
         if not self._update_reached and self.session.is_active:
             self._state.read_gradients(optimizer, scaled=True)
         return True

@@ -36,11 +36,14 @@ std::function<std::string()> as_line(py::function function) {
   };
 }
 
-std::uint64_t start(OpObserver& observer, std::int64_t depth, py::function line) {
+std::uint64_t start(OpObserver& observer, std::int64_t depth, py::function line,
+                    std::vector<std::string> ops, std::vector<std::string> not_ops,
+                    std::vector<std::uint8_t> modules, bool outside, std::uint32_t roles) {
   const Depth checked = checked_depth(depth);
   std::function<std::string()> callback = as_line(std::move(line));
   const py::gil_scoped_release release;
-  return observer.start(checked, std::move(callback));
+  return observer.start(checked, std::move(callback),
+                        {std::move(ops), std::move(not_ops), std::move(modules), outside, roles});
 }
 
 void stop(OpObserver& observer, std::uint64_t run) {
@@ -70,6 +73,7 @@ py::dict as_dict(const Incident& incident) {
   d["infinite_scalars"] = static_cast<int>(incident.infinite_scalars);
   d["node"] = incident.node;
   d["line"] = incident.line;
+  d["forward_line"] = incident.forward_line;
   py::list fed;
   for (const Fed& one : incident.fed) {
     fed.append(py::make_tuple(one.seq, one.is_arrival, one.is_collective));
@@ -116,12 +120,22 @@ py::tuple take(OpObserver& observer) {
 void bind(py::module_& m) {
   const auto without_lock = py::call_guard<py::gil_scoped_release>();
   py::class_<OpObserver, std::unique_ptr<OpObserver, py::nodelete>>(m, "OpObserver")
-      .def("start", start, py::arg("depth"), py::arg("line"))
+      .def("start", start, py::arg("depth"), py::arg("line"),
+           py::arg("ops") = std::vector<std::string>(),
+           py::arg("not_ops") = std::vector<std::string>(),
+           py::arg("modules") = std::vector<std::uint8_t>(), py::arg("outside") = true,
+           py::arg("roles") = Filter().roles)
       .def("stop", stop, py::arg("run"))
       .def("run", &OpObserver::run)
       .def("begin_step", &OpObserver::begin_step, py::arg("step"), without_lock)
       .def("set_backward_flags", &OpObserver::set_backward_flags, py::arg("flags"))
-      .def("set_active", &OpObserver::set_active, py::arg("active"))
+      .def("set_active", &OpObserver::set_active, py::arg("active"), without_lock)
+      .def(
+          "set_mode",
+          [](OpObserver& observer, py::handle mode) {
+            observer.set_mode(mode.is_none() ? nullptr : mode.ptr());
+          },
+          py::arg("mode"))
       .def(
           "enter", [](OpObserver&, std::int32_t module) { OpObserver::enter(module); },
           py::arg("module"))

@@ -1,13 +1,16 @@
 #include "torch/observer/op_observer.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pthread.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <cmath>
+#include <algorithm>
 
 #include "torch/observe.h"
-#include "torch/tensor_view.h"
+#include "torch/observer/op_frame.h"
+#include "torch/observer/op_tensors.h"
 
 namespace fastcheck::observer {
 namespace {
@@ -17,56 +20,6 @@ constexpr std::int32_t kLinesPerStep = 16;
 // Storages that are gone are forgotten at steps, and when so many are remembered.
 constexpr std::size_t kSweepAt = 1 << 16;
 constexpr std::size_t kMaxForwardOps = 1 << 20;
-
-// Its bytes are elsewhere: within a subclass, under a transform of functorch, or nowhere.
-bool is_wrapper(const at::Tensor& tensor) {
-  constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
-                                          c10::DispatchKey::FuncTorchBatched,
-                                          c10::DispatchKey::FuncTorchGradWrapper,
-                                          c10::DispatchKey::ZeroTensor});
-  return tensor.defined() && tensor.key_set().has_any(kWrapped);
-}
-
-// Plain floating-point memory on the CPU.
-bool is_read(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.device().is_cpu()) return false;
-  const auto type = tensor.scalar_type();
-  if (!at::isFloatingType(type) && !at::isComplexType(type)) return false;
-  if (tensor.layout() != at::kStrided || !dtype_of(type).has_value()) return false;
-  if (is_wrapper(tensor) || !tensor.has_storage() || tensor.is_nested()) return false;
-  return tensor.numel() == 0 || tensor.storage().nbytes() > 0;
-}
-
-template <class Visit>
-void for_each_tensor(const c10::IValue& value, const Visit& visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isTensorList() || value.isOptionalTensorList()) {
-    for (const c10::IValue& item : value.toListRef()) {
-      if (item.isTensor()) visit(item.toTensor());
-    }
-  }
-}
-
-bool takes_wrappers(const at::RecordFunction& fn) {
-  bool found = false;
-  for (const c10::IValue& input : fn.inputs()) {
-    for_each_tensor(input, [&](const at::Tensor& tensor) { found = found || is_wrapper(tensor); });
-  }
-  return found;
-}
-
-std::uint8_t infinite(const c10::IValue& value) {
-  if (!value.isDouble() || !std::isinf(value.toDouble())) return 0;
-  return value.toDouble() > 0 ? 1 : 2;
-}
-
-// Of a number that was made a tensor to be an operand.
-std::uint8_t infinite(const at::Tensor& number) {
-  if (number.scalar_type() != at::kDouble) return 0;
-  const double value = *number.const_data_ptr<double>();
-  return !std::isinf(value) ? 0 : value > 0 ? 1 : 2;
-}
 
 std::uint64_t node_key(std::uint64_t thread, std::int64_t sequence) {
   return thread << 44 ^ static_cast<std::uint64_t>(sequence);
@@ -91,65 +44,6 @@ void on_end(const at::RecordFunction& fn, at::ObserverContext*) { OpObserver::in
 
 }  // namespace
 
-// An op, or a node of autograd, that is running.
-struct OpObserver::Frame {
-  const at::RecordFunction* fn = nullptr;
-  const Op* op = nullptr;  // null: a node
-  std::int32_t module = -1;
-  std::int32_t call = 0;
-  ForwardOp forward{-1, 0, -1};
-  Direction direction = Direction::kForward;
-  bool is_recompute = false;
-  std::uint8_t infinite_scalars = 0;
-  // Of a node: how many modules were entered when it began, and what ops have made within it.
-  std::size_t modules = 0;
-  std::int32_t made = 0;
-  std::int64_t clock = 0;
-  std::vector<Fed> fed;
-  std::vector<Input> inputs;
-  struct Written {
-    at::Tensor tensor;
-    std::int64_t version;
-  };
-  std::vector<Written> written;
-};
-
-struct OpObserver::Thread {
-  std::vector<Frame> frames;  // [0, depth) are running; the others are kept for their memory
-  std::size_t depth = 0;
-  std::vector<std::int32_t> modules;
-  int paused = 0;
-  std::uint64_t run = 0;  // of the observer, that the rest belongs to
-  bool at_optimizer = false;
-  bool busy = false;  // within our own code: resolving a view calls ops
-
-  Frame& push(const at::RecordFunction& fn) {
-    if (depth == frames.size()) frames.emplace_back();
-    Frame& frame = frames[depth++];
-    frame.fn = &fn;
-    frame.op = nullptr;
-    frame.forward = {-1, 0, -1};
-    frame.is_recompute = false;
-    frame.made = 0;
-    frame.infinite_scalars = 0;
-    frame.fed.clear();
-    frame.inputs.clear();
-    frame.written.clear();
-    return frame;
-  }
-  // What an op with a kernel of its own calls is part of it, and not looked at.
-  bool is_in_kernel() const {
-    return depth > 0 && frames[depth - 1].op != nullptr && !frames[depth - 1].op->is_composite;
-  }
-  // The innermost node of autograd that is running; null: none is.
-  Frame* node() {
-    for (std::size_t i = depth; i-- > 0;) {
-      if (frames[i].op == nullptr) return &frames[i];
-    }
-    return nullptr;
-  }
-};
-
 OpObserver& OpObserver::instance() {
   static OpObserver* const observer = [] {
     // A forked child (a worker of a DataLoader) is not observed: nobody there takes anything in,
@@ -171,11 +65,15 @@ OpObserver::Thread& OpObserver::thread() {
   return mine;
 }
 
-std::uint64_t OpObserver::start(Depth depth, std::function<std::string()> line) {
+std::uint64_t OpObserver::start(Depth depth, std::function<std::string()> line, Filter filter) {
+  ops_.select(filter);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     depth_ = depth;
     line_ = std::move(line);
+    filter_ = std::move(filter);
+    has_bad_ = false;
+    mode_ = nullptr;
     provenance_.clear();
     batch_ = Batch();
     sites_.clear();
@@ -189,17 +87,21 @@ std::uint64_t OpObserver::start(Depth depth, std::function<std::string()> line) 
   }
   ++run_;
   running_ = true;
+  connect();
+  return run_;
+}
+
+void OpObserver::connect() {
   handle_ = at::addGlobalCallback(
       at::RecordFunctionCallback(&on_begin, &on_end)
           .needsInputs(true)
           .needsOutputs(true)
           .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
-  return run_;
 }
 
 void OpObserver::stop(std::uint64_t run) {
   if (run != run_ || !running_.exchange(false)) return;
-  at::removeCallback(handle_);
+  if (active_) at::removeCallback(handle_);
   const std::lock_guard<std::mutex> lock(mutex_);
   provenance_.clear();
   forward_ops_.clear();
@@ -210,8 +112,23 @@ void OpObserver::begin_step(std::int64_t step) {
   step_ = step;
   for (auto& calls : calls_) calls.assign(calls.size(), 0);
   forward_ops_.clear();
+  lines_.clear();
   lines_left_ = kLinesPerStep;
   provenance_.sweep();
+}
+
+void OpObserver::set_active(bool active) {
+  if (!running_ || active_.exchange(active) == active) return;
+  if (!active) {
+    at::removeCallback(handle_);
+    return;
+  }
+  {
+    // Whatever was written meanwhile, nobody saw it.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    provenance_.clear();
+  }
+  connect();
 }
 
 void OpObserver::enter(std::int32_t module) { thread().modules.push_back(module); }
@@ -246,14 +163,51 @@ void OpObserver::begin_node(const at::RecordFunction& fn, Thread& mine) {
   if (found != forward_ops_.end()) frame.forward = found->second;
 }
 
+bool OpObserver::is_under_mode() const {
+  const void* const mode = mode_.load(std::memory_order_relaxed);
+  if (mode == nullptr) return false;
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  for (std::int64_t i = Modes::stack_len(); i-- > 0;) {
+    if (Modes::get_stack_at(i)->ptr(getPyInterpreter()) == mode) return true;
+  }
+  return false;
+}
+
+// The mode calls the op again, below autograd: there it is read. What autograd adds outside is an
+// op's number in the graph, and the version of what it has written.
+void OpObserver::begin_shell(const at::RecordFunction& fn, const Op& op, Thread& mine) {
+  mine.shell = &op;
+  mine.shell_seq = fn.seqNr();
+  Frame& frame = mine.push(fn);
+  frame.op = &op;
+  frame.is_shell = true;
+  if (op.is_allocation) return;
+  const auto inputs = fn.inputs();
+  for (const std::uint8_t at : op.written) {
+    if (at >= inputs.size()) break;
+    for_each_tensor(inputs[at], [&](const at::Tensor& tensor) {
+      if (is_read(tensor)) frame.written.push_back({tensor, Provenance::version(tensor), at});
+    });
+  }
+}
+
 void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
-  const Op* const op = ops_.find(fn);
+  const Op* const op = mine.recent.find(fn, ops_);
   // What wraps memory has the op called again for what is wrapped: that call is the one to see.
   if (op == nullptr || takes_wrappers(fn)) return;
+  if (is_under_mode()) {
+    begin_shell(fn, *op, mine);
+    return;
+  }
   Frame& frame = mine.push(fn);
   frame.op = op;
   frame.module = mine.modules.empty() ? -1 : mine.modules.back();
   frame.direction = mine.at_optimizer ? Direction::kOptimizer : Direction::kForward;
+  Choice choice = op->choice.load(std::memory_order_relaxed);
+  if (mine.depth > 1 && choice == Choice::kOther && mine.frames[mine.depth - 2].opens) {
+    choice = Choice::kSelected;
+  }
+  frame.opens = op->is_composite && choice == Choice::kSelected;
   if (torch::autograd::get_current_graph_task_id() != -1) {
     const Frame* const node = mine.node();
     frame.is_recompute = node != nullptr && mine.modules.size() > node->modules;
@@ -261,7 +215,20 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
       frame.direction = Direction::kBackward;
       if (node != nullptr) frame.forward = node->forward;
       frame.module = frame.forward.module;
+      // It goes by the name of its forward, too.
+      choice = std::max(choice, frame.forward.choice);
     }
+  }
+  const bool has_input = filter_.has_role(frame.direction, Role::kInput);
+  frame.is_open = choice == Choice::kSelected && filter_.has_module(frame.module) &&
+                  (has_input || filter_.has_role(frame.direction, Role::kOutput));
+  std::int64_t sequence = fn.seqNr();
+  std::string line;
+  if (mine.shell == op) {
+    sequence = mine.shell_seq;
+    mine.shell = nullptr;
+    // For debugging, where it may cost something: the line that a bad gradient will go back to.
+    if (sequence >= 0 && frame.direction == Direction::kForward) line = line_();
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   frame.clock = next_seq_;
@@ -269,40 +236,59 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   const auto number = static_cast<std::size_t>(op->number);
   if (calls.size() <= number) calls.resize(number + 1, 0);
   frame.call = calls[number]++;
-  if (frame.direction == Direction::kForward && fn.seqNr() >= 0 &&
+  if (frame.direction == Direction::kForward && sequence >= 0 &&
       forward_ops_.size() < kMaxForwardOps) {
-    forward_ops_[node_key(fn.threadId(), fn.seqNr())] = {op->number, frame.call, frame.module};
+    std::int32_t at = -1;
+    if (!line.empty()) {
+      at = static_cast<std::int32_t>(lines_.size());
+      lines_.push_back(std::move(line));
+    }
+    forward_ops_[node_key(fn.threadId(), sequence)] = {op->number, frame.call, frame.module, choice,
+                                                       at};
   }
   if (frame.forward.op >= 0) frame.call = frame.forward.call;
   if (op->is_allocation) return;
+  const bool is_asked = frame.is_open || has_bad_.load(std::memory_order_relaxed);
+  if (!is_asked && op->written.empty()) return;
   const auto inputs = fn.inputs();
   auto written = op->written.begin();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const bool is_written = written != op->written.end() && *written == i;
     if (is_written) ++written;
-    frame.infinite_scalars |= infinite(inputs[i]);
-    if ((op->ignores_values || op->is_view) && !is_written) continue;
+    if (is_asked) frame.infinite_scalars |= infinite(inputs[i]);
+    if ((op->ignores_values || op->is_view || !is_asked) && !is_written) continue;
     for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
       if (!is_read(tensor)) return;
       if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
         frame.infinite_scalars |= infinite(tensor);
         return;
       }
-      if (is_written) frame.written.push_back({tensor, Provenance::version(tensor)});
-      if (!is_written || !op->overwrites) {
-        look_at_input(tensor, static_cast<std::int32_t>(i), frame, mine);
+      const auto argument = static_cast<std::int32_t>(i);
+      if (is_written) frame.written.push_back({tensor, Provenance::version(tensor), argument});
+      if (is_asked && (!is_written || !op->overwrites)) {
+        look_at_input(tensor, argument, frame, mine, is_written);
       }
     });
   }
 }
 
+bool OpObserver::reads_at_once(const Frame& frame, bool is_written) const {
+  // What it is made of reads it, if that is asked for.
+  if (!frame.is_open || frame.op->is_composite) return false;
+  // What it is about to write is gone afterwards.
+  return is_written || filter_.has_role(frame.direction, Role::kInput);
+}
+
 void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, Frame& frame,
-                               Thread& mine) {
+                               Thread& mine, bool is_written) {
   const Known known = provenance_.find(tensor);
   const bool is_known = known.is_whole && !known.is_unread;
   std::int64_t seq = known.seq;
   if (is_known && known.is_exact) {
     frame.fed.push_back({known.bad.front(), false, false});
+  } else if (!is_known && known.bad.empty() && !reads_at_once(frame, is_written)) {
+    if (!is_written) frame.unread.push_back({tensor, Provenance::version(tensor), argument});
+    return;
   } else if (!is_known || !known.bad.empty()) {
     // Never met, or a part of something bad, which may itself be finite.
     const std::int32_t site = site_number(frame, Role::kInput, argument);
@@ -319,6 +305,20 @@ void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, 
   frame.inputs.push_back({argument, seq});
 }
 
+// Before an op is blamed for what it made, all that it read has to be known.
+void OpObserver::read_late(Frame& frame, Thread& mine) {
+  for (const Frame::Held& held : frame.unread) {
+    if (Provenance::version(held.tensor) != held.version) continue;
+    const Known known = provenance_.find(held.tensor);
+    const std::int32_t site = site_number(frame, Role::kInput, held.argument);
+    const Token token = record(held.tensor, mine, site, frame.call, 0);
+    if (token.is_bad) frame.fed.push_back({token.seq, true, known.is_collective});
+    provenance_.put(held.tensor, token);
+    frame.inputs.push_back({held.argument, token.seq});
+  }
+  frame.unread.clear();
+}
+
 void OpObserver::end(const at::RecordFunction& fn) {
   Thread& mine = thread();
   if (mine.depth == 0 || mine.busy) return;
@@ -328,8 +328,11 @@ void OpObserver::end(const at::RecordFunction& fn) {
   if (at == 0) return;
   mine.depth = at;
   Frame& frame = mine.frames[at - 1];
-  if (frame.op != nullptr && running_.load(std::memory_order_relaxed)) end_op(fn, frame, mine);
+  if (frame.op != nullptr && !frame.is_idle() && running_.load(std::memory_order_relaxed)) {
+    end_op(fn, frame, mine);
+  }
   frame.written.clear();
+  frame.unread.clear();
   mine.depth = at - 1;
 }
 
@@ -339,8 +342,14 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::int32_t index = 0;
+    if (frame.is_shell) {
+      for (const Frame::Held& written : frame.written) {
+        if (provenance_.knows(written.tensor)) provenance_.accept(written.tensor);
+      }
+      return;
+    }
     if (frame.op->is_collective) {
-      for (const Frame::Written& written : frame.written) {
+      for (const Frame::Held& written : frame.written) {
         provenance_.wrote(written.tensor, written.version, {kCollective, false});
       }
       for (const c10::IValue& value : fn.outputs()) {
@@ -350,7 +359,19 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
       }
       return;
     }
-    for (const Frame::Written& written : frame.written) {
+    // Of what fed on something non-finite it has to be known what came out.
+    const bool is_followed = !frame.fed.empty();
+    const bool is_made_read =
+        is_followed || (frame.is_open && filter_.has_role(frame.direction, Role::kOutput));
+    if (!is_made_read) {
+      for (const Frame::Held& written : frame.written) {
+        if (provenance_.knows(written.tensor)) {
+          provenance_.wrote(written.tensor, written.version, {kUnseen, false});
+        }
+      }
+      return;
+    }
+    for (const Frame::Held& written : frame.written) {
       if (provenance_.written_at(written.tensor) < frame.clock) {
         note_output(written.tensor, index, frame, mine, incident, true, written.version);
       }
@@ -365,10 +386,15 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
     if (provenance_.size() > kSweepAt) provenance_.sweep();
     bool is_bad = false;
     for (const std::uint8_t bad : incident.is_bad) is_bad = is_bad || bad;
+    if (is_bad && frame.fed.empty()) read_late(frame, mine);
     bool is_arrival = false;
     for (const Fed& one : frame.fed) is_arrival = is_arrival || one.is_arrival;
     // A view, or an op whose results are integers, tells nothing new of what it read.
     if (!is_arrival && (incident.made.empty() || (frame.fed.empty() && !is_bad))) return;
+    const auto forward_line = static_cast<std::size_t>(frame.forward.line);
+    if (frame.forward.line >= 0 && forward_line < lines_.size()) {
+      incident.forward_line = lines_[forward_line];
+    }
     wants_line = is_bad && line_ && lines_left_ > 0;
     if (wants_line) --lines_left_;
   }
@@ -430,7 +456,9 @@ Token OpObserver::record(const at::Tensor& tensor, Thread& mine, std::int32_t si
   batch_.records.emplace_back();
   const Busy busy(mine.busy);
   observe(tensor, depth_, false, {seq, step_, call, site, flags}, batch_.records.back());
-  return {seq, (batch_.records.back().flags & kFlagNonfinite) != 0};
+  const bool is_bad = (batch_.records.back().flags & kFlagNonfinite) != 0;
+  if (is_bad) has_bad_ = true;
+  return {seq, is_bad};
 }
 
 std::int32_t OpObserver::site_number(const Frame& frame, Role role, std::int32_t index) {

@@ -19,13 +19,11 @@
 #include <vector>
 
 #include "core/record.h"
+#include "torch/observer/filter.h"
 #include "torch/observer/op_table.h"
 #include "torch/observer/provenance.h"
 
 namespace fastcheck::observer {
-
-enum class Direction : std::uint8_t { kForward, kBackward, kOptimizer };
-enum class Role : std::uint8_t { kInput, kOutput };
 
 // Where a record of an op comes from. In backward the op of the forward pass gives the site its
 // name and the record its call number, where it is known.
@@ -62,8 +60,9 @@ struct Incident {
   bool is_recompute;
   // A scalar argument is itself infinite: bit 0 +Inf, bit 1 -Inf.
   std::uint8_t infinite_scalars;
-  std::string node;  // the autograd node that it is part of
-  std::string line;  // where Python was
+  std::string node;          // the autograd node that it is part of
+  std::string line;          // where Python was
+  std::string forward_line;  // and where it was in the forward of what ran in backward
   std::vector<Fed> fed;
   std::vector<Input> inputs;
   std::vector<std::int64_t> made;    // records of what came out
@@ -83,9 +82,10 @@ class OpObserver {
   static OpObserver& instance();
 
   // Begins with nothing known. `line` tells where Python is; called with the interpreter's lock
-  // held, for culprits only.
+  // held, for culprits only. What `filter` leaves out is read nevertheless where it takes in
+  // something non-finite: what becomes of that decides about it.
   // Returns the number of the run, by which it is stopped.
-  std::uint64_t start(Depth depth, std::function<std::string()> line);
+  std::uint64_t start(Depth depth, std::function<std::string()> line, Filter filter = {});
   // Does nothing when another run goes on.
   void stop(std::uint64_t run);
   std::uint64_t run() const { return running_ ? run_.load() : 0; }
@@ -93,7 +93,11 @@ class OpObserver {
   // The step that records belong to; `flags` of records in backward. Calls count from 0 again.
   void begin_step(std::int64_t step);
   void set_backward_flags(std::uint32_t flags) { backward_flags_ = flags; }
-  void set_active(bool active) { active_ = active; }
+  // While it is not active no op costs anything, and nothing is known of what was written.
+  void set_active(bool active);
+  // A TorchDispatchMode: where it is on a thread's stack, ops are seen as it calls them, so that
+  // they are judged before they return. Null: none.
+  void set_mode(const void* mode) { mode_ = mode; }
 
   // This thread's modules, innermost last; and whether an optimizer is at work in it.
   static void enter(std::int32_t module);
@@ -125,11 +129,17 @@ class OpObserver {
   struct Frame;
   struct Thread;
   static Thread& thread();
+  void connect();
 
   void begin_op(const at::RecordFunction& fn, Thread& mine);
   void begin_node(const at::RecordFunction& fn, Thread& mine);
   void end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine);
-  void look_at_input(const at::Tensor& tensor, std::int32_t argument, Frame& frame, Thread& mine);
+  void begin_shell(const at::RecordFunction& fn, const Op& op, Thread& mine);
+  bool is_under_mode() const;
+  bool reads_at_once(const Frame& frame, bool is_written) const;
+  void look_at_input(const at::Tensor& tensor, std::int32_t argument, Frame& frame, Thread& mine,
+                     bool is_written);
+  void read_late(Frame& frame, Thread& mine);
   void look_at_output(const at::Tensor& tensor, std::int32_t index, Frame& frame, Thread& mine,
                       Incident& incident);
   void note_output(const at::Tensor& tensor, std::int32_t index, Frame& frame, Thread& mine,
@@ -146,15 +156,22 @@ class OpObserver {
   // How often an op was called in this step, by direction.
   std::array<std::vector<std::int32_t>, 3> calls_;
   struct ForwardOp {
-    std::int32_t op, call, module;
+    std::int32_t op = -1, call = 0, module = -1;
+    Choice choice = Choice::kOther;
+    std::int32_t line = -1;  // where Python was, under a mode: among lines_
   };
   // By thread and by autograd's sequence number: of the innermost op that may have made the node.
   std::unordered_map<std::uint64_t, ForwardOp> forward_ops_;
+  std::vector<std::string> lines_;
 
   Depth depth_ = Depth::kStats;
+  Filter filter_;
   std::function<std::string()> line_;
   std::atomic<std::uint64_t> run_{0};
   std::atomic<bool> running_{false}, active_{true};
+  // Something non-finite was met in this run: from then on filtered ops are asked what they read.
+  std::atomic<bool> has_bad_{false};
+  std::atomic<const void*> mode_{nullptr};
   std::atomic<std::int64_t> next_seq_{0};
   std::atomic<std::int64_t> step_{0};
   std::atomic<std::uint32_t> backward_flags_{0};

@@ -61,6 +61,23 @@ const Op* OpTable::find(const at::RecordFunction& fn) {
   return found != ops_.end() ? found->second.get() : add(fn, key);
 }
 
+const Op* OpTable::Recent::find(const at::RecordFunction& fn, OpTable& table) {
+  const char* const name = fn.name();
+  const char* const overload = fn.overload_name();
+  Slot& slot = slots_[Hash{}({name, overload}) / 8 % slots_.size()];
+  if (slot.name == name && slot.overload == overload) return slot.op;
+  const Op* const op = table.find(fn);
+  // The name of a range that is no op may lie anywhere, and go.
+  if (op != nullptr) slot = {name, overload, op};
+  return op;
+}
+
+void OpTable::select(const Filter& filter) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  filter_ = filter;
+  for (Op* const op : by_number_) op->choice = filter_.choice(op->name);
+}
+
 std::string OpTable::name(std::int32_t number) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return by_number_.at(static_cast<std::size_t>(number))->name;
@@ -87,20 +104,22 @@ const Op* OpTable::add(const at::RecordFunction& fn, const Key& key) {
       starts_with(name->name, "c10d::") || starts_with(name->name, "_c10d_functional::");
   op->ignores_values = ignores_values(name->name);
   bool is_out = false;
+  const bool is_meta = is_metadata_only(name->name);
   const auto& arguments = handle->schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     op->arguments.push_back(arguments[i].name());
     const c10::AliasInfo* const alias = arguments[i].alias_info();
-    if (alias == nullptr || !alias->isWrite() || is_metadata_only(name->name)) continue;
+    if (alias == nullptr || !alias->isWrite() || is_meta) continue;
     op->written.push_back(static_cast<std::uint8_t>(i));
     is_out = is_out || arguments[i].is_out();
   }
   const auto& returns = handle->schema().returns();
   op->is_view =
-      !returns.empty() && std::all_of(returns.begin(), returns.end(), [](const auto& one) {
-        return one.alias_info() != nullptr && !one.alias_info()->isWrite();
+      !returns.empty() && std::all_of(returns.begin(), returns.end(), [is_meta](const auto& one) {
+        return one.alias_info() != nullptr && (is_meta || !one.alias_info()->isWrite());
       });
   op->overwrites = is_out || is_overwriting(name->name);
+  op->choice = filter_.choice(op->name);
   by_number_.push_back(op.get());
   return (ops_[key] = std::move(op)).get();
 }

@@ -3,12 +3,16 @@
 
 #include <ATen/record_function.h>
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+#include "torch/observer/filter.h"
 
 namespace fastcheck::observer {
 
@@ -29,6 +33,8 @@ struct Op {
   bool is_collective = false;
   // Returns memory that holds nothing yet (empty, empty_strided, ...).
   bool is_allocation = false;
+  // What the filter of the run that goes on says of its name.
+  std::atomic<Choice> choice{Choice::kSelected};
   std::int32_t number = 0;
 };
 
@@ -39,6 +45,22 @@ class OpTable {
   const Op* find(const at::RecordFunction& fn);
   std::string name(std::int32_t number) const;
   std::string argument(std::int32_t number, std::int32_t position) const;
+  // From now on `filter` says which ops are selected.
+  void select(const Filter& filter);
+
+  // What a thread met last, by where the schema lies: most ops are found here, without the lock.
+  class Recent {
+   public:
+    const Op* find(const at::RecordFunction& fn, OpTable& table);
+
+   private:
+    struct Slot {
+      const char* name = nullptr;
+      const char* overload = nullptr;
+      const Op* op = nullptr;
+    };
+    std::array<Slot, 128> slots_;
+  };
 
  private:
   struct Key {
@@ -59,7 +81,8 @@ class OpTable {
 
   mutable std::mutex mutex_;
   std::unordered_map<Key, std::unique_ptr<Op>, Hash> ops_;
-  std::vector<const Op*> by_number_;
+  std::vector<Op*> by_number_;
+  Filter filter_;
 };
 
 }  // namespace fastcheck::observer

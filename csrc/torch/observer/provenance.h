@@ -20,6 +20,8 @@ struct Token {
 constexpr std::int64_t kUninitialised = -2;
 // Memory that a collective writes, whenever it does.
 constexpr std::int64_t kCollective = -3;
+// Memory that an op has written that a filter leaves out.
+constexpr std::int64_t kUnseen = -4;
 
 struct Known {
   // Every byte is covered: false for a tensor that was never met, or that somebody has written
@@ -50,6 +52,10 @@ class Provenance {
   void wrote(const at::Tensor& tensor, std::int64_t version_before, Token token);
   // The token of the last write to this storage that was seen; -1: none was.
   std::int64_t written_at(const at::Tensor& tensor) const;
+  // Whether anything is known of this storage.
+  bool knows(const at::Tensor& tensor) const {
+    return entries_.count(tensor.storage().unsafeGetStorageImpl()) != 0;
+  }
   // Forgets storages whose memory is gone.
   void sweep();
   void clear() { entries_.clear(); }

@@ -10,7 +10,7 @@ import torch
 
 from .._extension import extension, status
 from .._record import DeviceMode
-from . import cuda, mlu, npu, portable
+from . import cuda, mlu, npu, portable, triton
 from .entry import Backend
 
 __all__ = ["Backend", "backend_for"]
@@ -53,6 +53,8 @@ def _portable(device_type: str) -> Backend:
 
 @functools.cache
 def _of_type(device_type: str, index: Optional[int] = None) -> Backend:
+    if triton.problem(device_type) is None:
+        return triton.entry(device_type)
     if device_type == "cpu" and status.module is not None:
         return Backend(
             name="cpu",

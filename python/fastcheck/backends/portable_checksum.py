@@ -15,12 +15,18 @@ import torch
 from .portable_constants import constant
 
 __all__ = [
+    "FINISH",
+    "MULTIPLIERS",
+    "PLACES",
+    "ROTATIONS",
     "chain_sums",
     "empty",
     "join",
     "length_terms",
     "row_words",
     "rows_of",
+    "seeds",
+    "signed",
     "start",
     "words_of",
 ]
@@ -29,19 +35,20 @@ _MASK32 = (1 << 32) - 1
 _RUN_ROWS = 16
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
+    """The int32 of the same 32 bits."""
     value &= _MASK32
     return value - (1 << 32) if value >> 31 else value
 
 
 # Of the halves a and b.
 _S = (0x243F6A88, 0x13198A2E)
-_P = (0x9E3779B1, 0xC2B2AE3D)
+PLACES = (0x9E3779B1, 0xC2B2AE3D)
 _Q = (0x85EBCA77, 0x27D4EB2F)
-_M = (0xCC9E2D51, 0x9E3779B9)
-_R = (13, 19)
+MULTIPLIERS = (0xCC9E2D51, 0x9E3779B9)
+ROTATIONS = (13, 19)
 # The finish of a chain: which half changes, the shift of the other, the factor.
-_FINISH = (
+FINISH = (
     (0, 15, 0x85EBCA6B),
     (1, 13, 0xC2B2AE35),
     (0, 16, 0x27D4EB2F),
@@ -70,7 +77,7 @@ def rows_of(words: int, width: int) -> int:
 def length_terms(size_bytes: int) -> tuple[int, int]:
     """What the length adds to either half."""
     terms = []
-    for s, p, q in zip(_S, _P, _Q):
+    for s, p, q in zip(_S, PLACES, _Q):
         h = s ^ (((size_bytes & _MASK32) * q + (size_bytes >> 32) * p + 1) & _MASK32)
         h ^= h >> 16
         h = h * 0x85EBCA6B & _MASK32
@@ -83,14 +90,22 @@ def length_terms(size_bytes: int) -> tuple[int, int]:
 def empty() -> int:
     """The checksum of no bytes, as a signed 64-bit integer."""
     a, b = length_terms(0)
-    return _signed(b) * (1 << 32) + a
+    return signed(b) * (1 << 32) + a
 
 
 @functools.cache
 def _halves(values: tuple[int, int], device: torch.device) -> torch.Tensor:
     """int32 (2, 1, 1, 1)."""
-    signed = tuple(map(_signed, values))
-    return constant(signed, torch.int32, device).view(2, 1, 1, 1)
+    return constant(tuple(map(signed, values)), torch.int32, device).view(2, 1, 1, 1)
+
+
+def seeds(origin: int) -> tuple[int, int]:
+    """The state of chain ``origin`` before its first word, as int32. Chain origin + k, of the same
+    upper half, starts at PLACES * k more.
+    """
+    low, high = origin & _MASK32, origin >> 32
+    a, b = (signed(s + low * p + high * q) for s, p, q in zip(_S, PLACES, _Q))
+    return a, b
 
 
 def start(numbers: torch.Tensor, origin: int) -> torch.Tensor:
@@ -99,10 +114,9 @@ def start(numbers: torch.Tensor, origin: int) -> torch.Tensor:
     The number of a chain is ``origin`` plus its place in ``numbers``, int32 (tiles, 4, W); all of
     them have the upper 32 bits of ``origin``.
     """
-    state = numbers.mul(_halves(_P, numbers.device))
-    for half in (0, 1):
-        seed = _S[half] + (origin & _MASK32) * _P[half] + (origin >> 32) * _Q[half]
-        state[half].add_(_signed(seed))
+    state = numbers.mul(_halves(PLACES, numbers.device))
+    for half, seed in enumerate(seeds(origin)):
+        state[half].add_(seed)
     return state
 
 
@@ -118,9 +132,12 @@ def chain_sums(
         rows: of :func:`rows_of`, the longest chain.
     """
     device = words.device
-    left, right = _halves(_R, device), _halves((32 - _R[0], 32 - _R[1]), device)
-    low = _halves(((1 << _R[0]) - 1, (1 << _R[1]) - 1), device)
-    factor = _halves(_M, device)
+    left, right = (
+        _halves(ROTATIONS, device),
+        _halves((32 - ROTATIONS[0], 32 - ROTATIONS[1]), device),
+    )
+    low = _halves(((1 << ROTATIONS[0]) - 1, (1 << ROTATIONS[1]) - 1), device)
+    factor = _halves(MULTIPLIERS, device)
     for row in range(rows):
         rotated = state.bitwise_right_shift(right).bitwise_and_(low)
         rotated.bitwise_or_(state.bitwise_left_shift(left))
@@ -130,11 +147,11 @@ def chain_sums(
             before = state[:, -there.shape[0] :]
             torch.where(there[:, :, row], ended, before, out=ended)
         state = after
-    for half, shift, multiplier in _FINISH:
+    for half, shift, multiplier in FINISH:
         mixed = state[1 - half].bitwise_right_shift(shift).bitwise_and_((1 << (32 - shift)) - 1)
         state[half].bitwise_xor_(mixed)
         if multiplier != 1:
-            state[half].mul_(_signed(multiplier))
+            state[half].mul_(signed(multiplier))
     if there is not None:  # chains without a word
         state[:, -there.shape[0] :].mul_(there[:, :, 0])
     return state.flatten(2).sum(-1)

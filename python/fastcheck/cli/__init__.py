@@ -33,18 +33,19 @@ first steps:
   fastcheck show fastcheck_log      the newest log: what overflowed, where, and the last step
   fastcheck compare LOG OTHER       two runs: what differs first, from the environment to the update
   fastcheck export LOG log.parquet  the records as a table
+  fastcheck selftest                whether fastcheck keeps its promises on this machine's device
 
 exit codes:
   0  done
-  1  done, and the answer is no: nothing matches the filters, doctor found something missing, or
-     the two sides of compare differ
+  1  done, and the answer is no: nothing matches the filters, doctor found something missing, a
+     check of selftest failed, or the two sides of compare differ
   2  wrong usage, or a path that can't be read as what it should be
   130  interrupted"""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; each command's module adds its own part."""
-    from . import compare, doctor, export, show
+    from . import compare, doctor, export, selftest, show
 
     parser = argparse.ArgumentParser(
         prog="fastcheck",
@@ -58,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_parser(commands)
     compare.add_parser(commands)
     export.add_parser(commands)
+    selftest.add_parser(commands)
     # The demo parses its own options (it needs torch, which takes seconds to import).
     demo = commands.add_parser(
         "demo",

@@ -18,6 +18,7 @@ hyper-parameters, batches, initial weights, forward, loss, gradients, update; an
 
 What can be compared:
   record logs      directories that install(log_dir=...) or a stop has written
+  dumps            of fastcheck.Dumper: a directory, a step or a rank in it; against a log, too
   checkpoints      .pt, .pth, .bin, .safetensors, .npy, .npz, or a directory of them
   msprobe dumps    dump_path, a step or rank in it, or a dump.json; against a log, too
   settings         the JSON of fastcheck.environment() or fastcheck.inventory()"""

@@ -20,13 +20,17 @@ _WIDTH = 88
 _ISA_VARIABLE = "FASTCHECK_CPU_ISA"
 
 _DESCRIPTION = """\
-Prints versions, the backends that are built and usable, and the CPU kernels: which of them this
-machine can run, which is used, and why. Paste it into a bug report."""
+Prints versions, what the installed wheel is for, the backends that are built and usable, and the
+CPU kernels: which of them this machine can run, which is used, and why. Paste it into a bug
+report."""
 
 _EPILOG = f"""\
 environment:
-  {_ISA_VARIABLE}=avx512|avx2|scalar   force one CPU kernel (all give the same bits)
+  {_ISA_VARIABLE}=avx512|avx2|scalar   force one CPU kernel (all give the same bits); on
+                                         AArch64 neon|scalar
   FASTCHECK_NO_EXTENSION=1               pure Python, as if the extension were not installed
+  FASTCHECK_TRITON=auto|on|off           Triton's kernels: devices without a kernel of their own,
+                                         CUDA too (to cross-check), none
   NO_COLOR=1                             no colours
 
 exit codes: 0 fastcheck can be used here; 1 something is missing or broken ("problems")"""
@@ -102,12 +106,30 @@ def _first_line(error: BaseException) -> str:
 
 
 def _build(found: Findings) -> None:
+    found.versions["wheel"] = _wheel(status.label)
     found.versions["extension"] = status.text
     if status.compiler:
         found.versions["compiler"] = status.compiler
-    found.versions["cuda"] = f"built ({status.accelerator})" if _has_cuda() else "not built"
+    found.versions["cuda"] = _cuda() if _has_cuda() else "not built"
     if status.is_broken:
         found.problems.append(status.problem[:1].upper() + status.problem[1:] + ".")
+
+
+def _wheel(label: str) -> str:
+    """What the wheel that was installed is for, from its version's label (``wheels/label.py``)."""
+    accelerator = label.rpartition(".")[2]
+    if not label:
+        return "none: built from source"
+    if accelerator == "generic":
+        return "+generic, for any torch and any accelerator: pure Python"
+    if accelerator == "cpu":
+        return f"+{label}, for the CPU"
+    return f"+{label}, for the CPU and CUDA {accelerator[2:]}"
+
+
+def _cuda() -> str:
+    archs = f" for {status.cuda_archs}" if status.cuda_archs else ""
+    return f"built ({status.accelerator}{archs})"
 
 
 def _has_cuda() -> bool:
@@ -148,10 +170,23 @@ def _backends(torch: Any, found: Findings) -> None:
         found.backends.append(("cuda", devices > 0 and not problem, reason))
     else:
         found.backends.append(("cuda", False, f"not built into this extension; {visible}"))
+    if torch is not None:
+        found.backends.append(_triton(found))
     for name in ("npu", "mlu"):
         found.backends.append((name, False, _NOT_BUILT))
     served = "every device without a kernel" + ("" if usable else ", the CPU too")
     found.backends.append(("portable", torch is not None, f"pure Python, for {served}"))
+
+
+def _triton(found: Findings) -> tuple[str, bool, str]:
+    from ..backends import triton
+
+    try:
+        usable, reason = triton.examine()
+    except Exception as error:  # a bad FASTCHECK_TRITON, or a device that can't be used at all
+        found.problems.append(f"Triton: {error}")
+        return "triton", False, _first_line(error)
+    return "triton", usable, reason
 
 
 def _cuda_devices(torch: Any) -> int:

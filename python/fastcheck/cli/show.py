@@ -7,6 +7,7 @@ import fnmatch
 import json
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,9 +25,12 @@ from .._layout import (
     wrap,
 )
 from .._logread import LogView, find_logs, first_event, read_log
-from .._naming import module_name, tensor_name
 from .._numbers import read, spell, spell_nonfinite, to_json
+from .._op_names import KINDS, parse
 from .._record import Verdict
+from .._scaling import ScalingRow, scaling_table
+from .._story import report_from_log, story
+from .._style import STYLES, place, row_name
 from .show_json import document
 
 if TYPE_CHECKING:
@@ -46,6 +50,7 @@ examples:
   fastcheck show LOG --step 41                    the records of step 41, in device order
   fastcheck show LOG --site layers.3.attn         one module's tensors over the steps, with a trend
   fastcheck show LOG --site 'layers.*' --step 41  patterns as in a shell; quote them
+  fastcheck show LOG --site Functional.softmax    an operator (level="op"), as msprobe names it
   fastcheck show LOG --events                     only what overflowed, with the reasons
   fastcheck show LOG --rank 2                     one rank; without it all, by step, then rank
   fastcheck show LOG --json | python -m json.tool  strict JSON: "nan" and "inf" are strings
@@ -76,6 +81,12 @@ def add_parser(commands: Any) -> None:
         type=int,
         metavar="N",
         help=f"at most N records and N events (0: all; text: {_LIMIT} unless told, JSON: all)",
+    )
+    parser.add_argument(
+        "--style",
+        choices=STYLES,
+        default=STYLES[0],
+        help="how tensors are named; msprobe: Functional.softmax.7.backward.output.0",
     )
     parser.set_defaults(run=run)
 
@@ -164,8 +175,11 @@ def matches(site: Site, pattern: str) -> bool:
     """Whether a ``--site`` pattern means this site, by module path, type or whole name.
 
     ``*`` and ``?`` are wild; brackets are not, since labels have them. A plain path includes what
-    is below it.
+    is below it. Names in msprobe's style mean any call, since calls belong to records.
     """
+    if pattern.split(".", 1)[0] in KINDS and "." in pattern:
+        name = replace(parse(pattern), call=None)
+        return name.matches(site, 0)
     module = site.module or site.module_type
     names = (module, site.module_type, f"{module}.{site.label}", str(site))
     literal = pattern.replace("[", "[[]")
@@ -191,12 +205,22 @@ def _text(
         blocks.append(wrap(wanted.complaint, _WIDTH))
         return "\n\n".join("\n".join(block) for block in blocks)
     body = _WIDTH - 10
+    if not wanted.filtered and not options.events:
+        report = report_from_log(view, first_event(wanted.events), options.style)
+        blocks += [section(label, lines, color) for label, lines in story(report, body)]
+        scaling = scaling_table(_scaling(view), body)
+        if scaling:
+            blocks.append(section("scaling", scaling, color))
     if wanted.events or options.events or not wanted.filtered:
-        blocks.append(section("events", _events(view, wanted.events, limit, body), color))
+        blocks.append(
+            section("events", _events(view, wanted.events, limit, body, options.style), color)
+        )
     if len(wanted.records):
-        blocks.append(section("records", _records(view, wanted, limit, body, color), color))
+        blocks.append(
+            section("records", _records(view, wanted, limit, body, color, options.style), color)
+        )
         if options.site is not None:
-            trends = _trends(view, wanted.records, body)
+            trends = _trends(view, wanted.records, body, options.style)
             if trends:
                 blocks.append(section("trend", trends, color))
     return "\n\n".join("\n".join(block) for block in blocks)
@@ -235,11 +259,30 @@ def _about(path: str, others: list[str], view: LogView) -> list[str]:
     return lines
 
 
+def _scaling(view: LogView) -> list[ScalingRow]:
+    """Of the first rank that has any: all of them scale alike."""
+    for rank in sorted(view.meta):
+        rows = view.meta[rank].get("scaling")
+        if rows:
+            return [
+                ScalingRow(
+                    int(row["step"]),
+                    None if row["loss"] is None else float(row["loss"]),
+                    bool(row["overflow"]),
+                    float(row["scale"]),
+                )
+                for row in rows
+            ]
+    return []
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _events(view: LogView, events: list[Any], limit: int | None, width: int) -> list[str]:
+def _events(
+    view: LogView, events: list[Any], limit: int | None, width: int, style: str
+) -> list[str]:
     if not events:
         return ["none."]
     lines: list[str] = []
@@ -250,8 +293,8 @@ def _events(view: LogView, events: list[Any], limit: int | None, width: int) -> 
         others = ", ".join(map(str, sorted(with_it)))
         also = f" (in the same step: rank{'s' if len(with_it) > 1 else ''} {others})"
         lines += wrap(
-            f"first on rank {first.rank}, step {first.step:,}: {tensor_name(first.site)} of "
-            f"{module_name(first.site)}{also if with_it else ''}",
+            f"first on rank {first.rank}, step {first.step:,}: "
+            f"{place(first.site, int(first.record['call']), style)}{also if with_it else ''}",
             width,
             "",
             "  ",
@@ -261,8 +304,8 @@ def _events(view: LogView, events: list[Any], limit: int | None, width: int) -> 
         counted = "counted" if event.counted else "not counted"
         rank = f"rank {event.rank}, " if several or event.rank else ""
         lines += wrap(
-            f"{rank}step {event.step:,}: {spell_nonfinite(reading)} in {tensor_name(event.site)} "
-            f"of {module_name(event.site)}, {event.site.direction}",
+            f"{rank}step {event.step:,}: {spell_nonfinite(reading)} in "
+            f"{place(event.site, reading.call, style)}, {event.site.direction}",
             width,
             "",
             "  ",
@@ -277,7 +320,7 @@ def _events(view: LogView, events: list[Any], limit: int | None, width: int) -> 
 
 
 def _records(
-    view: LogView, wanted: _Wanted, limit: int | None, width: int, color: bool
+    view: LogView, wanted: _Wanted, limit: int | None, width: int, color: bool, style: str
 ) -> list[str]:
     chosen = wanted.records
     # The end of a list is where the overflow is, unless one step was asked for as a whole.
@@ -289,7 +332,7 @@ def _records(
         site = view.sites[reading.site]
         rows.append(
             [
-                f"{site.module or site.module_type} {tensor_name(site)}",
+                row_name(site, reading.call, style),
                 reading.dtype,
                 f"{reading.step:,}",
                 *([str(view.ranks[index])] if several else []),
@@ -336,7 +379,7 @@ def _around_bad(records: np.ndarray, chosen: np.ndarray, limit: int) -> np.ndarr
     return chosen[start : start + limit]
 
 
-def _trends(view: LogView, chosen: np.ndarray, width: int) -> list[str]:
+def _trends(view: LogView, chosen: np.ndarray, width: int, style: str) -> list[str]:
     """A sparkline of abs max for each tensor that has more than one record."""
     ascii_only = wants_ascii(sys.stdout)
     rows: list[list[str]] = []
@@ -355,7 +398,7 @@ def _trends(view: LogView, chosen: np.ndarray, width: int) -> list[str]:
         scale = "log" if is_logarithmic(good) else ""
         first, last = (spell(good[0]), spell(good[-1])) if good else ("-", "-")
         name = view.sites[site]
-        label = f"{name.module or name.module_type} {tensor_name(name)}"
+        label = row_name(name, None, style)
         rows.append([label + (f", rank {rank}" if several else ""), line, first, last, scale])
     if not rows:
         return []

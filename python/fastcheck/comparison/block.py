@@ -44,6 +44,7 @@ class Kind(enum.Enum):
     """What a source is; only sources of one family can be compared."""
 
     LOG = "record log"
+    DUMP = "dump"
     MSPROBE = "msprobe dump"
     CHECKPOINT = "checkpoint"
     ENVIRONMENT = "environment"
@@ -51,7 +52,7 @@ class Kind(enum.Enum):
 
     @property
     def family(self) -> str:
-        return "run" if self in (Kind.LOG, Kind.MSPROBE) else self.value
+        return "run" if self in (Kind.LOG, Kind.DUMP, Kind.MSPROBE) else self.value
 
 
 @dataclass(frozen=True)

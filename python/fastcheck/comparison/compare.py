@@ -153,8 +153,7 @@ def _check_kinds(actual: Source, reference: Source) -> None:
         raise CompareError(
             explain(
                 "these two are of different kinds",
-                expected="two logs or msprobe dumps, two checkpoints, two environments, or two "
-                "inventories",
+                expected="two logs or dumps, two checkpoints, two environments, or two inventories",
                 came=f"a {actual.kind.value} ({actual.title}) and a {reference.kind.value} "
                 f"({reference.title})",
             )

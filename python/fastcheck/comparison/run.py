@@ -207,7 +207,12 @@ class _Step:
                 return
         if mine.load is None or other.load is None:
             return
-        elements = compare_elements(mine.load(), other.load())
+        left, right = mine.load(), other.load()
+        elements = compare_elements(left, right)
+        if not elements.differing and left.dtype == right.dtype and crc32(left) == crc32(right):
+            # Equal row by row: only how they lie in memory differs.
+            self._set(index, State.SAME, 0.0, 0)
+            return
         self._elements[index] = elements
         codes = (int(self._left["dtype"][index]), int(self._right["dtype"][index]))
         allowed = self._run._thresholds[coarser(*codes)]

@@ -15,6 +15,7 @@ import torch
 from ..._errors import CompareError, explain
 from ..block import Source
 from .checkpoint import SUFFIXES, CheckpointSource, MemorySource, flatten
+from .dump import DumpSource, is_dump
 from .log import LogSource, is_log
 from .msprobe import MsprobeSource, is_msprobe
 from .settings import SettingsSource, read_settings, settings_kind
@@ -22,8 +23,8 @@ from .settings import SettingsSource, read_settings, settings_kind
 __all__ = ["open_source"]
 
 _TAKEN = (
-    "a record log, a checkpoint (" + ", ".join(SUFFIXES) + ", or a directory of them), an msprobe "
-    "dump, or the JSON of environment() or inventory()"
+    "a record log, a dump, a checkpoint (" + ", ".join(SUFFIXES) + ", or a directory of them), an "
+    "msprobe dump, or the JSON of environment() or inventory()"
 )
 
 
@@ -58,6 +59,8 @@ def _open_path(path: str, side: str, trust: bool) -> Source:
         raise CompareError(
             explain(f"the {side} side is not there", expected=_TAKEN, came=f"{path}: no such path")
         )
+    if is_dump(path):  # before the log: each of its steps has one
+        return DumpSource(path, side)
     if is_log(path):
         return LogSource(path, side)
     if is_msprobe(path):

@@ -21,7 +21,7 @@ from ..._site import Site
 from ..block import Block, Kind, Phase
 from ..names import Name, NameTable, Renaming, plain_label
 
-__all__ = ["LogSource", "is_log"]
+__all__ = ["LogSource", "SiteLookup", "by_rank", "is_log"]
 
 _STORED = ("param", "buffer", "optimizer_state")
 _GRADIENTS = ("grad_input", "grad_output", "param_grad", "found_inf")
@@ -61,9 +61,9 @@ class LogSource:
             self.notes.append(
                 f"{side}: log_limit has evicted what came before step {min(evicted):,}"
             )
-        said = _by_rank(optimizers)
+        said = by_rank(optimizers)
         self.settings: dict[Phase, Any] = {
-            Phase.ENVIRONMENT: _by_rank(environments),
+            Phase.ENVIRONMENT: by_rank(environments),
             Phase.HYPERPARAMETERS: None if said is None else {"optimizers": said},
         }
 
@@ -79,7 +79,7 @@ class LogSource:
         return step == max(self._ranks[rank].places)
 
 
-def _by_rank(found: dict[int, Any]) -> Any:
+def by_rank(found: dict[int, Any]) -> Any:
     """What all ranks say; by rank where they differ. None when none says anything."""
     said = {rank: value for rank, value in found.items() if value is not None}
     if not said:
@@ -107,7 +107,7 @@ class _Rank:
             del runs[min(runs)]
         self.places = dict(runs)
         self.first_whole = min(runs, default=0)
-        self._lookups: dict[int, _Lookup] = {}
+        self._lookups: dict[int, SiteLookup] = {}
 
     def _index(self, number: int, runs: dict[int, list[tuple[int, int, int]]]) -> None:
         path = self._segments[number]
@@ -144,13 +144,9 @@ class _Rank:
         records = records[records["version"] != 0]
         lookup = self._lookups.get(id(names))
         if lookup is None:
-            lookup = self._lookups[id(names)] = _Lookup(self._sites, names, renaming)
+            lookup = self._lookups[id(names)] = SiteLookup(self._sites, names, renaming)
         numbers = records["site"]
-        lookup.cover(np.unique(numbers))
-        phases = lookup.phases[numbers]
-        if is_first:
-            stored = lookup.is_stored[numbers] & (lookup.is_param[numbers] | _is_early(records))
-            phases = np.where(stored, np.uint8(Phase.WEIGHTS), phases)
+        phases = lookup.phases_of(records, is_first)
         is_batch = (phases == Phase.ARRIVED) & (
             lookup.is_model[numbers] | _IS_INTEGER[records["dtype"]]
         )
@@ -175,7 +171,7 @@ def _is_early(records: np.ndarray) -> np.ndarray:
     return found
 
 
-class _Lookup:
+class SiteLookup:
     """What is known of each site, as arrays that a block's ``site`` column indexes."""
 
     def __init__(self, sites: dict[int, Site], names: NameTable, renaming: Renaming) -> None:
@@ -186,16 +182,26 @@ class _Lookup:
         self.is_stored = np.zeros(size, bool)
         self.is_param = np.zeros(size, bool)
         self.is_model = np.zeros(size, bool)
+        self.is_op = np.zeros(size, bool)
+
+    def phases_of(self, records: np.ndarray, is_first: bool) -> np.ndarray:
+        """Of each record; ``is_first``: what is stored are initial weights."""
+        numbers = records["site"]
+        self.cover(np.unique(numbers))
+        phases: np.ndarray = self.phases[numbers]
+        if is_first:
+            stored = self.is_stored[numbers] & (self.is_param[numbers] | _is_early(records))
+            phases = np.where(stored, np.uint8(Phase.WEIGHTS), phases)
+        return phases
 
     def cover(self, numbers: np.ndarray) -> None:
         if not len(numbers):
             return
         missing = int(numbers[-1]) + 1 - len(self.names)
         if missing > 0:
-            grow = {"names": -1, "phases": 0, "is_stored": 0, "is_param": 0, "is_model": 0}
-            for field, value in grow.items():
+            for field in ("names", "phases", "is_stored", "is_param", "is_model", "is_op"):
                 column = getattr(self, field)
-                added = np.full(missing, value, column.dtype)
+                added = np.full(missing, -1 if field == "names" else 0, column.dtype)
                 setattr(self, field, np.concatenate([column, added]))
         for number in numbers[self.names[numbers] < 0].tolist():
             site = self._sites.get(number) or Site(
@@ -207,6 +213,7 @@ class _Lookup:
             self.is_param[number] = site.role == "param"
             # At op level, what an op outside the modules reads is not the model's batch.
             self.is_model[number] = site.module == "" and site.op is None
+            self.is_op[number] = site.op is not None
 
 
 def _name(site: Site, renaming: Renaming) -> Name:

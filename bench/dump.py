@@ -1,0 +1,119 @@
+"""What a dump costs: a training step with records of every operator, or with all values on disk.
+
+python bench/dump.py [--rounds N] [--threads N ...] [--directory DIR]
+    writes bench/results/dump.json
+
+The step is that of bench/train_step.py (6 layers, width 512, batch 8, sequence 128, AdamW). A step
+with and one without a Dumper are taken in turn, on two models that are made alike; each dump
+overwrites the one before. For values the disk's own speed is measured beside it: the same number of
+bytes, written in pieces of 16 MiB to one file in the same directory, in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fastcheck
+import harness
+from fastcheck.dump.reading import read_index
+from transformer import Trainer
+
+MODES: dict[str, dict[str, Any]] = {
+    "records of ops": {},
+    "records of modules": {"level": "module"},
+    "statistics of ops": {"record": "stats"},
+    "values of modules": {"level": "module", "tensors": True},
+    "values of ops": {"tensors": True},
+}
+PIECE = 16 * 1024 * 1024
+
+
+def write_plain(path: Path, count: int) -> None:
+    """What the disk takes when nothing else is done."""
+    piece = os.urandom(PIECE)
+    with open(path, "wb") as file:
+        for start in range(0, count, PIECE):
+            file.write(piece[: min(PIECE, count - start)])
+
+
+def measure(name: str, options: dict[str, Any], rounds: int, directory: Path) -> dict[str, Any]:
+    plain, watched = Trainer(), Trainer()
+    place = directory / name.replace(" ", "-")
+
+    def dumped(index: int) -> None:
+        with fastcheck.Dumper(place, overwrite=True, **options):
+            watched.step(index)
+
+    cases: dict[str, harness.Case] = {"none": plain.step, "dump": dumped}
+    dumped(0)
+    plain.step(0)
+    index = read_index(str(place / "step0" / "rank0"))
+    size = index.get("tensors", {}).get("bytes", 0)
+    if size:
+        cases["disk"] = lambda _: write_plain(directory / "plain", size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = harness.time_rounds(cases, rounds)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    same = all(map(torch.equal, plain.model.parameters(), watched.model.parameters()))
+    row: dict[str, Any] = {
+        "mode": name,
+        "threads": torch.get_num_threads(),
+        "times_none": harness.ratio(seconds["dump"], seconds["none"]),
+        "seconds": harness.spread(seconds["dump"]),
+        "seconds_none": harness.spread(seconds["none"]),
+        "calls": index["calls"],
+        "records": index["records"],
+        "bytes_of_values": size,
+        "peak_memory_grown_bytes": grown * 1024,
+        "identical_weights": same,
+    }
+    if size:
+        row["disk_bytes_per_second"] = harness.spread(size / seconds["disk"])
+        row["values_bytes_per_second"] = harness.spread(size / (seconds["dump"] - seconds["none"]))
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--directory", help="where to dump to; a temporary one when left out")
+    parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--threads", nargs="*", type=int, default=harness.threads_to_try())
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+        for threads in options.threads:
+            torch.set_num_threads(threads)
+            for name in options.modes:
+                rows.append(measure(name, MODES[name], options.rounds, Path(directory)))
+                harness.write_results("dump", rows)
+    print(
+        harness.table(
+            ["", "threads", "times a step without", "records", "MB of values", "MB/s", "disk MB/s"],
+            [
+                [
+                    row["mode"],
+                    str(row["threads"]),
+                    harness.with_spread(row["times_none"], 2),
+                    f"{row['records']:,}",
+                    f"{row['bytes_of_values'] / 1e6:,.0f}",
+                    *(
+                        f"{row[key]['median'] / 1e6:,.0f}" if key in row else ""
+                        for key in ("values_bytes_per_second", "disk_bytes_per_second")
+                    ),
+                ]
+                for row in rows
+            ],
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+// What of an op's arguments and results is read.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "torch/tensor_view.h"
+
+namespace fastcheck::observer {
+
+// Its bytes are elsewhere: within a subclass, under a transform of functorch, or nowhere.
+inline bool is_wrapper(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                                          c10::DispatchKey::FuncTorchBatched,
+                                          c10::DispatchKey::FuncTorchGradWrapper,
+                                          c10::DispatchKey::ZeroTensor});
+  return tensor.defined() && tensor.key_set().has_any(kWrapped);
+}
+
+// Plain floating-point memory on the CPU.
+inline bool is_read(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.device().is_cpu()) return false;
+  const auto type = tensor.scalar_type();
+  if (!at::isFloatingType(type) && !at::isComplexType(type)) return false;
+  if (tensor.layout() != at::kStrided || !dtype_of(type).has_value()) return false;
+  if (is_wrapper(tensor) || !tensor.has_storage() || tensor.is_nested()) return false;
+  return tensor.numel() == 0 || tensor.storage().nbytes() > 0;
+}
+
+template <class Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+    for (const c10::IValue& item : value.toListRef()) {
+      if (item.isTensor()) visit(item.toTensor());
+    }
+  }
+}
+
+inline bool takes_wrappers(const at::RecordFunction& fn) {
+  bool found = false;
+  for (const c10::IValue& input : fn.inputs()) {
+    for_each_tensor(input, [&](const at::Tensor& tensor) { found = found || is_wrapper(tensor); });
+  }
+  return found;
+}
+
+inline std::uint8_t infinite(const c10::IValue& value) {
+  if (!value.isDouble() || !std::isinf(value.toDouble())) return 0;
+  return value.toDouble() > 0 ? 1 : 2;
+}
+
+// Of a number that was made a tensor to be an operand.
+inline std::uint8_t infinite(const at::Tensor& number) {
+  if (number.scalar_type() != at::kDouble) return 0;
+  const double value = *number.const_data_ptr<double>();
+  return !std::isinf(value) ? 0 : value > 0 ? 1 : 2;
+}
+
+}  // namespace fastcheck::observer

@@ -1,0 +1,176 @@
+"""Replay: the step that was stopped, run again at op level with sync="call", so that the module
+level, which is always on, yields the operator and the line too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Optional
+
+import torch
+
+from ._compat import GradScaler
+from ._errors import FastcheckError, OverflowDetected
+from ._flatten import flatten
+from ._session import Session
+from ._snapshot import Generators, Snapshot, Values
+
+__all__ = ["Replay", "Replayer"]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of running a step again.
+
+    ``stop``: the stop at op level, which names the operator and the line; None: nothing non-finite
+    came up, or it could not be run. ``notes``: what could not be made as it was, or why it was not
+    run at all.
+    """
+
+    stop: Optional[OverflowDetected]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = list(self.notes)
+        if self.stop is not None:
+            lines.append(str(self.stop))
+        elif not lines:
+            lines.append(
+                "run again, the step was finite: what made it non-finite is not among what was kept"
+            )
+        return "\n".join(lines)
+
+
+@dataclass
+class _Capture:
+    """What a step began with."""
+
+    generators: Generators
+    buffers: Values
+    versions: list[tuple[weakref.ref[torch.Tensor], int]]
+
+
+class Replayer:
+    """Of one monitor. ``install`` is called with the models and options to observe them anew."""
+
+    def __init__(
+        self,
+        session: Session,
+        models: Sequence[torch.nn.Module],
+        install: Callable[..., Any],
+    ) -> None:
+        self._session = session
+        self._models = [weakref.ref(model) for model in models]
+        self._install = install
+        self._capture: Optional[_Capture] = None
+
+    def run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """``function(*args, **kwargs)``, kept so that it can be run again; a stop within it comes
+        with its replay.
+        """
+        tensors = [tensor for _, tensor in flatten((args, kwargs), "batch")]
+        self._capture = _Capture(
+            Generators(),
+            Values(b for model in self._alive() for b in model.buffers()),
+            [(weakref.ref(t), t._version) for t in tensors if not t.is_inference()],
+        )
+        try:
+            return function(*args, **kwargs)
+        except OverflowDetected as stop:
+            replay = self.replay(function, args, kwargs, stop)
+            stop.report = replace(stop.report, replay=replay)
+            stop.args = (stop.report,)
+            raise stop from replay.stop
+        finally:
+            self._capture = None
+
+    def replay(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        stop: Optional[OverflowDetected] = None,
+    ) -> Replay:
+        """Runs the step again from what is known of how it began, and puts everything back."""
+        session, capture = self._session, self._capture
+        reason = self._why_not()
+        if reason:
+            return Replay(None, (f"the step was not run again: {reason}",))
+        notes = list(self._differences(stop))
+        own = session.step.scaler() if session.step.scaler is not None else session.config.scaler
+        scaler = own if isinstance(own, GradScaler) else None
+        with Snapshot(self._alive(), scaler), self._aside():
+            if capture is not None:
+                capture.buffers.put_back()
+                capture.generators.put_back()
+            try:
+                with self._install(
+                    *self._alive(),
+                    level="op",
+                    sync="call",
+                    record="stats",
+                    scaler=session.config.scaler,
+                    max_skipped=session.config.max_skipped,
+                    style=session.config.style,
+                ):
+                    function(*args, **kwargs)
+            except OverflowDetected as found:
+                return Replay(found, tuple(notes))
+            except FastcheckError as error:
+                return Replay(None, (f"the step was not run again: {error}",))
+            except Exception as error:
+                notes.append(f"run again, the step failed: {type(error).__name__}: {error}")
+        return Replay(None, tuple(notes))
+
+    def _alive(self) -> list[torch.nn.Module]:
+        return [model for ref in self._models if (model := ref()) is not None]
+
+    def _why_not(self) -> str:
+        if not self._alive():
+            return "the model is gone"
+        if self._session.config.level == "op":
+            return "this monitor is at op level itself: its report has the operator and the line"
+        if self._session.world_size > 1:
+            return "several ranks train together: one that stops would leave the others waiting"
+        return ""
+
+    def _differences(self, stop: Optional[OverflowDetected]) -> Iterator[str]:
+        """What is known not to be as it was when the step began."""
+        session, capture = self._session, self._capture
+        intact = session.step.update_count == 0 or session.step.is_protected
+        if stop is not None:
+            intact = bool(stop.report.weights_intact)
+            since = session.step.index - stop.step
+            if since > 0:
+                yield f"{since} steps have begun since step {stop.step}: the batch is another one"
+        if not intact:
+            yield "the weights of the step are gone: an update has been applied since it began"
+        if capture is None:
+            yield (
+                "the random generators and the buffers are as they were after the step: "
+                "install(replay=True) and monitor.run(step, batch) keep those of its beginning"
+            )
+            return
+        if any(t is not None and t._version != version for t, version in self._batch(capture)):
+            yield "the batch of the step is gone: it was written in place"
+
+    @staticmethod
+    def _batch(capture: _Capture) -> Iterator[tuple[Optional[torch.Tensor], int]]:
+        return ((ref(), version) for ref, version in capture.versions)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Within it the monitor sees and counts nothing."""
+        session = self._session
+        with session.lock:
+            was, session.removed = session.removed, True
+        try:
+            yield
+        finally:
+            with session.lock:
+                session.removed = was

@@ -1,0 +1,143 @@
+"""A dump as a side of a comparison: a step at a time, its records with what the index knows of each
+tensor, and the values where they were written.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Optional
+
+import numpy as np
+import torch
+
+from ..._errors import CompareError, explain
+from ..._logread import log_parts, read_sites_and_meta
+from ..._record import RECORD_DTYPE, VALUE_BYTES
+from ...dump.files import places_in
+from ...dump.reading import Values, read_calls, read_index, value_of
+from ..block import Block, Extra, Kind, Phase
+from ..names import NameTable, Renaming
+from .log import SiteLookup, by_rank
+
+__all__ = ["DumpSource", "is_dump"]
+
+_VALUES = np.dtype(
+    {
+        "names": ["values"],
+        "formats": [np.dtype((np.void, VALUE_BYTES))],
+        "offsets": [0],
+        "itemsize": RECORD_DTYPE.itemsize,
+    }
+)
+
+
+def is_dump(path: str) -> bool:
+    """Whether Dumper has written what is at ``path``: a dump, a step of it or a rank of a step."""
+    return os.path.isdir(path) and any(True for _ in places_in(path))
+
+
+class DumpSource:
+    kind = Kind.DUMP
+
+    def __init__(self, path: str, side: str) -> None:
+        self.title = path
+        self.notes: list[str] = []
+        self._places: dict[tuple[int, int], str] = {}
+        self._indices: dict[tuple[int, int], dict[str, Any]] = {}
+        environments: dict[int, Any] = {}
+        optimizers: dict[int, Any] = {}
+        for step, rank, place in sorted(places_in(path)):
+            self._places[step, rank] = place
+            index = self._indices[step, rank] = read_index(place)
+            if not index.get("is_complete"):
+                why = index.get("problem") or "it was interrupted"
+                self.notes.append(f"{side}: the dump of step {step} has no end: {why}")
+            _, meta = read_sites_and_meta(place, rank)
+            environments.setdefault(rank, meta.get("environment"))
+            # Of the first step in which an optimizer stepped.
+            if meta.get("optimizers") is not None:
+                optimizers.setdefault(rank, meta["optimizers"])
+        said = by_rank(optimizers)
+        self.settings: dict[Phase, Any] = {
+            Phase.ENVIRONMENT: by_rank(environments),
+            Phase.HYPERPARAMETERS: None if said is None else {"optimizers": said},
+        }
+
+    def places(self) -> list[tuple[int, int]]:
+        return sorted(self._places)
+
+    def is_cut(self, step: int, rank: int) -> bool:
+        return not self._indices[step, rank].get("is_complete", False)
+
+    def block(
+        self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
+    ) -> Block:
+        place = self._places[step, rank]
+        # A rank's directory that was moved elsewhere still says in its files which one it was.
+        parts = log_parts(place)
+        owner = rank if rank in parts else next(iter(parts), rank)
+        chunks = [np.fromfile(path, RECORD_DTYPE) for path in parts.get(owner, [])]
+        records = np.concatenate(chunks) if chunks else np.zeros(0, RECORD_DTYPE)
+        records = records[records["version"] != 0]
+        sites, _ = read_sites_and_meta(place, owner)
+        lookup = SiteLookup(sites, names, renaming)
+        phases = lookup.phases_of(records, is_first)
+        numbers = records["site"]
+        is_root_input = (phases == Phase.ARRIVED) & lookup.is_model[numbers]
+        phases = np.where(is_root_input, np.uint8(Phase.BATCHES), phases)
+        is_computed = (phases == Phase.ARRIVED) & lookup.is_op[numbers] & _is_known(records, phases)
+        phases = np.where(is_computed, np.uint8(Phase.FORWARD), phases)
+        return Block(
+            step, rank, lookup.names[numbers], phases, records, self._extras(place, records)
+        )
+
+    def _extras(self, place: str, records: np.ndarray) -> list[Extra]:
+        values = Values(place)
+        found: dict[int, Extra] = {}
+        try:
+            for line in read_calls(place):
+                for part in ("in", "out"):
+                    for entry in line.get(part, ()):
+                        if "seq" in entry:
+                            found[int(entry["seq"])] = _extra(entry, values, line, part)
+        except (OSError, TypeError, ValueError, KeyError) as error:
+            raise CompareError(
+                explain(
+                    "the index of this dump can't be read",
+                    expected="the calls.jsonl that Dumper has written",
+                    came=f"{place}: {error}",
+                )
+            ) from error
+        nothing = Extra()
+        return [found.get(seq, nothing) for seq in records["seq"].tolist()]
+
+
+def _extra(entry: dict[str, Any], values: Values, line: dict[str, Any], part: str) -> Extra:
+    slot = value_of(entry)
+    load = None
+    if slot is not None and values.has(slot[0]):
+        file, key = slot
+        dtype = str(entry["dtype"])
+
+        def load() -> torch.Tensor:
+            return values.load(file, key, dtype)
+
+    wants: Optional[bool] = bool(entry.get("requires_grad", False))
+    if line.get("kind") == "op" and part == "out":
+        wants = None  # the dispatcher hands tensors on before autograd has marked them
+    shape = tuple(int(size) for size in entry["shape"])
+    return Extra(shape=shape, requires_grad=wants, load=load)
+
+
+def _is_known(records: np.ndarray, phases: np.ndarray) -> np.ndarray:
+    """Whether what an op reads was made earlier in this step, or is stored by a module, told by its
+    contents: if not, it was given to the step, as labels are.
+    """
+    _, contents = np.unique(records.view(_VALUES)["values"], return_inverse=True)
+    contents = contents.reshape(-1)
+    first = np.full(int(contents.max(initial=-1)) + 1, len(records), np.int64)
+    places = np.arange(len(records))
+    others = phases != Phase.ARRIVED
+    np.minimum.at(first, contents[others], places[others])
+    known: np.ndarray = first[contents] < places
+    return known

@@ -1,0 +1,330 @@
+"""Dumper: the context manager around a step, or a part of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Optional, Union
+
+import torch
+
+from .._environment import environment
+from .._errors import ConfigError, FastcheckWarning, LogError, explain
+from .._monitor import _rank
+from .api_calls import ApiCalls
+from .files import claim, place_of
+from .module_calls import ModuleCalls
+from .modules import Listener, ModuleTracker
+from .op_calls import OpCalls, OpMode
+from .options import Options, check_options
+from .records import quiet
+from .reference import Reference
+from .selection import Names, make_selection
+from .session import DumpSession
+from .state import StateReader
+
+__all__ = ["Dumper"]
+
+Models = Union[torch.nn.Module, Iterable[torch.nn.Module], None]
+
+
+class Dumper:
+    """Writes down what goes through the operators or modules of a training step, in the order of
+    their calls: inputs and outputs, forward and backward, and the arguments that are no tensors.
+
+        for i, batch in enumerate(data):
+            with fastcheck.Dumper("dump", step=i, enable=i in {0, 1, 2}):
+                loss = criterion(model(batch.x), batch.y)
+                loss.backward()
+                optimizer.step()
+
+    In ``dump/step3/rank0``: a record log (``fastcheck show``, ``export`` and ``compare`` read it),
+    ``calls.jsonl`` with one line a call, ``index.json`` with what was left out and why, and with
+    ``tensors=True`` safetensors files. Training is not changed: losses and weights are
+    bit-identical, no random number is drawn. What torch.compile has compiled runs as it was written
+    meanwhile, and may round otherwise.
+
+    Args:
+        directory: of all steps and ranks.
+        step: the number of the step; its directory must not be there yet.
+        enable: False: this does nothing and costs nothing.
+        tensors: write the values too, each content once.
+        reference: ``"cpu"``: run every operator once more on the CPU, on the same inputs, and
+            record how far its outputs are from that; ``.differences`` has what is beyond the
+            thresholds of ``compare()``. ``level="op"`` only.
+        reference_dtype: ``"same"`` as that of the inputs, ``"float64"``, or ``"auto"``: the same
+            for operators on a device, float64 for those that run on the CPU anyway.
+        level: ``"op"``: every operator of torch's dispatcher, in this thread and in backward;
+            ``"module"``: what modules take and return.
+        ops: the operators that are dumped alone, with their gradients, by any name that a stop
+            message, a log, ``compare()``, msprobe or ptdbg_ascend prints: ``"aten.softmax"``,
+            ``"layers.3.attn · aten.softmax #7"``, ``"Functional.softmax.7.backward"``.
+        modules: the same of modules, what is inside them included. With ``ops=``: these operators,
+            within these modules.
+        first, last: dump from the first call that goes by this name, up to the first that goes by
+            that; of backward, what belongs to these.
+        from_log: a log of an overflow: what its counted events name is added to the lists.
+        model: the module, or modules, by whose paths calls are named. Left out: the module that is
+            called first.
+        record: of each tensor, ``"health"``, ``"stats"`` or ``"full"``, as of ``install()``.
+        order: ``"storage"``: tensors are read as they lie in memory; ``"logical"``: row-major,
+            slower, so that checksums don't depend on the memory layout.
+        memory: how many bytes of values may wait to be written.
+        overwrite: replace a dump of this step that is there.
+
+    Raises:
+        ConfigError: an option that can't be used, at the start; at the end of the ``with`` block, a
+            name that nothing went by, unless the block itself has raised.
+
+    A disk that is full or can't be written ends the dump with a FastcheckWarning that names the
+    file; training goes on. The CPU's tensors are read at once. Those of devices are read there,
+    and fetched together now and then, which waits for the device; ``tensors=True`` and
+    ``reference=`` copy them to the host, which waits each time.
+    """
+
+    def __init__(
+        self,
+        directory: Union[str, os.PathLike[str]],
+        *,
+        step: int = 0,
+        enable: bool = True,
+        tensors: bool = False,
+        reference: Optional[str] = None,
+        reference_dtype: str = "auto",
+        level: str = "op",
+        ops: Names = None,
+        modules: Names = None,
+        first: Optional[str] = None,
+        last: Optional[str] = None,
+        from_log: Union[str, os.PathLike[str], None] = None,
+        model: Models = None,
+        record: str = "full",
+        order: str = "storage",
+        memory: Union[str, int] = "256MiB",
+        overwrite: bool = False,
+    ) -> None:
+        self.enabled = bool(enable)
+        #: Where this step goes.
+        self.path: Optional[str] = None
+        self._session: Optional[DumpSession] = None
+        self._was_used = False
+        if not self.enabled:
+            return
+        self._options = check_options(
+            step=step,
+            tensors=tensors,
+            reference=reference,
+            reference_dtype=reference_dtype,
+            level=level,
+            record=record,
+            order=order,
+            memory=memory,
+            overwrite=overwrite,
+        )
+        self._selection = make_selection(
+            level, ops, modules, first, last, None if from_log is None else os.fspath(from_log)
+        )
+        self._models = _models(model)
+        self._rank = _rank()
+        self.path = place_of(os.fspath(directory), step, self._rank)
+        self._lists = {
+            "ops": _given(ops),
+            "modules": _given(modules),
+            "first": first,
+            "last": last,
+            "from_log": None if from_log is None else os.fspath(from_log),
+        }
+
+    @property
+    def problem(self) -> str:
+        """Why the dump stopped before its end; empty when it did not."""
+        return "" if self._session is None else self._session.problem
+
+    @property
+    def differences(self) -> list[dict[str, Any]]:
+        """With ``reference=``: the outputs that are beyond the thresholds, in the order of calls;
+        at most 1000.
+        """
+        return [] if self._session is None else list(self._session.differences)
+
+    @property
+    def left_out(self) -> dict[tuple[str, str], int]:
+        """How often which (op, reason) was not dumped, or not held against the reference."""
+        return {} if self._session is None else dict(self._session.left_out)
+
+    def __enter__(self) -> Dumper:
+        if not self.enabled:
+            return self
+        if self._was_used:
+            raise ConfigError(
+                explain(
+                    "this Dumper was used already",
+                    expected="one for each step",
+                    came=f"a second with of the one for {self.path}",
+                    do='with fastcheck.Dumper("dump", step=i): ...',
+                )
+            )
+        self._was_used = True
+        self._stack = contextlib.ExitStack()
+        assert self.path is not None
+        try:
+            claim(self.path, self._options.step, self._options.overwrite)
+            with quiet():
+                session = _session(self.path, self._options, self._rank, self._lists)
+        except (OSError, LogError) as error:
+            self._session = _Failed(error, self.path, self._options.step)
+            return self
+        self._session = session
+        try:
+            self._start(session)
+        except BaseException:
+            self._stack.close()
+            session.finish("it did not start", {})
+            raise
+        return self
+
+    def _start(self, session: DumpSession) -> None:
+        options, selection = self._options, self._selection
+        self._stack.enter_context(_uncompiled())
+        state = StateReader(session, selection)
+        self._state = state
+        listeners: list[Listener] = [state]
+
+        def know(paths: Iterable[str]) -> None:
+            for path in paths:
+                selection.know_module(path)
+
+        tracker = state.tracker = ModuleTracker(session, self._models, listeners, know)
+        if options.level == "module":
+            calls = ModuleCalls(session, selection)
+            listeners.append(calls)
+            self._stack.callback(calls.stop)
+        tracker.start()
+        self._stack.callback(tracker.stop)
+        if self._models:
+            selection.check_modules()
+        if options.level == "op":
+            apis = ApiCalls() if selection.uses_apis else None
+            reference = (
+                Reference(session, options.reference_dtype) if options.has_reference else None
+            )
+            ops = OpCalls(session, selection, tracker, apis, reference)
+            listeners.append(ops)
+            self._stack.callback(ops.close)
+            if apis is not None:
+                self._stack.enter_context(apis)
+            self._stack.enter_context(OpMode(ops))
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        session = self._session
+        if session is None or session.is_closed:
+            return
+        self._stack.close()
+        if session.is_on:
+            with session.lock:
+                session.guarded("the gradients", self._state.at_end)
+        unmet = None if error is not None or session.problem else self._selection.unmet()
+        ended_by = "" if kind is None else kind.__name__
+        with quiet():
+            session.finish(ended_by, {"options": self._described(), "unmet": unmet})
+        self._tell_differences(session)
+        if unmet is not None:
+            raise ConfigError(unmet)
+
+    def _described(self) -> dict[str, Any]:
+        said = {**self._options._asdict(), **self._lists}
+        del said["overwrite"]
+        return said
+
+    def _tell_differences(self, session: DumpSession) -> None:
+        if not session.differences:
+            return
+        first = session.differences[0]
+        where = f" in {first['module']}" if first["module"] else ""
+        ran = f" ({first['ran']})" if first["ran"] != first["op"] else ""
+        warnings.warn(
+            f"fastcheck: {len(session.differences):,} of {session.compared_count:,} outputs of "
+            f"step {session.step} are not what the CPU makes of the same inputs, first "
+            f"{first['op']} #{first['call']}{ran}, {first['direction']}{where}: relative error "
+            f"{first['error']:.3g}, allowed {first['allowed']:.3g}; all of them in "
+            f"{os.path.join(session.place, 'reference.jsonl')}",
+            FastcheckWarning,
+            stacklevel=3,
+        )
+
+    def __repr__(self) -> str:
+        return f"<fastcheck.Dumper: {self.path or 'off'}>"
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Compiled functions run as they are written: compiled, they have neither operators nor modules
+    that one could see. Nothing to do where nobody has used torch.compile; torch 2.6 has the switch.
+    """
+    stance: Any = getattr(torch.compiler, "set_stance", None)
+    if stance is None or "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    # Of the wrapper around the model, which the hooks know and leave alone.
+    warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are glo")
+    switch: contextlib.AbstractContextManager[Any] = stance("force_eager")
+    return switch
+
+
+class _Failed(DumpSession):
+    """Stands for a dump that could not begin."""
+
+    def __init__(self, error: Exception, place: str, step: int) -> None:
+        cause = error.__cause__ if isinstance(error, LogError) else error
+        reason = getattr(cause, "strerror", None) or str(error)
+        self.is_closed = True
+        self.problem = ""
+        self.step, self.place = step, place
+        self.left_out, self.differences, self._lines = {}, [], []
+        self.switch_off(f"{getattr(cause, 'filename', None) or place}: {reason}")
+
+
+def _session(place: str, options: Options, rank: int, lists: dict[str, Any]) -> DumpSession:
+    meta: dict[str, Any] = {"dump": {**options._asdict(), **lists}}
+    try:
+        meta["environment"] = environment()
+    except Exception as error:  # a machine that can't be asked is no reason to lose a dump
+        meta["environment"] = {"error": str(error)}
+    return DumpSession(
+        place,
+        options.step,
+        rank,
+        meta,
+        depth=options.depth,
+        is_logical=options.is_logical,
+        tensors=options.tensors,
+        memory_bytes=options.memory_bytes,
+        has_reference=options.has_reference,
+    )
+
+
+def _models(given: Models) -> list[torch.nn.Module]:
+    models: list[Any] = [] if given is None else [given]
+    if isinstance(given, Iterable) and not isinstance(given, torch.nn.Module):
+        models = list(given)
+    for model in models:
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(
+                explain(
+                    "model= is no module",
+                    expected="a torch.nn.Module, or several",
+                    came=f"{type(model).__name__}: {str(model)[:80]}",
+                )
+            )
+    return models
+
+
+def _given(names: Names) -> Optional[list[str]]:
+    return None if names is None else [names] if isinstance(names, str) else list(names)

@@ -1,0 +1,131 @@
+"""``level="module"``: what modules take and return, and the gradients of both."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import torch
+
+from .._record import Flag
+from .arguments import describe, plain
+from .modules import Listener, Running
+from .records import is_quiet
+from .selection import CallName, Selection
+from .session import DumpSession
+
+__all__ = ["ModuleCalls"]
+
+
+class ModuleCalls(Listener):
+    def __init__(self, session: DumpSession, selection: Selection) -> None:
+        self._session = session
+        self._selection = selection
+        self._handles: list[Any] = []
+
+    def entered(self, running: Running, inputs: list[tuple[str, torch.Tensor]], args: Any) -> None:
+        is_wanted = self._selection.wants(_name(running, "forward"))
+        running.is_within = self._selection.is_within
+        self._take(running, "input", inputs, is_wanted, args)
+
+    def left(self, running: Running, outputs: list[tuple[str, torch.Tensor]]) -> None:
+        self._take(running, "output", outputs, self._is_wanted(running, "forward"))
+
+    def stop(self) -> None:
+        """Takes the hooks off tensors that outlive the step."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _is_wanted(self, running: Running, direction: str) -> bool:
+        return running.is_within and self._selection.lists(_name(running, direction))
+
+    def _take(
+        self,
+        running: Running,
+        role: str,
+        tensors: list[tuple[str, torch.Tensor]],
+        is_wanted: bool,
+        given: Optional[tuple[tuple[Any, ...], Mapping[str, Any]]] = None,
+    ) -> None:
+        if self._is_wanted(running, "backward"):
+            for position, (label, tensor) in enumerate(tensors):
+                if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter):
+                    self._watch(tensor, running, f"grad_{role}", label, position)
+        if not is_wanted or (role == "output" and not tensors):
+            return
+        session, node = self._session, running.node
+        flags = int(Flag.RECOMPUTE) if running.is_recompute else 0
+        said = []
+        for position, (label, tensor) in enumerate(tensors):
+            entry = {"label": label, **describe(tensor)}
+            site = node.site(role, label, position)
+            entry.update(session.read(tensor, site, running.call, flags))
+            said.append(entry)
+        line = self._line(running, "forward")
+        line["in" if role == "input" else "out"] = said
+        arguments = _rest(given)
+        if arguments:
+            line["args"] = arguments
+        if running.is_recompute:
+            line["recompute"] = True
+        session.add_call(line)
+
+    def _watch(
+        self, tensor: torch.Tensor, running: Running, role: str, label: str, position: int
+    ) -> None:
+        reference = weakref.ref(self)
+
+        def hook(gradient: torch.Tensor) -> None:
+            calls = reference()
+            if calls is not None and calls._session.is_on and not is_quiet():
+                calls._session.guarded(
+                    "a gradient", calls._gradient, running, role, label, position, gradient
+                )
+
+        register: Any = tensor.register_hook
+        handle = register(hook)
+        if tensor.is_leaf:
+            self._handles.append(handle)
+
+    def _gradient(
+        self, running: Running, role: str, label: str, position: int, gradient: torch.Tensor
+    ) -> None:
+        session = self._session
+        with session.lock:
+            if not session.is_on:
+                return
+            entry = {"label": label, **describe(gradient)}
+            site = running.node.site(role, label, position)
+            entry.update(session.read(gradient, site, running.call))
+            line = self._line(running, "backward")
+            # What backward reads are the gradients of what forward returned.
+            line["in" if role == "grad_output" else "out"] = [entry]
+            session.add_call(line)
+
+    def _line(self, running: Running, direction: str) -> dict[str, Any]:
+        node = running.node
+        return {
+            "kind": "module",
+            "module": node.path,
+            "type": node.type_name,
+            "direction": direction,
+            "call": running.call,
+            "in": [],
+            "out": [],
+        }
+
+
+def _name(running: Running, direction: str) -> CallName:
+    return CallName("", running.node.path, running.call, direction)
+
+
+def _rest(given: Optional[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> dict[str, Any]:
+    """The arguments that are no tensors, and hold none."""
+    if given is None:
+        return {}
+    args, kwargs = given
+    named = [(f"input[{position}]", value) for position, value in enumerate(args)]
+    named += [(f"input.{name}", value) for name, value in kwargs.items()]
+    return {label: plain(value) for label, value in named if not isinstance(value, torch.Tensor)}

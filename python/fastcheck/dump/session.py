@@ -1,0 +1,198 @@
+"""One dump under way: takes calls in order, writes what is known of them, and switches itself off
+when that fails.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any, Callable
+
+import torch
+
+from .._errors import FastcheckWarning
+from .._log import RecordLog
+from .._site import SiteTable
+from .files import CALLS, INDEX, REFERENCE, Lines, write_json
+from .records import RecordWriter
+from .shards import ShardWriter
+from .values import ValueStore
+
+__all__ = ["DumpSession"]
+
+_LINES_AT_ONCE = 512
+_LEFT_OUT_NAMES = 10_000
+
+
+class DumpSession:
+    """What it writes is in ``place``. Every method but finish() expects ``lock`` to be held."""
+
+    def __init__(
+        self,
+        place: str,
+        step: int,
+        rank: int,
+        meta: Mapping[str, Any],
+        *,
+        depth: int,
+        is_logical: bool,
+        tensors: bool,
+        memory_bytes: int,
+        has_reference: bool,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.place = place
+        self.step = step
+        self.rank = rank
+        self.sites = SiteTable()
+        self.is_closed = False
+        #: Why it was switched off, in one sentence; empty while it works.
+        self.problem = ""
+        self.call_count = 0
+        self.left_out: dict[tuple[str, str], int] = {}
+        self.differences: list[dict[str, Any]] = []
+        self.compared_count = 0
+        self._started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        self._lines: list[Mapping[str, Any]] = []
+        self._reference_lines: list[Mapping[str, Any]] = []
+        self._index = Lines(os.path.join(place, CALLS))
+        self._reference = Lines(os.path.join(place, REFERENCE)) if has_reference else None
+        self._log = RecordLog(place, rank, None, self.sites, meta, on_failure=self._log_failed)
+        self._writer = ShardWriter(place, memory_bytes) if tensors else None
+        self._store = None if self._writer is None else ValueStore(self._writer)
+        self._records = RecordWriter(self._log, step, depth, is_logical, self._store)
+
+    @property
+    def is_on(self) -> bool:
+        return not self.is_closed and not self.problem
+
+    def read(self, tensor: torch.Tensor, site: int, call: int, flags: int = 0) -> dict[str, Any]:
+        """Reads a tensor; what the index says of that."""
+        said, _ = self._records.read(tensor, site, call, flags)
+        return said
+
+    def add_call(self, line: Mapping[str, Any]) -> int:
+        """A line of the index; its number, which it begins with."""
+        number = self.call_count
+        self.call_count += 1
+        self._lines.append({"n": number, **line})
+        if len(self._lines) >= _LINES_AT_ONCE:
+            self.write()
+        return number
+
+    def add_reference(self, line: Mapping[str, Any]) -> None:
+        self._reference_lines.append(line)
+        self.compared_count += 1
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """What was not dumped, or not held against the reference, and why."""
+        key = (name, reason)
+        if key in self.left_out or len(self.left_out) < _LEFT_OUT_NAMES:
+            self.left_out[key] = self.left_out.get(key, 0) + 1
+
+    def add_meta(self, **fields: Any) -> None:
+        self._log.add_meta(**fields)
+
+    def write(self) -> None:
+        """All that was taken until now goes to the disk. Never raises."""
+        try:
+            self._records.flush()
+            for file, lines in (
+                (self._index, self._lines),
+                (self._reference, self._reference_lines),
+            ):
+                if file is not None and lines:
+                    file.write(lines)
+                lines.clear()
+        except OSError as error:
+            self.fail(error)
+        if self._writer is not None and self._writer.problem is not None:
+            self.fail(self._writer.problem)
+
+    def finish(self, ended_by: str, more: Mapping[str, Any]) -> None:
+        """Writes what is left, and the index at last. Never raises; idempotent."""
+        with self.lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            if not self.problem:
+                self.guarded("the end of the dump", self.write)
+        if self._writer is not None:
+            # Not under the lock: it waits for the disk.
+            self._writer.close()
+        with self.lock:
+            if self._writer is not None and self._writer.problem is not None:
+                self.fail(self._writer.problem)
+            for file in (self._index, self._reference):
+                if file is not None:
+                    file.close()
+            self._log.close()
+            try:
+                write_json(os.path.join(self.place, INDEX), self._summary(ended_by, more))
+            except OSError as error:
+                self.fail(error)
+
+    def _summary(self, ended_by: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        made: dict[str, Any] = {
+            "fastcheck": "dump",
+            "format": 1,
+            "step": self.step,
+            "rank": self.rank,
+            "started": self._started,
+            "is_complete": not self.problem,
+            "problem": self.problem or None,
+            "ended_by": ended_by or None,
+            "calls": self.call_count,
+            "records": self._records.count,
+            "left_out": [
+                {"name": name, "reason": reason, "times": times}
+                for (name, reason), times in self.left_out.items()
+            ],
+            **more,
+        }
+        if self._writer is not None and self._store is not None:
+            made["tensors"] = {
+                "files": self._writer.files,
+                "bytes": self._writer.bytes_written,
+                "shared": self._store.shared_count,
+            }
+        if self._reference is not None:
+            made["reference"] = {
+                "outputs": self.compared_count,
+                "different": self.differences,
+            }
+        return made
+
+    # Failures
+
+    def guarded(self, what: str, method: Callable[..., Any], *args: Any) -> Any:
+        """Calls the method; an error in it ends the dump, and never the training."""
+        try:
+            return method(*args)
+        except Exception as error:
+            self.switch_off(f"{what}: {type(error).__name__}: {error}")
+            return None
+
+    def fail(self, error: OSError) -> None:
+        """The disk didn't take something."""
+        reason = error.strerror or str(error)
+        self.switch_off(f"{error.filename or self.place}: {reason}")
+
+    def _log_failed(self, error: Exception, path: str) -> None:
+        self.switch_off(f"{path}: {getattr(error, 'strerror', None) or error}")
+
+    def switch_off(self, problem: str) -> None:
+        """Says so once."""
+        if self.problem:
+            return
+        self.problem = problem
+        self._lines.clear()
+        warnings.warn(
+            f"fastcheck: the dump of step {self.step} stopped: {problem}. Training goes on; what "
+            "was complete until then can be read.",
+            FastcheckWarning,
+            stacklevel=4,
+        )

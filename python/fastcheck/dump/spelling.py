@@ -1,0 +1,224 @@
+"""Reads the names of ops, APIs and modules in every spelling that a message, a log, msprobe or
+ptdbg_ascend prints them in.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+
+from .._errors import ConfigError, explain, near_matches
+
+__all__ = ["Wanted", "matches_module", "matches_op", "op_names", "read_module", "read_op"]
+
+_DIRECTIONS = ("forward", "backward", "optimizer")
+_API = re.compile(
+    r"(?P<prefix>Functional|Torch|Tensor|VF)(?:[._](?P<name>\w+?))"
+    r"(?:[._](?P<call>\d+)(?:[._](?P<direction>forward|backward))?(?:[._].*)?"
+    r"|[._](?P<lone>forward|backward))?"
+)
+_PEER_MODULE = re.compile(
+    r"(?:Module|Cell)\.(?P<path>.+)\.[^.]+\.(?P<direction>forward|backward)(?:\.(?P<call>\d+))?(?:\..*)?"
+)
+# As a stop message heads: "12 NaN in output of aten.sqrt #0 in decoder.gate (Gate) at step 4".
+_HEADLINE = re.compile(
+    r"(?:.* of )?(?P<op>[\w.]+) #(?P<call>\d+) in (?P<module>.+?)(?: at step \d+.*)?"
+)
+_NUMBERED = re.compile(r"(?P<name>.+?) ?#(?P<call>\d+)")
+_TYPE = re.compile(r"(?P<path>\S*?) ?\((?P<type>[^)]*)\)")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One name of a list; what is None may be anything. ``op`` and ``module`` may hold ``*``."""
+
+    text: str
+    op: Optional[str] = None
+    #: ``Functional.softmax``: an API by the name that msprobe gives it.
+    api: Optional[str] = None
+    module: Optional[str] = None
+    call: Optional[int] = None
+    direction: Optional[str] = None
+
+
+def read_op(text: str) -> Wanted:
+    """An entry of ``ops=``. ConfigError when no operator of this process can be meant."""
+    name = text.strip()
+    api = _API.fullmatch(name)
+    if api:
+        call = api.group("call")
+        return Wanted(
+            text,
+            api=f"{api.group('prefix')}.{api.group('name')}",
+            call=None if call is None else int(call),
+            direction=api.group("direction") or api.group("lone"),
+        )
+    if _PEER_MODULE.fullmatch(name):
+        return read_module(text)
+    headline = _HEADLINE.fullmatch(name)
+    if headline:
+        return _checked(
+            Wanted(
+                text,
+                op=headline.group("op"),
+                call=int(headline.group("call")),
+                module=_path(headline.group("module")),
+            )
+        )
+    found: dict[str, str] = {}
+    call_number: Optional[int] = None
+    for part in re.split(r" · |\s{2,}", name):
+        numbered = _NUMBERED.fullmatch(part)
+        bare = numbered.group("name") if numbered else part
+        if part in _DIRECTIONS:
+            found.setdefault("direction", part)
+        elif "op" in found:
+            break  # what follows names one of its tensors
+        elif numbered or _is_op(bare):
+            module, _, op = _split(bare)
+            found["op"] = op
+            if module:
+                found.setdefault("module", module)
+            if numbered:
+                call_number = int(numbered.group("call"))
+        elif not found:
+            found["module"] = _path(part)
+    if "op" not in found:
+        if "module" not in found or " · " in name:
+            return _checked(Wanted(text, op=name))
+        found["op"] = found.pop("module")
+    return _checked(
+        Wanted(
+            text,
+            op=found["op"],
+            module=found.get("module"),
+            call=call_number,
+            direction=found.get("direction"),
+        )
+    )
+
+
+def read_module(text: str) -> Wanted:
+    """An entry of ``modules=``."""
+    name = text.strip()
+    peer = _PEER_MODULE.fullmatch(name)
+    if peer:
+        call = peer.group("call")
+        return Wanted(
+            text,
+            module=peer.group("path"),
+            call=None if call is None else int(call),
+            direction=peer.group("direction"),
+        )
+    parts = name.split(" · ")
+    numbered = _NUMBERED.fullmatch(parts[0])
+    direction = next((part for part in parts[1:] if part in _DIRECTIONS), None)
+    return Wanted(
+        text,
+        module=_path(numbered.group("name") if numbered else parts[0]),
+        call=int(numbered.group("call")) if numbered else None,
+        direction=direction,
+    )
+
+
+def _path(text: str) -> str:
+    """``layers.3.attn (Attention)`` and ``Net (the model)`` without what is in brackets."""
+    match = _TYPE.fullmatch(text.strip())
+    if match is None:
+        return "" if text.strip() == "the model" else text.strip()
+    return "" if match.group("type") == "the model" else match.group("path")
+
+
+# Operators
+
+
+@functools.lru_cache(maxsize=1)
+def _registered(count: int) -> frozenset[str]:
+    return frozenset(name.replace("::", ".", 1) for name in torch._C._dispatch_get_all_op_names())
+
+
+def op_names() -> frozenset[str]:
+    """Every operator of this process, as ``aten.add.Tensor``."""
+    return _registered(len(torch._C._dispatch_get_all_op_names()))
+
+
+@functools.lru_cache(maxsize=1)
+def _spaces(count: int) -> frozenset[str]:
+    return frozenset(name.partition(".")[0] for name in op_names())
+
+
+def _is_op(name: str) -> bool:
+    return _split(name)[1]
+
+
+def _split(name: str) -> tuple[str, bool, str]:
+    """The module path before an op's name, whether a namespace was found, and the op's name:
+    ``2.aten.mul.Tensor`` is how a comparison spells it.
+    """
+    spaces = _spaces(len(torch._C._dispatch_get_all_op_names()))
+    parts = name.split(".")
+    for place, part in enumerate(parts[:-1]):
+        if part in spaces:
+            return ".".join(parts[:place]), True, ".".join(parts[place:])
+    return "", False, name
+
+
+def _checked(wanted: Wanted) -> Wanted:
+    op = wanted.op or ""
+    if any(letter in op for letter in "*?["):
+        return wanted
+    known = op_names()
+    if any(matches_op(op, name) for name in known):
+        return wanted
+    space = op.partition(".")[0]
+    candidates = [name for name in known if name.startswith(f"{space}.")] or known
+    bases = sorted({".".join(name.split(".")[:2]) for name in candidates})
+    near = near_matches(op, bases)
+    raise ConfigError(
+        explain(
+            f"ops= names an operator that there isn't: {wanted.text!r}",
+            expected='a name such as "aten.softmax", "aten.mm #3", "layers.3.attn · aten.mm #7", '
+            '"Functional.softmax.7.backward"',
+            came=repr(wanted.text),
+            do=f"did you mean {' or '.join(map(repr, near))}?" if near else "",
+        )
+    )
+
+
+def matches_op(pattern: str, name: str) -> bool:
+    """Whether a pattern means an op: with or without namespace and overload; the underscore that
+    some kernels' names begin with may be left out, so that ``aten.softmax`` is ``aten._softmax``.
+    """
+    space, _, rest = name.partition(".")
+    base = rest.partition(".")[0]
+    spelt: tuple[str, ...] = (name, f"{space}.{base}", rest, base)
+    if base.startswith("_"):
+        bare = base.lstrip("_")
+        spelt += (f"{space}.{bare}", bare)
+    return pattern in spelt or any(_fits(pattern, one) for one in spelt)
+
+
+@functools.lru_cache(maxsize=4096)
+def _pattern(text: str) -> Optional[re.Pattern[str]]:
+    if "*" not in text and "?" not in text:
+        return None
+    parts = (".*" if c == "*" else "." if c == "?" else re.escape(c) for c in text)
+    return re.compile("".join(parts))
+
+
+def _fits(pattern: str, name: str) -> bool:
+    compiled = _pattern(pattern)
+    return compiled is not None and compiled.fullmatch(name) is not None
+
+
+def matches_module(pattern: str, path: str) -> bool:
+    """Whether a pattern means the module at ``path``, or one that it is inside of."""
+    if pattern == path:
+        return True
+    parts = path.split(".")
+    inside = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    return pattern in inside or any(_fits(pattern, one) for one in inside)

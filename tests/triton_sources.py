@@ -1,0 +1,45 @@
+"""The Triton kernels as a compiler is given them, for one dtype: names and types of arguments, and
+constants. Used ahead of time, where no device says what to launch (test_triton_compile.py,
+npu_lab.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from fastcheck.backends import triton_kernels as kernels
+from fastcheck.backends import triton_launch as launch
+from fastcheck.backends.portable_formats import FORMATS
+
+KERNELS = {
+    "whole": kernels.whole_kernel,
+    "part": kernels.part_kernel,
+    "fold": kernels.fold_kernel,
+}
+_POINTERS = {"words": "*i32", "slot": "*i32", "partials": "*i32"}
+
+
+class Source(NamedTuple):
+    kernel: Any
+    types: dict[str, str]  # of what is no constant
+    constants: dict[str, int]
+    aligned: tuple[str, ...]  # pointers that the launcher may call divisible by 16
+
+
+def source(name: str, dtype: str, target: launch.Target, depth: int = 3) -> Source:
+    kernel = KERNELS[name]
+    reader = launch._Reader(FORMATS[getattr(torch, dtype)], depth, target)
+    constants = dict(reader._variant)
+    if name == "fold":
+        constants["BLOCK"] = target.block
+    else:
+        constants["GROUPS"] = reader._groups
+    tail = {"tail": f"*i{8 * reader.size}"}
+    types = {
+        argument: {**_POINTERS, **tail}.get(argument, "i32")
+        for argument in kernel.arg_names
+        if argument not in constants
+    }
+    return Source(kernel, types, constants, tuple(n for n in types if n in _POINTERS))

@@ -1,0 +1,89 @@
+"""The version of what is built. A wheel's has a local label, which says what the wheel fits.
+
+``FASTCHECK_ACCELERATOR`` in the environment says what kind of wheel is built, and gives its label:
+
+===========  ================  ====================================================================
+cpu          ``+pt213.cpu``    built against torch 2.13, without CUDA kernels
+cuda         ``+pt213.cu13``   with CUDA kernels, by nvcc of CUDA 13
+generic      ``+generic``      pure Python: any torch, any accelerator
+===========  ================  ====================================================================
+
+Without it, and for the source distribution, there is no label: it belongs to what is handed on, not
+to what was built where it runs. pyproject.toml names this file as the version's provider.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+VARIABLE = "FASTCHECK_ACCELERATOR"
+ACCELERATORS = ("cpu", "cuda", "generic")
+VERSION_FILE = Path("python", "fastcheck", "_version.py")
+
+_state = "wheel"
+
+
+def build_state(state: str) -> None:
+    """Told by the build backend before it asks for the version."""
+    global _state
+    _state = state
+
+
+def dynamic_metadata(_settings: Mapping[str, Any], _project: Mapping[str, Any]) -> dict[str, str]:
+    """The version, for the build backend."""
+    found = re.search(r'^__version__ = "(.+)"$', VERSION_FILE.read_text("utf-8"), re.MULTILINE)
+    if found is None:
+        raise ValueError(f'expected a line __version__ = "..." in {VERSION_FILE}, found none')
+    accelerator = None if _state == "sdist" else os.environ.get(VARIABLE)
+    return {"version": found[1] + label(accelerator)}
+
+
+def label(accelerator: Optional[str]) -> str:
+    """``+pt213.cpu`` and the like; empty for None or an empty string.
+
+    Raises:
+        ValueError: an unknown accelerator.
+        RuntimeError: no torch to build against, or no nvcc.
+    """
+    if not accelerator:
+        return ""
+    if accelerator not in ACCELERATORS:
+        raise ValueError(
+            f"{VARIABLE} is {accelerator!r}; expected one of {', '.join(ACCELERATORS)}, or unset"
+        )
+    if accelerator == "generic":
+        return "+generic"
+    return f"+pt{_torch_release()}.{'cpu' if accelerator == 'cpu' else f'cu{_cuda_major()}'}"
+
+
+def _torch_release() -> str:
+    """``213`` for torch 2.13.0: its C++ interface holds within a minor release."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise RuntimeError(
+            "a wheel with compiled kernels is built against the torch that is installed, and there "
+            "is none; install torch first and build without isolation"
+        ) from error
+    return "".join(torch.__version__.split("+")[0].split(".")[:2])
+
+
+def _cuda_major() -> str:
+    """``13`` for nvcc of CUDA 13.0, the one that CMake will take."""
+    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
+    if nvcc is None:
+        raise RuntimeError(
+            "a wheel with CUDA kernels needs nvcc, and there is none in PATH; "
+            "CUDACXX=/path/to/nvcc names one"
+        )
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"release (\d+)\.", said)
+    if found is None:
+        raise RuntimeError(f"expected a release number from {nvcc} --version, came {said!r}")
+    return found[1]
