@@ -41,16 +41,15 @@ test: $(VENV)/.built $(VENV)/.tools
 
 test-fake-device: $(VENV)/.built $(VENV)/.tools
 	FASTCHECK_FAKE_DEVICE=1 $(PY) -m pytest tests/test_fake_device.py tests/test_fake_device_torch.py \
-		tests/test_devices.py tests/test_dump_device.py tests/test_protect_device.py tests/test_reader.py \
+		tests/test_devices.py tests/test_dump_device.py tests/test_protect_device.py tests/test_reader.py tests/test_op_device.py \
 		tests/test_cuda_binding.py tests/test_cuda_install.py tests/test_selftest_device.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/test_stats_values.py \
 		tests/test_stats_api.py tests/test_stats_errors.py tests/test_checksum.py tests/test_properties.py \
 		tests/test_portable_device.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake FASTCHECK_TEST_KERNELS=cuda \
 		$(PY) -m pytest tests/test_stats_values.py tests/test_stats_api.py tests/test_selftest_device.py
-	FASTCHECK_FAKE_DEVICE=1 FAKE_DEVICE_NAME=npu $(PY) -m pytest tests/test_npu.py \
-		tests/test_npu_saturation.py tests/test_devices.py
-	FASTCHECK_FAKE_DEVICE=1 FAKE_DEVICE_NAME=mlu $(PY) -m pytest tests/test_mlu.py tests/test_devices.py
+	FASTCHECK_FAKE_DEVICE=1 FAKE_DEVICE_NAME=npu $(PY) -m pytest tests/test_npu.py tests/test_npu_saturation.py
+	FASTCHECK_FAKE_DEVICE=1 FAKE_DEVICE_NAME=mlu $(PY) -m pytest tests/test_mlu.py
 
 test-neon: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/neon.sh

@@ -55,7 +55,6 @@ class Config:
     log_limit: Optional[int]
     process_group: Any
     level: str = "module"
-    reset_overflow_status: bool = False
     # At op level; empty: all.
     ops: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
@@ -71,6 +70,8 @@ class Config:
     def is_filtered(self) -> bool:
         """Operators, their tensors or steps are left out."""
         return bool(self.ops or self.roles or self.every > 1 or self.steps is not None)
+
+    reset_overflow_status: bool = False
 
     @property
     def may_stop(self) -> bool:
@@ -203,9 +204,9 @@ def make_config(
         log_limit=parse_bytes(log_limit),
         process_group=_process_group(process_group),
         level=level,
-        reset_overflow_status=reset_overflow_status,
         style=check_style(style),
         replay=bool(replay),
+        reset_overflow_status=reset_overflow_status,
     )
 
 

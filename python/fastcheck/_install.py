@@ -172,7 +172,7 @@ def install(
     _check_observable(model, any(node.is_selected for node in nodes))
     if config.protect_weights is not False:
         UpdateGuard.learn({p.device for module in (model, *more) for p in module.parameters()})
-    if is_op_level:
+    if is_op_level and config.sync != "call":
         _check_on_cpu(model)
     monitor = Monitor(config, sites, model, nodes, has_excluded=len(observed) < len(named))
     monitor._replays = Replayer(monitor._session, (model, *others), install)
@@ -185,10 +185,11 @@ def _check_on_cpu(model: torch.nn.Module) -> None:
         if not parameter.is_cpu:
             raise ConfigError(
                 explain(
-                    'level="op" reads the CPU only in this version',
-                    expected="a model on the CPU",
+                    'level="op" reads other devices than the CPU only with sync="call"',
+                    expected='a model on the CPU, or sync="call"',
                     came=f"{name} on {parameter.device}",
-                    do='level="module" reads every device',
+                    do='level="module" reads every device, and replay=True then runs the step '
+                    "that was stopped again, operator by operator",
                 )
             )
 

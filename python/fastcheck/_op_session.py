@@ -71,7 +71,7 @@ class OpSession(Session):
         """From now on every op is read."""
         self._sites = OpSites(self.sites, nodes)
         filters = filter_options(self.config, nodes)
-        self._run = self._ops.start(int(self.config.depth), _line, **filters)
+        self._run = self._ops.start(int(self.config.depth), _line, **filters, copies=self.may_wait)
         self._ops.set_active(self.is_active)
         if self.config.sync == "call":
             mode = CallMode(self)
@@ -160,10 +160,13 @@ class OpSession(Session):
 
     # Readings by name
 
+    def _is_readable(self, tensor: torch.Tensor) -> bool:
+        return can_read(tensor) and (tensor.is_cpu or self.may_wait)
+
     def observe(
         self, tensor: torch.Tensor, site: int, call: int, flags: int
     ) -> tuple[int, Optional[bool]]:
-        if not self._is_running:
+        if not self._is_running or not self._is_readable(tensor):
             return _FINITE, False
         seq, is_bad, _ = self._ops.read(tensor, site, call, flags)
         return (_FINITE if seq < 0 else seq), is_bad
@@ -200,7 +203,7 @@ class OpSession(Session):
 
     def read_argument(self, tensor: torch.Tensor, site: int) -> None:
         """What enters the model; nothing to do if an observed op has made it."""
-        if self._is_running and can_hold_nonfinite(tensor) and can_read(tensor) and tensor.is_cpu:
+        if self._is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
             seq, is_bad, is_collective = self._ops.read(tensor, site, 0, 0)
             self.judge(is_bad, seq, "input", None, OpJudge.entered, is_collective)
 

@@ -147,7 +147,8 @@ class Replayer:
             intact = bool(stop.report.weights_intact)
             since = session.step.index - stop.step
             if since > 0:
-                yield f"{since} steps have begun since step {stop.step}: the batch is another one"
+                now = session.step.index
+                yield f"step {now} has begun since step {stop.step}: the batch is another one"
         if not intact:
             yield "the weights of the step are gone: an update has been applied since it began"
         if capture is None:

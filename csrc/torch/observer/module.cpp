@@ -38,12 +38,14 @@ std::function<std::string()> as_line(py::function function) {
 
 std::uint64_t start(OpObserver& observer, std::int64_t depth, py::function line,
                     std::vector<std::string> ops, std::vector<std::string> not_ops,
-                    std::vector<std::uint8_t> modules, bool outside, std::uint32_t roles) {
+                    std::vector<std::uint8_t> modules, bool outside, std::uint32_t roles,
+                    bool copies) {
   const Depth checked = checked_depth(depth);
   std::function<std::string()> callback = as_line(std::move(line));
   const py::gil_scoped_release release;
   return observer.start(checked, std::move(callback),
-                        {std::move(ops), std::move(not_ops), std::move(modules), outside, roles});
+                        {std::move(ops), std::move(not_ops), std::move(modules), outside, roles},
+                        copies);
 }
 
 void stop(OpObserver& observer, std::uint64_t run) {
@@ -55,7 +57,7 @@ py::tuple read(OpObserver& observer, py::handle object, std::int32_t site, std::
                std::uint32_t flags) {
   if (!THPVariable_Check(object.ptr())) throw py::type_error("expected a torch.Tensor");
   const at::Tensor tensor = THPVariable_Unpack(object.ptr());
-  const std::string reason = unreadable_reason(tensor);
+  const std::string reason = unreadable_reason(tensor, tensor.device().type());
   if (!reason.empty()) throw py::type_error(reason);
   OpObserver::Reading reading;
   {
@@ -124,7 +126,7 @@ void bind(py::module_& m) {
            py::arg("ops") = std::vector<std::string>(),
            py::arg("not_ops") = std::vector<std::string>(),
            py::arg("modules") = std::vector<std::uint8_t>(), py::arg("outside") = true,
-           py::arg("roles") = Filter().roles)
+           py::arg("roles") = Filter().roles, py::arg("copies") = false)
       .def("stop", stop, py::arg("run"))
       .def("run", &OpObserver::run)
       .def("begin_step", &OpObserver::begin_step, py::arg("step"), without_lock)

@@ -65,13 +65,15 @@ OpObserver::Thread& OpObserver::thread() {
   return mine;
 }
 
-std::uint64_t OpObserver::start(Depth depth, std::function<std::string()> line, Filter filter) {
+std::uint64_t OpObserver::start(Depth depth, std::function<std::string()> line, Filter filter,
+                                bool copies) {
   ops_.select(filter);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     depth_ = depth;
     line_ = std::move(line);
     filter_ = std::move(filter);
+    copies_ = copies;
     has_bad_ = false;
     mode_ = nullptr;
     provenance_.clear();
@@ -186,7 +188,8 @@ void OpObserver::begin_shell(const at::RecordFunction& fn, const Op& op, Thread&
   for (const std::uint8_t at : op.written) {
     if (at >= inputs.size()) break;
     for_each_tensor(inputs[at], [&](const at::Tensor& tensor) {
-      if (is_read(tensor)) frame.written.push_back({tensor, Provenance::version(tensor), at});
+      if (is_read(tensor, copies_))
+        frame.written.push_back({tensor, Provenance::version(tensor), at});
     });
   }
 }
@@ -258,7 +261,7 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
     if (is_asked) frame.infinite_scalars |= infinite(inputs[i]);
     if ((op->ignores_values || op->is_view || !is_asked) && !is_written) continue;
     for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
-      if (!is_read(tensor)) return;
+      if (!is_read(tensor, copies_)) return;
       if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
         frame.infinite_scalars |= infinite(tensor);
         return;
@@ -354,7 +357,7 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
       }
       for (const c10::IValue& value : fn.outputs()) {
         for_each_tensor(value, [&](const at::Tensor& tensor) {
-          if (is_read(tensor)) provenance_.put(tensor, {kCollective, false});
+          if (is_read(tensor, copies_)) provenance_.put(tensor, {kCollective, false});
         });
       }
       return;
@@ -413,7 +416,7 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
 
 void OpObserver::look_at_output(const at::Tensor& tensor, std::int32_t index, Frame& frame,
                                 Thread& mine, Incident& incident) {
-  if (!is_read(tensor)) return;
+  if (!is_read(tensor, copies_)) return;
   if (frame.op->is_allocation) {
     if (!provenance_.find(tensor).is_whole) provenance_.put(tensor, {kUninitialised, false});
     return;
@@ -452,11 +455,18 @@ void OpObserver::note_output(const at::Tensor& tensor, std::int32_t index, Frame
 
 Token OpObserver::record(const at::Tensor& tensor, Thread& mine, std::int32_t site,
                          std::int32_t call, std::uint32_t flags) {
-  const std::int64_t seq = next_seq_++;
-  batch_.records.emplace_back();
   const Busy busy(mine.busy);
-  observe(tensor, depth_, false, {seq, step_, call, site, flags}, batch_.records.back());
-  const bool is_bad = (batch_.records.back().flags & kFlagNonfinite) != 0;
+  const bool is_here = tensor.is_cpu();
+  const at::Tensor copy = is_here ? at::Tensor() : on_host(tensor);
+  const std::int64_t seq = next_seq_++;
+  Record& record = batch_.records.emplace_back();
+  // A copy without gaps is read in the order of what it is a copy of.
+  const bool is_logical = !is_here && !tensor.is_non_overlapping_and_dense();
+  observe(is_here ? tensor : copy, depth_, is_logical, {seq, step_, call, site, flags}, record);
+  if (!is_here && !tensor.is_cuda()) {
+    record.device_mode = static_cast<std::uint8_t>(DeviceMode::kUnknown);
+  }
+  const bool is_bad = (record.flags & kFlagNonfinite) != 0;
   if (is_bad) has_bad_ = true;
   return {seq, is_bad};
 }

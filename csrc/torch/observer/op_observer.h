@@ -85,7 +85,9 @@ class OpObserver {
   // held, for culprits only. What `filter` leaves out is read nevertheless where it takes in
   // something non-finite: what becomes of that decides about it.
   // Returns the number of the run, by which it is stopped.
-  std::uint64_t start(Depth depth, std::function<std::string()> line, Filter filter = {});
+  // `copies`: tensors of other devices are copied to the host to be read, which waits for each.
+  std::uint64_t start(Depth depth, std::function<std::string()> line, Filter filter = {},
+                      bool copies = false);
   // Does nothing when another run goes on.
   void stop(std::uint64_t run);
   std::uint64_t run() const { return running_ ? run_.load() : 0; }
@@ -166,6 +168,7 @@ class OpObserver {
 
   Depth depth_ = Depth::kStats;
   Filter filter_;
+  bool copies_ = false;
   std::function<std::string()> line_;
   std::atomic<std::uint64_t> run_{0};
   std::atomic<bool> running_{false}, active_{true};

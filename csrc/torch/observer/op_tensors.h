@@ -20,9 +20,9 @@ inline bool is_wrapper(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has_any(kWrapped);
 }
 
-// Plain floating-point memory on the CPU.
-inline bool is_read(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.device().is_cpu()) return false;
+// Plain floating-point memory on the CPU or, with `copies`, on any device.
+inline bool is_read(const at::Tensor& tensor, bool copies) {
+  if (!tensor.defined() || tensor.is_meta() || !(copies || tensor.is_cpu())) return false;
   const auto type = tensor.scalar_type();
   if (!at::isFloatingType(type) && !at::isComplexType(type)) return false;
   if (tensor.layout() != at::kStrided || !dtype_of(type).has_value()) return false;
@@ -47,6 +47,18 @@ inline bool takes_wrappers(const at::RecordFunction& fn) {
     for_each_tensor(input, [&](const at::Tensor& tensor) { found = found || is_wrapper(tensor); });
   }
   return found;
+}
+
+// A copy in the host's memory, of the same elements in the same order. Waits for the device.
+inline at::Tensor on_host(const at::Tensor& tensor) {
+  const c10::impl::ExcludeDispatchKeyGuard below(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  const at::AutoDispatchBelowADInplaceOrView also_below_autograd;
+  const at::MemoryFormat format = tensor.is_non_overlapping_and_dense()
+                                      ? at::MemoryFormat::Preserve
+                                      : at::MemoryFormat::Contiguous;
+  return tensor.to(tensor.options().device(at::kCPU), /*non_blocking=*/false, /*copy=*/true,
+                   format);
 }
 
 inline std::uint8_t infinite(const c10::IValue& value) {
