@@ -15,8 +15,8 @@ import torch
 import ascend
 import fastcheck
 from ascend import Net, loop, too_large, use_chip
-from fastcheck import DeviceMode
-from fastcheck.backends import backend_for, npu, whole
+from fastcheck import DeviceMode, backends
+from fastcheck.backends import backend_for, npu, triton, whole
 from training import poison, stopped, where
 
 #: Chips in each mode that they have: name, environment, mode.
@@ -75,6 +75,13 @@ class TestMode:
         if is_off:
             monkeypatch.setenv("INF_NAN_MODE_FORCE_DISABLE", "1")
         assert npu.mode() is mode
+
+    def test_whichever_kernels_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        use_chip(monkeypatch, "Ascend910A")
+        monkeypatch.setattr(backends, "_of_type", lambda kind, index: triton.entry(kind))
+        backend = backend_for(torch.device("npu", 0))
+        assert (backend.name, backend.device_mode) == ("triton", DeviceMode.SATURATING)
+        assert backend.overflow_status is not None
 
     def test_variables_that_torch_npu_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         use_chip(monkeypatch, "Ascend910B1", INF_NAN_MODE_ENABLE="0")

@@ -17,6 +17,7 @@ import fastcheck
 from ascend import SATURATED, Backward, Chip, Net, loop, too_large, use_chip
 from fastcheck import Verdict
 from fastcheck._device_ring import DeviceRing
+from fastcheck._selftest_checks import Subject, check_found_nonfinite
 from training import poison, stopped, where
 
 fake = ascend.fake
@@ -307,3 +308,13 @@ class TestStatus:
 def test_the_option_is_checked() -> None:
     with pytest.raises(fastcheck.ConfigError, match="reset_overflow_status is neither"):
         fastcheck.install(Net(), reset_overflow_status="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "variables"), SATURATING)
+def test_the_selftest_knows_what_saturates(
+    name: str, variables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flag is held to what the device's values stand for."""
+    use_chip(monkeypatch, name, **variables)
+    said = check_found_nonfinite(Subject(torch.device("npu", 0)))
+    assert int(said.split()[0]) > 10

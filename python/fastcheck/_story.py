@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
-from ._record import nonfinite
+from ._record import overflowed
 from ._report import StopReport, parts
 from ._site import Site
 
@@ -66,5 +66,5 @@ def _last_healthy(records: np.ndarray, record: np.void) -> Optional[np.void]:
         & (records["call"] == record["call"])
         & (records["step"] < record["step"])
     ]
-    healthy = mine[~nonfinite(mine)]
+    healthy = mine[~overflowed(mine)]
     return healthy[-1].copy() if len(healthy) else None

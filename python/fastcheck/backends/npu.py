@@ -25,14 +25,15 @@ import torch
 from .._record import DeviceMode
 from .entry import Backend, OverflowStatus
 
-__all__ = ["completed", "mode"]
+__all__ = ["SATURABLE", "completed", "mode"]
 
 #: Chips by torch_npu's name for them. "Ascend910B", without a digit, is one of the first 910s.
 _EITHER = re.compile(r"Ascend910(B\d|_93)")
 _ALWAYS_IEEE = re.compile(r"Ascend(950|910_95)")
 _ALWAYS_SATURATING = re.compile(r"Ascend(910(A|B|ProA|ProB|PremiumA)?|310P\d?)$")
 
-_SATURABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
+#: Where the largest number is taken for an infinity, in the flag that skips an update.
+SATURABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 #: Numbers in what npu_get_float_status gives and takes.
 _STATUS_NUMBERS = 8
@@ -87,7 +88,7 @@ def _found_overflow(
     word = found_nonfinite(tensors)
     groups: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
-        if tensor.dtype in _SATURABLE and tensor.numel():
+        if tensor.dtype in SATURABLE and tensor.numel():
             groups.setdefault(tensor.dtype, []).append(tensor.detach())
     with torch.no_grad():
         for dtype, group in groups.items():
