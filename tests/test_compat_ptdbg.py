@@ -5,6 +5,7 @@ run, and its name in a list dumps that call and no other.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -255,8 +256,17 @@ def test_functions_by_their_bare_names() -> None:
     assert api_names("permute") == ["Torch.permute", "Tensor.permute"]
 
 
-def test_hooks_and_models_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ptdbg, "_session", ptdbg._Session())
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """In this process, and gone afterwards."""
+    own = ptdbg._Session()
+    monkeypatch.setattr(ptdbg, "_session", own)
+    yield own
+    own.release()
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_hooks_and_models_are_checked(tmp_path: Path, session: Any) -> None:
     with pytest.raises(fastcheck.ConfigError, match="registered"):
         ptdbg.overflow_check()
     with pytest.raises(fastcheck.ConfigError, match="not a model"):
@@ -272,8 +282,7 @@ def test_hooks_and_models_are_checked(tmp_path: Path, monkeypatch: pytest.Monkey
     assert ptdbg._session.path == str(tmp_path / "npu" / "a")
 
 
-def test_the_switch_of_overflow_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ptdbg, "_session", ptdbg._Session())
+def test_the_switch_of_overflow_check(tmp_path: Path, session: Any) -> None:
     net = nn.Linear(2, 2)
     bad, good = torch.full((1, 2), float("nan")), torch.ones(1, 2)
     ptdbg.set_dump_path(tmp_path)

@@ -241,7 +241,8 @@ def test_what_cannot_be_run_again_is_said() -> None:
     monitor = fastcheck.install(net, level="op")
     assert "at op level itself" in str(monitor.replay(lambda: None))
     # The one at op level that is there already stands in the way of another's replay.
-    other = fastcheck.install(nn.Linear(2, 2))
+    model = nn.Linear(2, 2)
+    other = fastcheck.install(model)
     assert "is installed already" in str(other.replay(lambda: None))
 
 

@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.hooks import RemovableHandle
 
 from .._errors import ConfigError, explain
 from .._seeds import seed_all as _seed_all
@@ -73,16 +74,17 @@ class _Session:
         self.step = 0
         # Whether a module has run since the last optimizer's step.
         self.has_begun = True
-        self._has_hooks = False
+        self._hooks: list[RemovableHandle] = []
         self._met: set[int] = set()
 
     def follow_optimizers(self) -> None:
         """A step ends when an optimizer has stepped."""
-        if not self._has_hooks:
-            self._has_hooks = True
-            register_module_forward_pre_hook(self._begin)
-            register_optimizer_step_pre_hook(self._meet)
-            register_optimizer_step_post_hook(self._new_numbers)
+        if not self._hooks:
+            self._hooks = [
+                register_module_forward_pre_hook(self._begin),
+                register_optimizer_step_pre_hook(self._meet),
+                register_optimizer_step_post_hook(self._new_numbers),
+            ]
 
     def _begin(self, module: torch.nn.Module, args: Any) -> None:
         self.has_begun = True
@@ -120,9 +122,15 @@ class _Session:
         if self.dumps is not None:
             self.dumps.close(keeps=self.has_begun)
 
+    def release(self) -> None:
+        """close(), and takes off the hooks that every model and optimizer met."""
+        self.close()
+        while self._hooks:
+            self._hooks.pop().remove()
+
 
 _session = _Session()
-atexit.register(_session.close)
+atexit.register(_session.release)
 
 
 def register_hook(
