@@ -78,6 +78,7 @@ class Monitor:
             weakref.finalize(session, ledger.log.close)
         state = (OpState if config.level == "op" else StateReader)(session, nodes)
         ledger.check_parameters = state.check
+        self._movement = state.movement
         alarm = session.deliver = Alarm(session, agreement)
         session.last_words = alarm.last_words
         self._meeting = session.meet = Meeting(session, alarm)
@@ -185,6 +186,7 @@ class Monitor:
             ledger.store(session.step)
 
     def _deliver(self) -> None:
+        self._watcher.say_movement()
         if self._ledger.due:
             self._session.deliver()
 
@@ -312,6 +314,8 @@ class Monitor:
                 "there, only what modules take and return is read"
             )
         notes += [str(mismatch) for mismatch in self._meeting.mismatches]
+        if self._movement is not None:
+            notes += self._movement.notes
         for device in self._session.unread_devices:
             notes.append(
                 f"tensors on {device} are not read: torch.{device} has no streams and events"
