@@ -30,6 +30,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_fake_device.py",
         "test_fake_device_torch.py",
         "test_movement_device.py",
+        "test_override_device.py",
         "test_protect_device.py",
         "test_selftest_device.py",
         "test_triton_device.py",
