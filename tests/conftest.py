@@ -35,6 +35,8 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_mlu.py",
         "test_npu.py",
         "test_npu_saturation.py",
+        "test_movement_device.py",
+        "test_override_device.py",
         "test_protect_device.py",
         "test_selftest_device.py",
         "test_triton_device.py",

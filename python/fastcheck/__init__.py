@@ -7,6 +7,7 @@ wait, and names the first place where the numbers went wrong in time to stop.
 
 from __future__ import annotations
 
+from ._bisect import Bisection, bisect
 from ._compare import compare
 from ._environment import environment
 from ._errors import (
@@ -24,6 +25,7 @@ from ._inventory import inventory
 from ._monitor import Monitor
 from ._op_rules import benign
 from ._ops import checksum, crc32, found_nonfinite, stats
+from ._override import Override, override
 from ._record import RECORD_DTYPE, Depth, DeviceMode, Flag, Order, Verdict
 from ._seeds import Seeds, seed_all
 from ._site import Site
@@ -34,6 +36,7 @@ from .dump import Dumper
 
 __all__ = [
     "RECORD_DTYPE",
+    "Bisection",
     "CompareError",
     "ConfigError",
     "Depth",
@@ -48,6 +51,7 @@ __all__ = [
     "Monitor",
     "Order",
     "OverflowDetected",
+    "Override",
     "Seeds",
     "Site",
     "Stats",
@@ -56,6 +60,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "benign",
+    "bisect",
     "checksum",
     "compare",
     "crc32",
@@ -63,6 +68,7 @@ __all__ = [
     "found_nonfinite",
     "install",
     "inventory",
+    "override",
     "seed_all",
     "stats",
 ]

@@ -92,6 +92,16 @@ class History:
                 return record
         return None
 
+    def between(self, first: int, stop: int) -> np.ndarray:
+        """The records of the open step with these sequence numbers, oldest first."""
+        parts = []
+        for chunk in reversed(self._open):
+            if chunk["seq"][-1] < first:
+                break
+            start, end = np.searchsorted(chunk["seq"], (first, stop))
+            parts.append(chunk[start:end])
+        return parts[0] if len(parts) == 1 else _join(parts[::-1])
+
     def of_site(self, site: int, call: int) -> np.ndarray:
         """All that is held of one site and call index, oldest first."""
         parts = [

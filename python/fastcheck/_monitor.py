@@ -86,6 +86,7 @@ class Monitor:
             weakref.finalize(session, ledger.log.close)
         state = (OpState if config.level == "op" else StateReader)(session, nodes)
         ledger.check_parameters = state.check
+        self._movement = state.movement
         alarm = session.deliver = Alarm(session, agreement)
         session.last_words = alarm.last_words
         self._meeting = session.meet = Meeting(session, alarm)
@@ -255,6 +256,7 @@ class Monitor:
         self._deliver()
 
     def _deliver(self) -> None:
+        self._watcher.say_movement()
         if self._ledger.due:
             self._session.deliver()
 
@@ -383,6 +385,8 @@ class Monitor:
                 "there, only what modules take and return is read"
             )
         notes += [str(mismatch) for mismatch in self._meeting.mismatches]
+        if self._movement is not None:
+            notes += self._movement.notes
         for device in self._session.unread_devices:
             notes.append(
                 f"tensors on {device} are not read: torch.{device} has no streams and events"

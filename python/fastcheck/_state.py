@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from ._calls import ModuleNode
 from ._finding import Finding
+from ._movement import UPDATES, Look, Movement
 from ._readable import can_read, has_memory
-from ._record import Flag, nonfinite
+from ._record import Depth, Flag, nonfinite
 from ._session import Session
 from ._shards import local
 from ._step import Step
@@ -46,6 +49,15 @@ class StateReader:
         self._session = session
         self._nodes = nodes
         self._node_of = {id(node.module()): node for node in nodes}
+        #: None where records have no checksum.
+        self.movement: Optional[Movement] = None
+        if session.config.depth is Depth.FULL:
+            ledger = session.ledger
+            self.movement = Movement(session.sites, ledger.history, session.trouble)
+        self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._looks = 0
+        # The optimizer, the step, and how many updates it had had by then.
+        self._last_look = (0, -1, 0)
 
     def read_stored(self) -> None:
         """All parameters and buffers: before the first forward, so that a bad checkpoint is named
@@ -67,18 +79,79 @@ class StateReader:
 
         ``scaled``: the gradients still carry the loss scale, or their update is skipped.
         """
+        session = self._session
         owned = None if optimizer is None else _parameter_ids(optimizer)
+        look = Look()
+        look.first = session.next_seq
         batch = _Batch()
         self._add_parameters(batch, owned)
+        watches = gradients and self._begins_update(optimizer)
+        if watches:
+            self._look(look, optimizer, owned, batch)
         self._add_buffers(batch)
         self._read(batch)
         if gradients:
             self._read_gradients(owned, scaled=scaled)
-        session = self._session
+        if self.movement is not None and watches:
+            look.stop = session.next_seq
+            session.note(self.movement.settle, look)
         if not scaled:
             # Now, while the update can still be prevented.
             session.note(session.ledger.settle_silent, session.step)
         session.step.state_read = True
+
+    def _begins_update(self, optimizer: Optional[torch.optim.Optimizer]) -> bool:
+        """Whether to look at what moves. A step() that calls that of its base class comes twice."""
+        if self.movement is None or not self.movement.is_on:
+            return False
+        step = self._session.step
+        last, self._last_look = self._last_look, (id(optimizer), step.index, step.update_count)
+        return last != self._last_look
+
+    def _look(
+        self,
+        look: Look,
+        optimizer: Optional[torch.optim.Optimizer],
+        owned: Optional[set[int]],
+        batch: _Batch,
+    ) -> None:
+        """What the records of this update don't tell. Adds parameters that no optimizer holds to
+        the batch, now and then.
+        """
+        look.is_certain = optimizer is not None
+        still = set() if optimizer is None else _still(optimizer)
+        for node, name, parameter in self._parameters(owned):
+            # Of a copy in few bits the optimizer may hold the original, which moves unseen.
+            is_copy = optimizer is None and parameter.dtype.itemsize < 4
+            look.parameters.append(node.site("param", name, 0))
+            look.is_live.append(
+                parameter.requires_grad and id(parameter) not in still and not is_copy
+            )
+            main = getattr(parameter, "main_grad", None)
+            look.has_gradient.append(parameter.grad is not None or main is not None)
+            look.is_part.append(local(parameter) is not parameter)
+        for node in self._nodes:
+            module = node.module()
+            for name, buffer in () if module is None else module._buffers.items():
+                if module is not None and buffer is not None:
+                    look.buffers.append(node.site("buffer", name, 0))
+                    look.is_training.append(module.training)
+                    look.calls.append(node.total_calls if node.is_callable else look.first)
+                    look.is_exempt.append(isinstance(module, _NormBase))
+        if optimizer is None:
+            return
+        self._met.add(optimizer)
+        self._looks += 1
+        if self._looks % UPDATES == 0:
+            self._add_strays(look, batch)
+
+    def _add_strays(self, look: Look, batch: _Batch) -> None:
+        given = self._session.config.optimizers or ()
+        held = {key for optimizer in (*self._met, *given) for key in _parameter_ids(optimizer)}
+        for node, name, parameter in self._parameters(None):
+            if parameter.requires_grad and parameter.grad is not None and id(parameter) not in held:
+                look.strays.append(node.site("param", name, 0))
+                batch.add(parameter, look.strays[-1], "param")
 
     def read_gradients(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> None:
         """The gradients alone, where ``optimizer`` was skipped or has made them within its step."""
@@ -192,6 +265,17 @@ def _parameter_gradient(judge: Judge, finding: Finding, scaled: bool) -> None:
 
 def _parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _still(optimizer: torch.optim.Optimizer) -> set[int]:
+    """The parameters whose learning rate is 0, or on a device, where asking would wait."""
+    found: set[int] = set()
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        is_unknown = isinstance(rate, torch.Tensor) and not rate.is_cpu
+        if rate is not None and (is_unknown or not rate):
+            found.update(map(id, group["params"]))
+    return found
 
 
 def _stored(node: ModuleNode, kind: str) -> dict[str, Optional[torch.Tensor]]:

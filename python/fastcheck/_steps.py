@@ -263,6 +263,12 @@ class StepWatcher:
             seq, is_bad = session.observe(tensor, site, 0, 0)
             session.judge(is_bad, seq, "loss", None, Judge.loss)
 
+    def say_movement(self) -> None:
+        """Warns of weights that don't move, outside of all locks."""
+        movement = self._state.movement
+        for text in () if movement is None else movement.take_unsaid():
+            warnings.warn(text, FastcheckWarning, stacklevel=4)
+
     def release(self) -> None:
         """Takes back what a step that raised has left on its optimizer."""
         self._guard.close()
@@ -294,6 +300,7 @@ class StepWatcher:
             self._guard.close()
             session.trouble(what, error)
         meets, self._meets = self._meets, False
+        self.say_movement()
         if meets:
             session.meet()
         elif is_ours and session.ledger.due:

@@ -137,18 +137,18 @@ def _path(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _registered(count: int) -> frozenset[str]:
-    return frozenset(name.replace("::", ".", 1) for name in torch._C._dispatch_get_all_op_names())
+def _registered(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name.replace("::", ".", 1) for name in names)
 
 
 def op_names() -> frozenset[str]:
     """Every operator of this process, as ``aten.add.Tensor``."""
-    return _registered(len(torch._C._dispatch_get_all_op_names()))
+    return _registered(tuple(torch._C._dispatch_get_all_op_names()))
 
 
 @functools.lru_cache(maxsize=1)
-def _spaces(count: int) -> frozenset[str]:
-    return frozenset(name.partition(".")[0] for name in op_names())
+def _spaces(names: frozenset[str]) -> frozenset[str]:
+    return frozenset(name.partition(".")[0] for name in names)
 
 
 def _is_op(name: str) -> bool:
@@ -159,7 +159,7 @@ def _split(name: str) -> tuple[str, bool, str]:
     """The module path before an op's name, whether a namespace was found, and the op's name:
     ``2.aten.mul.Tensor`` is how a comparison spells it.
     """
-    spaces = _spaces(len(torch._C._dispatch_get_all_op_names()))
+    spaces = _spaces(op_names())
     parts = name.split(".")
     for place, part in enumerate(parts[:-1]):
         if part in spaces:

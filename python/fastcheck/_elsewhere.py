@@ -1,0 +1,204 @@
+"""Runs one operator on another device or in a wider dtype, and puts what comes out where the
+operator itself has put its results.
+
+The operator runs as it is, too: so its results have the dtype, device and strides that whoever uses
+them expects, random generators advance as ever, and masks are those that it has drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+
+from .dump.arguments import tensors_of
+from .dump.op_info import OpInfo, op_info
+from .dump.records import quiet
+
+__all__ = ["Elsewhere"]
+
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_DROPOUT = torch.ops.aten.native_dropout.default
+
+
+class Elsewhere:
+    """``device`` and ``dtype``: None leaves it as it is."""
+
+    def __init__(self, device: Optional[torch.device], dtype: Optional[torch.dtype]) -> None:
+        self.device = device
+        self.dtype = dtype
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, str]:
+        """What ``func`` returns, and why it is what the operator itself has made of its arguments;
+        empty where it is not. Raises what the operator itself raises.
+        """
+        info = op_info(func)
+        reason = self._reason(info, args, kwargs)
+        if reason:
+            return func(*args, **kwargs), reason
+        if func is _DROPOUT:
+            return self._dropout(func, args, kwargs)
+        moved_args: Any = ()
+        moved_kwargs: Any = {}
+        try:
+            with quiet(), torch.no_grad():
+                # Before it runs: it may write to them.
+                known: dict[int, torch.Tensor] = {}
+                written = _written(info, args, kwargs)
+                moved_args = self._moved(args, known, written)
+                moved_kwargs = self._moved(kwargs, known, written)
+                place = info.position.get("half_to_float")
+                if place is not None and place < len(args) and self.dtype is not None:
+                    # They are wide already.
+                    moved_args = (*moved_args[:place], False, *moved_args[place + 1 :])
+        except Exception as error:
+            reason = f"its arguments can't be taken there: {_first_line(error)}"
+        result = func(*args, **kwargs)
+        if not reason:
+            with quiet(), torch.no_grad():
+                reason = self._replace(info, func, args, kwargs, moved_args, moved_kwargs, result)
+        return result, reason
+
+    def _replace(
+        self,
+        info: OpInfo,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        moved_args: Any,
+        moved_kwargs: Any,
+        result: Any,
+    ) -> str:
+        """Runs it there, and overwrites what it has made here."""
+        state = torch.get_rng_state()
+        try:
+            there = func(*moved_args, **moved_kwargs)
+        except NotImplementedError as error:
+            return f"no kernel there: {_first_line(error)}"
+        except Exception as error:
+            return f"it can't run there: {_first_line(error)}"
+        finally:
+            has_drawn = not torch.equal(state, torch.get_rng_state())
+            if has_drawn:
+                torch.set_rng_state(state)
+        if has_drawn:
+            return "it draws random numbers"
+        made = _made(info, args, kwargs, result)
+        pairs = list(zip(made, _made(info, moved_args, moved_kwargs, there)))
+        if any(here.shape != other.shape for here, other in pairs):
+            return "it makes tensors of other shapes there"
+        try:
+            for here, other in pairs:
+                # An index may be another one where two have rounded to one number.
+                if here.is_floating_point() or here.is_complex() or self.dtype is None:
+                    here.copy_(other)
+        except Exception as error:
+            return f"what it makes can't be put back: {_first_line(error)}"
+        return ""
+
+    def _dropout(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, str]:
+        """With the mask that was drawn here."""
+        result = func(*args, **kwargs)
+        x, p = args[0], float(args[1])
+        with quiet(), torch.no_grad():
+            there, mask = self._moved([x, result[1]], {}, frozenset())
+            scale = 0.0 if p >= 1.0 else 1.0 / (1.0 - p)
+            result[0].copy_(there * mask * scale)
+        return result, ""
+
+    def _reason(self, info: OpInfo, args: Any, kwargs: Any) -> str:
+        """Why it is left as it is; empty where it isn't."""
+        if info.is_view:
+            return "a view: it computes nothing"
+        if info.is_allocation:
+            return "it allocates memory and computes nothing"
+        if info.is_collective:
+            return "it communicates"
+        if (
+            info.is_random
+            and info.name != "aten.native_dropout"
+            and not _is_sure(info, args, kwargs)
+        ):
+            return "it draws random numbers"
+        given = [t for value in (*args, *kwargs.values()) for _, t in tensors_of(value, "")]
+        if not given:
+            return "it is given no tensor"
+        if any(t.layout is not torch.strided or t.is_quantized for t in given):
+            return "it is given sparse or quantized tensors"
+        changes = any(
+            (self.device is not None and t.device != self.device)
+            or self._wide(t.dtype) is not t.dtype
+            for t in given
+        )
+        if not changes:
+            return "it runs there already" if self.dtype is None else "nothing in it is narrower"
+        return ""
+
+    def _wide(self, dtype: torch.dtype) -> torch.dtype:
+        wanted = self.dtype
+        if wanted is None:
+            return dtype
+        if dtype.is_complex:
+            wanted = _COMPLEX.get(wanted, dtype)
+        elif not dtype.is_floating_point:
+            return dtype
+        return wanted if wanted.itemsize > dtype.itemsize else dtype
+
+    def _moved(self, value: Any, known: dict[int, torch.Tensor], written: frozenset[int]) -> Any:
+        if isinstance(value, torch.Tensor):
+            found = known.get(id(value))
+            if found is None:
+                # A copy of what is written, or it would be written twice.
+                found = known[id(value)] = value.detach().to(
+                    device=self.device or value.device,
+                    dtype=self._wide(value.dtype),
+                    copy=id(value) in written,
+                )
+            return found
+        if isinstance(value, torch.dtype):
+            return self._wide(value)
+        if isinstance(value, torch.device):
+            return self.device or value
+        if isinstance(value, tuple):
+            return tuple(self._moved(item, known, written) for item in value)
+        if isinstance(value, list):
+            return [self._moved(item, known, written) for item in value]
+        if isinstance(value, dict):
+            moved = {key: self._moved(item, known, written) for key, item in value.items()}
+            return {**moved, "pin_memory": False} if "pin_memory" in moved else moved
+        return value
+
+
+def _given_to(info: OpInfo, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among the arguments that it writes, in the order of its schema."""
+    found = []
+    for place in sorted(info.written):
+        name = info.arguments[place]
+        value = args[place] if place < len(args) else kwargs.get(name)
+        found += [tensor for _, tensor in tensors_of(value, "")]
+    return found
+
+
+def _written(info: OpInfo, args: Any, kwargs: Any) -> frozenset[int]:
+    return frozenset(map(id, _given_to(info, args, kwargs)))
+
+
+def _made(info: OpInfo, args: Any, kwargs: Any, result: Any) -> Sequence[torch.Tensor]:
+    """What was written, and then what was returned beside it."""
+    found = _given_to(info, args, kwargs)
+    known = set(map(id, found))
+    return found + [t for _, t in tensors_of(result, "") if id(t) not in known]
+
+
+def _is_sure(info: OpInfo, args: Any, kwargs: Any) -> bool:
+    """Attention is marked as random for the sake of its dropout, which may be off."""
+    place = info.position.get("dropout_p")
+    if place is None:
+        return False
+    given = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
+    return bool(given == 0.0)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

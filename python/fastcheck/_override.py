@@ -1,0 +1,295 @@
+"""override(): chosen operators of a normal run computed elsewhere, on the CPU or in a wider dtype.
+
+A mode of torch's dispatcher, below autograd: forward and backward both come by, and the graph is
+that of the run without it. Operators and modules go by the names that Dumper knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Callable, Optional, Union
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ._elsewhere import Elsewhere
+from ._errors import ConfigError, FastcheckWarning, explain
+from ._naming import OUTSIDE
+from ._site import SiteTable
+from .dump.api_calls import ApiCalls
+from .dump.dumper import _uncompiled
+from .dump.modules import ModuleTracker
+from .dump.op_info import op_info
+from .dump.records import is_quiet
+from .dump.selection import CallName, Names, Selection, make_selection
+
+__all__ = ["Override", "override"]
+
+_PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
+_DETACH = torch.ops.aten.detach.default
+_current_node: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
+_next_sequence: Any = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+
+Chooser = Callable[[CallName], bool]
+
+
+def override(
+    ops: Names = None,
+    modules: Names = None,
+    *,
+    device: Union[str, torch.device, None] = None,
+    dtype: Optional[torch.dtype] = None,
+) -> Override:
+    """A context manager within which the chosen operators are computed on another device, in a
+    wider dtype, or both. Their results are put back where, and in the dtype in which, they would
+    have been; forward and backward go on as ever::
+
+        with fastcheck.override(ops="aten.softmax", dtype=torch.float32):
+            loss = model(batch).mean()
+            loss.backward()
+
+    Each chosen operator runs twice: as it is, for the places of its results and for its random
+    numbers, and elsewhere, for their values. So the masks of dropout are the same. What can't run
+    elsewhere is left as it is, and listed in ``left_out``: operators that draw random numbers,
+    communicate or have no kernel there; views, and whatever is there already. Integers (indices,
+    counts) are replaced by ``device=`` alone.
+
+    Args:
+        ops: names of operators as Dumper takes them ("aten.mm", "layers.3 · aten.mm #7",
+            "Functional.softmax"); with the operators of their backward. None: all.
+        modules: paths or patterns; operators that run within these. None: everywhere.
+        device: such as ``"cpu"``. Copies to and from it make the host wait.
+        dtype: a floating-point dtype. Tensors of narrower ones are computed in it (complex ones in
+            the complex dtype of its width); wider ones stay as they are.
+
+    The object that ``with`` gives has ``ran`` and ``left_out``: how often each operator was
+    computed elsewhere, and ``{name: reason}``. Compiled functions run as they are written
+    meanwhile (from torch 2.6 on). To dump what comes out, enter the Dumper after it.
+
+    Raises ConfigError for a name that can't be meant, at once; for one that nothing went by, when
+    the block ends. Warns (FastcheckWarning) when an operator that ``ops`` names was left as it is
+    every time.
+    """
+    if device is None and dtype is None:
+        raise ConfigError(
+            explain(
+                "override() changes nothing",
+                expected='device="cpu", dtype=torch.float32, or both',
+                came="neither",
+            )
+        )
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigError(
+            explain(
+                "dtype= can't be computed in",
+                expected="a floating-point dtype of torch, such as torch.float32",
+                came=repr(dtype),
+            )
+        )
+    try:
+        place = None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            explain("device= is no device", expected='such as "cpu"', came=repr(device))
+        ) from error
+    selection = make_selection("op", ops, modules, None, None, None)
+    return Override(Elsewhere(place, dtype), selection, is_named=ops is not None)
+
+
+class Override:
+    """What override() returns, and what bisect() hands to its ``run``. May be entered again, once
+    it was left; counts go on.
+    """
+
+    def __init__(
+        self,
+        elsewhere: Elsewhere,
+        selection: Optional[Selection] = None,
+        choose: Optional[Chooser] = None,
+        *,
+        is_named: bool = False,
+    ) -> None:
+        self.ran: Counter[str] = Counter()
+        self.left_out: dict[str, str] = {}
+        self.elsewhere = elsewhere
+        self._selection = selection
+        self._choose = choose
+        self._is_named = is_named
+        self._stack: Optional[contextlib.ExitStack] = None
+
+    def __enter__(self) -> Override:
+        if self._stack is not None:
+            raise ConfigError(
+                explain(
+                    "this override is entered already",
+                    expected="one block at a time",
+                    came="a block within its own",
+                    do="call fastcheck.override() again for another one",
+                )
+            )
+        calls = _Calls(self)
+        with contextlib.ExitStack() as stack:
+            calls.tracker.start()
+            stack.callback(calls.tracker.stop)
+            stack.enter_context(_uncompiled())
+            if calls.apis is not None:
+                stack.enter_context(calls.apis)
+            stack.enter_context(_Mode(calls))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
+        if error is not None or self._selection is None:
+            return
+        unmet = self._selection.unmet()
+        if unmet is not None:
+            raise ConfigError(unmet)
+        idle = {name: why for name, why in self.left_out.items() if not self.ran[name]}
+        if self._is_named and idle and not self.ran:
+            reasons = "; ".join(f"{name}: {why}" for name, why in idle.items())
+            warnings.warn(
+                f"override() left every operator as it is: {reasons}",
+                FastcheckWarning,
+                stacklevel=2,
+            )
+
+    def wants(self, name: CallName, was_within: Optional[bool]) -> bool:
+        """Whether the call is computed elsewhere."""
+        if self._selection is not None:
+            return self._selection.wants(name, was_within)
+        return self._choose is None or self._choose(name)
+
+    def take(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """Computes a call elsewhere."""
+        result, reason = self.elsewhere.run(func, args, kwargs)
+        if reason:
+            self.left_out[name] = reason
+        else:
+            self.ran[name] += 1
+        return result
+
+    def know(self, paths: Sequence[str]) -> None:
+        """There are modules of these names."""
+        if self._selection is not None:
+            for path in paths:
+                self._selection.know_module(path)
+
+    @property
+    def uses_apis(self) -> bool:
+        return self._selection is not None and self._selection.uses_apis
+
+
+class _Run:
+    """What ModuleTracker asks of a session."""
+
+    is_on = True
+    step = 0
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.sites = SiteTable()
+
+    def guarded(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Names are lost where this fails, and nothing else."""
+        try:
+            return function(*args)
+        except Exception as error:
+            warnings.warn(
+                f"override() could not read {what}: {type(error).__name__}: {error}",
+                FastcheckWarning,
+                stacklevel=4,
+            )
+            return None
+
+
+class _Calls:
+    """Names each call of one block."""
+
+    def __init__(self, owner: Override) -> None:
+        self.owner = owner
+        self.run = _Run()
+        session: Any = self.run
+        self.tracker = ModuleTracker(session, (), (), owner.know)
+        self.apis = ApiCalls() if owner.uses_apis else None
+        self._counts: dict[str, Counter[str]] = {}
+        self._forwards: dict[int, CallName] = {}
+        self._oldest = self._newest = _next_sequence() - 1
+        self._thread = threading.get_ident()
+
+    def name(self, op: str) -> CallName:
+        """Of the call that is about to run, as Dumper would name it."""
+        running = self.tracker.innermost
+        path = OUTSIDE if running is None else running.node.path
+        direction = "forward"
+        if torch._C._current_graph_task_id() != -1:
+            is_repeated = running is not None and running.is_recompute
+            node = None if is_repeated else _current_node()
+            before = None if node is None else self._forwards.get(node._sequence_nr())
+            if before is not None:
+                return CallName(
+                    before.op,
+                    before.module,
+                    before.call,
+                    "backward",
+                    before.api,
+                    before.api_call,
+                    ran=op,
+                )
+            direction = "forward" if is_repeated else "backward"
+        elif self.tracker.is_in_optimizer:
+            direction, path = "optimizer", OUTSIDE
+        counts = self._counts.setdefault(direction, Counter())
+        number = counts[op]
+        counts[op] += 1
+        api, api_call = ("", -1) if self.apis is None else self.apis.current
+        name = CallName(op, path, number, direction, api, api_call)
+        if direction == "forward":
+            self._register(name)
+        return name
+
+    def _register(self, name: CallName) -> None:
+        """The first call that finds a new node of autograd is the one that made it."""
+        if threading.get_ident() != self._thread:
+            return
+        newest = _next_sequence() - 1
+        if newest > self._newest:
+            self._newest = newest
+            self._forwards[newest] = name
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True
+
+    def __init__(self, calls: _Calls) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._calls = calls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_quiet() or not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        for kind in types:
+            if kind.__torch_dispatch__ is not _PLAIN_DISPATCH:
+                # It calls the operator again for the plain tensors below.
+                return NotImplemented
+        if func is _DETACH or func.namespace == "profiler":
+            return func(*args, **kwargs)
+        calls, op = self._calls, op_info(func).name
+        with calls.run.lock:
+            wants = calls.owner.wants(calls.name(op), None)
+        if not wants:
+            return func(*args, **kwargs)
+        return calls.owner.take(op, func, args, kwargs)
