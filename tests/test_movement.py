@@ -134,21 +134,26 @@ def test_a_layer_that_the_optimizer_was_not_given() -> None:
     assert "head.weight, head.bias has a gradient, but no optimizer" in text
 
 
-def test_two_optimizers_that_share_a_model() -> None:
+@pytest.mark.parametrize("rate", [0.01, 0.0])
+def test_two_optimizers_that_share_a_model(rate: float) -> None:
     model = Net()
     first = torch.optim.SGD(model.blocks.parameters(), lr=0.01)
-    second = torch.optim.SGD(model.head.parameters(), lr=0.01)
+    second = torch.optim.SGD(model.head.parameters(), lr=rate)
 
     class Both:
+        def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+            self.optimizers = optimizers
+
         def step(self) -> None:
-            first.step()
-            second.step()
+            for optimizer in self.optimizers:
+                optimizer.step()
 
         def zero_grad(self) -> None:
-            first.zero_grad()
-            second.zero_grad()
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
 
-    assert said(model, Both()) == []
+    assert said(model, Both(first, second), steps=40) == []
+    assert said(model, Both(second, first), steps=40) == []
 
 
 class Branches(nn.Module):

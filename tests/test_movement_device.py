@@ -13,6 +13,7 @@ import torch
 
 import fake_device
 import fastcheck
+from fastcheck._state import _still
 from test_movement import Branches, Frozen, Masked, said
 from training import Net, batches
 
@@ -35,6 +36,10 @@ def test_a_healthy_run_says_nothing() -> None:
     optimizer = torch.optim.SGD(groups, lr=0.01)
     optimizer.param_groups[1]["lr"] = rate
     assert said(model, optimizer) == []
+    before = fake.counters()
+    assert _still(optimizer) == {id(p) for p in model.head.parameters()}
+    spent = fake.counters() - before
+    assert spent.synchronisations == spent["blocking_copy"] == 0
 
 
 def test_what_does_not_move() -> None:
