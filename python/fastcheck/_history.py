@@ -4,6 +4,7 @@ are made of.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from typing import Optional
@@ -96,10 +97,11 @@ class History:
         """The records of the open step with these sequence numbers, oldest first."""
         parts = []
         for chunk in reversed(self._open):
-            if chunk["seq"][-1] < first:
+            numbers = chunk["seq"]
+            if numbers[-1] < first:
                 break
-            start, end = np.searchsorted(chunk["seq"], (first, stop))
-            parts.append(chunk[start:end])
+            # Not searchsorted(), which copies a column of records first.
+            parts.append(chunk[bisect_left(numbers, first) : bisect_left(numbers, stop)])
         return parts[0] if len(parts) == 1 else _join(parts[::-1])
 
     def of_site(self, site: int, call: int) -> np.ndarray:

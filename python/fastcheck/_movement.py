@@ -15,7 +15,7 @@ from typing import Callable
 import numpy as np
 
 from ._history import History
-from ._record import DTYPES, nonfinite
+from ._record import DTYPES, Flag
 from ._site import Site, SiteTable
 
 __all__ = ["UPDATES", "Look", "Movement"]
@@ -112,6 +112,20 @@ class _Table:
         self.size = size
 
 
+class _Columns:
+    """Fields of chosen records. Indexing the records would copy all of each, field by field."""
+
+    __slots__ = ("_chosen", "_records")
+
+    def __init__(self, records: np.ndarray, chosen: np.ndarray) -> None:
+        self._records = records
+        self._chosen = np.flatnonzero(chosen)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        column: np.ndarray = self._records[name][self._chosen]
+        return column
+
+
 class Movement:
     """``settle`` is called with the ledger's lock held, where an update's records are on the host;
     the rest by any thread.
@@ -156,12 +170,15 @@ class Movement:
             return
         self._know_sites()
         kinds = self._table["kind"][records["site"]]
-        strays = np.isin(records["site"], look.strays) & (kinds == _PARAMETER)
-        stray_records, records, kinds = records[strays], records[~strays], kinds[~strays]
-        self._weigh(look, records[kinds == _PARAMETER], records[kinds == _GRADIENT])
-        self._weigh_buffers(look, records[kinds == _BUFFER])
         if look.strays:
-            self._weigh_strays(stray_records)
+            strays = np.isin(records["site"], look.strays) & (kinds == _PARAMETER)
+            self._weigh_strays(records[strays])
+            records, kinds = records[~strays], kinds[~strays]
+        self._weigh(
+            look, _Columns(records, kinds == _PARAMETER), _Columns(records, kinds == _GRADIENT)
+        )
+        if look.buffers:
+            self._weigh_buffers(look, _Columns(records, kinds == _BUFFER))
 
     def _know_sites(self) -> None:
         table, total = self._table, len(self._sites)
@@ -181,7 +198,7 @@ class Movement:
                 parameter = self._parameter_of.get((site.module, label), number)
                 table["parameter"][number] = parameter
 
-    def _weigh(self, look: Look, parameters: np.ndarray, gradients: np.ndarray) -> None:
+    def _weigh(self, look: Look, parameters: _Columns, gradients: _Columns) -> None:
         table = self._table
         sites, sums = parameters["site"], parameters["checksum"]
         is_same = table["is_known"][sites] & (table["checksum"][sites] == sums)
@@ -211,7 +228,7 @@ class Movement:
         table["is_pending"][sites] = False
         # An update with a bad gradient may be skipped: by a scaler, by the optimizer itself, or by
         # the guard. Nobody knows before it is over, and it is no loss to leave it out.
-        if not len(held) or nonfinite(gradients).any():
+        if not len(held) or (gradients["flags"] & int(Flag.NONFINITE)).any():
             return
         is_live = np.array(look.is_live) & (table["kind"][held] == _PARAMETER)
         has_gradient = np.array(look.has_gradient)
@@ -226,9 +243,9 @@ class Movement:
         self._say_of(held[late & has_gradient], _zero)
         self._say_of(held[late & ~has_gradient], _none)
 
-    def _weigh_buffers(self, look: Look, records: np.ndarray) -> None:
+    def _weigh_buffers(self, look: Look, records: _Columns) -> None:
         table = self._table
-        if not len(records):
+        if not len(records["site"]):
             return
         by_site = {site: place for place, site in enumerate(look.buffers)}
         places = [by_site[int(site)] for site in records["site"]]

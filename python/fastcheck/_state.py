@@ -64,7 +64,8 @@ class StateReader:
         as such.
         """
         batch = _Batch()
-        self._add_parameters(batch, None)
+        for node, name, parameter in self._parameters(None):
+            batch.add(parameter, node.site("param", name, 0), "param")
         self._add_buffers(batch)
         self._read(batch)
 
@@ -84,10 +85,12 @@ class StateReader:
         look = Look()
         look.first = session.next_seq
         batch = _Batch()
-        self._add_parameters(batch, owned)
+        parameters = self._parameters(owned)
+        for node, name, parameter in parameters:
+            batch.add(parameter, node.site("param", name, 0), "param")
         watches = gradients and self._begins_update(optimizer)
         if watches:
-            self._look(look, optimizer, owned, batch)
+            self._look(look, optimizer, parameters, batch)
         self._add_buffers(batch)
         self._read(batch)
         if gradients:
@@ -112,7 +115,7 @@ class StateReader:
         self,
         look: Look,
         optimizer: Optional[torch.optim.Optimizer],
-        owned: Optional[set[int]],
+        parameters: Sequence[tuple[ModuleNode, str, torch.Tensor]],
         batch: _Batch,
     ) -> None:
         """What the records of this update don't tell. Adds parameters that no optimizer holds to
@@ -120,7 +123,7 @@ class StateReader:
         """
         look.is_certain = optimizer is not None
         still = set() if optimizer is None else _still(optimizer)
-        for node, name, parameter in self._parameters(owned):
+        for node, name, parameter in parameters:
             # Of a copy in few bits the optimizer may hold the original, which moves unseen.
             is_copy = optimizer is None and parameter.dtype.itemsize < 4
             look.parameters.append(node.site("param", name, 0))
@@ -221,10 +224,6 @@ class StateReader:
             for parameter in _stored(node, "_parameters").values()
             if parameter is not None
         )
-
-    def _add_parameters(self, batch: _Batch, owned: Optional[set[int]]) -> None:
-        for node, name, parameter in self._parameters(owned):
-            batch.add(parameter, node.site("param", name, 0), "param")
 
     def _parameters(self, owned: Optional[set[int]]) -> list[tuple[ModuleNode, str, torch.Tensor]]:
         found = []
