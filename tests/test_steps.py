@@ -263,7 +263,37 @@ def scaled_loop(
     return skipped
 
 
+class OwnScaler(torch.amp.GradScaler):
+    """Methods of its own in the place of torch's, as torch_npu's has, and one that asks torch's."""
+
+    def scale(self, outputs: Any) -> Any:
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(outputs.device)
+        return outputs * self._scale
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self.unscale_(optimizer)
+        found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        return None if any(map(bool, found.values())) else optimizer.step(*args, **kwargs)
+
+    def update(self, new_scale: Any = None) -> None:
+        super().update(new_scale)
+
+
 class TestGradScaler:
+    def test_methods_of_its_own(self) -> None:
+        torch.manual_seed(0)
+        before = dict(vars(OwnScaler))
+        model = Halves()
+        monitor = fastcheck.install(model)
+        scaler = OwnScaler("cpu", init_scale=2.0**20, growth_interval=4)
+        assert scaled_loop(model, scaler, 60) > 5
+        assert monitor.event_count == 0
+        assert {e.verdict for e in monitor.events} == {Verdict.SCALED}
+        assert monitor.step_index == 59
+        monitor.remove()
+        assert dict(vars(OwnScaler)) == before
+
     def test_200_healthy_steps_with_skips_never_stop(self) -> None:
         torch.manual_seed(0)
         model = Halves()

@@ -2,7 +2,8 @@
 they do.
 
 Connected while at least one monitor is installed. Optimizers have global hooks in torch; GradScaler
-has none, so three of its methods are wrapped at class level and put back by the last disconnect().
+has none, so three methods of it, and of the classes made from it that replace them, are wrapped at
+class level and put back by the last disconnect().
 """
 
 from __future__ import annotations
@@ -25,13 +26,11 @@ from ._steps import StepWatcher
 
 __all__ = ["connect", "disconnect"]
 
-_WRAPPED = ("scale", "step", "update")
-
 # Reentrant: the garbage collector may call _release() in the middle of anything.
 _lock = threading.RLock()
 _watchers: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
 _handles: list[Any] = []
-_originals: dict[str, Callable[..., Any]] = {}
+_originals: dict[tuple[Any, str], Callable[..., Any]] = {}
 
 
 def connect(watcher: StepWatcher) -> None:
@@ -97,58 +96,108 @@ def _has_closure(args: Any, kwargs: Any) -> bool:
 
 
 def _wrap_scaler() -> None:
-    scaler_class: Any = GradScaler
-    originals = {name: getattr(scaler_class, name) for name in _WRAPPED}
-    _originals.update(originals)
+    """Those of torch and, of the classes made from it until now, those that replace a method, with
+    or without asking torch's (FSDP's sharded one and torch_npu's do not).
+    """
+    for kind in _kinds(GradScaler):
+        for name, wrap in (("scale", _scale), ("step", _step), ("update", _update)):
+            original = vars(kind).get(name)
+            if original is not None and not hasattr(original, "_fastcheck"):
+                _originals[kind, name] = original
+                wrapper: Any = wrap(original)
+                # Tells our wrapper from the original, and from another's.
+                wrapper._fastcheck = True
+                setattr(kind, name, wrapper)
 
-    @functools.wraps(originals["scale"])
-    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_enabled():
-            return originals["scale"](self, *args, **kwargs)
-        _tell("loss scaling", StepWatcher.scaling, self)
-        # A loss that overflows when it is scaled is no event: the scaler sees to its gradients.
-        with _unread():
-            result = originals["scale"](self, *args, **kwargs)
-            outputs = args[0] if args else kwargs.get("outputs")
-            _tell("loss scaling", StepWatcher.scaled, self, outputs)
-        return result
 
-    @functools.wraps(originals["step"])
-    def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_enabled():
-            return originals["step"](self, optimizer, *args, **kwargs)
-        _tell("loss scaling", StepWatcher.scaler_step_began, self, optimizer)
-        try:
-            result = originals["step"](self, optimizer, *args, **kwargs)
-            found = _found_inf(self, optimizer)
-            with _unread():  # for every watcher: one keeps what another would see
-                _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer, found)
-        finally:
-            for watcher in list(_watchers):
-                watcher.scaler_step_left(optimizer)
-        return result
-
-    @functools.wraps(originals["update"])
-    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = originals["update"](self, *args, **kwargs)
-        if self.is_enabled():
-            _tell("loss scaling", StepWatcher.scaler_updated, self)
-        return result
-
-    for name, function in (("scale", scale), ("step", step), ("update", update)):
-        wrapper: Any = function
-        wrapper._fastcheck = True  # tells our wrapper from the original, and from another's
-        setattr(scaler_class, name, wrapper)
+def _kinds(kind: Any) -> Iterator[Any]:
+    yield kind
+    for other in kind.__subclasses__():
+        yield from _kinds(other)
 
 
 def _unwrap_scaler() -> None:
-    scaler_class: Any = GradScaler
     originals = _originals.copy()
     _originals.clear()
-    for name, original in originals.items():
+    for (kind, name), original in originals.items():
         # Someone may have wrapped it after us: then theirs stays, and ours inside it tells nobody.
-        if getattr(getattr(scaler_class, name), "_fastcheck", False):
-            setattr(scaler_class, name, original)
+        if getattr(vars(kind).get(name), "_fastcheck", False):
+            setattr(kind, name, original)
+
+
+class _Running(threading.local):
+    """The calls of scalers' methods that this thread has told of: scaler and name."""
+
+    def __init__(self) -> None:
+        self.calls: set[tuple[int, str]] = set()
+
+
+_running = _Running()
+
+
+@contextlib.contextmanager
+def _told(scaler: Any, name: str) -> Iterator[bool]:
+    """Whether this call is to be told of: the scaler is in use, and it is no method of a base class
+    within its own.
+    """
+    key = (id(scaler), name)
+    if not scaler.is_enabled() or key in _running.calls:
+        yield False
+        return
+    _running.calls.add(key)
+    try:
+        yield True
+    finally:
+        _running.calls.discard(key)
+
+
+def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _told(self, "scale") as is_told:
+            if not is_told:
+                return original(self, *args, **kwargs)
+            _tell("loss scaling", StepWatcher.scaling, self)
+            # A loss that overflows when it is scaled is no event: the scaler sees to its gradients.
+            with _unread():
+                result = original(self, *args, **kwargs)
+                outputs = args[0] if args else kwargs.get("outputs")
+                _tell("loss scaling", StepWatcher.scaled, self, outputs)
+            return result
+
+    return scale
+
+
+def _step(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with _told(self, "step") as is_told:
+            if not is_told:
+                return original(self, optimizer, *args, **kwargs)
+            _tell("loss scaling", StepWatcher.scaler_step_began, self, optimizer)
+            try:
+                result = original(self, optimizer, *args, **kwargs)
+                found = _found_inf(self, optimizer)
+                with _unread():  # for every watcher: one keeps what another would see
+                    _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer, found)
+            finally:
+                for watcher in list(_watchers):
+                    watcher.scaler_step_left(optimizer)
+            return result
+
+    return step
+
+
+def _update(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _told(self, "update") as is_told:
+            result = original(self, *args, **kwargs)
+            if is_told:
+                _tell("loss scaling", StepWatcher.scaler_updated, self)
+            return result
+
+    return update
 
 
 def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
