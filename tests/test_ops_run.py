@@ -255,7 +255,9 @@ def test_the_log_tells_the_op_and_the_line(tmp_path: Path) -> None:
 def test_options_that_do_not_go_with_it() -> None:
     with pytest.raises(fastcheck.ConfigError, match="ops= is for op level"):
         fastcheck.install(Net(), ops="mm")
-    with pytest.raises(fastcheck.ConfigError, match="reads other devices than the CPU only with sync"):
+    with pytest.raises(
+        fastcheck.ConfigError, match="reads other devices than the CPU only with sync"
+    ):
         fastcheck.install(nn.Linear(2, 2, device="meta"), level="op")
 
 
