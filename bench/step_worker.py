@@ -51,9 +51,13 @@ def detect_anomaly(trainer: Trainer, scratch: str) -> Step:
 def debug_underflow_overflow(trainer: Trainer, scratch: str) -> Step:
     from transformers.debug_utils import DebugUnderflowOverflow
 
-    # Held by the trainer: the tool lives as long as somebody refers to it.
-    trainer.debugger = DebugUnderflowOverflow(trainer.model)  # type: ignore[attr-defined]
-    return trainer.step
+    tool = DebugUnderflowOverflow(trainer.model)
+
+    def step(index: int) -> torch.Tensor:
+        assert tool is not None  # it lives as long as somebody refers to it
+        return trainer.step(index)
+
+    return step
 
 
 def msprobe(trainer: Trainer, scratch: str) -> Step:

@@ -54,6 +54,12 @@ RECORD_DTYPE = np.dtype(
 assert RECORD_DTYPE.itemsize == RECORD_BYTES
 
 
+def offset_of(field: str) -> int:
+    """Where a field begins, in bytes."""
+    assert RECORD_DTYPE.fields is not None
+    return RECORD_DTYPE.fields[field][1]
+
+
 class Depth(enum.IntEnum):
     """How much of a record is computed; a field that the depth does not cover is zero bytes."""
 

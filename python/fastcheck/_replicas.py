@@ -210,12 +210,12 @@ class ReplicaCheck:
         self.left_out = tuple(left_out)
         return names
 
-    def _is_replicated(self, parameter: torch.Tensor) -> bool:
+    def _is_replicated(self, parameter: Any) -> bool:
         """Whether the ranks of the group hold the same part of it."""
         placements = getattr(parameter, "placements", None)
         if not placements:
             return True
-        mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+        mesh = parameter.device_mesh  # a DTensor
         return all(
             placement.is_replicate()
             or len(self._ranks & set(dist.get_process_group_ranks(mesh.get_group(dimension)))) < 2

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ._device import DeviceStreams
-from ._record import RECORD_BYTES, RECORD_DTYPE, DeviceMode, Identity, identify
+from ._record import RECORD_BYTES, RECORD_DTYPE, DeviceMode, Identity, identify, offset_of
 from ._segment import Segment
 from .backends import Backend
 
@@ -19,7 +19,7 @@ __all__ = ["Reserve"]
 # From one cut to the next; the very first is the one that matters.
 RESERVED_SLOTS = 16
 
-_SEQ_WORD = RECORD_DTYPE.fields["seq"][1] // 8  # type: ignore[index]
+_SEQ_WORD = offset_of("seq") // 8
 _COUNT_WORDS = slice(1, 4)  # nan_count, posinf_count, neginf_count
 _SATURATED_WORD = 7
 

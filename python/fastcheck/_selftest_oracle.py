@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ._record import DTYPES, RECORD_DTYPE, VALUE_BYTES, Depth, DTypeInfo, Order
+from ._record import DTYPES, RECORD_DTYPE, VALUE_BYTES, Depth, DTypeInfo, Order, offset_of
 
 __all__ = ["SUMS", "Format", "describe", "differences", "format_of", "oracle", "row_of"]
 
@@ -234,7 +234,7 @@ def differences(got: np.void, want: np.void, exact_sums: bool) -> list[str]:
     """
     found = []
     for name in RECORD_DTYPE.names or ():
-        offset = RECORD_DTYPE.fields[name][1]  # type: ignore[index]
+        offset = offset_of(name)
         if offset >= VALUE_BYTES and name not in ("dtype", "order", "depth"):
             continue
         if got[name].tobytes() == want[name].tobytes():

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from .._record import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
+from .._record import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION, offset_of
 from . import backend_for
 from .portable_constants import stream_key, upload
 
 __all__ = ["record", "record_list"]
 
-_FLAGS = RECORD_DTYPE.fields["flags"][1] // 4  # type: ignore[index]  # 32-bit cell of the flags
+_FLAGS = offset_of("flags") // 4  # 32-bit cell of the flags
 
 
 def record(tensor: torch.Tensor, depth: int, logical: bool) -> torch.Tensor:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Protocol, cast
+from typing import Any, Callable, Optional, Protocol
 
 import numpy as np
 import torch
 
-from .._record import RECORD_DTYPE, Depth
+from .._record import RECORD_DTYPE, Depth, offset_of
 from .names import NameTable, Renaming
 
 __all__ = ["SOME", "UNKNOWN_COUNT", "Block", "Extra", "Kind", "Phase", "Source", "same_bits"]
@@ -118,7 +118,7 @@ class Source(Protocol):
 
 
 #: Counts and extremes. Not the sums: some backends add them up in an order of their own.
-BYTES_BEFORE_SUMS: int = cast(Any, RECORD_DTYPE.fields)["sum"][1]
+BYTES_BEFORE_SUMS = offset_of("sum")
 _BITS = np.dtype(
     {
         "names": ["before"],
