@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import torch
 
-from . import _boundaries
+from . import _boundaries, _graphs
 from ._alarm import Alarm
 from ._calls import ModuleNode
 from ._compiled import Connection, connect, disconnect, set_hook_id
@@ -100,6 +100,7 @@ class Monitor:
         else:
             self._observer = ModuleObserver(session, state)
         self._watcher = session.watcher = StepWatcher(session, state, run_meta.meet)
+        self._graphs = self._watcher.graphs = _graphs.GraphFollower(self._watcher, nodes)
         # Set by install(), which it calls again.
         self._replays: Optional[Replayer] = None
         self._handles: list[Any] = []
@@ -129,6 +130,7 @@ class Monitor:
                 set_hook_id(handle, number)
                 self._handles.append(handle)
         _boundaries.connect(self._watcher)
+        _graphs.connect(self._graphs)
         if isinstance(self._session, OpSession):
             self._session.begin(self._nodes)
 
@@ -305,6 +307,7 @@ class Monitor:
             self._handles.clear()
             session.step.leaf_handles.clear()
             _boundaries.disconnect(self._watcher)
+            _graphs.disconnect(self._graphs)
             if self._connection is not None:
                 disconnect(self._connection.number)
             self._watcher.release()
@@ -393,6 +396,7 @@ class Monitor:
             )
         notes += triton.remarks()
         notes += session.overflow.remarks()
+        notes += self._graphs.remarks()
         lost = sum(ring.lost_count for ring in session.rings.values())
         if lost:
             notes.append(

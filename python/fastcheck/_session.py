@@ -14,7 +14,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ from ._scaling import ScalingLog
 from ._seen import make_seen
 from ._site import SiteTable
 from .backends import backend_for
+
+if TYPE_CHECKING:
+    from ._graph_tape import Tape
 
 __all__ = ["Session"]
 
@@ -95,6 +98,8 @@ class Session:
         # Sites that could not be read once; they are not tried again.
         self.off_sites: set[int] = set()
         self.unread_devices: dict[str, None] = {}
+        # While a graph is captured: what the hooks see is written down for its replays.
+        self.tape: Optional[Tape] = None
 
     # Steps
 
@@ -354,6 +359,9 @@ class Session:
     def _submit(self, closes_step: bool = False) -> None:
         step = self.step
         journal, step.journal = step.journal, Journal()
+        if self.tape is not None:
+            self.tape.take(step, journal, closes_step)
+            return
         records = [self.host.take()]
         segments = []
         for ring in self.rings.values():
