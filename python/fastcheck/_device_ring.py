@@ -60,7 +60,9 @@ class DeviceRing:
         self._free.extend(self._new_segment() for _ in range(self._segment_count))
         # The segment that observe() wrote to last, on a stream that it has waited for.
         self._last_used: Optional[Segment] = None
-        self._reserve = Reserve(streams, backend, self._depth)
+        # The one that keeps, and those whose copies were taken: a step's events come with its part.
+        self._spare: deque[Segment] = deque()
+        self._reserve = self._new_reserve()
         # While a graph is captured: the slots that take its readings; None for what is no part of
         # it.
         self.captured: Optional[Callable[[DeviceRing], Optional[GraphSlots]]] = None
@@ -174,8 +176,10 @@ class DeviceRing:
         self._send()
         segments, self._in_flight = self._in_flight, []
         records, self._taken_early = self._taken_early, []
-        reserve = self._reserve.cut(self._copier)
-        return records, segments if reserve is None else [*segments, reserve]
+        if self._reserve.cut(self._copier):
+            segments.append(self._reserve)
+            self._reserve = self._new_reserve()
+        return records, segments
 
     def take(self, segment: Segment) -> np.ndarray:
         """The records of a segment whose copy is done. May be called by any one thread."""
@@ -183,6 +187,16 @@ class DeviceRing:
         if segment.pool is not None:
             segment.pool.append(segment)
         return records
+
+    def _new_reserve(self) -> Reserve:
+        if self._spare:
+            spare = self._spare.popleft()
+            assert isinstance(spare, Reserve)
+            return spare
+        with torch.inference_mode(False):
+            reserve = Reserve(self._streams, self.backend, self._depth)
+        reserve.pool = self._spare
+        return reserve
 
     def _new_segment(self) -> Segment:
         segment = Segment(self._streams, self._segment_slots)

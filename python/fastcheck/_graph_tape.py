@@ -84,8 +84,9 @@ class Tape:
 
     def slots(self, ring: DeviceRing) -> Optional[GraphSlots]:
         """Those of the stretch under way; None when what is read is no part of the graph."""
-        if not ring.is_capturing:
+        if self.problem is None and not ring.is_capturing:
             self.problem = "something was read meanwhile on a stream that was not captured"
+        if self.problem is not None:
             return None
         slots = self._stretch.slots.get(ring)
         if slots is None:

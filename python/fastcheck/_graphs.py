@@ -91,6 +91,11 @@ class GraphFollower:
         session.flush()
         session.tape = tape = Tape(session, _memory.setdefault(graph, []))
         self._graphs[graph] = _Followed(tape, streams)
+        if not ring.backend.is_capturable:
+            # It copies from the host what depends on shapes, or waits for what it keeps.
+            tape.problem = (
+                f"only the CUDA kernels can be captured, not the {ring.backend.name} ones"
+            )
         for ring in session.rings.values():
             ring.captured = tape.slots
         return True

@@ -91,10 +91,10 @@ class Reserve(Segment):
         taken.add_(hits.sum())
         self._waiting.update(enumerate(identities, first))
 
-    def cut(self, copier: Any) -> Optional[Reserve]:
-        """Starts the copy, unless there is nothing to copy or the last one was not taken yet."""
-        if not self._waiting or self._copying:
-            return None
+    def cut(self, copier: Any) -> bool:
+        """Starts the copy, after which it can't be used before take(); False: there is nothing."""
+        if not self._waiting:
+            return False
         self._copying, self._waiting = self._waiting, {}
         self.start_copy(copier)
         with self._streams.on(copier):
@@ -102,7 +102,7 @@ class Reserve(Segment):
         self._copied.record(copier)
         if self._last is not None:
             self._last.record(copier)
-        return self
+        return True
 
     @property
     def used(self) -> int:

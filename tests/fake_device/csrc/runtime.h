@@ -287,7 +287,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 // `native_stream` is Stream.native_handle, and its device is current, as CUDA has it. Runs fn(arg)
 // on that stream after what was enqueued before, and once for each replay if it is captured; then
-// drop(arg).
+// drop(arg), unless that is null.
 void fake_device_launch(void* native_stream, const char* name, void (*fn)(void*), void* arg,
                         void (*drop)(void*));
 // Whether what is launched there becomes part of a graph.

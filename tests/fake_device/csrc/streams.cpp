@@ -365,7 +365,9 @@ std::vector<std::string> take_launches() {
 
 extern "C" void fake_device_launch(void* native_stream, const char* name, void (*fn)(void*),
                                    void* arg, void (*drop)(void*)) {
-  const std::shared_ptr<void> held(arg, drop);
+  const std::shared_ptr<void> held(arg, [drop](void* each) {
+    if (drop != nullptr) drop(each);
+  });
   auto& stream = *static_cast<fake::Stream*>(native_stream);
   if (stream.device() != fake::current_device())
     throw std::runtime_error("fake device: a stream of device " + std::to_string(stream.device()) +

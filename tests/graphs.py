@@ -1,0 +1,99 @@
+"""What the tests of captured graphs do alike on the fake accelerator and on a GPU: training with
+data that is copied to a fixed place, with a graph and without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Callable, Optional
+
+import torch
+from torch import nn
+
+from training import batches
+
+WARM_UP = 2
+
+
+@contextmanager
+def capturing(graph: Any, device: str, stream: Any = None) -> Iterator[None]:
+    """Captures what is done within it, on a stream of its own."""
+    module = getattr(torch, device)
+    with ExitStack() as stack:
+        if device == "cuda" and isinstance(graph, torch.cuda.CUDAGraph):
+            stack.enter_context(torch.cuda.graph(graph, stream=stream))
+        else:
+            stack.enter_context(module.stream(stream or module.Stream()))
+            stack.enter_context(graph)
+        yield
+
+
+def new_graph(device: str) -> Any:
+    return torch.cuda.CUDAGraph() if device == "cuda" else torch.accelerator.Graph()
+
+
+class Training:
+    """A model, and one step of it that takes its batch from a fixed place."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: str,
+        optimizer: Optional[Callable[[Any], torch.optim.Optimizer]] = None,
+        shape: Sequence[int] = (4, 8),
+    ) -> None:
+        self.device = device
+        self.module: Any = getattr(torch, device)
+        self.model = model.to(device)
+        make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.01))
+        self.optimizer = make(self.model.parameters())
+        self.x = torch.zeros(*shape, device=device)
+        self.loss = torch.zeros((), device=device)
+        self.graph: Any = None
+        self.stream: Any = None
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad()
+        loss = self.model(self.x).square().mean()
+        loss.backward()
+        self.loss.copy_(loss.detach())
+
+    def step(self) -> None:
+        self.backward()
+        self.optimizer.step()
+
+    def warm_up(self, step: Optional[Callable[[], None]] = None, count: int = WARM_UP) -> None:
+        """On a stream of its own, as torch asks for."""
+        self.stream = self.module.Stream()
+        with self.module.stream(self.stream):
+            for x in batches(count, *self.x.shape, seed=77):
+                self.x.copy_(x)
+                (step or self.step)()
+        self.module.synchronize()
+
+    def capture(self, step: Optional[Callable[[], None]] = None) -> Any:
+        self.graph = new_graph(self.device)
+        with capturing(self.graph, self.device, self.stream):
+            (step or self.step)()
+        return self.graph
+
+    def run(
+        self, data: Sequence[torch.Tensor], step: Optional[Callable[[], object]] = None
+    ) -> list[torch.Tensor]:
+        """A replay (or a step) for each batch; the losses, on the device."""
+        losses = []
+        for x in data:
+            self.x.copy_(x)
+            (step or self.graph.replay)()
+            losses.append(self.loss.clone())
+        return losses
+
+
+def said(monitor: Any, first_step: int = WARM_UP) -> list[tuple[int, str, bytes]]:
+    """The records from this step on, without what tells two runs apart that read the same."""
+    records = monitor.records()
+    records = records[records["step"] >= first_step].copy()
+    sites = [str(monitor.sites[int(site)]) for site in records["site"]]
+    records["site"] = records["seq"] = 0
+    return [(int(r["step"]), site, r.tobytes()) for site, r in zip(sites, records)]
