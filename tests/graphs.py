@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch import nn
 
+from fastcheck import _C
 from training import batches
 
 WARM_UP = 2
@@ -97,3 +98,43 @@ def said(monitor: Any, first_step: int = WARM_UP) -> list[tuple[int, str, bytes]
     sites = [str(monitor.sites[int(site)]) for site in records["site"]]
     records["site"] = records["seq"] = 0
     return [(int(r["step"]), site, r.tobytes()) for site, r in zip(sites, records)]
+
+
+def assert_records_what_is_there(training: Training, monitor: Any, replays: int) -> None:
+    """What each of so many replays leaves are the CPU's records of what it left in memory: of the
+    batch, of the output and of every gradient, byte for byte, under the number of its step. One
+    batch in ten has an infinity.
+    """
+    kept: list[dict[tuple[str, str], torch.Tensor]] = []
+    outputs: list[torch.Tensor] = []
+    head = [module for module in training.model.modules() if isinstance(module, nn.Linear)][-1]
+    handle = head.register_forward_hook(lambda module, args, output: outputs.append(output))
+    training.capture()
+    handle.remove()
+    names = {id(p): name for name, p in training.model.named_parameters()}
+    path = next(name for name, module in training.model.named_modules() if module is head)
+    first = monitor.step_index + 1
+    for index, x in enumerate(batches(replays, *training.x.shape, seed=11)):
+        if index % 10 == 4:
+            x.view(-1)[3] = float("inf")
+        training.x.copy_(x)
+        training.graph.replay()
+        there = {("input", ""): training.x, ("output", path): outputs[0]}
+        for p in training.model.parameters():
+            assert p.grad is not None
+            there["param_grad", names[id(p)]] = p.grad
+        kept.append({key: tensor.detach().clone() for key, tensor in there.items()})
+    monitor.flush()
+    sites = list(monitor.sites)
+    found: dict[tuple[int, str, str], bytes] = {}
+    for record in monitor.records():
+        site = sites[int(record["site"])]
+        name = f"{site.module}.{site.label}" if site.role == "param_grad" else site.module
+        found[int(record["step"]), site.role, name] = record.tobytes()[:112]
+    for index, there in enumerate(kept):
+        for (role, name), tensor in there.items():
+            wanted = bytes(_C.record(tensor.cpu()).numpy())[:112]
+            assert found[first + index, role, name] == wanted, (index, role, name)
+    bad = {first + index for index in range(replays) if index % 10 == 4}
+    assert {event.step for event in monitor.events} == bad
+    assert monitor.event_count == len(bad)

@@ -20,7 +20,7 @@ import fake_device
 import fastcheck
 from cuda_on_fake.checks import fresh_device
 from fastcheck import _graph_slots, backends
-from graphs import WARM_UP, Training, new_graph, said
+from graphs import WARM_UP, Training, assert_records_what_is_there, new_graph, said
 from on_device import deep
 from training import Net, batches, stopped, where
 
@@ -88,6 +88,22 @@ def test_100_replays_leave_the_records_of_100_steps() -> None:
     assert {e.step for e in there.events} == {7 + WARM_UP, 8 + WARM_UP, 50 + WARM_UP}
     assert there.event_count == here.event_count == 3
     assert not any("lost" in note or "replay" in note for note in there._notes())
+
+
+def test_100_replays_leave_the_cpus_records_of_what_they_computed() -> None:
+    training = Training(Net(), NAME, guarded)
+    options: Any = {"overflow_nums": -1, "history": 200, "protect_weights": True}
+    monitor = fastcheck.install(training.model, **options)
+    training.warm_up()
+    assert_records_what_is_there(training, monitor, 100)
+
+
+def test_many_records_need_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_graph_slots, "BLOCK_SLOTS", 8)
+    training = Training(deep(4), NAME, guarded)
+    monitor = fastcheck.install(training.model, overflow_nums=-1, protect_weights=True)
+    training.warm_up()
+    assert_records_what_is_there(training, monitor, 6)
 
 
 @pytest.mark.parametrize("sync", ["never", "step", "call"])
@@ -288,6 +304,32 @@ def test_a_graph_each_for_gradients_and_update_accumulating() -> None:
     assert {int(r["step"]) for r in records if r["site"] in weights} == {0, 1, 2, 3, 4}
 
 
+def test_what_a_replay_wrote_is_read_again_by_what_is_not_captured() -> None:
+    """Its memory has changed, and its version has not."""
+    body, head = nn.Linear(8, 8), nn.Linear(8, 8)
+    model = nn.ModuleList([body, head]).to(NAME)
+    training = Training(model, NAME)
+    monitor = fastcheck.install(model)
+    outputs = []
+
+    def forward() -> None:
+        outputs[:] = [body(training.x)]
+
+    with torch.no_grad():
+        training.warm_up(forward)
+        training.capture(forward)
+        for x in data(3):
+            training.x.copy_(x)
+            training.graph.replay()
+            head(outputs[0])
+    monitor.flush()
+    sites = [
+        k for k, site in enumerate(monitor.sites) if (site.module, site.role) == ("1", "input")
+    ]
+    sums = [int(r["checksum"]) for r in monitor.records() if r["site"] in sites]
+    assert len(sums) == len(set(sums)) == 3
+
+
 def test_several_steps_in_one_graph() -> None:
     def run(is_captured: bool) -> Any:
         torch.manual_seed(0)
@@ -394,41 +436,26 @@ def test_two_graphs_at_once() -> None:
 
 
 def test_a_graph_changes_streams() -> None:
-    """What one replay left is copied before the next one writes, whatever the streams."""
-    steps = data(9, 4)
-    torch.manual_seed(0)
-    training = Training(deep(3), NAME, guarded)
-    options: Any = {"overflow_nums": -1, "protect_weights": True, "max_lag": None}
-    monitor = fastcheck.install(training.model, **options)
-    training.warm_up()
-    training.capture()
-    streams = [fake.Stream() for _ in range(3)]
-    fake.set_delay(2000, streams[0])
-    fake.synchronize()
-    last = fake.Stream()
-    for index, x in enumerate(steps):
-        stream = streams[index % 3]
-        stream.wait_stream(last) if hasattr(stream, "wait_stream") else stream.wait_event(
-            last.record_event()
-        )
-        with fake.stream(stream):
-            training.x.copy_(x)
-            training.graph.replay()
-        last = stream
-    fake.set_delay(0, streams[0])
-    monitor.flush()
-    torch.manual_seed(0)
-    eager, _ = trained_deep(steps)
-    assert said(monitor) == said(eager)
+    """What one replay left is copied aside before the next one writes, whatever the streams."""
 
+    def run(is_captured: bool) -> Any:
+        torch.manual_seed(0)
+        training = Training(deep(3), NAME, guarded)
+        monitor = fastcheck.install(training.model, max_lag=None)
+        training.warm_up()
+        if is_captured:
+            training.capture()
+        streams = [fake.Stream() for _ in range(3)]
+        fake.synchronize()
+        fake.set_delay(3000, streams[0])
+        for index in range(9):
+            with fake.stream(streams[index % 3] if is_captured else streams[1]):
+                training.graph.replay() if is_captured else training.step()
+        fake.set_delay(0, streams[0])
+        monitor.flush()
+        return monitor
 
-def trained_deep(steps: list[torch.Tensor]) -> tuple[Any, Any]:
-    training = Training(deep(3), NAME, guarded)
-    monitor = fastcheck.install(training.model, overflow_nums=-1, protect_weights=True)
-    training.warm_up()
-    training.run(steps, training.step)
-    monitor.flush()
-    return monitor, training
+    assert said(run(True)) == said(run(False))
 
 
 @pytest.mark.parametrize("what", ["another capture", "another stream"])
