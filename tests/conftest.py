@@ -32,6 +32,8 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_fake_device.py",
         "test_fake_device_torch.py",
         "test_fake_graphs.py",
+        "test_graph_ends.py",
+        "test_graph_parts.py",
         "test_graphs.py",
         "test_op_device.py",
         "test_mlu.py",

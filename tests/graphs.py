@@ -34,6 +34,20 @@ def new_graph(device: str) -> Any:
     return torch.cuda.CUDAGraph() if device == "cuda" else torch.accelerator.Graph()
 
 
+def batches_on(device: str, count: int, *bad: int, seed: int = 3) -> list[torch.Tensor]:
+    """Batches, with a NaN in these."""
+    found = list(batches(count, seed=seed))
+    for index in bad:
+        found[index][1, 2] = float("nan")
+    there = [x.to(device) for x in found]
+    getattr(torch, device).synchronize()
+    return there
+
+
+def guarded(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, fused=True)
+
+
 class Training:
     """A model, and one step of it that takes its batch from a fixed place."""
 

@@ -6,23 +6,30 @@ The kernels are those of csrc/cuda, over the host shim (tests/cuda_on_fake).
 
 from __future__ import annotations
 
+import functools
 import gc
-import weakref
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import fake_device
 import fastcheck
 from cuda_on_fake.checks import fresh_device
-from fastcheck import _graph_slots, backends
-from graphs import WARM_UP, Training, assert_records_what_is_there, new_graph, said
+from fastcheck import _drain, _graph_slots
+from graphs import (
+    WARM_UP,
+    Training,
+    assert_records_what_is_there,
+    batches_on,
+    guarded,
+    said,
+)
 from on_device import deep
-from training import Net, batches, stopped, where
+from training import Net, stopped, where
 
 fake: Any = fake_device.load()
 NAME = fake.name()
@@ -41,18 +48,7 @@ def _fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, torch_threads: None) 
         fake.empty_cache()
 
 
-def data(count: int, *bad: int, seed: int = 3) -> list[torch.Tensor]:
-    """Batches on the device, with a NaN in these."""
-    found = list(batches(count, seed=seed))
-    for index in bad:
-        found[index][1, 2] = float("nan")
-    there = [x.to(NAME) for x in found]
-    fake.synchronize()
-    return there
-
-
-def guarded(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=0.01, fused=True)
+data = functools.partial(batches_on, NAME)
 
 
 def trained(
@@ -247,408 +243,53 @@ def test_every_and_steps_are_a_matter_of_the_replays() -> None:
         monitor.remove()
 
 
-# --- parts of a step, and several steps -----------------------------------------------------------
-
-
-def test_forward_and_backward_alone() -> None:
-    """The optimizer runs in Python: its hooks read the gradients and close the step."""
+def test_loss_scaling_is_captured_with_its_decisions() -> None:
+    """A GradScaler and a fused optimizer decide on the device whether an update is skipped."""
 
     def run(is_captured: bool) -> Any:
         torch.manual_seed(0)
         training = Training(Net(), NAME, guarded)
-        monitor = fastcheck.install(training.model, overflow_nums=-1, protect_weights=True)
-        training.warm_up()
-        if is_captured:
-            training.capture(training.backward)
+        monitor = fastcheck.install(training.model, overflow_nums=-1)
+        scaler = torch.amp.GradScaler(NAME, init_scale=2.0**120)
 
         def step() -> None:
-            training.graph.replay() if is_captured else training.backward()
-            training.optimizer.step()
+            training.optimizer.zero_grad()
+            loss = training.model(training.x).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(training.optimizer)
+            scaler.update()
 
-        training.run(data(6, 3), step)
+        training.warm_up(step)
+        if is_captured:
+            training.capture(step)
+        steps = data(6)
+        steps[3].mul_(1000)  # too large for its gradients, times the scale
+        training.run(steps, None if is_captured else step)
         monitor.flush()
         return monitor
 
     here, there = run(False), run(True)
     assert said(there) == said(here)
-    assert [(e.step, *where(e)) for e in there.events] == [(e.step, *where(e)) for e in here.events]
+    told = [(e.step, *where(e), e.counted) for e in here.events]
+    assert [(e.step, *where(e), e.counted) for e in there.events] == told
+    assert "scaled" in {each[4] for each in told}
 
 
-def test_a_graph_each_for_gradients_and_update_accumulating() -> None:
+def test_nothing_asks_the_device_while_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was on its way when the capture began was taken in before."""
+    monkeypatch.setattr(_drain, "_POLL_SECONDS", 0.05)
     training = Training(deep(2), NAME)
-    monitor = fastcheck.install(training.model, overflow_nums=-1)
-
-    def accumulate() -> None:
-        training.model(training.x).square().mean().backward()
-
-    def update() -> None:
-        training.optimizer.step()
-        training.optimizer.zero_grad(set_to_none=False)
-
-    def both() -> None:
-        accumulate()
-        update()
-
-    training.warm_up(both)
-    forward, step = training.capture(accumulate), training.capture(update)
-    for index, x in enumerate(data(6)):
-        training.x.copy_(x)
-        forward.replay()
-        if index % 2:
-            step.replay()
-    monitor.flush()
-    records = monitor.records()
-    inputs = [k for k, site in enumerate(monitor.sites) if site.role == "input" and not site.module]
-    assert [int(r["step"]) for r in records if r["site"] in inputs] == [0, 1, 2, 2, 3, 3, 4, 4]
-    weights = [k for k, site in enumerate(monitor.sites) if site.role == "param_grad"]
-    assert {int(r["step"]) for r in records if r["site"] in weights} == {0, 1, 2, 3, 4}
-
-
-def test_what_a_replay_wrote_is_read_again_by_what_is_not_captured() -> None:
-    """Its memory has changed, and its version has not."""
-    body, head = nn.Linear(8, 8), nn.Linear(8, 8)
-    model = nn.ModuleList([body, head]).to(NAME)
-    training = Training(model, NAME)
-    monitor = fastcheck.install(model)
-    outputs = []
-
-    def forward() -> None:
-        outputs[:] = [body(training.x)]
-
-    with torch.no_grad():
-        training.warm_up(forward)
-        training.capture(forward)
-        for x in data(3):
-            training.x.copy_(x)
-            training.graph.replay()
-            head(outputs[0])
-    monitor.flush()
-    sites = [
-        k for k, site in enumerate(monitor.sites) if (site.module, site.role) == ("1", "input")
-    ]
-    sums = [int(r["checksum"]) for r in monitor.records() if r["site"] in sites]
-    assert len(sums) == len(set(sums)) == 3
-
-
-def test_several_steps_in_one_graph() -> None:
-    def run(is_captured: bool) -> Any:
-        torch.manual_seed(0)
-        training = Training(deep(2), NAME, guarded)
-        options: Any = {"overflow_nums": -1, "protect_weights": True}
-        monitor = fastcheck.install(training.model, **options)
-        training.warm_up()
-
-        def three() -> None:
-            for _ in range(3):
-                training.step()
-
-        if is_captured:
-            training.capture(three)
-        training.run(data(4, 2), None if is_captured else three)
-        monitor.flush()
-        return monitor
-
-    here, there = run(False), run(True)
-    assert said(there) == said(here)
-    assert {e.step for e in there.events} == {e.step for e in here.events} == {8, 9, 10}
-
-
-def test_monitor_step_after_a_replay_closes_the_step() -> None:
-    training = Training(deep(2), NAME)
-    monitor = fastcheck.install(training.model, overflow_nums=-1)
+    monitor = fastcheck.install(training.model, max_lag=None)
     training.warm_up()
-    training.capture()
-    monitor.step()
-
-    def step() -> None:
-        training.graph.replay()
-        training.graph.replay()
-        monitor.step(loss=training.loss)
-
-    training.run(data(3), step)
-    monitor.flush()
-    records = monitor.records()
-    losses = [k for k, site in enumerate(monitor.sites) if site.role == "loss"]
-    mine = [int(r["step"]) for r in records if r["site"] in losses]
-    assert mine == [WARM_UP, WARM_UP + 1, WARM_UP + 2]
-    inputs = [k for k, site in enumerate(monitor.sites) if site.role == "input" and not site.module]
-    seen = [int(r["step"]) for r in records if r["site"] in inputs]
-    assert seen == [0, 1, 2, 2, 3, 3, 4, 4]
-
-
-def test_a_model_that_is_only_asked() -> None:
-    """No step ever closes."""
-    training = Training(deep(2), NAME)
-    monitor = fastcheck.install(training.model, overflow_nums=-1)
-
-    @torch.no_grad()
-    def ask() -> None:
-        training.model(training.x)
-
-    training.warm_up(ask)
-    training.capture(ask)
-    for x in data(5, 3):
-        training.run([x])
-        monitor.flush()
-    records = monitor.records()
-    inputs = [k for k, site in enumerate(monitor.sites) if site.role == "input" and not site.module]
-    assert sum(r["site"] in inputs for r in records) == 5 + WARM_UP
-    assert [where(e)[3] for e in monitor.events] == ["arrived"] + ["propagated"] * 4
-
-
-# --- more than one graph --------------------------------------------------------------------------
-
-
-def test_two_graphs_at_once() -> None:
-    """On two streams, of two models with a monitor each; both lag behind the host."""
-
-    def run(seed: int, is_captured: bool) -> Any:
-        torch.manual_seed(seed)
-        training = Training(deep(2 + seed), NAME, guarded)
-        options: Any = {"overflow_nums": -1, "protect_weights": True, "max_lag": None}
-        monitor = fastcheck.install(training.model, **options)
-        training.warm_up()
-        if is_captured:
-            training.capture()
-        return training, monitor
-
-    steps = [data(12, 4 + seed, seed=seed) for seed in range(2)]
-    wanted = []
-    for seed in range(2):
-        training, monitor = run(seed, False)
-        training.run(steps[seed], training.step)
-        monitor.flush()
-        wanted.append((said(monitor), {e.step for e in monitor.events}))
-        monitor.remove()
-    both = [run(seed, True) for seed in range(2)]
-    streams = [fake.Stream() for _ in both]
-    fake.synchronize()
-    fake.set_delay(300, streams[0])
-    for index in range(12):
-        for (training, _), stream, batch in zip(both, streams, steps):
-            with fake.stream(stream):
-                training.x.copy_(batch[index])
-                training.graph.replay()
-    fake.set_delay(0, streams[0])
-    for (_, monitor), expected in zip(both, wanted):
-        monitor.flush()
-        assert (said(monitor), {e.step for e in monitor.events}) == expected
-
-
-def test_a_graph_changes_streams() -> None:
-    """What one replay left is copied aside before the next one writes, whatever the streams."""
-
-    def run(is_captured: bool) -> Any:
-        torch.manual_seed(0)
-        training = Training(deep(3), NAME, guarded)
-        monitor = fastcheck.install(training.model, max_lag=None)
-        training.warm_up()
-        if is_captured:
-            training.capture()
-        streams = [fake.Stream() for _ in range(3)]
-        fake.synchronize()
-        fake.set_delay(3000, streams[0])
-        for index in range(9):
-            with fake.stream(streams[index % 3] if is_captured else streams[1]):
-                training.graph.replay() if is_captured else training.step()
-        fake.set_delay(0, streams[0])
-        monitor.flush()
-        return monitor
-
-    assert said(run(True)) == said(run(False))
-
-
-@pytest.mark.parametrize("what", ["another capture", "another stream"])
-def test_what_can_t_be_followed_is_said_and_not_followed(what: str) -> None:
-    training = Training(deep(2), NAME)
-    monitor = fastcheck.install(training.model)
-    training.warm_up()
-    aside = fake.Stream()
 
     def step() -> None:
         training.step()
-        with fake.stream(aside), torch.no_grad():
-            if what == "another stream":
-                training.model(torch.ones(4, 8, device=NAME))
-                return
-            other = new_graph(NAME)
-            other.capture_begin()
-            training.model(torch.ones(4, 8, device=NAME))
-            other.capture_end()
+        time.sleep(0.3)  # several looks of a drain that has something to look for
 
-    training.capture(step)
-    training.run(data(4))
-    monitor.flush()
-    assert "a captured graph is not read: " in monitor.summary()
-    assert set(monitor.records()["step"]) == set(range(WARM_UP))
-    training.step()
-    monitor.flush()
-    assert set(monitor.records()["step"]) == set(range(WARM_UP + 1))
-
-
-# --- ends -----------------------------------------------------------------------------------------
-
-
-def test_an_exception_in_a_capture() -> None:
-    """The graph is gone, and training goes on as if nothing had been captured."""
-
-    def run(is_captured: bool) -> Any:
-        torch.manual_seed(0)
-        training = Training(Net(), NAME, guarded)
-        monitor = fastcheck.install(training.model)
-        training.warm_up()
-
-        def fails() -> None:
-            training.model(training.x)
-            raise KeyError("within")
-
-        def waits() -> None:
-            training.step()
-            training.loss.item()
-
-        if is_captured:
-            with pytest.raises(KeyError, match="within"):
-                training.capture(fails)
-            graph = training.graph
-            training.model.zero_grad()
-            with pytest.raises(RuntimeError, match="captur"):
-                training.capture(waits)
-            training.model.zero_grad()
-            del graph
-            training.graph = None
-        training.run(data(4), training.step)
-        monitor.flush()
-        return monitor
-
-    here, there = run(False), run(True)
-    assert said(there) == said(here)
-    assert not there._session.notes
-    assert there.step_index == here.step_index
-
-
-@pytest.mark.parametrize("end", ["remove", "drop the model's monitor", "remove while captured"])
-def test_a_monitor_that_is_gone_leaves_the_graph_alone(end: str) -> None:
-    """Its memory stays, for as long as the graph: nothing else is overwritten by a replay."""
-    training = Training(deep(3), NAME)
-    monitors = [fastcheck.install(training.model)]
-    training.warm_up()
-    if end == "remove while captured":
-
-        def step() -> None:
-            training.backward()
-            monitors[0].remove()
-            training.optimizer.step()
-
+    for _ in range(3):
+        training.step()
         training.capture(step)
-    else:
-        training.capture()
         training.run(data(2))
-    if end == "remove":
-        monitors[0].remove()
-    monitors.clear()
-    gc.collect()
-    fake.empty_cache()
-    # The memory that the slots would have had, if it were free.
-    others = [torch.zeros(1024, 192, dtype=torch.uint8, device=NAME) for _ in range(40)]
-    losses = training.run(data(5))
-    fake.synchronize()
-    assert all(bool(loss.isfinite()) for loss in losses)
-    assert not any(bool(other.any()) for other in others)
-
-
-def test_a_graph_that_is_gone_takes_its_memory_along() -> None:
-    training = Training(deep(2), NAME)
-    monitor = fastcheck.install(training.model, overflow_nums=-1, max_lag=None)
-    training.warm_up()
-    training.capture()
-    graph = weakref.ref(training.graph)
-    steps = data(3, 2)
-    with fake.held(fake.default_stream()):
-        for x in steps:
-            training.x.copy_(x)
-            training.graph.replay()
-        training.graph = None
-        gc.collect()
-        assert graph() is None
     monitor.flush()
-    assert set(monitor.records()["step"]) == set(range(WARM_UP + 3))
-    assert {e.step for e in monitor.events} == {WARM_UP + 2}
-    assert not monitor._graphs._graphs
-
-
-def test_a_graph_is_captured_again() -> None:
-    training = Training(deep(2), NAME)
-    monitor = fastcheck.install(training.model)
-    training.warm_up()
-    graph = training.capture()
-    training.run(data(2))
-    fake.synchronize()
-    graph.reset()
-    training.run(data(1), training.step)
-    fake.synchronize()
-    with fake.stream(training.stream), graph:
-        training.step()
-    training.run(data(2))
-    monitor.flush()
-    counts = np.bincount(monitor.records()["step"])
-    assert len(set(counts[1:])) == 1
-    assert len(counts) == WARM_UP + 5
-    assert not any("replay" in note for note in monitor._notes())
-
-
-def test_an_error_within_fastcheck_ends_neither_capture_nor_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    training = Training(deep(2), NAME)
-    monitor = fastcheck.install(training.model)
-    training.warm_up()
-
-    def fails(self: Any) -> None:
-        raise ZeroDivisionError("within")
-
-    monkeypatch.setattr(_graph_slots.GraphSlots, "seal", fails)
-    with pytest.warns(fastcheck.FastcheckWarning, match="optimizer steps: ZeroDivisionError"):
-        training.capture()
-    losses = training.run(data(3))
-    assert all(bool(loss.isfinite()) for loss in losses)
-    monitor.remove()
-
-
-def test_kernels_that_can_t_be_captured_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "_of_type", lambda kind, index: backends._portable(kind))
-    training = Training(deep(2), NAME)
-    monitor = fastcheck.install(training.model)
-    training.warm_up()
-    training.stream = fake.Stream()  # on which nothing has been read
-    training.capture()
-    losses = training.run(data(3))
-    assert all(bool(loss.isfinite()) for loss in losses)
-    training.run(data(1), training.step)
-    monitor.flush()
-    assert set(monitor.records()["step"]) == set(range(WARM_UP + 1))
-    said_so = " ".join(monitor.summary().split())
-    assert "only the CUDA kernels can be captured, not the portable ones" in said_so
-
-
-def test_op_level_leaves_a_capture_alone(op_observer: None) -> None:
-    training = Training(deep(2), NAME)
-    monitor = fastcheck.install(training.model, level="op", sync="call")
-    training.warm_up()
-    training.capture()
-    monitor.flush()
-    before = len(monitor.records())
-    for _ in range(2):
-        training.graph.replay()
-    monitor.flush()
-    assert len(monitor.records()) == before > 0
-    assert "nothing that is captured in a graph is read" in monitor.summary()
-    monitor.remove()
-
-
-def test_torch_is_as_it_was_when_no_monitor_is_left() -> None:
-    graph: Any = torch.accelerator.Graph
-    before = {name: vars(graph)[name] for name in ("capture_begin", "capture_end", "replay")}
-    monitor = fastcheck.install(nn.Linear(2, 2))
-    assert all(vars(graph)[name] is not method for name, method in before.items())
-    monitor.remove()
-    assert all(vars(graph)[name] is method for name, method in before.items())
+    assert set(monitor.records()["step"]) == set(range(WARM_UP + 9))
+    assert not any("graph" in note for note in monitor._session.notes)

@@ -139,9 +139,9 @@ class DeviceRing:
             for seq, site, tensor in zip(itertools.count(first_seq), sites, tensors)
         ]
 
-    def new_graph_slots(self, memory: list[torch.Tensor]) -> GraphSlots:
-        """For a graph whose capture has begun, and with which ``memory`` lives."""
-        return GraphSlots(self._streams, self.backend, self._depth, memory)
+    def new_graph_slots(self) -> GraphSlots:
+        """For a graph whose capture has begun."""
+        return GraphSlots(self._streams, self.backend, self._depth)
 
     @property
     def is_capturing(self) -> bool:

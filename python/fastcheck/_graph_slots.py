@@ -1,8 +1,9 @@
 """The slots of a captured graph: its launches write them again at each replay, and what they hold
 then is copied aside before the next one can.
 
-A slot has one address for as long as the graph lives. In front of the slots is a row that counts
-replays, on the device: how often they were written is known from the same copy that brings them.
+A slot has one address for as long as the graph lives: it is in memory of the graph's own pool,
+taken in its capture, which nothing else gets while the graph may be replayed. In front of the slots
+is a row that counts replays, on the device: how often they were written comes with the same copy.
 """
 
 from __future__ import annotations
@@ -32,16 +33,12 @@ class GraphSlots:
     Not thread-safe: the caller holds the session's lock.
     """
 
-    def __init__(
-        self, streams: DeviceStreams, backend: Backend, depth: int, memory: list[torch.Tensor]
-    ) -> None:
+    def __init__(self, streams: DeviceStreams, backend: Backend, depth: int) -> None:
         self.streams = streams
         self.backend = backend
         #: Each as of an Identity, with the numbers of the capture.
         self.identities: list[tuple[int, ...]] = []
         self._blocks: list[torch.Tensor] = []
-        # Where they live as long as the graph, which writes them.
-        self._memory = memory
         #: Replays that the host knows of, and those that only the device counted.
         self.replays = self.unseen_replays = 0
         self._depth = depth
@@ -95,7 +92,6 @@ class GraphSlots:
         if row >= BLOCK_SLOTS * len(self._blocks):
             with torch.inference_mode(False):
                 self._blocks.append(self.streams.empty(BLOCK_SLOTS, RECORD_BYTES))
-            self._memory.append(self._blocks[-1])
         return self._blocks[row // BLOCK_SLOTS], row % BLOCK_SLOTS
 
     # After a replay, on the stream that it runs on

@@ -11,8 +11,6 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, Optional
 
-import torch
-
 from ._calls import Call
 from ._device_ring import DeviceRing
 from ._graph_slots import GraphSlots
@@ -44,7 +42,6 @@ class Stretch:
         self.begins = False
         #: An optimizer, or monitor.step() if ``is_explicit``, closes the step.
         self.closes = self.is_explicit = False
-        self.update_count = 0
         self.entries: list[Entry] = []
         self.calls: list[Call] = []
         self.slots: dict[DeviceRing, GraphSlots] = {}
@@ -61,12 +58,10 @@ class Stretch:
 class Tape:
     """Filled in while a graph is captured, under the session's lock."""
 
-    def __init__(self, session: Session, memory: list[torch.Tensor]) -> None:
+    def __init__(self, session: Session) -> None:
         self.stretches: list[Stretch] = []
         #: Why replays can't be followed; None: they can.
         self.problem: Optional[str] = None
-        # Holds what the graph's kernels write.
-        self._memory = memory
         self._ledger = session.ledger
         self._session = session
         self._stretch = Stretch(FIRST_SEQ)
@@ -90,7 +85,7 @@ class Tape:
             return None
         slots = self._stretch.slots.get(ring)
         if slots is None:
-            slots = self._stretch.slots[ring] = ring.new_graph_slots(self._memory)
+            slots = self._stretch.slots[ring] = ring.new_graph_slots()
         return slots
 
     def take(self, step: Step, journal: Journal, closes_step: bool) -> None:
@@ -106,13 +101,12 @@ class Tape:
         if closes_step:
             stretch.closes = True
             stretch.is_explicit = self._session.is_explicit
-        if closes_step or has_ended:
+        if has_ended:
             self._cut(step)
 
     def _cut(self, step: Step) -> None:
         stretch, stop = self._stretch, self._session.next_seq
-        stretch.update_count, step.update_count = step.update_count, 0
-        if stretch.is_empty and not stretch.update_count:
+        if stretch.is_empty:
             return
         stretch.step, stretch.stop_seq = step, stop
         known = [self._first_step, *(each.step for each in self.stretches)]

@@ -33,8 +33,6 @@ _CLASSES = (
 _lock = threading.RLock()
 _followers: weakref.WeakSet[GraphFollower] = weakref.WeakSet()
 _originals: dict[tuple[Any, str], Callable[..., Any]] = {}
-# What a graph's kernels write must live as long as the graph, whoever still follows it.
-_memory: weakref.WeakKeyDictionary[Any, list[torch.Tensor]] = weakref.WeakKeyDictionary()
 
 
 class _Followed:
@@ -89,7 +87,7 @@ class GraphFollower:
         # Nothing may ask the device for anything while it captures, and the host has waited for it
         # a moment ago.
         session.flush()
-        session.tape = tape = Tape(session, _memory.setdefault(graph, []))
+        session.tape = tape = Tape(session)
         self._graphs[graph] = _Followed(tape, streams)
         if not ring.backend.is_capturable:
             # It copies from the host what depends on shapes, or waits for what it keeps.
@@ -185,7 +183,6 @@ class GraphFollower:
             if slots.identities:
                 ring.follow(slots, shift, step.index)
         session.next_seq = stretch.stop_seq + shift
-        step.update_count += stretch.update_count
         step.state_read = step.state_read or template.state_read
         step.is_protected = step.is_protected or template.is_protected
         step.scaler = template.scaler or step.scaler
@@ -196,11 +193,6 @@ class GraphFollower:
             step.gradients[first + shift] = template.gradients[first] + shift
             break
         step.journal.note(Replayed(stretch, shift, step))
-
-    def forget(self, graph: Any) -> bool:
-        """The graph was reset."""
-        self._graphs.pop(graph, None)
-        return False
 
     # What a summary says
 
@@ -258,7 +250,6 @@ def _wrap() -> None:
             ("capture_begin", _capture_begin),
             ("capture_end", _capture_end),
             ("replay", _replay),
-            ("reset", _reset),
         ):
             original = vars(kind).get(name)
             if original is not None and not hasattr(original, "_fastcheck"):
@@ -342,13 +333,3 @@ def _replay(original: Callable[..., Any], device_type: Optional[str]) -> Callabl
         return result
 
     return replay
-
-
-def _reset(original: Callable[..., Any], device_type: Optional[str]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        _tell(GraphFollower.forget, _all(), self)
-        return result
-
-    return reset

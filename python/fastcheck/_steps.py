@@ -209,7 +209,8 @@ class StepWatcher:
                 # Reading it here would make the host wait.
                 self._scaler_words.append(self.session.observe(word, self._word_site(), 0, 0)[0])
         self._scaler_skipped = bool(self._scaler_skipped) or skipped
-        self.session.scaling.decided(self.session.step.index, found_inf, skipped)
+        if self.session.tape is None:
+            self.session.scaling.decided(self.session.step.index, found_inf, skipped)
         if not self._update_reached and self.session.is_active:
             self._state.read_gradients(optimizer, scaled=True)
         return True
