@@ -20,7 +20,7 @@ from ._compiled import Connection, connect, disconnect, set_hook_id
 from ._config import Config
 from ._errors import ConfigError, OverflowDetected, explain
 from ._evidence import report_of_step
-from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
+from ._hooks import ModuleObserver
 from ._log import RecordLog
 from ._logread import read_log
 from ._meeting import Meeting
@@ -115,8 +115,7 @@ class Monitor:
             module = node.module()
             if module is None:
                 continue
-            before = ForwardPreHook(self._observer, node)
-            after = ForwardHook(self._observer, node)
+            before, after = self._observer.attach(node)
             if connection is not None:
                 before.address = after.address = connection.address(index)
                 before.is_outermost = node.is_primary
@@ -300,6 +299,7 @@ class Monitor:
             if session.removed:
                 return
             session.removed = True
+            session.recorder.close()
             for handle in (*self._handles, *session.step.leaf_handles):
                 handle.remove()
             self._handles.clear()
