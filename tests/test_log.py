@@ -17,7 +17,6 @@ from fastcheck._logread import find_logs
 from fastcheck._record import RECORD_DTYPE, Flag, Verdict
 from fastcheck._site import Site, SiteTable
 
-HERE = pathlib.Path(__file__).parent
 SIZE = RECORD_DTYPE.itemsize
 
 
