@@ -25,6 +25,8 @@ __all__ = ["GraphSlots", "Snapshot"]
 BLOCK_SLOTS = 1024
 # Of one graph's records, on their way to the host.
 _MAX_BYTES = 12 * 2**20
+# As many as a host that is max_lag=2 steps ahead needs, and one.
+_FIRST_SNAPSHOTS = 4
 
 
 class GraphSlots:
@@ -81,6 +83,8 @@ class GraphSlots:
         self._template = np.zeros(len(self.identities), RECORD_DTYPE)
         mode = self.backend.device_mode
         identify(self._template, self.identities, self._depth, mode)
+        # Now, when nobody minds waiting for pinned memory.
+        self._free.extend(self._new_snapshot() for _ in range(_FIRST_SNAPSHOTS))
 
     @property
     def _counter(self) -> torch.Tensor:
@@ -103,8 +107,11 @@ class GraphSlots:
             assert isinstance(found, Snapshot)
             return found
         rows = 1 + len(self.identities)
-        if self._snapshot_count >= max(2, _MAX_BYTES // (rows * RECORD_BYTES)):
+        if self._snapshot_count >= max(_FIRST_SNAPSHOTS, _MAX_BYTES // (rows * RECORD_BYTES)):
             return None
+        return self._new_snapshot()
+
+    def _new_snapshot(self) -> Snapshot:
         self._snapshot_count += 1
         with torch.inference_mode(False):
             return Snapshot(self, self._free)

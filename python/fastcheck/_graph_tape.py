@@ -9,15 +9,25 @@ entry only where something non-finite was read; of a healthy replay there is lit
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import TYPE_CHECKING, Any, Optional
 
-from ._calls import Call
+from ._calls import Call, new_call
 from ._device_ring import DeviceRing
 from ._graph_slots import GraphSlots
-from ._journal import BadRecords, CallEnded, Entry, Journal, ListReading, Note, Reading
-from ._movement import Look
+from ._journal import (
+    BadRecords,
+    CallEnded,
+    Entry,
+    Journal,
+    ListReading,
+    Note,
+    Reading,
+    entries_of,
+)
 from ._reader import NO_TOKEN
 from ._step import Step
+from ._updates import Look
 from ._verdict import Judge
 
 if TYPE_CHECKING:
@@ -29,6 +39,7 @@ __all__ = ["FIRST_SEQ", "Replayed", "Stretch", "Tape"]
 FIRST_SEQ = 2**40
 # How far to look for a step that steps= has read.
 _MAX_STEP = 2**20
+_CALLS: Any = (Call, new_call)
 
 
 class Stretch:
@@ -71,6 +82,7 @@ class Tape:
         first = -session.config.every
         if session.config.steps is not None:
             first = next(filter(session.config.observes, range(_MAX_STEP)), 0)
+        session.recorder.close()
         session.step = self._first_step = session.ledger.new_step(first - 1)
         session.is_closed = True
         session.is_active = True
@@ -92,7 +104,7 @@ class Tape:
         """A part of the journal, which would have been the drain's."""
         stretch, ledger = self._stretch, self._ledger
         has_ended = False
-        for entry in journal.entries:
+        for entry in itertools.chain.from_iterable(map(entries_of, journal.entries)):
             # The boundaries of steps are found again at each replay.
             if isinstance(entry, Note) and entry.function in (ledger.close, ledger.end):
                 has_ended = has_ended or entry.function == ledger.end
@@ -205,7 +217,7 @@ class _Again:
         """Sequence numbers, calls and steps, and what is made of them; anything else as it is."""
         if isinstance(value, int):
             return value + self._shift if FIRST_SEQ <= value < NO_TOKEN else value
-        if isinstance(value, Call):
+        if isinstance(value, _CALLS):
             return self.call(value)
         if isinstance(value, Step):
             return self._step if value is self._of else value
@@ -218,16 +230,25 @@ class _Again:
     def call(self, call: Call) -> Call:
         again = self._calls.get(id(call))
         if again is None:
-            again = self._calls[id(call)] = copy.copy(call)
-            again.parent = self.value(call.parent)
-            again.first_seq = self.value(call.first_seq)
-            again.inputs = self.value(call.inputs)
-            again.outputs = self.value(call.outputs)
+            again = self._calls[id(call)] = new_call(
+                call.node,
+                call.index,
+                self.value(call.parent),
+                call.thread,
+                self.value(call.first_seq),
+                call.is_recompute,
+            )
+            for token, site in zip(call.inputs, call.input_sites):
+                again.add_input(self.value(token), site)
+            for token in call.outputs:
+                again.add_output(self.value(token))
         return again
 
     def _look(self, look: Look) -> Look:
         again = copy.copy(look)
         again.first, again.stop = self.value(look.first), self.value(look.stop)
+        again.first_gradient = self.value(look.first_gradient)
+        again.first_stray = self.value(look.first_stray)
         # Its modules were called again, whose count stands still.
         offset = self.value(FIRST_SEQ)
         again.calls = [count % FIRST_SEQ + offset for count in look.calls]

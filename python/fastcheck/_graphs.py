@@ -80,13 +80,14 @@ class GraphFollower:
         if session.tape is not None:
             session.tape.problem = "another graph was captured at the same time"
             return False
+        if session.rings:
+            # The drain of any monitor would ask the device about its copies, which ends a capture
+            # in failure. The host has waited for the device a moment ago.
+            session.flush()
         streams = streams_of(device)
         if streams is None or not self._observes(device):
             return False
         ring = session._ring(device)
-        # Nothing may ask the device for anything while it captures, and the host has waited for it
-        # a moment ago.
-        session.flush()
         session.tape = tape = Tape(session)
         self._graphs[graph] = _Followed(tape, streams)
         if not ring.backend.is_capturable:
