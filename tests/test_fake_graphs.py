@@ -154,6 +154,7 @@ def test_streams_have_to_keep_to_the_capture() -> None:
         torch.accelerator.Graph().capture_begin()
     with fake.stream(side):
         x.add_(1)
+    side.synchronize()
     assert x.tolist() == [1.0] * 3
 
 

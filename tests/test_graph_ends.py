@@ -27,7 +27,7 @@ from graphs import (
     said,
 )
 from on_device import deep
-from training import Net
+from training import Net, stopped
 
 fake: Any = fake_device.load()
 NAME = fake.name()
@@ -155,6 +155,18 @@ def test_a_graph_is_captured_again() -> None:
     assert len(set(counts[1:])) == 1
     assert len(counts) == WARM_UP + 5
     assert not any("replay" in note for note in monitor._notes())
+
+
+def test_a_stop_is_not_raised_by_the_capture_of_something_else() -> None:
+    training = Training(deep(2), NAME)
+    monitor = fastcheck.install(training.model)
+    training.warm_up()
+    training.run(data(1, 0), training.step)
+    x = torch.ones(4, device=NAME)
+    training.capture(lambda: x.add_(1))
+    training.graph.replay()
+    assert x.tolist() == [2.0] * 4
+    assert stopped(monitor.flush).step == WARM_UP
 
 
 def test_an_error_within_fastcheck_ends_neither_capture_nor_training(

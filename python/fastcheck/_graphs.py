@@ -97,7 +97,8 @@ class GraphFollower:
             )
         for ring in session.rings.values():
             ring.captured = tape.slots
-        return True
+        # Nobody knows yet whose capture this is: a stop that is due is raised by the model's hooks.
+        return False
 
     def capture_seals(self, graph: Any) -> bool:
         """The capture is about to end; what is put on the stream is still part of it."""
