@@ -7,12 +7,11 @@ them expects, random generators advance as ever, and masks are those that it has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
 
-from .dump.arguments import tensors_of
+from .dump.arguments import inputs_of, outputs_of, tensors_of
 from .dump.op_info import OpInfo, op_info
 from .dump.records import quiet
 
@@ -84,8 +83,8 @@ class Elsewhere:
                 torch.set_rng_state(state)
         if has_drawn:
             return "it draws random numbers"
-        made = _made(info, args, kwargs, result)
-        pairs = list(zip(made, _made(info, moved_args, moved_kwargs, there)))
+        made = outputs_of(info, args, kwargs, result)
+        pairs = list(zip(made, outputs_of(info, moved_args, moved_kwargs, there)))
         if any(here.shape != other.shape for here, other in pairs):
             return "it makes tensors of other shapes there"
         try:
@@ -115,11 +114,7 @@ class Elsewhere:
             return "it allocates memory and computes nothing"
         if info.is_collective:
             return "it communicates"
-        if (
-            info.is_random
-            and info.name != "aten.native_dropout"
-            and not _is_sure(info, args, kwargs)
-        ):
+        if info.name != "aten.native_dropout" and info.draws(args, kwargs):
             return "it draws random numbers"
         given = [t for value in (*args, *kwargs.values()) for _, t in tensors_of(value, "")]
         if not given:
@@ -170,34 +165,8 @@ class Elsewhere:
         return value
 
 
-def _given_to(info: OpInfo, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors among the arguments that it writes, in the order of its schema."""
-    found = []
-    for place in sorted(info.written):
-        name = info.arguments[place]
-        value = args[place] if place < len(args) else kwargs.get(name)
-        found += [tensor for _, tensor in tensors_of(value, "")]
-    return found
-
-
 def _written(info: OpInfo, args: Any, kwargs: Any) -> frozenset[int]:
-    return frozenset(map(id, _given_to(info, args, kwargs)))
-
-
-def _made(info: OpInfo, args: Any, kwargs: Any, result: Any) -> Sequence[torch.Tensor]:
-    """What was written, and then what was returned beside it."""
-    found = _given_to(info, args, kwargs)
-    known = set(map(id, found))
-    return found + [t for _, t in tensors_of(result, "") if id(t) not in known]
-
-
-def _is_sure(info: OpInfo, args: Any, kwargs: Any) -> bool:
-    """Attention is marked as random for the sake of its dropout, which may be off."""
-    place = info.position.get("dropout_p")
-    if place is None:
-        return False
-    given = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
-    return bool(given == 0.0)
+    return frozenset(id(t) for at, _, t in inputs_of(info, args, kwargs) if at in info.written)
 
 
 def _first_line(error: BaseException) -> str:

@@ -32,6 +32,7 @@ from ._summary import summary
 from ._trend import Trend
 
 if TYPE_CHECKING:
+    from ._dumped import Dumped
     from ._replay import Replay
     from ._site import Site
     from ._verdict import Event
@@ -66,7 +67,8 @@ class StopReport:
     use. ``rank``: whose report it is, of ``world_size`` ranks that stop together.
     ``weights_intact``: True when it is certain that no update of this step has been applied; None
     when unknown. ``is_lost``: another rank found it, and what it had to say is gone with it.
-    ``replay``: what came of running the step again at op level, if it was.
+    ``replay``: what came of running the step again at op level, if it was. ``dump``: what was
+    dumped of the culprit, where that was asked for.
     ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``.
     """
 
@@ -86,6 +88,7 @@ class StopReport:
     is_lost: bool = False
     style: str = "fastcheck"
     replay: Replay | None = None
+    dump: Dumped | None = None
 
 
 def render(
@@ -112,6 +115,7 @@ def render(
         ("inputs", _inputs(report, body)),
         ("spread", spread(report.events, report.culprit, report.style, body)),
         ("trend", _trend(trend, body, ascii_only)),
+        ("dump", [] if report.dump is None else report.dump.lines(body)),
         ("try", _try(report, body)),
         ("log", _log(report, body)),
     ]

@@ -14,7 +14,7 @@ import torch
 
 from .._environment import environment
 from .._errors import ConfigError, FastcheckWarning, LogError, explain
-from .._monitor import _rank
+from .._run_meta import own_rank
 from .api_calls import ApiCalls
 from .files import claim, place_of
 from .module_calls import ModuleCalls
@@ -129,7 +129,7 @@ class Dumper:
             level, ops, modules, first, last, None if from_log is None else os.fspath(from_log)
         )
         self._models = _models(model)
-        self._rank = _rank()
+        self._rank = own_rank()
         self.path = place_of(os.fspath(directory), step, self._rank)
         self._lists = {
             "ops": _given(ops),

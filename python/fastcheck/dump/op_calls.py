@@ -22,7 +22,7 @@ from .._naming import OUTSIDE
 from .._record import Flag
 from .._site import Site
 from .api_calls import ApiCalls
-from .arguments import describe, plain, tensors_of
+from .arguments import describe, inputs_of, others_of, outputs_of
 from .fresh_memory import FreshMemory
 from .modules import Listener, ModuleTracker, Running
 from .op_info import OpInfo, op_info
@@ -263,7 +263,7 @@ class OpCalls(Listener):
         info = call.info
         reads_values = not (info.is_view or info.ignores_values or info.is_allocation)
         is_named = not self._selection.is_all
-        for place, label, tensor in _inputs(info, args, kwargs):
+        for place, label, tensor in inputs_of(info, args, kwargs):
             entry = {"label": label, **describe(tensor)}
             call.inputs.append(entry)
             is_written = place in info.written
@@ -279,10 +279,10 @@ class OpCalls(Listener):
         """It has returned."""
         info = call.info
         with self.session.lock:
-            for place, _, tensor in _inputs(info, args, kwargs) if info.written else ():
+            for place, _, tensor in inputs_of(info, args, kwargs) if info.written else ():
                 if place in info.written:
                     self._fresh.wrote(tensor, info.overwrites)
-            made = _outputs(info, args, kwargs, result)
+            made = outputs_of(info, args, kwargs, result)
             if info.is_allocation:
                 for tensor in made:
                     self._fresh.add(tensor)
@@ -344,7 +344,7 @@ class OpCalls(Listener):
             line["ran"] = info.name
         if name.api:
             line["api"] = f"{name.api}.{name.api_call}"
-        others = _others(info, args, kwargs)
+        others = others_of(info, args, kwargs)
         if others:
             line["args"] = others
         for word, holds in (
@@ -355,42 +355,3 @@ class OpCalls(Listener):
             if holds:
                 line[word] = True
         return line
-
-
-def _inputs(info: OpInfo, args: Any, kwargs: Any) -> list[tuple[int, str, torch.Tensor]]:
-    """(place in the schema, label, tensor)."""
-    found = []
-    for place, value in enumerate(args):
-        if isinstance(value, torch.Tensor):
-            found.append((place, info.arguments[place], value))
-        elif isinstance(value, (list, tuple)):
-            for label, tensor in tensors_of(value, info.arguments[place]):
-                found.append((place, label, tensor))
-    for name, value in kwargs.items():
-        for label, tensor in tensors_of(value, name):
-            found.append((info.position.get(name, len(args)), label, tensor))
-    return found
-
-
-def _outputs(info: OpInfo, args: Any, kwargs: Any, result: Any) -> list[torch.Tensor]:
-    """What was written in place, and what was returned."""
-    found = []
-    if info.written:
-        found = [t for place, _, t in _inputs(info, args, kwargs) if place in info.written]
-    written = {id(tensor) for tensor in found}
-    found += [tensor for _, tensor in tensors_of(result, "") if id(tensor) not in written]
-    return found
-
-
-def _others(info: OpInfo, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments that are no tensors."""
-    named = [(info.arguments[place], value) for place, value in enumerate(args)]
-    named += list(kwargs.items())
-    return {
-        name: plain(value)
-        for name, value in named
-        if not isinstance(value, torch.Tensor)
-        and not (
-            isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value)
-        )
-    }

@@ -162,22 +162,13 @@ def _reason(info: OpInfo, args: Any, kwargs: Any, made: Sequence[torch.Tensor]) 
         return "it allocates memory and computes nothing"
     if info.is_collective:
         return "it communicates"
-    if info.is_random and not _draws_nothing(info, args, kwargs):
+    if info.draws(args, kwargs):
         return "it draws random numbers"
     if info.is_in_place:
         return "in place: its inputs are gone"
     if not made:
         return "it returns no tensor"
     return ""
-
-
-def _draws_nothing(info: OpInfo, args: Any, kwargs: Any) -> bool:
-    """Attention is marked as random for the sake of its dropout, which may be off."""
-    place = info.position.get("dropout_p")
-    if place is None:
-        return False
-    given = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
-    return bool(given == 0.0)
 
 
 def _first_line(error: BaseException) -> str:
