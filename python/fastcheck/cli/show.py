@@ -26,7 +26,7 @@ from .._layout import (
 )
 from .._logread import LogView, find_logs, first_event, read_log, read_logs
 from .._numbers import read, spell, spell_nonfinite, to_json
-from .._op_names import KINDS, parse
+from .._op_names import is_name, parse
 from .._record import Verdict
 from .._scaling import ScalingRow, scaling_table
 from .._story import report_from_log, story
@@ -182,7 +182,7 @@ def matches(site: Site, pattern: str) -> bool:
     ``*`` and ``?`` are wild; brackets are not, since labels have them. A plain path includes what
     is below it. Names in msprobe's style mean any call, since calls belong to records.
     """
-    if pattern.split(".", 1)[0] in KINDS and "." in pattern:
+    if is_name(pattern):
         name = replace(parse(pattern), call=None)
         return name.matches(site, 0)
     module = site.module or site.module_type

@@ -12,18 +12,11 @@ from typing import Optional
 import torch
 
 from .._errors import ConfigError, explain, near_matches
+from .._op_names import is_name, parse
 
 __all__ = ["Wanted", "matches_module", "matches_op", "op_names", "read_module", "read_op"]
 
 _DIRECTIONS = ("forward", "backward", "optimizer")
-_API = re.compile(
-    r"(?P<prefix>Functional|Torch|Tensor|VF)(?:[._](?P<name>\w+?))"
-    r"(?:[._](?P<call>\d+)(?:[._](?P<direction>forward|backward))?(?:[._].*)?"
-    r"|[._](?P<lone>forward|backward))?"
-)
-_PEER_MODULE = re.compile(
-    r"(?:Module|Cell)\.(?P<path>.+)\.[^.]+\.(?P<direction>forward|backward)(?:\.(?P<call>\d+))?(?:\..*)?"
-)
 # As a stop message heads: "12 NaN in output of aten.sqrt #0 in decoder.gate (Gate) at step 4".
 _HEADLINE = re.compile(
     r"(?:.* of )?(?P<op>[\w.]+) #(?P<call>\d+) in (?P<module>.+?)(?: at step \d+.*)?"
@@ -38,27 +31,31 @@ class Wanted:
 
     text: str
     op: Optional[str] = None
-    #: ``Functional.softmax``: an API by the name that msprobe gives it.
+    #: ``Functional.softmax``, as msprobe names an API and fastcheck's msprobe style an operator.
     api: Optional[str] = None
     module: Optional[str] = None
     call: Optional[int] = None
     direction: Optional[str] = None
 
 
-def read_op(text: str) -> Wanted:
-    """An entry of ``ops=``. ConfigError when no operator of this process can be meant."""
+def read_op(text: str, option: str = "ops") -> Wanted:
+    """An entry of ``ops=``, or another ``option`` that names an operator. ConfigError when no
+    operator of this process can be meant.
+    """
     name = text.strip()
-    api = _API.fullmatch(name)
-    if api:
-        call = api.group("call")
-        return Wanted(
-            text,
-            api=f"{api.group('prefix')}.{api.group('name')}",
-            call=None if call is None else int(call),
-            direction=api.group("direction") or api.group("lone"),
-        )
-    if _PEER_MODULE.fullmatch(name):
-        return read_module(text)
+    if is_name(name):
+        peer = parse(name)
+        if peer.kind == "Module":
+            raise ConfigError(
+                explain(
+                    f"{option}= names an operator, and this is the name of a module",
+                    expected='a name such as "aten.softmax #7" or "Functional.softmax.7.backward"',
+                    came=repr(text),
+                    do=f"give it to modules=: modules=[{peer.path!r}], or with "
+                    f'level="module" as it is',
+                )
+            )
+        return Wanted(text, api=peer.api, call=peer.call, direction=peer.direction)
     headline = _HEADLINE.fullmatch(name)
     if headline:
         return _checked(
@@ -105,15 +102,10 @@ def read_op(text: str) -> Wanted:
 def read_module(text: str) -> Wanted:
     """An entry of ``modules=``."""
     name = text.strip()
-    peer = _PEER_MODULE.fullmatch(name)
-    if peer:
-        call = peer.group("call")
-        return Wanted(
-            text,
-            module=peer.group("path"),
-            call=None if call is None else int(call),
-            direction=peer.group("direction"),
-        )
+    if is_name(name):
+        peer = parse(name)
+        if peer.kind == "Module":
+            return Wanted(text, module=peer.path, call=peer.call, direction=peer.direction)
     parts = name.split(" · ")
     numbered = _NUMBERED.fullmatch(parts[0])
     direction = next((part for part in parts[1:] if part in _DIRECTIONS), None)
