@@ -38,8 +38,16 @@ MODES: dict[str, dict[str, Any]] = {
     "values of modules": {"level": "module", "tensors": True},
     "values of ops": {"tensors": True},
 }
-HEADER = ["", "threads", "times a step without", "records", "MB of values", "MB/s", "disk MB/s"]
-HEADER.append("MiB extra")
+HEADER = [
+    "",
+    "threads",
+    "times a step without",
+    "records",
+    "MB of values",
+    "MB/s",
+    "disk MB/s",
+    "MiB extra",
+]
 PIECE = 16 * 1024 * 1024
 # What a dump of values may take beside what training takes.
 ALLOWED_BYTES = 512 * 1024 * 1024

@@ -34,14 +34,14 @@ class Captures(Protocol):
     def keep(self) -> None: ...
 
 
-class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it untyped
     """On the stack of the thread that called install(), and of those that run its backward, until
     the monitor is removed. The observer reads the operators as this mode calls them; what it finds
     is judged before they return.
     """
 
     def __init__(self, session: Judging, captures: Optional[Captures] = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has it untyped
         self._session: Optional[weakref.ref[Judging]] = weakref.ref(session)
         self._captures = captures
 
@@ -61,7 +61,7 @@ class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def open(self) -> None:
         """Puts it on this thread's stack."""
-        self.__enter__()  # type: ignore[no-untyped-call]
+        self.__enter__()  # type: ignore[no-untyped-call]  # torch has it untyped
 
     def close(self) -> None:
         """Takes it off, from under any other; on another thread's stack it stays, and does
@@ -70,7 +70,7 @@ class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._session = self._captures = None
         stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is self:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch has it untyped
             return
         if not any(mode is self for mode in stack):
             return

@@ -16,10 +16,11 @@ from .._environment import environment
 from .._errors import ConfigError, FastcheckWarning, LogError, explain
 from .._run_meta import own_rank
 from .api_calls import ApiCalls
+from .dispatch import OpMode
 from .files import claim, place_of
 from .module_calls import ModuleCalls
 from .modules import Listener, ModuleTracker
-from .op_calls import OpCalls, OpMode
+from .op_calls import OpCalls
 from .options import Options, check_options
 from .records import quiet
 from .reference import Reference
@@ -217,7 +218,7 @@ class Dumper:
             self._stack.callback(ops.close)
             if apis is not None:
                 self._stack.enter_context(apis)
-            self._stack.enter_context(OpMode(ops))
+            self._stack.enter_context(OpMode(ops.run, lambda: session.is_on, ops.pass_by))
 
     def __exit__(
         self,

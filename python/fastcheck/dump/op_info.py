@@ -76,6 +76,16 @@ class OpInfo:
         given = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
         return self.is_random and given != 0.0
 
+    def why_once(self, args: Any, kwargs: Any) -> str:
+        """Why computing this call of it once more would say nothing; empty where it would."""
+        if self.is_view:
+            return "a view: it computes nothing"
+        if self.is_allocation:
+            return "it allocates memory and computes nothing"
+        if self.is_collective:
+            return "it communicates"
+        return "it draws random numbers" if self.draws(args, kwargs) else ""
+
 
 _known: dict[Any, OpInfo] = {}
 
