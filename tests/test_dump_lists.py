@@ -82,6 +82,10 @@ def chosen(directory: Path, **options: Any) -> list[tuple[str, str, int, str]]:
         ),
         ("Torch.matmul.3", Wanted("", api="Torch.matmul", call=3)),
         ("Tensor.add_", Wanted("", api="Tensor.add_")),
+        (
+            "32 NaN in Functional.softmax.7.backward.output.0 at step 4 on rank 1",
+            Wanted("", api="Functional.softmax", call=7, direction="backward"),
+        ),
         ("Functional_gelu", Wanted("", api="Functional.gelu")),
         ("Tensor.__iadd__.2", Wanted("", api="Tensor.__iadd__", call=2)),
         (
@@ -114,6 +118,19 @@ def test_names_are_read_in_every_spelling(name: str, wanted: Wanted) -> None:
         (
             "Cell.layers.3.attn.Attention.forward.0.input.1",
             Wanted("", module="layers.3.attn", call=0, direction="forward"),
+        ),
+        (
+            "3 Inf in Module.head.Linear.forward.1.output.0 at step 4",
+            Wanted("", module="head", call=1, direction="forward"),
+        ),
+        ("3 Inf in output[0] of decoder.gate (Gate) at step 4", Wanted("", module="decoder.gate")),
+        (
+            "1 NaN in input[0], the batch given to Net (the model) at step 1 on rank 2",
+            Wanted("", module=""),
+        ),
+        (
+            "12 NaN in output of aten.sqrt #0 in decoder.gate (Gate) at step 4",
+            Wanted("", module="decoder.gate"),
         ),
         ("Module.GPT.forward.0", Wanted("", module="", call=0, direction="forward")),
         ("Module.head.Linear.parameters_grad.weight", Wanted("", module="head")),
@@ -344,5 +361,5 @@ def test_a_module_that_the_given_model_lacks_is_an_error_at_once(tmp_path: Path)
 
 def test_the_error_of_the_block_comes_first(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), fastcheck.Dumper(tmp_path, ops=["aten.erfinv"]):
-        1 / 0  # noqa: B018
+        1 / 0  # noqa: B018  (for its error)
     assert place(tmp_path).exists()

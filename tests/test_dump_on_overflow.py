@@ -396,7 +396,7 @@ def test_training_is_bit_identical() -> None:
         ({"overflow_nums": -1}, "nothing does"),
         ({"level": "op"}, 'only with sync="call"'),
         ({"action": "warn"}, "none is"),
-        ({"dump_on_overfow": "dump"}, "unexpected keyword"),
+        ({"dump_on_overfow": "dump"}, "did you mean 'dump_on_overflow'"),
     ],
 )
 def test_options_that_leave_nothing_to_dump(options: dict[str, Any], said: str) -> None:

@@ -12,7 +12,7 @@ from typing import Optional
 import torch
 
 from .._errors import ConfigError, explain, near_matches
-from .._op_names import is_name, parse
+from .._op_names import TensorName, is_name, parse
 
 __all__ = ["Wanted", "matches_module", "matches_op", "op_names", "read_module", "read_op"]
 
@@ -21,6 +21,10 @@ _DIRECTIONS = ("forward", "backward", "optimizer")
 _HEADLINE = re.compile(
     r"(?:.* of )?(?P<op>[\w.]+) #(?P<call>\d+) in (?P<module>.+?)(?: at step \d+.*)?"
 )
+# The same of a module: "3 Inf in output[0] of decoder.gate (Gate) at step 4".
+_MODULE_HEADLINE = re.compile(r".* (?:of|to|in) (?P<module>\S+ \([^)]*\)) at step \d+.*")
+# And in msprobe's style: "3 Inf in Functional.softmax.7.forward.output.0 at step 4".
+_PEER_HEADLINE = re.compile(r".* in (?P<name>\S+) at step \d+.*")
 _NUMBERED = re.compile(r"(?P<name>.+?) ?#(?P<call>\d+)")
 _TYPE = re.compile(r"(?P<path>\S*?) ?\((?P<type>[^)]*)\)")
 
@@ -43,8 +47,8 @@ def read_op(text: str, option: str = "ops") -> Wanted:
     operator of this process can be meant.
     """
     name = text.strip()
-    if is_name(name):
-        peer = parse(name)
+    peer = _peer(name)
+    if peer is not None:
         if peer.kind == "Module":
             raise ConfigError(
                 explain(
@@ -102,10 +106,12 @@ def read_op(text: str, option: str = "ops") -> Wanted:
 def read_module(text: str) -> Wanted:
     """An entry of ``modules=``."""
     name = text.strip()
-    if is_name(name):
-        peer = parse(name)
-        if peer.kind == "Module":
-            return Wanted(text, module=peer.path, call=peer.call, direction=peer.direction)
+    peer = _peer(name)
+    if peer is not None and peer.kind == "Module":
+        return Wanted(text, module=peer.path, call=peer.call, direction=peer.direction)
+    headline = _MODULE_HEADLINE.fullmatch(name)
+    if headline:
+        return Wanted(text, module=_path(headline.group("module")))
     parts = name.split(" · ")
     numbered = _NUMBERED.fullmatch(parts[0])
     direction = next((part for part in parts[1:] if part in _DIRECTIONS), None)
@@ -115,6 +121,13 @@ def read_module(text: str) -> Wanted:
         call=int(numbered.group("call")) if numbered else None,
         direction=direction,
     )
+
+
+def _peer(text: str) -> Optional[TensorName]:
+    """A name in the style of msprobe and ptdbg_ascend."""
+    headline = _PEER_HEADLINE.fullmatch(text)
+    name = headline.group("name") if headline else text
+    return parse(name) if is_name(name) else None
 
 
 def _path(text: str) -> str:
