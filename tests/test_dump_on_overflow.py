@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -241,11 +242,15 @@ def test_a_module_where_the_op_level_cannot_run(direction: str) -> None:
 def test_a_batch_that_was_bad_is_dumped_with_the_module_that_it_was_given_to() -> None:
     model = Net()
     monitor = fastcheck.install(model, dump_on_overflow=FOLDER)
-    stop = stopped(monitor.run, lambda x: model(x).sum().backward(), poison(torch.ones(4, 8)))
+    x = poison(torch.ones(4, 8))
+    stop = stopped(monitor.run, lambda x: model(x).sum().backward(), x)
     assert f"{place(FOLDER)} holds what Net (the model) read and made" in str(stop)
     stored, forward = calls(FOLDER)
     assert {"kind": "stored", "module": ""}.items() <= stored.items()
     assert int(values(FOLDER)(forward["in"][0]).isnan().sum()) == 1
+    # Whoever replays by hand is told too, of what another module's run has left.
+    shutil.rmtree(FOLDER)
+    assert f"{place(FOLDER)} holds what Net" in str(monitor.replay(model, x))
     assert script() == (
         0,
         "output: 4 NaN, 0 +Inf, 0 -Inf; in the run: 4 NaN, 0 +Inf, 0 -Inf\nnon-finite again\n",
@@ -305,6 +310,7 @@ def test_what_does_not_come_again_is_said() -> None:
     monitor = fastcheck.install(model, dump_on_overflow=FOLDER)
     stop = stopped(monitor.run, model, torch.ones(4, 8))
     assert "nothing was dumped: run again, 1 was finite" in said(stop)
+    assert "run again, the step was finite: what made it" in said(stop)
 
 
 def test_weights_that_are_gone_are_said() -> None:
@@ -372,6 +378,14 @@ def test_under_a_warning_the_first_is_dumped_and_named() -> None:
     told = [str(one.message) for one in caught]
     assert f"dump: {place(FOLDER)} holds what aten.sqrt #0" in told[0]
     assert len(told) > 1 and not any("dump:" in text for text in told[1:])
+
+
+def test_under_a_function_a_warning_names_it() -> None:
+    model, events = model_with(roots), list[Any]()
+    with watch(model, action=events.append), pytest.warns(fastcheck.FastcheckWarning) as caught:
+        train(model, 1)
+    assert events and len(caught) == 1
+    assert f"{place(FOLDER)} holds what aten.sqrt #0" in str(caught[0].message)
 
 
 def test_training_is_bit_identical() -> None:

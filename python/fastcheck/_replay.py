@@ -41,12 +41,12 @@ class Replay:
         lines = list(self.notes)
         if self.stop is not None:
             lines.append(str(self.stop))
-        elif self.dump is not None:
-            lines += self.dump.lines(1000)
         elif not lines:
             lines.append(
                 "run again, the step was finite: what made it non-finite is not among what was kept"
             )
+        if self.dump is not None and (self.stop is None or self.stop.report.dump != self.dump):
+            lines += self.dump.lines(1000)
         return "\n".join(lines)
 
 

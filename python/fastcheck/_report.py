@@ -6,7 +6,7 @@ advice in _advice."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -234,7 +234,7 @@ def _replay(report: StopReport, width: int) -> list[str]:
         return []
     lines = [line for note in report.replay.notes for line in wrap(note, width)]
     if report.replay.stop is None:
-        return lines or wrap(str(report.replay), width)
+        return lines or wrap(str(replace(report.replay, dump=None)), width)
     found = report.replay.stop.report
     lines += wrap(f"run again at op level: {_headline(found, read(found.culprit.record))}", width)
     if found.culprit.line:
