@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from ._rank_join import follow
 from ._ranks import agreement_for
 from ._replay import Replay, Replayer
 from ._replicas import ReplicaMismatch, replica_check
-from ._run_meta import RunMeta
+from ._run_meta import RunMeta, own_rank
 from ._scaling import scaling_table
 from ._session import Session
 from ._site import SiteTable
@@ -43,6 +42,8 @@ from ._style import check_style
 from ._summary import summary
 from ._verdict import Event
 from .backends import triton
+from .dump.captured import OpCaptures
+from .dump.on_stop import StopDumper
 
 __all__ = ["Monitor"]
 
@@ -69,7 +70,7 @@ class Monitor:
         nodes: Sequence[ModuleNode],
         has_excluded: bool,
     ) -> None:
-        rank = _rank()
+        rank = own_rank()
         # One rank's stop would leave the others waiting for it in their next collective.
         lag = 1 if config.sync == "never" else 0
         agreement = agreement_for(config.process_group, lag=lag) if config.may_stop else None
@@ -90,6 +91,8 @@ class Monitor:
         self._movement = state.movement
         alarm = session.deliver = Alarm(session, agreement)
         session.last_words = alarm.last_words
+        self._dumper = self._make_dumper(nodes, rank)
+        alarm.dumper = self._dumper
         self._meeting = session.meet = Meeting(session, alarm)
         if agreement is not None:
             follow(agreement, alarm.meet)
@@ -109,6 +112,18 @@ class Monitor:
         self._has_warned = False
         # Closed after all was written to it, and so still good to be read.
         self._log_is_whole = False
+
+    def _make_dumper(self, nodes: Sequence[ModuleNode], rank: int) -> Optional[StopDumper]:
+        session, config = self._session, self._session.config
+        if config.dump_on_overflow is None:
+            return None
+        if isinstance(session, OpSession):
+            captures = session.captures = OpCaptures()
+            return StopDumper(config.dump_on_overflow, rank, nodes, captures)
+        why = "the step is not known: run it by monitor.run(step, batch)"
+        if session.world_size > 1:
+            why = "several ranks train together, of which none runs a step again alone"
+        return StopDumper(config.dump_on_overflow, rank, nodes, None, why)
 
     def _attach(self) -> None:
         """Puts the hooks on; install() calls it once."""
@@ -420,10 +435,3 @@ class Monitor:
                 "dropped from memory"
             )
         return notes
-
-
-def _rank() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdecimal() else 0

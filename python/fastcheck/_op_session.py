@@ -23,7 +23,7 @@ from ._journal import Note
 from ._op_filter import filter_options
 from ._op_incident import Incident
 from ._op_judge import Elders, OpFinding, OpIncident, OpJudge
-from ._op_mode import CallMode
+from ._op_mode import CallMode, Captures
 from ._op_sites import OpSites
 from ._readable import can_hold_nonfinite, can_read
 from ._record import RECORD_DTYPE, Flag, nonfinite
@@ -64,6 +64,8 @@ class OpSession(Session):
         self.entering = ""
         self._entered: set[str] = set()
         self._close_mode: Callable[[], None] = lambda: None
+        # Set by the owner: what calls have read and made is kept for a dump.
+        self.captures: Optional[Captures] = None
 
     # From the first hook to the last
 
@@ -74,7 +76,7 @@ class OpSession(Session):
         self._run = self._ops.start(int(self.config.depth), _line, **filters, copies=self.may_wait)
         self._ops.set_active(self.is_active)
         if self.config.sync == "call":
-            mode = CallMode(self)
+            mode = CallMode(self, self.captures)
             self._close_mode = mode.close
             mode.open()
             self._ops.set_mode(mode)
