@@ -5,13 +5,16 @@ In saturation mode the chip gives the largest finite number where IEEE 754 has a
 where it has a NaN, and sets a status word: a few numbers per device that any operator sets and none
 clears. The 910 (Atlas training series) and the 310P have only that mode; the 910B and 910_93 (Atlas
 A2 and A3) give Inf and NaN unless INF_NAN_MODE_FORCE_DISABLE=1; the 950 gives them always.
-torch_npu sets the device to the mode that ``is_support_inf_nan()`` tells, when it initialises it.
+torch_npu sets one device of a process to the mode that ``is_support_inf_nan()`` tells, the one that
+is current when it initialises itself, and leaves the others as they are. So each device is asked,
+and torch_npu where CANN can't be.
 Sources: the descriptions of INF_NAN_MODE_ENABLE and of ``npu_get_float_status`` in torch_npu's
-documentation.
+documentation, its ``npu_sys_ctrl.cpp``, and ``aclrtFloatOverflowMode`` in CANN's ``acl_rt.h``.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import os
@@ -38,10 +41,14 @@ SATURABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 #: Numbers in what npu_get_float_status gives and takes.
 _STATUS_NUMBERS = 8
 
+#: CANN's runtime, which torch_npu has loaded, and what its aclrtGetDeviceSatMode() answers.
+_RUNTIME = "libascendcl.so"
+_ANSWERS = {0: DeviceMode.SATURATING, 1: DeviceMode.IEEE}
 
-def completed(kernels: Backend) -> Backend:
+
+def completed(kernels: Backend, device: torch.device) -> Backend:
     """The table's entry for an NPU whose tensors ``kernels`` read."""
-    found = mode()
+    found = mode(device)
     if found is not DeviceMode.SATURATING:
         return dataclasses.replace(kernels, device_mode=found)
     return dataclasses.replace(
@@ -52,8 +59,11 @@ def completed(kernels: Backend) -> Backend:
     )
 
 
-def mode() -> DeviceMode:
-    """What torch_npu has set the devices of this process to. Host only; torch_npu is imported."""
+def mode(device: torch.device) -> DeviceMode:
+    """What becomes on ``device`` of a result that does not fit. Host only; torch_npu is imported."""
+    found = _mode_of_device(device)
+    if found is not None:
+        return found
     utils: Any = getattr(getattr(torch, "npu", None), "utils", None)
     ask = getattr(utils, "is_support_inf_nan", None)
     if ask is None:  # a release before the function
@@ -62,6 +72,21 @@ def mode() -> DeviceMode:
         return DeviceMode.IEEE if ask() else DeviceMode.SATURATING
     except RuntimeError:  # variables that contradict each other or the chip
         return _mode_of_chip()
+
+
+def _mode_of_device(device: torch.device) -> Optional[DeviceMode]:
+    """None where CANN doesn't tell."""
+    if "torch_npu" not in sys.modules:
+        return None
+    module, _ = _modules()
+    try:
+        ask = ctypes.CDLL(_RUNTIME).aclrtGetDeviceSatMode
+        answer = ctypes.c_int(-1)
+        with module.device(device):  # it answers of the calling thread's device
+            status = ask(ctypes.byref(answer))
+    except (AttributeError, OSError, RuntimeError):  # no such function, no such library, no device
+        return None
+    return _ANSWERS.get(answer.value) if status == 0 else None
 
 
 def _mode_of_chip() -> DeviceMode:
