@@ -26,6 +26,7 @@ hypothesis.settings.load_profile("fastcheck")
 collect_ignore = []
 if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
     collect_ignore += [
+        "test_compat_device.py",
         "test_cuda_binding.py",
         "test_cuda_install.py",
         "test_devices.py",

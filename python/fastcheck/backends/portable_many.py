@@ -118,15 +118,18 @@ def _add_sums(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The smallest and the largest of each segment."""
     form, chunk, index = batch.form, chunk[part], batch.index[part]
-    left_out = values.nonfinite(chunk, form) if form.is_float else None
+    filled = chunk
     if batch.held is not None:
-        inside = counting(batch.width, torch.int32, chunk.device)
-        padding = inside.ge(batch.held[part])
-        left_out = padding if left_out is None else left_out.logical_or_(padding)
+        # Padding stands for a component that is there. An infinity in its place would be an
+        # overflow to a device that saturates.
+        padding = counting(batch.width, torch.int32, chunk.device).ge(batch.held[part])
+        filled = torch.where(padding, chunk[:, :1], chunk)
         del padding
+    left_out = values.nonfinite(filled, form) if form.is_float else None
     sums = values.sums(chunk, form, left_out)
     totals[: sums.shape[0]].index_add_(1, index, sums)
-    return values.extremes(chunk, form, left_out)
+    del sums
+    return values.extremes(filled, form, left_out)
 
 
 def _put_extremes(

@@ -75,41 +75,26 @@ def nonfinite(chunk: torch.Tensor, form: Format) -> torch.Tensor:
 def extremes(
     chunk: torch.Tensor, form: Format, left_out: Optional[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(segments,) smallest and largest where not ``left_out``: floats, or the bits of an integer.
+    """(segments,) smallest and largest where not ``left_out``: float64, or the bits of an integer.
 
     uint64 comes with its highest bit turned over, which makes its order that of int64.
     """
-    if form.is_float and form.info.component_bytes > 1:
-        # As integers: an infinity in the place of what is left out would be an overflow on a device
-        # that saturates, in its status and in the number.
-        infinity = form.largest + 1
-        low, high = _extremes(_ordered(chunk, form), left_out, infinity, -1 - infinity)
-        return _ordered(low, form).view(form.dtype), _ordered(high, form).view(form.dtype)
     values = _values(chunk, form)
+    low: float
+    high: float
     if form.is_float:
-        return _extremes(values, left_out, float("inf"), -float("inf"))
-    if values.dtype == torch.int64:
-        return _extremes(values, left_out, (1 << 63) - 1, -(1 << 63))
-    limits = torch.iinfo(values.dtype)
-    return _extremes(values, left_out, limits.max, limits.min)
-
-
-def _extremes(
-    values: torch.Tensor, left_out: Optional[torch.Tensor], low: float, high: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``low`` and ``high`` stand for what is left out."""
+        low, high = float("inf"), -float("inf")
+    elif values.dtype == torch.int64:
+        low, high = (1 << 63) - 1, -(1 << 63)
+    else:
+        limits = torch.iinfo(values.dtype)
+        low, high = limits.max, limits.min
     if left_out is None:
         return values.amin(-1), values.amax(-1)
-    least = constant(low, values.dtype, values.device)
-    greatest = constant(high, values.dtype, values.device)
+    least = constant(low, values.dtype, chunk.device)
+    greatest = constant(high, values.dtype, chunk.device)
     smallest = torch.where(left_out, least, values).amin(-1)
     return smallest, torch.where(left_out, greatest, values).amax(-1)
-
-
-def _ordered(bits: torch.Tensor, form: Format) -> torch.Tensor:
-    """Integers in the order of the floats that ``bits`` are; of those again the bits."""
-    sign = bits.bitwise_right_shift(8 * form.info.component_bytes - 1)
-    return sign.bitwise_and_(-1 - form.lowest).bitwise_xor_(bits)
 
 
 def sums(chunk: torch.Tensor, form: Format, left_out: Optional[torch.Tensor]) -> torch.Tensor:
