@@ -57,7 +57,7 @@ test-neon: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/neon.sh
 
 test-triton: $(VENV)/.built $(VENV)/.tools
-	TRITON_INTERPRET=1 $(PY) -m pytest tests/test_triton.py
+	TRITON_INTERPRET=1 $(PY) -m pytest tests/test_triton.py tests/test_triton_lists.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TRITON=on TRITON_INTERPRET=1 $(PY) -m pytest tests/test_triton_device.py
 
 test-npu-lab:

@@ -60,7 +60,7 @@ def completed(kernels: Backend, device: torch.device) -> Backend:
 
 
 def mode(device: torch.device) -> DeviceMode:
-    """What becomes on ``device`` of a result that does not fit. Host only; torch_npu is imported."""
+    """What becomes on ``device`` of a result that does not fit. Host only."""
     found = _mode_of_device(device)
     if found is not None:
         return found
