@@ -177,11 +177,13 @@ def _listed(
     if len(tensors) < 2 or kind in _lists_given_up:
         return done
     try:
-        from . import triton_launch, triton_lists
+        from . import triton_launch
 
         target = triton_launch.target_of(slots.device)
         if not target.takes_lists:
             return done
+        from . import triton_lists
+
         groups: dict[torch.dtype, list[tuple[int, Traversal]]] = {}
         for place, tensor in enumerate(tensors):
             if triton_launch.reads(tensor.dtype) and (kind, tensor.dtype) not in _given_up:

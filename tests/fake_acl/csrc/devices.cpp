@@ -52,8 +52,7 @@ void stop_streams() {
 }  // namespace
 
 fake::Stream& stream_of(aclrtStream stream) {
-  return stream == nullptr ? default_stream(current_device())
-                           : *static_cast<fake::Stream*>(stream);
+  return stream == nullptr ? default_stream(current_device()) : *static_cast<fake::Stream*>(stream);
 }
 
 std::vector<fake::Stream*> streams_on(int device) {

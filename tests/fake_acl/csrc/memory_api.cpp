@@ -83,8 +83,7 @@ FAKE_ACL_EXPORT aclError aclrtMallocHost(void** address, size_t size) {
   });
 }
 
-FAKE_ACL_EXPORT aclError aclrtMallocHostWithCfg(void** address, uint64_t size,
-                                                aclrtMallocConfig*) {
+FAKE_ACL_EXPORT aclError aclrtMallocHostWithCfg(void** address, uint64_t size, aclrtMallocConfig*) {
   return aclrtMallocHost(address, size);
 }
 

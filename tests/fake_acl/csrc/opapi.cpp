@@ -99,18 +99,18 @@ int run(aclOpExecutor* executor, aclrtStream stream) {
   const std::unique_ptr<aclOpExecutor> owned(executor);
   fake::Stream& on = stream_of(stream);
   return answer([&] {
-    on.submit(fake::TaskKind::kernel, owned->name,
-              [work = std::move(owned->work), results = std::move(owned->results),
-               device = on.device()] {
-                use_one_thread();
-                const at::AutoDispatchBelowADInplaceOrView below;
-                try {
-                  work();
-                  if (saturates(device)) saturate(results, device);
-                } catch (const c10::Error& error) {
-                  throw std::runtime_error(error.what_without_backtrace());
-                }
-              });
+    on.submit(
+        fake::TaskKind::kernel, owned->name,
+        [work = std::move(owned->work), results = std::move(owned->results), device = on.device()] {
+          use_one_thread();
+          const at::AutoDispatchBelowADInplaceOrView below;
+          try {
+            work();
+            if (saturates(device)) saturate(results, device);
+          } catch (const c10::Error& error) {
+            throw std::runtime_error(error.what_without_backtrace());
+          }
+        });
   });
 }
 

@@ -64,8 +64,7 @@ FAKE_ACL_EXPORT aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode) {
 
 FAKE_ACL_EXPORT aclError aclrtGetDeviceSatMode(aclrtFloatOverflowMode* mode) {
   return answer([&] {
-    *mode =
-        static_cast<aclrtFloatOverflowMode>(fake_acl::modes[fake_acl::current_device()].load());
+    *mode = static_cast<aclrtFloatOverflowMode>(fake_acl::modes[fake_acl::current_device()].load());
   });
 }
 
