@@ -18,6 +18,7 @@ import fake_acl
 import fastcheck
 from fastcheck import DeviceMode, Verdict
 from fastcheck.backends import backend_for, npu
+from fastcheck.cli import main
 from training import Apply, batches, poison, stopped, where
 
 with warnings.catch_warnings():
@@ -99,11 +100,18 @@ def test_arithmetic_is_as_the_mode_says() -> None:
     assert record.saturated_count == (3 if SATURATES else 0)
 
 
+@pytest.mark.filterwarnings("ignore:You can set the device capability")  # torch_npu's
+def test_the_selftest_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest", "--device", "npu"]) == 0, capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"name         {CHIP}" in said and "9 passed, 0 failed" in said
+
+
 @pytest.mark.parametrize("sync", ["never", "step", "call"])
 def test_an_overflow_stops_the_run(sync: Any) -> None:
     model = Net()
     monitor = fastcheck.install(model, sync=sync)
-    stop = stopped(loop, model, 20, 3, lambda x: poison(x, float("inf")))
+    stop = stopped(loop, model, 20, 3, lambda x: poison(x, LARGEST) * 2)
     assert where(stop.culprit) == ("hole", "output", "output", "origin")
     assert stop.step == 3
     assert stop.culprit.record["saturated_count"] == (1 if SATURATES else 0)

@@ -70,10 +70,10 @@ def torch_npu_folder() -> Path:
 
 def _operator(line: str) -> str:
     """The two C functions of a line of operators.txt."""
-    found = re.fullmatch(r"(\w+): (.*?) = (.*)", line)
+    found = re.fullmatch(r"(move )?(\w+): (.*?) = (.*)", line)
     if found is None:
         raise ValueError(f"operators.txt: not understood: {line}")
-    name, arguments, expression = found.groups()
+    is_move, name, arguments, expression = found.groups()
     pairs = [argument.split() for argument in arguments.split(", ")]
     names = [pair[1] for pair in pairs]
     written = [name for kind, name in pairs if kind in ("O", "OL")]
@@ -85,6 +85,8 @@ def _operator(line: str) -> str:
     unused = "".join(f"(void){name}; " for name in names)
     held = re.sub(r"\b(\w+)\b", r"fake_acl::given(\1_)", ", ".join(written))
     planned = held if is_list else f"fake_acl::Tensors{{{held}}}"
+    if is_move:
+        planned = "{}"  # no result that could saturate
     return (
         f"FAKE_ACL_EXPORT int {name}GetWorkspaceSize({parameters}uint64_t* workspace,\n"
         f"    aclOpExecutor** executor) {{\n"

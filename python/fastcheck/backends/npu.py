@@ -21,12 +21,13 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import torch
 
-from .._record import DeviceMode
+from .._record import RECORD_BYTES, Depth, DeviceMode
 from .entry import Backend, OverflowStatus
+from .portable_formats import FORMATS
 
 __all__ = ["SATURABLE", "completed", "mode"]
 
@@ -41,6 +42,10 @@ SATURABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 #: Numbers in what npu_get_float_status gives and takes.
 _STATUS_NUMBERS = 8
 
+#: Counts of a record, by 64-bit cell: NaN and infinities; saturated ones.
+_NONFINITE = slice(1, 4)
+_SATURATED = 7
+
 #: CANN's runtime, which torch_npu has loaded, and what its aclrtGetDeviceSatMode() answers.
 _RUNTIME = "libascendcl.so"
 _ANSWERS = {0: DeviceMode.SATURATING, 1: DeviceMode.IEEE}
@@ -54,7 +59,7 @@ def completed(kernels: Backend, device: torch.device) -> Backend:
     return dataclasses.replace(
         kernels,
         device_mode=found,
-        found_nonfinite=functools.partial(_found_overflow, kernels.found_nonfinite),
+        found_nonfinite=functools.partial(_found_overflow, kernels),
         overflow_status=_status(),
     )
 
@@ -103,24 +108,20 @@ def _mode_of_chip() -> DeviceMode:
     return DeviceMode.SATURATING if _ALWAYS_SATURATING.match(name) else DeviceMode.UNKNOWN
 
 
-def _found_overflow(
-    found_nonfinite: Callable[[Sequence[torch.Tensor]], torch.Tensor],
-    tensors: Sequence[torch.Tensor],
-) -> torch.Tensor:
-    """1.0 also where any of them holds its dtype's largest magnitude: an infinity, saturated. No
-    synchronisation.
+def _found_overflow(kernels: Backend, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """1.0 also where any of them holds its dtype's largest magnitude: an infinity, saturated. By
+    the bits: arithmetic on a NaN may give 0 there. No synchronisation.
     """
-    word = found_nonfinite(tensors)
-    groups: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if tensor.dtype in SATURABLE and tensor.numel():
-            groups.setdefault(tensor.dtype, []).append(tensor.detach())
-    with torch.no_grad():
-        for dtype, group in groups.items():
-            # The largest magnitude is exact in its own dtype.
-            largest = torch.stack(torch._foreach_norm(group, float("inf"))).amax()
-            word.logical_or_(largest >= torch.finfo(dtype).max)
-    return word
+    floats = [t for t in tensors if FORMATS[t.dtype].is_float and t.numel()]
+    if not floats:
+        return kernels.found_nonfinite(tensors)
+    floats.sort(key=lambda t: t.dtype not in SATURABLE)
+    saturable = sum(t.dtype in SATURABLE for t in floats)
+    slots = torch.empty(len(floats), RECORD_BYTES, dtype=torch.uint8, device=floats[0].device)
+    kernels.observe_list(floats, slots, 0, int(Depth.HEALTH))
+    counts = slots.view(torch.int64)
+    found = counts[:, _NONFINITE].sum() + counts[:saturable, _SATURATED].sum()
+    return found.ne(0).to(torch.float32)
 
 
 def _status() -> Optional[OverflowStatus]:

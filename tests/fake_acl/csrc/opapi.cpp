@@ -70,10 +70,11 @@ int plan(const char* name, uint64_t* workspace, aclOpExecutor** executor, Tensor
 namespace {
 
 // In saturation mode an infinity is the largest number, a NaN 0, and either sets the status word.
+// That is the vector units' doing, which have no float64.
 void saturate(const Tensors& results, int device) {
   for (const at::Tensor& each : results) {
-    if (!each.defined() || !at::isFloatingType(each.scalar_type()) || each.element_size() == 1)
-      continue;
+    if (!each.defined() || !at::isFloatingType(each.scalar_type())) continue;
+    if (each.element_size() == 1 || each.element_size() == 8) continue;
     if (at::isfinite(each).all().item<bool>()) continue;
     at::nan_to_num_(const_cast<at::Tensor&>(each));
     set_overflow(device);
