@@ -10,7 +10,7 @@ import torch
 
 from ._calls import Call, ModuleNode
 from ._extension import extension
-from ._hooks import ModuleObserver
+from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
 from ._op_session import OpSession
 from ._state import StateReader
 from ._traced import Traced
@@ -35,6 +35,9 @@ class OpModuleObserver(ModuleObserver):
         self._numbers = {id(node): number for number, node in enumerate(nodes)}
         self._ops = extension.op_observer()
 
+    def attach(self, node: ModuleNode) -> tuple[ForwardPreHook, ForwardHook]:
+        return ForwardPreHook(self, node), ForwardHook(self, node)
+
     def enter(
         self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
     ) -> Optional[Call]:
@@ -48,7 +51,7 @@ class OpModuleObserver(ModuleObserver):
                 if session.is_active:
                     self._begin_pass(node, inputs)
         stack.append(node)
-        node.total_calls += 1
+        node.counter.total += 1
         self._ops.enter(self._numbers[id(node)])
         return None
 

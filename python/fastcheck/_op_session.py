@@ -249,7 +249,7 @@ class OpSession(Session):
 
     def judge_now(self) -> None:
         """In the middle of a forward or backward: what is due is done here."""
-        if self.lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks it
+        if self.lock._is_owned():
             return  # an op of fastcheck itself: nothing may be raised in the middle of a hook
         with self.lock:
             if not self.removed:
