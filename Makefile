@@ -24,7 +24,8 @@ help:
 	@echo "make test-fake-device   what needs an accelerator, on a fake one"
 	@echo "make test-neon          the AArch64 kernel, under emulation; skips where that can't be had"
 	@echo "make test-triton        the Triton kernels, in Triton's interpreter"
-	@echo "make test-npu-lab       the same sources through Ascend's compiler, as far as it goes without CANN"
+	@echo "make test-npu-lab       torch_npu's own wheel over a runtime of our own; the Triton kernels through"
+	@echo "                        Ascend's compiler, as far as it goes without CANN"
 	@echo "make test-old-torch     the pure-Python path with torch 2.1; slow, under emulation"
 	@echo "make wheel   a wheel into dist/; ACCELERATOR=cpu, cuda or generic;  make sdist the sources"
 	@echo "make test-wheel         installs each wheel of dist/ into a fresh environment and tries it"
@@ -41,8 +42,9 @@ test: $(VENV)/.built $(VENV)/.tools
 
 test-fake-device: $(VENV)/.built $(VENV)/.tools
 	FASTCHECK_FAKE_DEVICE=1 $(PY) -m pytest tests/test_fake_device.py tests/test_fake_device_torch.py \
-		tests/test_devices.py tests/test_dump_device.py tests/test_movement_device.py \
-		tests/test_op_device.py tests/test_override_device.py tests/test_protect_device.py tests/test_reader.py tests/test_recorder.py \
+		tests/test_compat_device.py tests/test_devices.py tests/test_dump_device.py \
+		tests/test_movement_device.py tests/test_op_device.py tests/test_override_device.py \
+		tests/test_protect_device.py tests/test_reader.py tests/test_recorder.py \
 		tests/test_cuda_binding.py tests/test_cuda_install.py tests/test_selftest_device.py \
 		tests/test_fake_graphs.py tests/test_graphs.py tests/test_graph_parts.py tests/test_graph_ends.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/test_stats_values.py \
@@ -57,11 +59,12 @@ test-neon: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/neon.sh
 
 test-triton: $(VENV)/.built $(VENV)/.tools
-	TRITON_INTERPRET=1 $(PY) -m pytest tests/test_triton.py
+	TRITON_INTERPRET=1 $(PY) -m pytest tests/test_triton.py tests/test_triton_lists.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TRITON=on TRITON_INTERPRET=1 $(PY) -m pytest tests/test_triton_device.py
 
 test-npu-lab:
-	PYTHON=$(PYTHON) tests/npu_lab.sh
+	PYTHON=$(PYTHON) TORCH_INDEX_URL=$(TORCH_INDEX_URL) tests/torch_npu.sh
+	PYTHON=$(PYTHON) TORCH_INDEX_URL=$(TORCH_INDEX_URL) tests/npu_lab.sh
 
 test-old-torch:
 	PYTHON=$(PYTHON) tests/old_torch.sh

@@ -23,8 +23,10 @@ hypothesis.settings.load_profile("fastcheck")
 
 # The fake accelerator, once loaded, is that of the whole process, so it has a run of its own
 # (`make test-fake-device`).
+collect_ignore = []
 if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
-    collect_ignore = [
+    collect_ignore += [
+        "test_compat_device.py",
         "test_cuda_binding.py",
         "test_cuda_install.py",
         "test_devices.py",
@@ -49,6 +51,11 @@ elif os.environ.get("FASTCHECK_TEST_KERNELS") == "cuda":
     import cuda_on_fake
 
     cuda_on_fake.use()  # before test modules ask for a backend
+
+
+# torch_npu takes the place of the fake accelerator, and needs an environment of its own.
+if os.environ.get("FASTCHECK_FAKE_ACL") != "1":
+    collect_ignore += ["test_torch_npu.py", "test_torch_npu_overflow.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,21 +1,18 @@
 """What the tests of a device's backend do alike on the fake accelerator and on a GPU: records in
-its slots held to the CPU's byte for byte, work in several threads, training under install().
+its slots held to the CPU's byte for byte, and work in several threads.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import torch
-from torch import nn
 
-import fastcheck
 from fastcheck import _C
 from helpers import assert_same, even, tensor_of
 from reference import DEPTHS, DTYPES, RECORD_BYTES
-from training import Apply, batches, poison, stopped, where
 from vectors import pattern
 
 # --- records -------------------------------------------------------------------------------------
@@ -67,48 +64,3 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
     for thread in threads:
         thread.join()
     assert errors == [None] * count
-
-
-# --- install() -----------------------------------------------------------------------------------
-
-
-def deep(layers: int) -> nn.Sequential:
-    """Linear layers and activations, and a hole at the end into which a test puts a fault."""
-    model = nn.Sequential()
-    for index in range(layers):
-        model.add_module(f"layer{index}", nn.Linear(8, 8))
-        model.add_module(f"act{index}", nn.Tanh())
-    model.add_module("tail", Apply())
-    return model
-
-
-def without_waiting(model: nn.Module, data: Sequence[torch.Tensor]) -> Callable[[], None]:
-    """A step for each of ``data``, which are on the model's device; reads nothing back."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def train() -> None:
-        for x in data:
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-
-    return train
-
-
-def assert_stops_with_the_culprit(device: str, sync: Any) -> None:
-    """A NaN made in the eighth of twenty steps."""
-    model = deep(3).to(device)
-    fastcheck.install(model, sync=sync)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def loop() -> None:
-        for step, x in enumerate(batches(20)):
-            model.tail.function = poison if step == 7 else Apply().function
-            optimizer.zero_grad()
-            model(x.to(device)).square().mean().backward()
-            optimizer.step()
-
-    stop = stopped(loop)
-    assert where(stop.culprit) == ("tail", "output", "output", "origin")
-    assert stop.step == 7
-    assert stop.culprit.record["nan_count"] == 1

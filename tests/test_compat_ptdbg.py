@@ -237,11 +237,11 @@ def test_names_of_both_kinds_are_two_dumps() -> None:
     assert plans["modules"]["level"] == "module" and plans[""]["ops"] == ["Functional_relu_0"]
 
 
-def test_a_device_is_watched_at_module_level() -> None:
+def test_what_has_no_values_is_watched_at_module_level() -> None:
     _said.clear()
     with pytest.warns(fastcheck.FastcheckWarning, match="the model is on meta"):
-        assert _usable_level([nn.Linear(2, 2, device="meta")]) == "module"
-    assert _usable_level([nn.Linear(2, 2)]) == "op"
+        assert _usable_level([nn.Linear(2, 2, device="meta")]) == ("module", "never")
+    assert _usable_level([nn.Linear(2, 2)]) == ("op", "never")
 
 
 def test_one_rank_that_reaches_the_limit_ends_all(tmp_path: Path) -> None:

@@ -16,14 +16,18 @@ import fastcheck
 from cuda_on_fake.checks import fresh_device, spent
 from fastcheck._device_ring import DeviceRing
 from helpers import assert_same
-from on_device import (
+from on_device import of_cpu, random
+from training import (
+    Apply,
+    Net,
     assert_stops_with_the_culprit,
+    batches,
     deep,
-    of_cpu,
-    random,
+    nan_gradient,
+    poison,
+    where,
     without_waiting,
 )
-from training import Apply, Net, batches, nan_gradient, poison, where
 
 fake: Any = fake_device.load()
 NAME = fake.name()

@@ -20,10 +20,10 @@ import fastcheck
 import on_device
 from fastcheck import backends
 from helpers import SIZES, even, kinds, put, tensor_of
-from on_device import assert_all_same, deep, in_threads, of_cpu, random, rows
+from on_device import assert_all_same, in_threads, of_cpu, random, rows
 from reference import DEPTHS, DTYPES, FLOAT_NAMES, torch_dtype
 from test_cuda_on_cpu import LAYOUTS
-from training import Net, batches
+from training import Net, batches, deep
 from vectors import pattern
 
 pytestmark = pytest.mark.gpu

@@ -18,8 +18,7 @@ from fastcheck import DeviceMode
 from fastcheck._device import stream_handle
 from fastcheck.backends import backend_for
 from fastcheck.backends.portable_constants import stream_key
-from on_device import assert_stops_with_the_culprit, deep, without_waiting
-from training import batches, poison
+from training import assert_stops_with_the_culprit, batches, deep, poison, without_waiting
 
 fake: Any = fake_device.load("mlu")
 

@@ -4,9 +4,11 @@ by chip.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 
 import ascend
 import fastcheck
-from ascend import Net, loop, too_large, use_chip
+from ascend import DEVICES, Net, loop, too_large, use_chip
 from fastcheck import DeviceMode, backends
 from fastcheck.backends import backend_for, npu, triton, whole
 from training import poison, stopped, where
@@ -74,7 +76,25 @@ class TestMode:
         monkeypatch.delattr(torch.npu, "utils")
         if is_off:
             monkeypatch.setenv("INF_NAN_MODE_FORCE_DISABLE", "1")
-        assert npu.mode() is mode
+        assert npu.mode(DEVICES[0]) is mode
+
+    def test_each_device_is_asked_where_cann_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """torch_npu sets the mode of one device and says it of all."""
+        use_chip(monkeypatch, "Ascend910B1", INF_NAN_MODE_FORCE_DISABLE="1")
+        answers = {0: (0, 0), 1: (0, 1)}  # device: status, mode
+
+        def ask(answer: Any) -> int:
+            status, answer._obj.value = answers[ascend.fake.current_device()]
+            return status
+
+        runtime = SimpleNamespace(aclrtGetDeviceSatMode=ask)
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: runtime)
+        modes = [backend_for(device).device_mode for device in DEVICES]
+        assert modes == [DeviceMode.SATURATING, DeviceMode.IEEE]
+        assert backend_for(DEVICES[1]).overflow_status is None
+        for answers[1] in ((0, 2), (507, 1)):  # "undefined", and an error
+            assert npu.mode(DEVICES[1]) is DeviceMode.SATURATING
+        assert ascend.fake.current_device() == 0
 
     def test_whichever_kernels_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         use_chip(monkeypatch, "Ascend910A")
@@ -85,7 +105,7 @@ class TestMode:
 
     def test_variables_that_torch_npu_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         use_chip(monkeypatch, "Ascend910B1", INF_NAN_MODE_ENABLE="0")
-        assert npu.mode() is DeviceMode.IEEE
+        assert npu.mode(DEVICES[0]) is DeviceMode.IEEE
 
     def test_without_a_word_from_torch_npu_it_is_unknown(
         self, monkeypatch: pytest.MonkeyPatch

@@ -90,7 +90,7 @@ def test_launches_of_one_tensor(
     assert len(names) <= most[depth - 1], names
 
 
-@pytest.mark.parametrize(("depth", "most"), [(1, 7), (2, 57), (3, 202)])
+@pytest.mark.parametrize(("depth", "most"), [(1, 7), (2, 59), (3, 202)])
 def test_launches_of_200_parameters(depth: int, most: int) -> None:
     """About one launch for each at most, of 200 weights, biases and scalars: 1.6 MiB, which sums
     are taken of in several parts.
@@ -107,14 +107,16 @@ def test_launches_of_200_parameters(depth: int, most: int) -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_launches_do_not_grow_with_the_list(depth: int) -> None:
     """They depend on the bytes, the padding to whole segments included: the same bytes in more
-    tensors take no more, and more tensors none either while they fit the same parts.
+    tensors take no more, and more tensors none either while they fit the same parts. Where a
+    tensor is more than one segment, the extremes of these are brought together.
     """
     slots = slots_for(64)
     taken = [
         len(launches(lambda xs=xs: portable.observe_list(xs, slots, 0, depth)))
         for xs in ([on_device(count)] * many for count, many in LISTS)
     ]
-    assert len(set(taken)) == 1, taken
+    # 4096 components are one segment at depth 3, and several at depth 2.
+    assert (taken[0] - taken[1], taken[2] - taken[1]) == (4 if depth == 3 else 0, 0), taken
 
 
 def test_launches_of_found_nonfinite() -> None:

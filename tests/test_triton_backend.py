@@ -28,6 +28,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("FASTCHECK_TRITON", raising=False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(triton, "_given_up", {})
+    monkeypatch.setattr(triton, "_lists_given_up", {})
     triton._unusable.cache_clear()
     table._of_type.cache_clear()
     yield
@@ -135,8 +136,8 @@ class Launches:
     def reads(self, dtype: torch.dtype) -> bool:
         return dtype != torch.float64
 
-    def target_of(self, device: torch.device) -> None:
-        return None
+    def target_of(self, device: torch.device) -> Any:
+        return types.SimpleNamespace(takes_lists=False)
 
     def write_record(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         self.tried.append(tensor.dtype)

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fastcheck.backends import triton_launch as launch
-from triton_sources import source
+from triton_sources import KERNELS, source
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -63,15 +63,16 @@ def check_portable(ttir: str) -> None:
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_targets(target: str) -> None:
     binary = "hsaco" if target.startswith("gfx") else "cubin"
-    for name in ("whole", "part", "fold"):
+    for name in KERNELS:
         asm = compiled(name, "float32", target)
         check_portable(asm["ttir"])
         assert len(asm[binary]) > 1000
 
 
+@pytest.mark.parametrize("name", ["whole", "part_list"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(dtype: str, tmp_path: Path) -> None:
-    asm = compiled("whole", dtype, "sm_90")
+def test_dtypes(dtype: str, name: str, tmp_path: Path) -> None:
+    asm = compiled(name, dtype, "sm_90")
     check_portable(asm["ttir"])
     ptx = asm["ptx"]
     # Flushing would lose nothing here (no operand is subnormal), but nobody asked for it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
 import pytest
@@ -113,3 +113,48 @@ def where(event: Any) -> tuple[str, str, str, str]:
     """The place and verdict of an event, short enough to be compared in one line."""
     site = event.site
     return site.module, site.role, site.label, event.verdict.name.lower()
+
+
+# ---- On a device, without reading anything back --------------------------------------------------
+
+
+def deep(layers: int) -> nn.Sequential:
+    """Linear layers and activations, and a hole at the end into which a test puts a fault."""
+    model = nn.Sequential()
+    for index in range(layers):
+        model.add_module(f"layer{index}", nn.Linear(8, 8))
+        model.add_module(f"act{index}", nn.Tanh())
+    model.add_module("tail", Apply())
+    return model
+
+
+def without_waiting(model: nn.Module, data: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """A step for each of ``data``, which are on the model's device; reads nothing back."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for x in data:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    return train
+
+
+def assert_stops_with_the_culprit(device: str, sync: Any) -> None:
+    """A NaN made in the eighth of twenty steps."""
+    model = deep(3).to(device)
+    fastcheck.install(model, sync=sync)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def loop() -> None:
+        for step, x in enumerate(batches(20)):
+            model.tail.function = poison if step == 7 else Apply().function
+            optimizer.zero_grad()
+            model(x.to(device)).square().mean().backward()
+            optimizer.step()
+
+    stop = stopped(loop)
+    assert where(stop.culprit) == ("tail", "output", "output", "origin")
+    assert stop.step == 7
+    assert stop.culprit.record["nan_count"] == 1

@@ -17,8 +17,11 @@ KERNELS = {
     "whole": kernels.whole_kernel,
     "part": kernels.part_kernel,
     "fold": kernels.fold_kernel,
+    "part_list": kernels.part_list_kernel,
+    "fold_list": kernels.fold_list_kernel,
 }
-_POINTERS = {"words": "*i32", "slot": "*i32", "partials": "*i32"}
+_POINTERS = dict.fromkeys(("words", "slot", "slots", "partials", "owners", "shapes"), "*i32")
+_POINTERS["addresses"] = "*i64"
 
 
 class Source(NamedTuple):
@@ -30,12 +33,12 @@ class Source(NamedTuple):
 
 def source(name: str, dtype: str, target: launch.Target, depth: int = 3) -> Source:
     kernel = KERNELS[name]
-    reader = launch._Reader(FORMATS[getattr(torch, dtype)], depth, target)
-    constants = dict(reader._variant)
-    if name == "fold":
+    reader = launch.Reader(FORMATS[getattr(torch, dtype)], depth, target)
+    constants = dict(reader.variant)
+    if name.startswith("fold"):
         constants["BLOCK"] = target.block
     else:
-        constants["GROUPS"] = reader._groups
+        constants["GROUPS"] = reader.groups
     tail = {"tail": f"*i{8 * reader.size}"}
     types = {
         argument: {**_POINTERS, **tail}.get(argument, "i32")

@@ -33,6 +33,8 @@ _FUSED_MODULES = frozenset(f"torch.optim.{name}" for name in ("adam", "adamw", "
 #: and don't look. Every other device is tried once, by learn() or supports().
 _HONOURED_ON = frozenset({"cpu", "cuda", "xpu"})
 _IGNORED_ON = frozenset({"mps"})
+#: What looks at it on the host: torch_npu's SGD would make every update wait (2.13).
+_HOST_LOOKS = frozenset({(torch.optim.SGD, "npu")})
 _tried: dict[tuple[type, str], bool] = {}
 
 _ABSENT: Any = object()
@@ -328,7 +330,9 @@ def _torch_class(optimizer: Optimizer) -> type[Optimizer]:
 
 def _try(kind: type[Optimizer], device: torch.device) -> None:
     key = (kind, device.type)
-    if device.type not in _HONOURED_ON | _IGNORED_ON and key not in _tried:
+    if device.type in _HONOURED_ON | _IGNORED_ON or key in _HOST_LOOKS:
+        return
+    if key not in _tried:
         _tried[key] = _honours_found_inf(kind, device)
 
 
@@ -352,6 +356,8 @@ def _device_problem(kind: type, devices: Iterable[torch.device]) -> Optional[str
     for name in sorted(types):
         if name in _IGNORED_ON or not _tried.get((kind, name), True):
             return f'the fused kernel of {name} does not look at found_inf; use sync="step"'
+        if (kind, name) in _HOST_LOOKS:
+            return f'{name} reads found_inf on the host, and would wait for it; use sync="step"'
     if "cpu" in types and len(types) > 1:
         return (
             "it updates parameters on the CPU and on an accelerator, where one would have to wait "

@@ -74,19 +74,19 @@ def _of_type(device_type: str, index: Optional[int] = None) -> Backend:
 
 
 #: Types of device of which more is to be said than which kernels read them.
-_COMPLETED: dict[str, Callable[[Backend], Backend]] = {
+_COMPLETED: dict[str, Callable[[Backend, torch.device], Backend]] = {
     "mlu": mlu.completed,
     "npu": npu.completed,
 }
 
 
 @functools.cache
-def _completed(device_type: str, kernels: Backend) -> Backend:
-    return _COMPLETED[device_type](kernels)
+def _completed(device: torch.device, kernels: Backend) -> Backend:
+    return _COMPLETED[device.type](kernels, device)
 
 
 def backend_for(device: torch.device) -> Backend:
     """The backend that reads tensors on ``device``."""
     # Kernels may run on one GPU and not on another; asking another one would wake it.
     kernels = _of_type(device.type, device.index if device.type == "cuda" else None)
-    return _completed(device.type, kernels) if device.type in _COMPLETED else kernels
+    return _completed(device, kernels) if device.type in _COMPLETED else kernels

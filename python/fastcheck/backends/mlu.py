@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from .._record import DeviceMode
 from .entry import Backend
 
 __all__ = ["completed"]
 
 
-def completed(kernels: Backend) -> Backend:
+def completed(kernels: Backend, device: torch.device) -> Backend:
     """The table's entry for an MLU whose tensors ``kernels`` read."""
     return dataclasses.replace(kernels, device_mode=DeviceMode.UNKNOWN)

@@ -5,25 +5,29 @@ In saturation mode the chip gives the largest finite number where IEEE 754 has a
 where it has a NaN, and sets a status word: a few numbers per device that any operator sets and none
 clears. The 910 (Atlas training series) and the 310P have only that mode; the 910B and 910_93 (Atlas
 A2 and A3) give Inf and NaN unless INF_NAN_MODE_FORCE_DISABLE=1; the 950 gives them always.
-torch_npu sets the device to the mode that ``is_support_inf_nan()`` tells, when it initialises it.
+torch_npu sets one device of a process to the mode that ``is_support_inf_nan()`` tells, the one that
+is current when it initialises itself, and leaves the others as they are. So each device is asked,
+and torch_npu where CANN can't be.
 Sources: the descriptions of INF_NAN_MODE_ENABLE and of ``npu_get_float_status`` in torch_npu's
-documentation.
+documentation, its ``npu_sys_ctrl.cpp``, and ``aclrtFloatOverflowMode`` in CANN's ``acl_rt.h``.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import torch
 
-from .._record import DeviceMode
+from .._record import RECORD_BYTES, Depth, DeviceMode
 from .entry import Backend, OverflowStatus
+from .portable_formats import FORMATS
 
 __all__ = ["SATURABLE", "completed", "mode"]
 
@@ -38,22 +42,33 @@ SATURABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 #: Numbers in what npu_get_float_status gives and takes.
 _STATUS_NUMBERS = 8
 
+#: Counts of a record, by 64-bit cell: NaN and infinities; saturated ones.
+_NONFINITE = slice(1, 4)
+_SATURATED = 7
 
-def completed(kernels: Backend) -> Backend:
+#: CANN's runtime, which torch_npu has loaded, and what its aclrtGetDeviceSatMode() answers.
+_RUNTIME = "libascendcl.so"
+_ANSWERS = {0: DeviceMode.SATURATING, 1: DeviceMode.IEEE}
+
+
+def completed(kernels: Backend, device: torch.device) -> Backend:
     """The table's entry for an NPU whose tensors ``kernels`` read."""
-    found = mode()
+    found = mode(device)
     if found is not DeviceMode.SATURATING:
         return dataclasses.replace(kernels, device_mode=found)
     return dataclasses.replace(
         kernels,
         device_mode=found,
-        found_nonfinite=functools.partial(_found_overflow, kernels.found_nonfinite),
+        found_nonfinite=functools.partial(_found_overflow, kernels),
         overflow_status=_status(),
     )
 
 
-def mode() -> DeviceMode:
-    """What torch_npu has set the devices of this process to. Host only; torch_npu is imported."""
+def mode(device: torch.device) -> DeviceMode:
+    """What becomes on ``device`` of a result that does not fit. Host only."""
+    found = _mode_of_device(device)
+    if found is not None:
+        return found
     utils: Any = getattr(getattr(torch, "npu", None), "utils", None)
     ask = getattr(utils, "is_support_inf_nan", None)
     if ask is None:  # a release before the function
@@ -62,6 +77,21 @@ def mode() -> DeviceMode:
         return DeviceMode.IEEE if ask() else DeviceMode.SATURATING
     except RuntimeError:  # variables that contradict each other or the chip
         return _mode_of_chip()
+
+
+def _mode_of_device(device: torch.device) -> Optional[DeviceMode]:
+    """None where CANN doesn't tell."""
+    if "torch_npu" not in sys.modules:
+        return None
+    module, _ = _modules()
+    try:
+        ask = ctypes.CDLL(_RUNTIME).aclrtGetDeviceSatMode
+        answer = ctypes.c_int(-1)
+        with module.device(device):  # it answers of the calling thread's device
+            status = ask(ctypes.byref(answer))
+    except (AttributeError, OSError, RuntimeError):  # no such function, no such library, no device
+        return None
+    return _ANSWERS.get(answer.value) if status == 0 else None
 
 
 def _mode_of_chip() -> DeviceMode:
@@ -78,24 +108,20 @@ def _mode_of_chip() -> DeviceMode:
     return DeviceMode.SATURATING if _ALWAYS_SATURATING.match(name) else DeviceMode.UNKNOWN
 
 
-def _found_overflow(
-    found_nonfinite: Callable[[Sequence[torch.Tensor]], torch.Tensor],
-    tensors: Sequence[torch.Tensor],
-) -> torch.Tensor:
-    """1.0 also where any of them holds its dtype's largest magnitude: an infinity, saturated. No
-    synchronisation.
+def _found_overflow(kernels: Backend, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """1.0 also where any of them holds its dtype's largest magnitude: an infinity, saturated. By
+    the bits: arithmetic on a NaN may give 0 there. No synchronisation.
     """
-    word = found_nonfinite(tensors)
-    groups: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if tensor.dtype in SATURABLE and tensor.numel():
-            groups.setdefault(tensor.dtype, []).append(tensor.detach())
-    with torch.no_grad():
-        for dtype, group in groups.items():
-            # The largest magnitude is exact in its own dtype.
-            largest = torch.stack(torch._foreach_norm(group, float("inf"))).amax()
-            word.logical_or_(largest >= torch.finfo(dtype).max)
-    return word
+    floats = [t for t in tensors if FORMATS[t.dtype].is_float and t.numel()]
+    if not floats:
+        return kernels.found_nonfinite(tensors)
+    floats.sort(key=lambda t: t.dtype not in SATURABLE)
+    saturable = sum(t.dtype in SATURABLE for t in floats)
+    slots = torch.empty(len(floats), RECORD_BYTES, dtype=torch.uint8, device=floats[0].device)
+    kernels.observe_list(floats, slots, 0, int(Depth.HEALTH))
+    counts = slots.view(torch.int64)
+    found = counts[:, _NONFINITE].sum() + counts[:saturable, _SATURATED].sum()
+    return found.ne(0).to(torch.float32)
 
 
 def _status() -> Optional[OverflowStatus]:

@@ -34,7 +34,9 @@ class _Batch:
 
     On the device, one entry for each segment: ``index``, the row of its tensor; ``held``, how many
     components are not padding; ``held_words`` likewise; ``first``, the number of its first chain.
-    None where nothing is padded, or the depth does not ask.
+    None where nothing is padded, or the depth does not ask. ``owners``: the row of each member;
+    ``spread``: (members, longest), which segments are its own, the first one again and again behind
+    the last. None where a member is one segment.
     """
 
     form: Format
@@ -45,6 +47,8 @@ class _Batch:
     held: Optional[torch.Tensor]
     held_words: Optional[torch.Tensor]
     first: torch.Tensor
+    owners: torch.Tensor
+    spread: Optional[torch.Tensor]
     rows: int  # of the longest chain
     counted: int  # segments at a time
     summed: int
@@ -97,8 +101,11 @@ def _read(
         cells[:, 1:8].index_add_(0, batch.index[part], counts.t())
     if depth >= Depth.STATS:
         totals = torch.zeros((4, cells.shape[0]), dtype=torch.float64, device=cells.device)
-        for start in range(0, segments, batch.summed):
-            _add_sums(batch, chunk, slice(start, start + batch.summed), cells, totals)
+        ends = [
+            _add_sums(batch, chunk, slice(start, start + batch.summed), totals)
+            for start in range(0, segments, batch.summed)
+        ]
+        _put_extremes(batch, ends, cells)
         if batch.form.is_float and batch.form.info.component_bytes == 8:
             values.finite_sum(totals)
         cells.view(torch.float64)[:, 10:13].add_(totals[:3].t())
@@ -107,22 +114,38 @@ def _read(
 
 
 def _add_sums(
-    batch: _Batch, chunk: torch.Tensor, part: slice, cells: torch.Tensor, totals: torch.Tensor
-) -> None:
+    batch: _Batch, chunk: torch.Tensor, part: slice, totals: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest and the largest of each segment."""
     form, chunk, index = batch.form, chunk[part], batch.index[part]
-    left_out = values.nonfinite(chunk, form) if form.is_float else None
+    filled = chunk
     if batch.held is not None:
-        inside = counting(batch.width, torch.int32, chunk.device)
-        padding = inside.ge(batch.held[part])
-        left_out = padding if left_out is None else left_out.logical_or_(padding)
+        # Padding stands for a component that is there. An infinity in its place would be an
+        # overflow to a device that saturates.
+        padding = counting(batch.width, torch.int32, chunk.device).ge(batch.held[part])
+        filled = torch.where(padding, chunk[:, :1], chunk)
         del padding
-    low, high = values.extremes(chunk, form, left_out)
-    ends = cells.view(torch.float64) if form.is_float else cells
-    for column, end, how in ((8, low, "amin"), (9, high, "amax")):
-        wide = end.to(ends.dtype).add(0)  # a zero is stored as +0.0
-        ends[:, column].scatter_reduce_(0, index, wide, how)
+    left_out = values.nonfinite(filled, form) if form.is_float else None
     sums = values.sums(chunk, form, left_out)
     totals[: sums.shape[0]].index_add_(1, index, sums)
+    del sums
+    return values.extremes(filled, form, left_out)
+
+
+def _put_extremes(
+    batch: _Batch, ends: Sequence[tuple[torch.Tensor, torch.Tensor]], cells: torch.Tensor
+) -> None:
+    # Not by scatter_reduce_(): torch_npu computes that on the host, and waits.
+    numbers = cells.view(torch.float64) if batch.form.is_float else cells
+    wide = torch.empty((len(batch.members), 2), dtype=numbers.dtype, device=cells.device)
+    for column, parts in enumerate(zip(*ends)):
+        end = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if batch.spread is not None:
+            own = end.index_select(0, batch.spread.view(-1)).view(batch.spread.shape)
+            end = own.amax(-1) if column else own.amin(-1)
+        wide[:, column].copy_(end)  # torch_npu's to(float64) gives float32
+    # To +0.0 and 0, which leaves a zero of either sign as +0.0.
+    numbers[:, 8:10].index_add_(0, batch.owners, wide)
 
 
 def _chain_sums(batch: _Batch, chunk: torch.Tensor) -> torch.Tensor:
@@ -172,18 +195,22 @@ def _plan(
         size = shapes[position][1] * form.info.component_bytes
         lengths[:, position] = torch.tensor(sum64.length_terms(size))
     tables = [_segments(part, shapes, width) for part in members]
-    host = torch.cat([t.flatten() for t in (template, lengths, *tables)])
-    sent = upload(host, device)
-    at = template.numel()
-    sent_template = sent[:at].view_as(template)
-    sent_lengths = sent[at : at + lengths.numel()].view_as(lengths)
-    at += lengths.numel()
-    batches = []
-    for part, table in zip(members, tables):
-        on_device = sent[at : at + table.numel()].view_as(table)
-        at += table.numel()
-        batches.append(_batch(part, shapes, width, table, on_device, depth, bound))
-    return _Plan(tuple(alone), tuple(batches), sent_template, sent_lengths)
+    spreads = [_spread(part, table[0]) for part, table in zip(members, tables)]
+    known = (template, lengths, *tables, *spreads)
+    sent = iter(_sent(known, device))
+    on_device = next(sent), next(sent), [next(sent) for _ in tables], list(sent)
+    batches = [
+        _batch(part, shapes, width, table, own, spread, depth, bound)
+        for part, table, own, spread in zip(members, tables, *on_device[2:])
+    ]
+    return _Plan(tuple(alone), tuple(batches), *on_device[:2])
+
+
+def _sent(tables: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """The int64 ``tables`` on ``device``, in one copy."""
+    sent = upload(torch.cat([table.flatten() for table in tables]), device)
+    parts = torch.split(sent, [table.numel() for table in tables])
+    return [part.view(table.shape) for part, table in zip(parts, tables)]
 
 
 def _form(name: str) -> Format:
@@ -223,7 +250,7 @@ def _parts(
 
 
 def _known(shape: tuple[str, int, int], depth: int, width: int) -> list[int]:
-    """The value cells before anything is read: numel, what padding adds, where extremes start."""
+    """The value cells before anything is read: numel, and what padding adds."""
     name, components, numel = shape
     form = _form(name)
     cells = form.empty_cells(depth >= Depth.STATS)
@@ -232,8 +259,7 @@ def _known(shape: tuple[str, int, int], depth: int, width: int) -> list[int]:
         return cells
     cells[0] = numel
     cells[4] = -(-components % width)
-    if depth >= Depth.STATS and form.info.kind == "u8":
-        cells[8] = (1 << 63) - 1  # as int64, above all that is added to it
+    cells[8:10] = [0, 0]
     return cells
 
 
@@ -251,12 +277,24 @@ def _segments(
     return torch.tensor(rows, dtype=torch.int64).t()
 
 
+def _spread(part: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
+    """int64 (members, longest + 1): the row of each member, and its segments."""
+    of_row: dict[int, list[int]] = {position: [] for position in part}
+    for segment, row in enumerate(rows.tolist()):
+        of_row[row].append(segment)
+    longest = max(map(len, of_row.values()))
+    return torch.tensor(
+        [[row, *own, *own[:1] * (longest - len(own))] for row, own in of_row.items()]
+    )
+
+
 def _batch(
     part: tuple[int, ...],
     shapes: Sequence[tuple[str, int, int]],
     width: int,
     host: torch.Tensor,
     table: torch.Tensor,
+    spread: torch.Tensor,
     depth: int,
     bound: int,
 ) -> _Batch:
@@ -275,6 +313,8 @@ def _batch(
         held=narrow[0].view(-1, 1) if any(padding) and depth >= Depth.STATS else None,
         held_words=narrow[1] if has_words_missing and depth >= Depth.FULL else None,
         first=narrow[2],
+        owners=spread[:, 0].contiguous(),
+        spread=spread[:, 1:].contiguous() if spread.shape[1] > 2 else None,
         rows=sum64.rows_of(int(host[2].max()), sum64.row_words(form.info.component_bytes)),
         counted=max(1, left // (count_bytes(form) * width)),
         summed=max(1, left // (sum_bytes(form) * width)),

@@ -21,6 +21,7 @@ from .._errors import ConfigError, explain, near_matches
 from .._record import RECORD_BYTES, Depth, DeviceMode
 from . import portable
 from .entry import Backend
+from .portable_traversal import Traversal, traverse
 
 __all__ = ["SWITCH", "entry", "examine", "mode", "problem", "remarks"]
 
@@ -34,6 +35,8 @@ _EXPECTED = frozenset({"npu", "mlu", "amd"})
 
 #: Why, by kind of device and, where the compiler refused one, dtype.
 _given_up: dict[tuple[str, Optional[torch.dtype]], str] = {}
+#: The same of kernels for lists, by kind of device: tensors are then read one by one.
+_lists_given_up: dict[str, str] = {}
 
 
 def mode() -> str:
@@ -79,6 +82,9 @@ def remarks() -> list[str]:
         (f"{kind} tensors" if dtype is None else f"{str(dtype)[6:]} tensors on {kind}")
         + f" are not read by the Triton kernels: {why}"
         for (kind, dtype), why in _given_up.items()
+    ] + [
+        f"{kind} tensors are read one by one by the Triton kernels: lists failed there ({why})"
+        for kind, why in _lists_given_up.items()
     ]
 
 
@@ -153,9 +159,47 @@ def _observe_list(
     *,
     logical: bool = False,
 ) -> None:
-    """portable.observe_list(), tensor by tensor."""
+    """portable.observe_list() in two launches for each dtype. What a list has no place for is read
+    tensor by tensor.
+    """
+    done = _listed(tensors, slots[first:], depth, logical)
     for place, tensor in enumerate(tensors):
-        _observe(tensor, slots, first + place, depth, logical=logical)
+        if place not in done:
+            _observe(tensor, slots, first + place, depth, logical=logical)
+
+
+def _listed(
+    tensors: Sequence[torch.Tensor], slots: torch.Tensor, depth: int, logical: bool
+) -> set[int]:
+    """Reads what it can as lists; returns the places of that."""
+    kind = _kind(slots.device.type)
+    done: set[int] = set()
+    if len(tensors) < 2 or kind in _lists_given_up:
+        return done
+    try:
+        from . import triton_launch
+
+        target = triton_launch.target_of(slots.device)
+        if not target.takes_lists:
+            return done
+        from . import triton_lists
+
+        groups: dict[torch.dtype, list[tuple[int, Traversal]]] = {}
+        for place, tensor in enumerate(tensors):
+            if triton_launch.reads(tensor.dtype) and (kind, tensor.dtype) not in _given_up:
+                x = traverse(tensor, logical)
+                if triton_lists.takes(x):
+                    groups.setdefault(tensor.dtype, []).append((place, x))
+        for group in groups.values():
+            if len(group) > 1:
+                places, xs = zip(*group)
+                triton_lists.write_records(xs, places, slots, depth, target)
+                done.update(places)
+    except Exception as error:  # what compilers do, some of which were never at hand
+        if "out of memory" in str(error):
+            raise
+        _lists_given_up[kind] = _first_line(error)
+    return done
 
 
 def _launched(

@@ -7,6 +7,7 @@ at, is copied a chunk at a time, as the portable backend does. Nothing here wait
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from . import triton_kernels as kernels
 from .portable_formats import FORMATS, TILE, Format
 from .portable_traversal import Traversal, traverse
 
-__all__ = ["CHUNK_BYTES", "Target", "reads", "target_of", "write_record"]
+__all__ = ["CHUNK_BYTES", "Reader", "Target", "on", "reads", "target_of", "write_record"]
 
 #: Of a launch's words: 2^30 components at most, and byte offsets that fit 32 bits.
 CHUNK_BYTES = 1 << 30
@@ -35,7 +36,8 @@ _MANTISSA = {"float32": 23, "float16": 10, "bfloat16": 7}
 class Target:
     """``lanes``: words that a program reads side by side, a power of two from 64 on. ``programs``:
     most of a launch. ``alone``: steps up to which one program reads it all and writes the slot.
-    ``block``: rows of partials that the fold reads side by side.
+    ``block``: rows of partials that the fold reads side by side. ``takes_lists``: whether a kernel
+    may follow addresses that it reads.
     """
 
     programs: int
@@ -43,6 +45,7 @@ class Target:
     alone: int = 1
     block: int = 256
     options: Mapping[str, Any] = field(default_factory=dict)
+    takes_lists: bool = True
 
 
 @functools.cache
@@ -50,6 +53,14 @@ def target_of(device: torch.device) -> Target:
     """For the device's vector units. Only those of GPUs come from what a compiler said; nothing
     here was ever timed.
     """
+    is_interpreted = type(kernels.whole_kernel).__name__ == "InterpretedFunction"
+    if device.type != "cpu" and is_interpreted:
+        # The interpreter gives kernels copies on the host, to which no address points.
+        return dataclasses.replace(_target_of(device), takes_lists=False)
+    return _target_of(device)
+
+
+def _target_of(device: torch.device) -> Target:
     if device.type == "npu":
         # As many vector cores as the smaller chips have; the unified buffer is 192 KiB.
         return Target(programs=40, lanes=512, alone=4)
@@ -82,13 +93,13 @@ def write_record(
     device. The tensor is readable, and of a dtype that :func:`reads` names. No synchronisation.
     ``chunk_bytes`` and ``copied_bytes`` are powers of two from 8 * 4096 on.
     """
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), _on(tensor.device):
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), on(tensor.device):
         x = traverse(tensor, logical)
         slot = slots[index].view(torch.int32)
         numel = tensor.numel()
         lengths = sum64.length_terms(numel * x.format.info.component_bytes)
         numbers = (*_halves(numel), *map(sum64.signed, lengths))
-        reader = _Reader(x.format, int(depth), target)
+        reader = Reader(x.format, int(depth), target)
         is_copied = not x.is_flat or x.flips is not None or not _is_aligned(x.bits)
         size = (copied_bytes if is_copied else chunk_bytes) // x.format.info.component_bytes
         if x.components <= size and reader.steps(x.components) <= target.alone:
@@ -98,7 +109,7 @@ def write_record(
 
 
 def _in_parts(
-    x: Traversal, reader: _Reader, size: int, slot: torch.Tensor, numbers: tuple[int, ...]
+    x: Traversal, reader: Reader, size: int, slot: torch.Tensor, numbers: tuple[int, ...]
 ) -> None:
     full, rest = divmod(x.components, size)
     rows = full * reader.programs(size) + (reader.programs(rest) if rest else 0)
@@ -111,7 +122,7 @@ def _in_parts(
     reader.fold(partials, slot, numbers)
 
 
-class _Reader:
+class Reader:
     """The launches of one tensor: what they have in common."""
 
     def __init__(self, form: Format, depth: int, target: Target) -> None:
@@ -119,26 +130,32 @@ class _Reader:
         self.size = info.component_bytes
         #: Words in a row of 64 components.
         self.width = sum64.row_words(self.size)
-        self._target = target
+        self.target = target
         if info.kind == "f8":
             kind = kinds.FLOAT
         elif info.name == "bool":
             kind = kinds.BOOL
         else:
             kind = kinds.SIGNED if info.kind == "i8" else kinds.UNSIGNED
-        self._variant = {
+        self.variant = {
             "SIZE": self.size,
             "KIND": kind.value,
             "MANTISSA": _MANTISSA.get(info.name, 0),
             "DEPTH": int(Depth(depth)),
         }
-        self._groups = max(1, target.lanes // min(self.width, 64))
+        self.groups = max(1, target.lanes // min(self.width, 64))
 
     def steps(self, components: int) -> int:
-        return -(-self._words(components) // (self._groups * 16 * self.width))
+        return -(-self._words(components) // (self.groups * 16 * self.width))
 
     def programs(self, components: int) -> int:
-        return min(self.steps(components), self._target.programs)
+        return min(self.steps(components), self.target.programs)
+
+    def layout(self, components: int) -> tuple[int, int, int]:
+        """Whole words, components behind them, rows of the longest chain."""
+        body = components * self.size // 4
+        rows = sum64.rows_of(self._words(components), self.width)
+        return body, components - body * 4 // self.size, rows
 
     def whole(self, chunk: torch.Tensor, slot: torch.Tensor, numbers: tuple[int, ...]) -> None:
         words, tail, sizes = self._arguments(chunk, 0, slot)
@@ -148,9 +165,9 @@ class _Reader:
             slot,
             *sizes,
             *numbers,
-            **self._variant,
-            GROUPS=self._groups,
-            **self._target.options,
+            **self.variant,
+            GROUPS=self.groups,
+            **self.target.options,
         )
 
     def part(self, chunk: torch.Tensor, partials: torch.Tensor, row: int, chains: int) -> int:
@@ -164,9 +181,9 @@ class _Reader:
             partials.shape[1],
             row,
             *sizes,
-            **self._variant,
-            GROUPS=self._groups,
-            **self._target.options,
+            **self.variant,
+            GROUPS=self.groups,
+            **self.target.options,
         )
         return programs
 
@@ -177,9 +194,9 @@ class _Reader:
             partials.shape[1],
             partials.shape[1],
             *numbers,
-            **self._variant,
-            BLOCK=self._target.block,
-            **self._target.options,
+            **self.variant,
+            BLOCK=self.target.block,
+            **self.target.options,
         )
 
     def _words(self, components: int) -> int:
@@ -193,13 +210,11 @@ class _Reader:
         read from.
         """
         components = chunk.numel()
-        body = components * self.size // 4
-        whole = body * 4 // self.size
+        body, tail_count, rows = self.layout(components)
+        whole = components - tail_count
         words = chunk[:whole].view(torch.int32) if body else other
-        tail = chunk[whole:] if whole < components else other.view(-1).view(chunk.dtype)
-        rows = sum64.rows_of(self._words(components), self.width)
-        seeds = sum64.seeds(chains)
-        return words, tail, (body, components - whole, components, *seeds, rows)
+        tail = chunk[whole:] if tail_count else other.view(-1).view(chunk.dtype)
+        return words, tail, (body, tail_count, components, *sum64.seeds(chains), rows)
 
 
 def _halves(value: int) -> tuple[int, int]:
@@ -216,7 +231,7 @@ def _aligned(chunk: torch.Tensor) -> torch.Tensor:
     return chunk if _is_aligned(chunk) else chunk.clone()
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Triton launches on the current device."""
     module: Any = getattr(torch, device.type)
     if device.type == "cpu" or device.index in (None, module.current_device()):

@@ -3,7 +3,7 @@
 A tensor is read as 32-bit words, several components to a word where they are narrower. A step is
 ``GROUPS`` runs of chains (docs/record-format.md, section 7): up to 16 words for each lane, one
 after the other, so that the checksum's chains and the sums advance together. A program takes every
-P-th step, P the number of programs.
+P-th step, P the number of the tensor's programs.
 
 Counts, extremes and checksum are exact. Sums are float32 within a run; runs add up in pairs of
 float32 whose second half carries the rounding of the first.
@@ -138,6 +138,8 @@ def read(
     seed_a,  # of the first chain
     seed_b,
     rows,  # of the longest chain
+    first_step,  # of this program
+    stride,  # to its next one
     SIZE: tl.constexpr,
     KIND: tl.constexpr,
     MANTISSA: tl.constexpr,
@@ -173,7 +175,7 @@ def read(
     total_a, total_b = nothing, nothing
 
     steps = tl.cdiv(count, GROUPS * RUN_ROWS * WIDTH)
-    for step in range(tl.program_id(0), steps, tl.num_programs(0)):
+    for step in range(first_step, steps, stride):
         first = step * (GROUPS * RUN_ROWS * WIDTH)
         number = step * (GROUPS * WIDTH) + chain
         a = number * _PLACE_A + seed_a

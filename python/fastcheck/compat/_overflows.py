@@ -23,6 +23,8 @@ from .._install import install
 from .._log import RecordLog
 from .._numbers import read, spell_nonfinite
 from .._op_names import name_of
+from .._record import DeviceMode
+from ..backends import backend_for
 from ._apis import ApiNumbers
 from ._options import rank, say
 
@@ -68,12 +70,18 @@ class OverflowWatch:
         self._log: Optional[RecordLog] = None
         self._has_failed = False
         self.count = 0
+        sync = "never"
         if level == "op":
-            level = _usable_level(models)
+            level, sync = _usable_level(models)
         while _current:
             _current.pop().close()
         self.monitor = install(
-            *models, level=level, count="calls", overflow_nums=overflow_nums, style="msprobe"
+            *models,
+            level=level,
+            sync=sync,
+            count="calls",
+            overflow_nums=overflow_nums,
+            style="msprobe",
         )
         self.monitor._ledger.on_counted = self._counted
         if first_step:
@@ -147,15 +155,18 @@ class OverflowWatch:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def _usable_level(models: Sequence[torch.nn.Module]) -> str:
-    """Op level where it can be had, else module level, which is said."""
-    reason = ""
+def _usable_level(models: Sequence[torch.nn.Module]) -> tuple[str, str]:
+    """Op level where it can be had, else module level, which is said; and the ``sync`` it takes."""
     devices = {p.device for model in models for p in model.parameters() if not p.is_cpu}
-    if devices:
-        reason = f"operators are read on the CPU only, and the model is on {min(map(str, devices))}"
-    elif compiled() is None:
+    saturating = [d for d in devices if backend_for(d).device_mode is DeviceMode.SATURATING]
+    if compiled() is None:
         reason = "reading operators needs the compiled extension"
-    if not reason:
-        return "op"
+    elif saturating:
+        # There an overflow is the largest number, which op level takes for any other.
+        reason = f"operators are not read on a device that saturates, and {saturating[0]} does"
+    elif any(d.type == "meta" for d in devices):
+        reason = "the model is on meta, where there are no values"
+    else:
+        return "op", "call" if devices else "never"
     say(f"{reason}: overflows are found, and named, at module level (Module.<path>.<type>...)")
-    return "module"
+    return "module", "never"
