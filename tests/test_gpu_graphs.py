@@ -16,8 +16,7 @@ import torch
 import fastcheck
 from fastcheck import _C, backends
 from graphs import WARM_UP, Training, assert_records_what_is_there, said
-from on_device import deep
-from training import Net, batches, stopped
+from training import Net, batches, deep, stopped
 
 pytestmark = pytest.mark.gpu
 

@@ -26,8 +26,7 @@ from graphs import (
     guarded,
     said,
 )
-from on_device import deep
-from training import Net, stopped
+from training import Net, deep, stopped
 
 fake: Any = fake_device.load()
 NAME = fake.name()

@@ -24,8 +24,7 @@ from graphs import (
     new_graph,
     said,
 )
-from on_device import deep
-from training import Net, where
+from training import Net, deep, where
 
 fake: Any = fake_device.load()
 NAME = fake.name()

@@ -28,8 +28,7 @@ from graphs import (
     guarded,
     said,
 )
-from on_device import deep
-from training import Net, stopped, where
+from training import Net, deep, stopped, where
 
 fake: Any = fake_device.load()
 NAME = fake.name()
