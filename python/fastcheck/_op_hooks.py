@@ -47,6 +47,8 @@ class OpModuleObserver(ModuleObserver):
                 session.begin_pass()
                 if session.is_active:
                     self._begin_pass(node, inputs)
+        if traced is not None:
+            session.compiled[node.name] = session.compiled.get(node.name, 0) + 1
         stack.append(node)
         node.total_calls += 1
         self._ops.enter(self._numbers[id(node)])

@@ -5,10 +5,8 @@ incidents are taken in, at the hooks and at step boundaries.
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -16,27 +14,34 @@ import torch
 
 from ._calls import Call, ModuleNode
 from ._config import Config
+from ._device import streams_of
 from ._errors import ConfigError, explain
 from ._extension import extension
-from ._finding import Finding
-from ._journal import Note
+from ._journal import BadRecords, Journal, Note
+from ._op_deferred import Lines, OpPart, OpReading, Stretch, where
 from ._op_filter import filter_options
 from ._op_incident import Incident
-from ._op_judge import Elders, OpFinding, OpIncident, OpJudge
+from ._op_judge import OpFinding, OpIncident, OpJudge
 from ._op_mode import CallMode
 from ._op_sites import OpSites
+from ._op_unread import UnreadOp, to_meta, unread_ops
 from ._readable import can_hold_nonfinite, can_read
 from ._record import RECORD_DTYPE, Flag, nonfinite
 from ._session import Session
 from ._site import SiteTable
-from ._state import StateReader
+from ._step import Step
 
-__all__ = ["OpSession", "OpState"]
+__all__ = ["OpSession"]
 
-# A token for what is known to be finite; no finding has it.
-_FINITE = 2**62
+_MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.PythonTLSSnapshot
+)
 
-_PACKAGES = ("torch", "fastcheck")
+# A tensor to be read, and seq, step, call, site and flags of its record.
+Launch = tuple[torch.Tensor, int, int, int, int, int]
+
+# A token for what was not read; no finding has it.
+_UNREAD = 2**62
 
 
 class OpSession(Session):
@@ -53,7 +58,6 @@ class OpSession(Session):
                     do="remove() the first, or give both models to one install(model, other)",
                 )
             )
-        self.elders: Elders = {}
         super().__init__(config, sites, rank, world_size)
         self.seen = _Seen()
         self._sites: Optional[OpSites] = None
@@ -64,6 +68,13 @@ class OpSession(Session):
         self.entering = ""
         self._entered: set[str] = set()
         self._close_mode: Callable[[], None] = lambda: None
+        # Where a device reads: records of the host that wait for those of the device, and where
+        # Python was when the step's records were asked for.
+        self._rows: list[np.ndarray] = []
+        self._lines = Lines()
+        #: Modules that ran compiled: what calls no operators.
+        self.compiled: dict[str, int] = {}
+        self._unread_ops: list[UnreadOp] = []
 
     # From the first hook to the last
 
@@ -71,7 +82,20 @@ class OpSession(Session):
         """From now on every op is read."""
         self._sites = OpSites(self.sites, nodes)
         filters = filter_options(self.config, nodes)
-        self._run = self._ops.start(int(self.config.depth), _line, **filters, copies=self.may_wait)
+        method = weakref.WeakMethod(self._launch)
+
+        def launch(launches: list[Launch]) -> None:
+            bound = method()
+            if bound is not None:
+                bound(launches)
+
+        self._run = self._ops.start(
+            int(self.config.depth),
+            where,
+            **filters,
+            copies=self.may_wait,
+            launch=None if self.may_wait else launch,
+        )
         self._ops.set_active(self.is_active)
         if self.config.sync == "call":
             mode = CallMode(self)
@@ -79,6 +103,13 @@ class OpSession(Session):
             mode.open()
             self._ops.set_mode(mode)
             weakref.finalize(self, mode.close)
+        describe, myself = self.ledger.describe, weakref.ref(self)
+
+        def describe_all() -> dict[str, Any]:
+            session = myself()
+            return {**describe(), **to_meta([] if session is None else session.unread_ops())}
+
+        self.ledger.describe = describe_all
         # A model that is deleted takes its monitor along, without remove().
         weakref.finalize(self, self._ops.stop, self._run)
 
@@ -86,6 +117,7 @@ class OpSession(Session):
         """Judges what still waits. Idempotent."""
         with self.ledger.lock:
             self.ledger.settle_silent(self.step)
+            self.ledger.note_unread(self.unread_ops())
         self._last_seq = self.next_seq
         self._close_mode()
         self._ops.stop(self._run)
@@ -108,6 +140,16 @@ class OpSession(Session):
         self._ops.set_optimizer(False)  # whose step may have raised
         self.begin_step_if_closed()
         self.obey_pause()
+        begins_again = self.entering in self._entered
+        if begins_again:
+            self._entered.clear()
+        self._entered.add(self.entering)
+        if self.is_deferred:
+            if begins_again:
+                self.note(self.ledger.settle_silent, self.step)
+            if not len(self.drain):
+                self._submit()
+            return
         with self.ledger.lock:
             # A served model never closes a step.
             self.collect()
@@ -115,10 +157,6 @@ class OpSession(Session):
                 self.ledger.store(self.step)
                 self.ledger.history.drop_oldest()
             self.ledger.renew(self.step)
-        begins_again = self.entering in self._entered
-        if begins_again:
-            self._entered.clear()
-        self._entered.add(self.entering)
         if begins_again and any(finding.is_soft for finding in self.step.judge.findings):
             # What waits since an earlier pass of this step has met all its consumers.
             self.note(self.ledger.settle_silent, self.step)
@@ -128,6 +166,7 @@ class OpSession(Session):
             return
         super().begin_step_if_closed()
         self._entered.clear()
+        self._lines = Lines()
         if not self._is_running:
             return
         self._ops.begin_step(self.step.index)
@@ -148,11 +187,23 @@ class OpSession(Session):
         if self._is_running:
             self._ops.set_active(self.is_active)
 
-    @property
-    def _judge(self) -> OpJudge:
-        judge = self.step.judge
+    def close_step(self) -> None:
+        with self._aside():
+            super().close_step()
+        before, rows = self._unread_ops, self.unread_ops()
+        # Once for each operator and reason: the file is written anew each time.
+        if len(rows) != len(before):
+            self.note(self.ledger.note_unread, rows)
+
+    def unread_ops(self) -> list[UnreadOp]:
+        """What passed unread, why, and in how many calls; most calls first."""
+        if self._is_running:
+            self._unread_ops = unread_ops(self._ops, self.compiled)
+        return self._unread_ops
+
+    def _judge_of(self, step: Step) -> OpJudge:
+        judge = step.judge
         assert isinstance(judge, OpJudge)
-        judge.elders = self.elders
         return judge
 
     def update_began(self) -> None:
@@ -176,15 +227,20 @@ class OpSession(Session):
     # Readings by name
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:
-        return can_read(tensor) and (tensor.is_cpu or self.may_wait)
+        if not can_read(tensor):
+            return False
+        if tensor.is_cpu or self.may_wait or streams_of(tensor.device) is not None:
+            return True
+        self.unread_devices[tensor.device.type] = None
+        return False
 
     def observe(
         self, tensor: torch.Tensor, site: int, call: int, flags: int
     ) -> tuple[int, Optional[bool]]:
         if not self._is_running or not self._is_readable(tensor):
-            return _FINITE, False
+            return _UNREAD, False
         seq, is_bad, _ = self._ops.read(tensor, site, call, flags)
-        return (_FINITE if seq < 0 else seq), is_bad
+        return seq, is_bad
 
     def judge(
         self,
@@ -195,13 +251,19 @@ class OpSession(Session):
         method: Callable[..., None],
         *args: Any,
     ) -> None:
-        if is_bad:
-            with self.ledger.lock:
-                self.collect()
-                record = self.ledger.history.find(seq)
-                if record is not None and not self._judge.is_finding(seq):
-                    finding = OpFinding(record, role)
-                    self.ledger.judge(self.step, Note(method, self._judge, finding, *args))
+        if is_bad is False:
+            return
+        if self.is_deferred:
+            self._gather()
+            self.step.journal.entries.append(OpReading(seq, role, method, args))
+            return
+        with self.ledger.lock:
+            self.collect()
+            record = self.ledger.history.find(seq)
+            judge = self._judge_of(self.step)
+            if record is not None and not judge.is_finding(seq):
+                finding = OpFinding(record, role)
+                self.ledger.judge(self.step, Note(method, judge, finding, *args))
 
     def observe_list(
         self,
@@ -224,28 +286,126 @@ class OpSession(Session):
 
     # From the observer to the ledger
 
+    def _take(self) -> tuple[np.ndarray, list[Incident], Optional[Any]]:
+        """The observer's records since the last time, its incidents, and the operators that wait
+        for records of a device.
+        """
+        assert self._sites is not None
+        rows, incidents, sites, first, waiting = self._ops.take()
+        if sites:
+            self._sites.add(first, sites)
+        records: np.ndarray = np.frombuffer(rows, RECORD_DTYPE)
+        return records, [Incident(raw) for raw in incidents], waiting
+
     def collect(self) -> None:
         if self._sites is None or not self._is_running:
             return
+        if self.is_deferred:
+            with self._aside():
+                self.drain.process()
+            return
         with self.ledger.lock:
-            rows, incidents, sites, first = self._ops.take()
-            if sites:
-                self._sites.add(first, sites)
-            records: np.ndarray = rows.numpy().reshape(-1).view(RECORD_DTYPE)
+            records, incidents, waiting = self._take()
             self._sites.translate(records)
             self.ledger.history.add(records)
-            if not incidents:
-                return
-            bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
-            judge = self._judge
-            judge.is_scaled = self.is_scaled
-            judge.is_filtered = self.has_excluded or self.config.is_filtered
-            for incident in map(Incident, incidents):
-                # Its records may have come with an earlier batch, by another thread's hook.
-                for seq in incident.bad_seqs:
-                    if seq not in bad and (record := self.ledger.history.find(seq)) is not None:
-                        bad[seq] = record
-                self.ledger.judge(self.step, OpIncident(incident), bad)
+            if waiting is not None:
+                # Left to a device that can't be read: of the others all is known.
+                found = self._ops.settle(waiting, [], self.next_seq)
+                incidents += [Incident(raw) for raw in found]
+            if incidents:
+                bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
+                self._judge_incidents(self.step, self.is_scaled, incidents, bad)
+
+    def _judge_incidents(
+        self, step: Step, is_scaled: bool, incidents: Sequence[Incident], bad: BadRecords
+    ) -> None:
+        known = dict(bad)
+        judge = self._judge_of(step)
+        judge.is_scaled = is_scaled
+        judge.is_filtered = self.has_excluded or self.config.is_filtered
+        for incident in incidents:
+            # Its records may have come with an earlier batch, by another thread's hook.
+            for seq in incident.bad_seqs:
+                if seq not in known and (record := self.ledger.history.find(seq)) is not None:
+                    known[seq] = record
+            self.ledger.judge(step, OpIncident(incident), known)
+
+    # On a device
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Within it, ops of this thread are fastcheck's own: neither read nor seen by anybody's
+        dispatch mode.
+        """
+        with self.unread(), torch._C._ExcludeDispatchKeyGuard(_MODES):
+            yield
+
+    def _launch(self, launches: list[Launch]) -> None:
+        """Has tensors of devices read, on their streams. Called in the middle of an operator."""
+        try:
+            with self.lock:
+                if not self._is_running:
+                    return
+                self._lines.add([row[1] for row in launches])
+                for tensor, *numbers in launches:
+                    self._launch_one(tensor, *numbers)
+        except Exception as error:
+            self._ops.leave_out(launches[0][0])
+            self.trouble(f"operators on {launches[0][0].device.type}", error)
+
+    def _launch_one(
+        self, tensor: torch.Tensor, seq: int, step: int, call: int, site: int, flags: int
+    ) -> None:
+        device = tensor.device
+        if device not in self.rings and streams_of(device) is None:
+            self.unread_devices[device.type] = None
+            self._ops.leave_out(tensor)
+            return
+        if site in self.off_sites:
+            return
+        ring = self._ring(device)
+        try:
+            identity = ring.backend.identity(tensor, False)
+            ring.observe(tensor, (seq, step, call, site, flags, *identity))
+        except Exception as error:
+            self.off_sites.add(site)
+            self.trouble(f"one operator's tensor on {device.type}", error)
+
+    def _gather(self) -> None:
+        """What the observer has seen until now becomes an entry of the journal."""
+        if self._sites is None or not self._is_running:
+            return
+        stop = self.next_seq
+        records, _, waiting = self._take()
+        if len(records):
+            self._rows.append(records)
+        if waiting is not None:
+            step, is_scaled = self.step, self.is_scaled
+
+            def judge(incidents: list[Incident], bad: BadRecords) -> None:
+                self._judge_incidents(step, is_scaled, incidents, bad)
+
+            step.journal.note(Stretch(judge, waiting, stop, self._lines))
+
+    def note(self, function: Callable[..., Any], *args: Any) -> None:
+        if self.is_deferred:
+            self._gather()
+        super().note(function, *args)
+
+    def _submit(self, closes_step: bool = False) -> None:
+        if self._sites is None:
+            return
+        with self._aside():
+            self._gather()
+            step = self.step
+            journal, step.journal = step.journal, Journal()
+            records, self._rows = self._rows, []
+            segments = []
+            for ring in self.rings.values():
+                early, in_flight = ring.cut()
+                records += early
+                segments += [(ring, segment) for segment in in_flight]
+        self.drain.submit(OpPart(self._sites, step, journal, records, segments, closes_step))
 
     def judge_now(self) -> None:
         """In the middle of a forward or backward: what is due is done here."""
@@ -257,46 +417,10 @@ class OpSession(Session):
         if self.ledger.due:
             self.deliver()
 
-    def flush(self) -> None:
-        self.collect()
-
     @property
     def has_incidents(self) -> bool:
         """Whether anything non-finite was met since the last collect()."""
         return self._ops.has_incidents()
-
-
-class OpState(StateReader):
-    """Stored tensors are read once: every later change of them is an op, which is read itself."""
-
-    def read_stored(self) -> None:
-        """Parameters and buffers of the modules that are not left out."""
-        roles = self._session.config.roles
-        if roles and "param" not in roles:
-            return
-        every, self._nodes = self._nodes, [node for node in self._nodes if node.is_selected]
-        try:
-            super().read_stored()
-        finally:
-            self._nodes = every
-
-    def read_for_update(
-        self,
-        optimizer: Optional[torch.optim.Optimizer],
-        *,
-        gradients: bool = True,
-        scaled: bool = False,
-    ) -> None:
-        session = self._session
-        if not scaled:
-            session.note(session.ledger.settle_silent, session.step)
-        session.step.state_read = True
-
-    def read_gradients(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> None:
-        self._session.step.state_read = True
-
-    def check(self, step: Any, node: ModuleNode, asked_for: Finding) -> Optional[Finding]:
-        return None
 
 
 class _Seen:
@@ -310,14 +434,3 @@ class _Seen:
 
     def __len__(self) -> int:
         return 0
-
-
-def _line() -> str:
-    """Where Python is, outside of torch and of fastcheck."""
-    frame: Optional[FrameType] = sys._getframe()
-    while frame is not None:
-        package = str(frame.f_globals.get("__name__", "")).split(".", 1)[0]
-        if package not in _PACKAGES and not package.startswith("_pytest"):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return ""

@@ -24,6 +24,8 @@ class Segment:
         self.slots = streams.empty(rows, RECORD_BYTES)
         self._ready.record(self._home)
         self.mirror = streams.pinned(rows, RECORD_BYTES)
+        # Here, and not where they are taken: making an array calls operators.
+        self.rows: np.ndarray = self.mirror.numpy()
         # Each an Identity; plain tuples, which are made faster.
         self.identities: list[tuple[int, ...]] = []
         self._written: dict[Any, Any] = {}  # stream: the event behind its last write
@@ -68,7 +70,7 @@ class Segment:
         used = len(self.identities)
         records = np.zeros(used, RECORD_DTYPE)
         rows = records.view(np.uint8).reshape(used, RECORD_BYTES)
-        rows[:, :VALUE_BYTES] = self.mirror.numpy()[:used, :VALUE_BYTES]
+        rows[:, :VALUE_BYTES] = self.rows[:used, :VALUE_BYTES]
         identify(records, self.identities, depth, backend.device_mode)
         self.identities = []
         return records
