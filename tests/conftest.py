@@ -31,6 +31,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_dump_device.py",
         "test_fake_device.py",
         "test_fake_device_torch.py",
+        "test_op_async.py",
         "test_op_device.py",
         "test_mlu.py",
         "test_npu.py",

@@ -439,7 +439,7 @@ class TestFilters:
             loop(model, data)
         assert monitor.event_count == 0
         absorbed = [event for event in monitor.events if event.verdict is Verdict.ABSORBED]
-        assert absorbed and "a filter leaves out" in absorbed[0].reason
+        assert absorbed and "a filter leaves it out" in absorbed[0].reason
 
     def test_steps(self) -> None:
         model = Net().to(NAME)

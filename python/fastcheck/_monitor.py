@@ -27,7 +27,7 @@ from ._meeting import Meeting
 from ._op_hooks import OpModuleObserver
 from ._op_session import OpSession
 from ._op_state import OpState
-from ._op_unread import unread_table
+from ._op_unread import unread_lines
 from ._rank_join import follow
 from ._ranks import agreement_for
 from ._replay import Replay, Replayer
@@ -234,7 +234,7 @@ class Monitor:
     def _unread(self) -> list[str]:
         session = self._session
         rows = session.unread_ops() if isinstance(session, OpSession) else []
-        return unread_table(rows, _SUMMARY_WIDTH)
+        return unread_lines(rows, _SUMMARY_WIDTH)
 
     def _story(self, style: str) -> list[Block]:
         session, ledger = self._session, self._ledger

@@ -33,7 +33,7 @@ class OpFinding(Finding):
         super().__init__(record, role)
         # Ops that read it and came out finite, and what was made of it that is not.
         self.finite_consumers = 0
-        # Ops that read it and that a filter leaves out: nobody saw what they made of it.
+        # Ops that read it, and of which nobody saw what they made of it.
         self.unseen_consumers = 0
         self.carriers: list[OpFinding] = []
         # What the op read that made it: the argument's name and the record.
@@ -113,6 +113,20 @@ class OpJudge(Judge):
         """An argument of the model that no observed op has made."""
         self._add(finding)
         self._arrive(finding, is_collective, "it came in with the batch: no observed op made it")
+
+    def compiled(self, finding: OpFinding, name: str, is_scaled: bool) -> None:
+        """What compiled code has made, and a module took, returned or was given back."""
+        self._add(finding)
+        earlier = self._first_hard()
+        reason = f"it was made within compiled code, of which {name} is the first to show it"
+        # Who reads it is not seen either.
+        finding.unseen_consumers += 1
+        if earlier is not None:
+            self._propagate(finding, earlier)
+        elif is_scaled and finding.is_gradient:
+            self._hold_scaled(finding, self._first_scaled(), reason, Verdict.ARRIVED)
+        else:
+            self._arrive(finding, False, reason)
 
     def _find(self, seq: int) -> Optional[OpFinding]:
         found = self._by_token.get(seq)
@@ -301,8 +315,8 @@ def _why_absorbed(finding: OpFinding) -> str:
     if consumers:
         return f"{consumers} op{plural} read it, and came out finite"
     return (
-        "only operators that a filter leaves out read it, and nothing that was read afterwards is "
-        "a NaN"
+        "only what passes unread (a filter leaves it out, or it runs compiled) took it in, and "
+        "nothing that was read afterwards is a NaN"
     )
 
 

@@ -284,6 +284,20 @@ class OpSession(Session):
             seq, is_bad, is_collective = self._ops.read(tensor, site, 0, 0)
             self.judge(is_bad, seq, "input", None, OpJudge.entered, is_collective)
 
+    def read_compiled(self, tensor: torch.Tensor, node: ModuleNode, site: int, role: str) -> None:
+        """What a module takes, returns or is given back within compiled code."""
+        if self.config.roles and role not in self.config.roles:
+            return
+        if not self._is_running or not can_hold_nonfinite(tensor) or not self._is_readable(tensor):
+            return
+        before, flags = self.next_seq, 0
+        if role.startswith("grad"):
+            flags = int(Flag.SCALED) if self.is_scaled else 0
+        seq, is_bad, _ = self._ops.read(tensor, site, 0, flags)
+        if seq >= before:  # by no operator that was observed
+            self.compiled[node.name] = self.compiled.get(node.name, 0) + 1
+            self.judge(is_bad, seq, role, None, OpJudge.compiled, node.name, self.is_scaled)
+
     # From the observer to the ledger
 
     def _take(self) -> tuple[np.ndarray, list[Incident], Optional[Any]]:

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._layout import table
+from ._layout import wrap
 
-__all__ = ["UnreadOp", "from_meta", "to_meta", "unread_ops", "unread_table"]
+__all__ = ["UnreadOp", "from_meta", "to_meta", "unread_lines", "unread_ops"]
 
 _SHOWN = 10
 _KEY = "not_observed"
-_IN_COMPILED = "compiled code calls no operators"
+_IN_COMPILED = "compiled code calls no operators: what it takes and returns is read"
 
 
 class UnreadOp(NamedTuple):
@@ -30,22 +30,24 @@ def unread_ops(observer: Any, compiled: dict[str, int]) -> list[UnreadOp]:
     """Most calls first. ``compiled``: how often modules were called within compiled code."""
     rows = [
         UnreadOp(op, reason, calls)
-        for op, reason, calls, is_fake in observer.unread()
-        # What is traced runs on fake tensors, and then for good.
-        if not (is_fake and _has_traced())
+        for op, reason, calls, has_no_values in observer.unread()
+        # What is traced runs on fake tensors first, and then for good.
+        if not (has_no_values and _has_traced())
     ]
-    rows += [UnreadOp(f"in {name}", _IN_COMPILED, calls) for name, calls in compiled.items()]
+    rows += [
+        UnreadOp(f"{name} (compiled)", _IN_COMPILED, calls) for name, calls in compiled.items()
+    ]
     return sorted(rows, key=lambda row: (-row.calls, row.op))
 
 
-def unread_table(rows: Sequence[UnreadOp], width: int) -> list[str]:
+def unread_lines(rows: Sequence[UnreadOp], width: int) -> list[str]:
     """As lines for a person; none for no rows."""
-    if not rows:
-        return []
-    shown = [[row.op, f"{row.calls:,}", row.reason] for row in rows[:_SHOWN]]
-    lines = table(["operator", "calls", "not observed because"], shown, width=width)
-    hidden = len(rows) - len(shown)
-    return lines + ([f"and {hidden:,} more"] if hidden else [])
+    lines = []
+    for row in rows[:_SHOWN]:
+        times = "1 call" if row.calls == 1 else f"{row.calls:,} calls"
+        lines += wrap(f"{row.op}, {times}: {row.reason}", width, rest="  ")
+    hidden = len(rows) - _SHOWN
+    return lines + ([f"and {hidden:,} more"] if hidden > 0 else [])
 
 
 def to_meta(rows: Iterable[UnreadOp]) -> dict[str, Any]:

@@ -173,12 +173,12 @@ py::list settle(OpObserver& observer, Waiting* waiting, const std::vector<std::i
   return as_dicts(found);
 }
 
-// (op, reason, calls, whether it is only that the tensors were fake)
+// (op, reason, calls, whether the reason is that there were no values)
 py::list unread(OpObserver& observer) {
   py::list rows;
   for (const Unread::Row& row : observer.unread()) {
     rows.append(py::make_tuple(observer.op_name(row.op), reason_of(row.sight), row.calls,
-                               row.sight == Sight::kFake));
+                               row.sight == Sight::kMeta));
   }
   return rows;
 }

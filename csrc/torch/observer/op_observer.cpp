@@ -202,6 +202,13 @@ void OpObserver::begin_veiled(const at::RecordFunction& fn, const Op& op, Thread
 void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   const Op* const op = mine.recent.find(fn, ops_);
   if (op == nullptr) return;
+  if (op->is_own) {
+    // What it calls is within it, as within any kernel.
+    Frame& frame = mine.push(fn);
+    frame.op = op;
+    frame.is_open = false;
+    return;
+  }
   if (takes_wrappers(fn)) {
     begin_veiled(fn, *op, mine);
     return;

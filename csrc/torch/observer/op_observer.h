@@ -138,6 +138,7 @@ class OpObserver {
                      bool is_written);
   Fed fed_by(const Token& token, const Known& known) const;
   void read_late(Frame& frame, Thread& mine);
+  void look_behind(const at::RecordFunction& fn, Frame& frame, const Thread& mine);
   bool reads_results(const Frame& frame) const;
   bool take_results(const at::RecordFunction& fn, Frame& frame, Thread& mine, Incident& incident);
   void look_at_output(const at::Tensor& tensor, std::int32_t index, Frame& frame, Thread& mine,

@@ -1,5 +1,6 @@
 // What an op has made, and whether that, or what it read, is an incident.
 #include <ATen/ATen.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include "torch/observer/op_frame.h"
 #include "torch/observer/op_observer.h"
@@ -10,6 +11,14 @@ namespace {
 
 // Storages that are gone are forgotten at steps, and when so many are remembered.
 constexpr std::size_t kSweepAt = 1 << 16;
+
+// Modes of torch itself, under which tensors stand for others.
+bool is_traced() {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  using Key = c10::impl::TorchDispatchModeKey;
+  return Modes::get_mode(Key::FAKE).has_value() || Modes::get_mode(Key::PROXY).has_value() ||
+         Modes::get_mode(Key::FUNCTIONAL).has_value();
+}
 
 }  // namespace
 
@@ -79,6 +88,21 @@ bool OpObserver::reads_results(const Frame& frame) const {
   return frame.is_open && filter_.has_role(frame.direction, Role::kOutput);
 }
 
+// An op of wrapped tensors is over. Nothing was called for what they wrap: nobody has seen it.
+void OpObserver::look_behind(const at::RecordFunction& fn, Frame& frame, const Thread& mine) {
+  const bool has_news = !frame.op->is_view && !frame.op->ignores_values && !frame.op->overwrites;
+  if (!has_news || frame.began != mine.ops_begun) return;
+  // What is traced runs later, for good.
+  if (is_traced()) return;
+  for (const c10::IValue& value : fn.outputs()) {
+    for_each_tensor(value, [&](const at::Tensor& tensor) {
+      if (is_wrapper(tensor) && may_be_nonfinite(tensor.scalar_type())) {
+        frame.unread.add(Sight::kWrapper);
+      }
+    });
+  }
+}
+
 // Whether the op is an incident or, while records are on a device, may be one.
 bool OpObserver::take_results(const at::RecordFunction& fn, Frame& frame, Thread& mine,
                               Incident& incident) {
@@ -89,16 +113,7 @@ bool OpObserver::take_results(const at::RecordFunction& fn, Frame& frame, Thread
     return false;
   }
   if (frame.is_veiled) {
-    const bool is_asked = !frame.op->is_view && !frame.op->ignores_values;
-    if (is_asked && frame.began == mine.ops_begun) {
-      for (const c10::IValue& value : fn.outputs()) {
-        for_each_tensor(value, [&](const at::Tensor& tensor) {
-          if (is_wrapper(tensor) && may_be_nonfinite(tensor.scalar_type())) {
-            frame.unread.add(Sight::kWrapper);
-          }
-        });
-      }
-    }
+    look_behind(fn, frame, mine);
     return false;
   }
   if (frame.op->is_collective) {
@@ -156,7 +171,8 @@ void OpObserver::look_at_output(const at::Tensor& tensor, std::int32_t index, Fr
       provenance_.put(tensor, {kUninitialised, false});
     return;
   }
-  if (!is_read(tensor, frame)) return;
+  // What can't be read of a view can't be read of what it shows.
+  if (frame.op->is_view ? !is_read(tensor) : !is_read(tensor, frame)) return;
   // A view, an argument that was returned, or what an op within this one has made. Views that a
   // kernel makes count their versions by themselves.
   const Known known = provenance_.find(tensor, true);

@@ -1,27 +1,18 @@
 #include "torch/observer/sight.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <array>
 
 namespace fastcheck::observer {
 namespace {
 
-constexpr std::array kReasons{Sight::kMeta,      Sight::kFake,     Sight::kWrapper,
-                              Sight::kSparse,    Sight::kNested,   Sight::kDType,
-                              Sight::kQuantized, Sight::kNoMemory, Sight::kDevice};
-
-// Within a kernel that is run for fake tensors, which pass for meta tensors there.
-bool is_faked() {
-  return c10::impl::tls_local_dispatch_key_set().included_.has(c10::DispatchKey::Meta);
-}
+constexpr std::array kReasons{Sight::kMeta,  Sight::kWrapper,   Sight::kSparse,   Sight::kNested,
+                              Sight::kDType, Sight::kQuantized, Sight::kNoMemory, Sight::kDevice};
 
 }  // namespace
 
 std::string reason_of(Sight sight) {
   switch (sight) {
-    case Sight::kMeta: return "a meta tensor has no values";
-    case Sight::kFake: return "a fake tensor has no values";
+    case Sight::kMeta: return "a meta or fake tensor has no values";
     case Sight::kWrapper:
       return "a tensor subclass computed it without calling an operator for the data within";
     case Sight::kSparse: return "a sparse tensor: its values lie in tensors of its own";
@@ -35,7 +26,7 @@ std::string reason_of(Sight sight) {
 }
 
 Sight why_unread(const at::Tensor& tensor) {
-  if (tensor.is_meta()) return is_faked() ? Sight::kFake : Sight::kMeta;
+  if (tensor.is_meta()) return Sight::kMeta;
   // Its operators are called again, for what is within.
   if (is_veiled(tensor)) return Sight::kNothing;
   if (tensor.is_nested()) return Sight::kNested;

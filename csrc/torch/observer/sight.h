@@ -18,7 +18,6 @@ enum class Sight : std::uint8_t {
   kNothing,  // undefined, or integers: there is nothing to see
   // Numbers that nobody can look at, and why:
   kMeta,
-  kFake,
   kWrapper,
   kSparse,
   kNested,

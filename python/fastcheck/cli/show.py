@@ -27,7 +27,7 @@ from .._layout import (
 from .._logread import LogView, find_logs, first_event, read_log
 from .._numbers import read, spell, spell_nonfinite, to_json
 from .._op_names import KINDS, parse
-from .._op_unread import from_meta, unread_table
+from .._op_unread import from_meta, unread_lines
 from .._record import Verdict
 from .._scaling import ScalingRow, scaling_table
 from .._story import report_from_log, story
@@ -212,7 +212,7 @@ def _text(
         scaling = scaling_table(_scaling(view), body)
         if scaling:
             blocks.append(section("scaling", scaling, color))
-        unread = unread_table(from_meta(view.meta.values()), body)
+        unread = unread_lines(from_meta(view.meta.values()), body)
         if unread:
             blocks.append(section("unread", unread, color))
     if wanted.events or options.events or not wanted.filtered:
