@@ -11,15 +11,13 @@ import torch
 
 from ._calls import ModuleNode
 from ._config import Action, Config, Optimizers, ScalerLike, make_config
-from ._device import streams_of
 from ._errors import ConfigError, did_you_mean, explain
 from ._monitor import Monitor
 from ._op_filter import check_filters
+from ._op_launch import why_not
 from ._protect import UpdateGuard
-from ._record import DeviceMode
 from ._replay import Replayer
 from ._site import SiteTable
-from .backends import backend_for
 
 __all__ = ["install"]
 
@@ -189,11 +187,7 @@ def _check_readable_by_op(model: torch.nn.Module) -> None:
         device = parameter.device
         if parameter.is_cpu:
             continue
-        problem = ""
-        if streams_of(device) is None:
-            problem = f"torch.{device.type} has no streams and events"
-        elif backend_for(device).device_mode is DeviceMode.SATURATING:
-            problem = "it saturates: what overflows there is no infinity that could be followed"
+        problem = why_not(device)
         if problem:
             raise ConfigError(
                 explain(

@@ -1,12 +1,9 @@
-"""Op level on a device: what the observer leaves to it to read, and what waits until the records
-have arrived. Then it is judged as on the CPU, operator by operator.
+"""Op level on a device: what waits until the records have arrived. Then it is judged as on the CPU,
+operator by operator.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from types import CodeType, FrameType
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -17,61 +14,13 @@ from ._extension import extension
 from ._journal import BadRecords, Entry, Journal, Note
 from ._op_incident import Incident
 from ._op_judge import OpFinding
+from ._op_launch import Lines
 from ._op_sites import OpSites
 from ._segment import Segment
 from ._step import Step
 from ._verdict import Judge
 
-__all__ = ["Lines", "OpPart", "OpReading", "Stretch", "where"]
-
-_PACKAGES = ("torch", "fastcheck")
-_MAX_LINES = 65536
-
-Line = tuple[CodeType, int]
-
-
-class Lines:
-    """Where Python was when a record was asked for. Kept for every record of a step: which of them
-    is a culprit's is known when it arrives, and only then is it spelt.
-    """
-
-    def __init__(self) -> None:
-        self._of: dict[int, Line] = {}
-
-    def add(self, seqs: Sequence[int]) -> None:
-        """These records were asked for where Python is now."""
-        line = _line()
-        if line is not None:
-            if len(self._of) > _MAX_LINES:
-                self._of.clear()
-            for seq in seqs:
-                self._of[seq] = line
-
-    def of(self, seq: int) -> str:
-        """``train.py:12 in forward``; empty where it is not known."""
-        return _spelt(self._of.get(seq))
-
-
-def where() -> str:
-    """Where Python is, outside of torch and of fastcheck."""
-    return _spelt(_line())
-
-
-def _spelt(line: Optional[Line]) -> str:
-    if line is None:
-        return ""
-    code, number = line
-    return f"{code.co_filename}:{number} in {code.co_name}"
-
-
-def _line() -> Optional[Line]:
-    frame: Optional[FrameType] = sys._getframe()
-    while frame is not None:
-        package = str(frame.f_globals.get("__name__", "")).split(".", 1)[0]
-        if package not in _PACKAGES and not package.startswith("_pytest"):
-            return frame.f_code, frame.f_lineno
-        frame = frame.f_back
-    return None
+__all__ = ["OpPart", "OpReading", "Stretch"]
 
 
 class OpPart(Part):

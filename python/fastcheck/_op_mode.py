@@ -24,14 +24,14 @@ class Judging(Protocol):
     def judge_now(self) -> None: ...
 
 
-class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__
     """On the stack of the thread that called install(), and of those that run its backward, until
     the monitor is removed. The observer reads the operators as this mode calls them; what it finds
     is judged before they return.
     """
 
     def __init__(self, session: Judging) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._session: Optional[weakref.ref[Judging]] = weakref.ref(session)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -43,7 +43,7 @@ class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def open(self) -> None:
         """Puts it on this thread's stack."""
-        self.__enter__()  # type: ignore[no-untyped-call]
+        self.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def close(self) -> None:
         """Takes it off, from under any other; on another thread's stack it stays, and does
@@ -52,7 +52,7 @@ class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._session = None
         stack = _get_current_dispatch_mode_stack()
         if stack and stack[-1] is self:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # the same
             return
         if not any(mode is self for mode in stack):
             return

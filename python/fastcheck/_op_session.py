@@ -15,16 +15,19 @@ import torch
 from ._calls import Call, ModuleNode
 from ._config import Config
 from ._device import streams_of
+from ._device_ring import DeviceRing
 from ._errors import ConfigError, explain
 from ._extension import extension
 from ._journal import BadRecords, Journal, Note
-from ._op_deferred import Lines, OpPart, OpReading, Stretch, where
+from ._op_deferred import OpPart, OpReading, Stretch
 from ._op_filter import filter_options
 from ._op_incident import Incident
 from ._op_judge import OpFinding, OpIncident, OpJudge
+from ._op_launch import Launcher, Lines, where, why_not
 from ._op_mode import CallMode
 from ._op_sites import OpSites
-from ._op_unread import UnreadOp, to_meta, unread_ops
+from ._op_state import NothingSeen
+from ._op_unread import UnreadOp, describing, unread_ops
 from ._readable import can_hold_nonfinite, can_read
 from ._record import RECORD_DTYPE, Flag, nonfinite
 from ._session import Session
@@ -37,8 +40,6 @@ _MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python) | torch._C.Dispatc
     torch._C.DispatchKey.PythonTLSSnapshot
 )
 
-# A tensor to be read, and seq, step, call, site and flags of its record.
-Launch = tuple[torch.Tensor, int, int, int, int, int]
 
 # A token for what was not read; no finding has it.
 _UNREAD = 2**62
@@ -59,7 +60,7 @@ class OpSession(Session):
                 )
             )
         super().__init__(config, sites, rank, world_size)
-        self.seen = _Seen()
+        self.seen = NothingSeen()
         self._sites: Optional[OpSites] = None
         self._run = 0
         self._last_seq = 0
@@ -71,7 +72,7 @@ class OpSession(Session):
         # Where a device reads: records of the host that wait for those of the device, and where
         # Python was when the step's records were asked for.
         self._rows: list[np.ndarray] = []
-        self._lines = Lines()
+        self._launcher = Launcher(self)
         #: Modules that ran compiled: what calls no operators.
         self.compiled: dict[str, int] = {}
         self._unread_ops: list[UnreadOp] = []
@@ -82,19 +83,12 @@ class OpSession(Session):
         """From now on every op is read."""
         self._sites = OpSites(self.sites, nodes)
         filters = filter_options(self.config, nodes)
-        method = weakref.WeakMethod(self._launch)
-
-        def launch(launches: list[Launch]) -> None:
-            bound = method()
-            if bound is not None:
-                bound(launches)
-
         self._run = self._ops.start(
             int(self.config.depth),
             where,
             **filters,
             copies=self.may_wait,
-            launch=None if self.may_wait else launch,
+            launch=None if self.may_wait else self._launcher,
         )
         self._ops.set_active(self.is_active)
         if self.config.sync == "call":
@@ -103,13 +97,7 @@ class OpSession(Session):
             mode.open()
             self._ops.set_mode(mode)
             weakref.finalize(self, mode.close)
-        describe, myself = self.ledger.describe, weakref.ref(self)
-
-        def describe_all() -> dict[str, Any]:
-            session = myself()
-            return {**describe(), **to_meta([] if session is None else session.unread_ops())}
-
-        self.ledger.describe = describe_all
+        self.ledger.describe = describing(self.ledger.describe, weakref.WeakMethod(self.unread_ops))
         # A model that is deleted takes its monitor along, without remove().
         weakref.finalize(self, self._ops.stop, self._run)
 
@@ -123,12 +111,13 @@ class OpSession(Session):
         self._ops.stop(self._run)
 
     @property
-    def _is_running(self) -> bool:
+    def is_running(self) -> bool:
+        """Whether the observer is this session's."""
         return self._run != 0 and self._ops.run() == self._run
 
     @property
     def next_seq(self) -> int:
-        return self._ops.next_seq() if self._is_running else self._last_seq
+        return self._ops.next_seq() if self.is_running else self._last_seq
 
     @next_seq.setter
     def next_seq(self, value: int) -> None:
@@ -166,8 +155,8 @@ class OpSession(Session):
             return
         super().begin_step_if_closed()
         self._entered.clear()
-        self._lines = Lines()
-        if not self._is_running:
+        self._launcher.lines = Lines()
+        if not self.is_running:
             return
         self._ops.begin_step(self.step.index)
         self._ops.set_active(self.is_active)
@@ -184,7 +173,7 @@ class OpSession(Session):
 
     def obey_pause(self) -> None:
         super().obey_pause()
-        if self._is_running:
+        if self.is_running:
             self._ops.set_active(self.is_active)
 
     def close_step(self) -> None:
@@ -197,7 +186,7 @@ class OpSession(Session):
 
     def unread_ops(self) -> list[UnreadOp]:
         """What passed unread, why, and in how many calls; most calls first."""
-        if self._is_running:
+        if self.is_running:
             self._unread_ops = unread_ops(self._ops, self.compiled)
         return self._unread_ops
 
@@ -207,7 +196,7 @@ class OpSession(Session):
         return judge
 
     def update_began(self) -> None:
-        self._ops.set_optimizer(self._is_running)
+        self._ops.set_optimizer(self.is_running)
 
     def update_ended(self) -> None:
         self._ops.set_optimizer(False)
@@ -237,7 +226,7 @@ class OpSession(Session):
     def observe(
         self, tensor: torch.Tensor, site: int, call: int, flags: int
     ) -> tuple[int, Optional[bool]]:
-        if not self._is_running or not self._is_readable(tensor):
+        if not self.is_running or not self._is_readable(tensor):
             return _UNREAD, False
         seq, is_bad, _ = self._ops.read(tensor, site, call, flags)
         return seq, is_bad
@@ -280,7 +269,7 @@ class OpSession(Session):
 
     def read_argument(self, tensor: torch.Tensor, site: int) -> None:
         """What enters the model; nothing to do if an observed op has made it."""
-        if self._is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
+        if self.is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
             seq, is_bad, is_collective = self._ops.read(tensor, site, 0, 0)
             self.judge(is_bad, seq, "input", None, OpJudge.entered, is_collective)
 
@@ -288,7 +277,7 @@ class OpSession(Session):
         """What a module takes, returns or is given back within compiled code."""
         if self.config.roles and role not in self.config.roles:
             return
-        if not self._is_running or not can_hold_nonfinite(tensor) or not self._is_readable(tensor):
+        if not self.is_running or not can_hold_nonfinite(tensor) or not self._is_readable(tensor):
             return
         before, flags = self.next_seq, 0
         if role.startswith("grad"):
@@ -312,7 +301,7 @@ class OpSession(Session):
         return records, [Incident(raw) for raw in incidents], waiting
 
     def collect(self) -> None:
-        if self._sites is None or not self._is_running:
+        if self._sites is None or not self.is_running:
             return
         if self.is_deferred:
             with self._aside():
@@ -354,40 +343,22 @@ class OpSession(Session):
         with self.unread(), torch._C._ExcludeDispatchKeyGuard(_MODES):
             yield
 
-    def _launch(self, launches: list[Launch]) -> None:
-        """Has tensors of devices read, on their streams. Called in the middle of an operator."""
-        try:
-            with self.lock:
-                if not self._is_running:
-                    return
-                self._lines.add([row[1] for row in launches])
-                for tensor, *numbers in launches:
-                    self._launch_one(tensor, *numbers)
-        except Exception as error:
-            self._ops.leave_out(launches[0][0])
-            self.trouble(f"operators on {launches[0][0].device.type}", error)
-
-    def _launch_one(
-        self, tensor: torch.Tensor, seq: int, step: int, call: int, site: int, flags: int
-    ) -> None:
+    def ring_for(self, tensor: torch.Tensor, site: int) -> Optional[DeviceRing]:
+        """The ring of its device; None if it passes unread."""
         device = tensor.device
-        if device not in self.rings and streams_of(device) is None:
-            self.unread_devices[device.type] = None
-            self._ops.leave_out(tensor)
-            return
-        if site in self.off_sites:
-            return
-        ring = self._ring(device)
-        try:
-            identity = ring.backend.identity(tensor, False)
-            ring.observe(tensor, (seq, step, call, site, flags, *identity))
-        except Exception as error:
-            self.off_sites.add(site)
-            self.trouble(f"one operator's tensor on {device.type}", error)
+        if not self.is_running or site in self.off_sites:
+            return None
+        if device not in self.rings:
+            problem = why_not(device)
+            if problem:
+                self.notes[f"op level does not read {device}: {problem}"] = None
+                self._ops.leave_out(tensor)
+                return None
+        return self._ring(device)
 
     def _gather(self) -> None:
         """What the observer has seen until now becomes an entry of the journal."""
-        if self._sites is None or not self._is_running:
+        if self._sites is None or not self.is_running:
             return
         stop = self.next_seq
         records, _, waiting = self._take()
@@ -399,7 +370,7 @@ class OpSession(Session):
             def judge(incidents: list[Incident], bad: BadRecords) -> None:
                 self._judge_incidents(step, is_scaled, incidents, bad)
 
-            step.journal.note(Stretch(judge, waiting, stop, self._lines))
+            step.journal.note(Stretch(judge, waiting, stop, self._launcher.lines))
 
     def note(self, function: Callable[..., Any], *args: Any) -> None:
         if self.is_deferred:
@@ -423,7 +394,7 @@ class OpSession(Session):
 
     def judge_now(self) -> None:
         """In the middle of a forward or backward: what is due is done here."""
-        if self.lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks it
+        if _is_owned(self.lock):
             return  # an op of fastcheck itself: nothing may be raised in the middle of a hook
         with self.lock:
             if not self.removed:
@@ -437,14 +408,6 @@ class OpSession(Session):
         return self._ops.has_incidents()
 
 
-class _Seen:
-    """Remembers nothing: the observer knows what was read."""
-
-    def add(self, tensor: torch.Tensor, token: int) -> int:
-        return -1
-
-    def clear(self) -> None:
-        pass
-
-    def __len__(self) -> int:
-        return 0
+def _is_owned(lock: Any) -> bool:
+    """Whether this thread holds it, as threading.Condition asks it; typeshed leaves that out."""
+    return bool(lock._is_owned())

@@ -1,4 +1,4 @@
-"""What a model stores, at op level: read once, by name."""
+"""What a model stores, at op level: read once, by name, and remembered by the observer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._calls import ModuleNode
 from ._finding import Finding
 from ._state import StateReader
 
-__all__ = ["OpState"]
+__all__ = ["NothingSeen", "OpState"]
 
 
 class OpState(StateReader):
@@ -44,3 +44,16 @@ class OpState(StateReader):
 
     def check(self, step: Any, node: ModuleNode, asked_for: Finding) -> Optional[Finding]:
         return None
+
+
+class NothingSeen:
+    """Remembers nothing: the observer knows what was read."""
+
+    def add(self, tensor: torch.Tensor, token: int) -> int:
+        return -1
+
+    def clear(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 0

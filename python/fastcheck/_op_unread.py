@@ -5,9 +5,10 @@ operator meets something that can't be read.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from ._layout import wrap
 
@@ -53,6 +54,18 @@ def unread_lines(rows: Sequence[UnreadOp], width: int) -> list[str]:
 def to_meta(rows: Iterable[UnreadOp]) -> dict[str, Any]:
     """What the meta file of a log says of it."""
     return {_KEY: [row._asdict() for row in rows]}
+
+
+def describing(
+    describe: Callable[[], dict[str, Any]], rows: weakref.WeakMethod[Callable[[], list[UnreadOp]]]
+) -> Callable[[], dict[str, Any]]:
+    """``describe()``, and what ``rows`` tells at that time."""
+
+    def both() -> dict[str, Any]:
+        method = rows()
+        return {**describe(), **to_meta([] if method is None else method())}
+
+    return both
 
 
 def from_meta(metas: Iterable[Mapping[str, Any]]) -> list[UnreadOp]:
