@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -218,6 +219,10 @@ def triton_beside(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def _observe_list(entry: Any, tensors: Any, slots: Any, level: int, _: int) -> None:
+    entry.observe_list(tensors, slots, 0, level)
+
+
 def small(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
     rows = []
     slots = torch.zeros(1024, 192, dtype=torch.uint8, device=cuda)
@@ -241,7 +246,7 @@ def small(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
         )
     many = [torch.randn(1024, device=cuda) for _ in range(1000)]
     for depth, level in DEPTHS.items():
-        call = lambda i, level=level: entry.observe_list(many, slots, 0, level)  # noqa: E731
+        call = partial(_observe_list, entry, many, slots, level)
         bar = LIST_MICROSECONDS if depth == "full" else None
         add(f"1000 x 4 KiB in a list, {depth}", "device", device_seconds(call, 4, rounds), bar)
     add("1000 x 4 KiB in a list, full", "host", host_seconds(call, 4, rounds))

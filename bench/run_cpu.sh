@@ -38,6 +38,7 @@ collisions() {
   section "The portable backend" "$PYTHON" portable.py
   section "Host time for a tensor" "$PYTHON" host_time.py
   section "The drain" "$PYTHON" drain.py
+  section "Whether weights move" "$PYTHON" movement.py
   if command -v nvcc >/dev/null; then
     section "GPU instructions a component" "$PYTHON" instructions.py
   fi

@@ -408,7 +408,9 @@ def a_shard_goes_bad(rank: int, odd: int) -> Any:
             optimizer.zero_grad()
             model(torch.ones(2, 8)).sum().backward()
             if rank == odd and step == 3:
-                shard = local(next(iter(model.parameters())).grad)  # type: ignore[arg-type]
+                gradient = next(iter(model.parameters())).grad
+                assert gradient is not None
+                shard = local(gradient)
                 shard.view(-1)[0] = float("nan")
             before = [local(p).detach().clone() for p in model.parameters()]
             optimizer.step()

@@ -346,7 +346,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_demo_gets_the_rest_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     got: list[list[str]] = []
     module = types.ModuleType("fastcheck.cli.demo")
-    module.main = lambda arguments: got.append(arguments)  # type: ignore[attr-defined]
+    monkeypatch.setattr(module, "main", got.append, raising=False)
     monkeypatch.setitem(sys.modules, "fastcheck.cli.demo", module)
     assert main(["demo", "--steps", "3", "--help"]) == 0
     assert got == [["--steps", "3", "--help"]]

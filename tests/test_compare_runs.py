@@ -209,7 +209,7 @@ def test_an_update_that_differs_is_the_update_of_its_step(tmp_path: Path) -> Non
     def meddle(step: int, model: nn.Module) -> None:
         if step == 2:
             with torch.no_grad():
-                model.head.weight += 0.5  # type: ignore[operator, union-attr]
+                model.get_parameter("head.weight").add_(0.5)
 
     actual = log_run(tmp_path / "actual", before_forward=meddle)
     reference = log_run(tmp_path / "reference")
@@ -225,7 +225,9 @@ def test_an_update_that_differs_is_the_update_of_its_step(tmp_path: Path) -> Non
 def test_nonfinite_on_one_side_is_different_whatever_the_threshold(tmp_path: Path) -> None:
     def poison(step: int, model: nn.Module) -> None:
         if step == 1:
-            model.head.weight.grad[0, 0] = float("nan")  # type: ignore[index, union-attr]
+            gradient = model.get_parameter("head.weight").grad
+            assert gradient is not None
+            gradient[0, 0] = float("nan")
 
     actual = log_run(tmp_path / "actual", before_update=poison)
     reference = log_run(tmp_path / "reference")
@@ -407,6 +409,11 @@ def test_sides_that_cannot_be_compared_say_so(tmp_path: Path) -> None:
             other.mkdir()
         with pytest.raises(fastcheck.CompareError, match=message):
             fastcheck.compare(other, log)
+    with pytest.raises(fastcheck.CompareError, match="has no logg: did you mean 'log'") as caught:
+        fastcheck.compare(tmp_path / "logg", log)
+    assert str(tmp_path) in str(caught.value)
+    with pytest.raises(fastcheck.CompareError, match="nowhere is not there either"):
+        fastcheck.compare(tmp_path / "nowhere" / "log", log)
     with pytest.raises(fastcheck.CompareError, match="nothing in common"):
         fastcheck.compare({"a": torch.ones(2)}, {"b": torch.ones(2)})
 

@@ -302,5 +302,5 @@ def test_a_module_that_the_given_model_lacks_is_an_error_at_once(tmp_path: Path)
 
 def test_the_error_of_the_block_comes_first(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), fastcheck.Dumper(tmp_path, ops=["aten.erfinv"]):
-        1 / 0  # noqa: B018
+        1 / 0  # noqa: B018  (for its error)
     assert place(tmp_path).exists()

@@ -307,14 +307,14 @@ def test_found_inf_skips_the_update_without_a_wait(name: str) -> None:
     def run(device: str) -> torch.Tensor:
         p = torch.ones(4, device=device, requires_grad=True)
         p.grad = torch.arange(4.0, device=device)
-        optimizer = OPTIMIZERS[name]([p])
+        optimizer: Any = OPTIMIZERS[name]([p])
         optimizer.step()  # not skipped: a skipped first step leaves fused SGD's momentum unset
         good = p.detach().clone()
-        optimizer.grad_scale = None  # type: ignore[attr-defined]
-        optimizer.found_inf = torch.ones((), device=device)  # type: ignore[attr-defined]
+        optimizer.grad_scale = None
+        optimizer.found_inf = torch.ones((), device=device)
         optimizer.step()
         skipped = p.detach().clone()
-        optimizer.found_inf = torch.zeros((), device=device)  # type: ignore[attr-defined]
+        optimizer.found_inf = torch.zeros((), device=device)
         optimizer.step()
         return torch.stack([good, skipped, p.detach()])
 

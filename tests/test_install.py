@@ -347,8 +347,16 @@ class TestRemove:
         monitor = fastcheck.install(Net())
         monitor.remove()
         monitor.remove()
-        monitor.step()
         monitor.flush()
+
+    def test_a_step_afterwards_is_said_once(self) -> None:
+        monitor = fastcheck.install(Net())
+        monitor.remove()
+        with pytest.warns(fastcheck.FastcheckWarning, match="nothing is observed") as caught:
+            for _ in range(3):
+                monitor.step()
+        [warning] = caught
+        assert warning.filename == __file__
 
     def test_as_a_context_manager(self) -> None:
         model = Net()

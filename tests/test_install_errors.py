@@ -75,13 +75,25 @@ def test_something_that_is_not_a_model(model: Any) -> None:
 
 def test_an_optimizer_in_the_place_of_a_model() -> None:
     model = Net()
-    with pytest.raises(fastcheck.ConfigError, match="pass options by name"):
+    with pytest.raises(fastcheck.ConfigError, match=r"install\(model, optimizer=") as caught:
         fastcheck.install(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert len(str(caught.value).splitlines()) == 4
 
 
 def test_an_unknown_option() -> None:
-    with pytest.raises(TypeError, match="overflow_num"):
-        fastcheck.install(Net(), overflow_num=1)
+    model = Net()
+    with pytest.raises(TypeError, match="did you mean 'overflow_nums'") as caught:
+        fastcheck.install(model, overflow_num=1)  # type: ignore[arg-type]  # also seen by mypy
+    assert "install() has no option 'overflow_num'" in str(caught.value)
+    assert "protect_weights" in str(caught.value)
+    assert not model._forward_hooks
+    with pytest.raises(TypeError, match="no option 'x'"):
+        fastcheck.install(model, x=1)  # type: ignore[arg-type]  # also seen by mypy
+
+
+def test_the_class_of_a_model() -> None:
+    with pytest.raises(fastcheck.ConfigError, match="the model itself, not its class"):
+        fastcheck.install(Net)  # type: ignore[arg-type]  # also seen by mypy
 
 
 def test_a_model_without_parameters() -> None:

@@ -1,6 +1,4 @@
-"""Weights that don't move, gradients that aren't there, buffers that move: said once, and never of
-a healthy run.
-"""
+"""Weights that don't move, gradients that aren't there: said once, and never of a healthy run."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ import torch
 from torch import nn
 
 import fastcheck
+from fastcheck._movement import Movement
 from training import Net, batches
 
 STEPS = 24
@@ -287,42 +286,6 @@ def test_tied_weights() -> None:
     assert "b.weight" not in text
 
 
-class Masked(nn.Module):
-    def __init__(self, first: int) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(8, 4), nn.BatchNorm1d(4)
-        self.register_buffer("mask", torch.ones(4))
-        self.register_buffer("mean", torch.zeros(4))
-        self.first, self.count = first, 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm(self.linear(x))
-        self.count += 1
-        if self.count > self.first:
-            self.mask.mul_(0.5)
-        self.mean.lerp_(y.detach().mean(0), 0.1)
-        return y * self.mask
-
-
-def test_a_constant_buffer_that_moves() -> None:
-    (text,) = said(Masked(first=14))
-    assert "a buffer that had been constant has changed: mask, after" in text
-
-
-def test_buffers_that_move_from_the_start() -> None:
-    assert said(Masked(first=0)) == []
-
-
-def test_statistics_that_begin_late() -> None:
-    model = Masked(first=1000)
-    model.norm.eval()
-
-    def begin(step: int) -> None:
-        model.norm.train(step > 13)
-
-    assert said(model, before_update=begin) == []
-
-
 def test_a_loop_of_ones_own() -> None:
     """Without an optimizer of torch a step is no update: only if something moved it was."""
     model = Net()
@@ -339,6 +302,18 @@ def test_a_loop_of_ones_own() -> None:
                 monitor.step()
         texts = [str(one.message) for one in caught]
     assert texts == []
+
+
+def test_a_loop_of_ones_own_is_not_looked_at_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, model = looks(monkeypatch), Branches(torch.detach)
+    with fastcheck.install(model, overflow_nums=-1) as monitor:
+        for x in batches(40):
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.main.parameters():
+                    parameter -= 0.01 * parameter.grad
+            monitor.step()
+    assert len(found) == 10
 
 
 @pytest.mark.parametrize("record", ["health", "stats"])
@@ -359,11 +334,100 @@ def test_said_once_and_as_an_error_where_warnings_are() -> None:
                 optimizer.step()
 
 
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one for each update whose parameters are asked one by one."""
+    found: list[int] = []
+    weigh = Movement._weigh_gradients
+
+    def counted(self: Movement, *args: Any) -> bool:
+        found.append(1)
+        return weigh(self, *args)
+
+    monkeypatch.setattr(Movement, "_weigh_gradients", counted)
+    return found
+
+
+@pytest.mark.parametrize("make", optimizers())
+def test_a_healthy_run_is_looked_at_closely_now_and_then(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, model = looks(monkeypatch), Net()
+    assert said(model, make(model), steps=210) == []
+    assert len(found) == 2 + 2
+
+
+def test_a_branch_that_is_detached_late() -> None:
+    def join(y: torch.Tensor) -> torch.Tensor:
+        return y.detach() if len(seen) > 30 else y
+
+    seen: list[int] = []
+    model = Branches(join)
+    (text,) = said(model, before_update=lambda step: seen.append(step), steps=60)
+    assert text.startswith("no gradient: side.weight, side.bias")
+
+
+def test_a_relu_that_dies_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, model = looks(monkeypatch), Branches(torch.relu)
+
+    def die(step: int) -> None:
+        if step in (0, 30):
+            with torch.no_grad():
+                model.side.bias.fill_(-100.0 if step else 100.0)
+
+    (text,) = said(model, before_update=die, steps=60)
+    assert text.startswith("gradients that are all 0: of side.weight, side.bias, in 10 updates")
+    assert len(found) == 2 + 10  # once it is said, no longer
+
+
+def test_an_expert_that_gives_way_to_another() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 4)
+            self.count = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            chosen: torch.Tensor = self.a(x) if 2 < self.count < 30 else self.b(x)
+            return chosen
+
+    texts = said(Experts(), steps=60)
+    assert len(texts) == 2
+    assert "no gradient: b.weight, b.bias" in texts[0]
+    assert "no gradient: a.weight, a.bias" in texts[1]
+
+
+def test_a_layer_that_is_thawed_and_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, model = looks(monkeypatch), Net()
+    model.head.weight.requires_grad_(False)
+    optimizer = Frozen(model.parameters(), [model.head.weight], lr=0.01)
+
+    def thaw(step: int) -> None:
+        if step == 29:
+            model.head.weight.requires_grad_(True)
+
+    (text,) = said(model, optimizer, before_update=thaw, steps=60)
+    assert text.startswith("weights that don't move: head.weight kept")
+    assert len(found) < 20  # once it is said, it is no longer looked at
+
+
+def test_a_rate_that_rises_late_for_weights_that_are_written_back() -> None:
+    model = Net()
+    groups = [{"params": model.blocks.parameters()}, {"params": model.head.parameters(), "lr": 0.0}]
+    optimizer = Frozen(groups, [model.head.weight], lr=0.01)
+
+    def rise(step: int) -> None:
+        optimizer.param_groups[1]["lr"] = 0.01 if step >= 30 else 0.0
+
+    (text,) = said(model, optimizer, before_update=rise, steps=60)
+    assert text.startswith("weights that don't move: head.weight kept")
+
+
 def test_an_error_of_its_own_leaves_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, *args: Any) -> None:
         raise ZeroDivisionError("for the test")
 
-    monkeypatch.setattr("fastcheck._movement.Movement._weigh", fail)
+    monkeypatch.setattr("fastcheck._movement.Movement._weigh_gradients", fail)
     texts = []
     model = Net()
     with warnings.catch_warnings(record=True) as caught:

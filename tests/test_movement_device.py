@@ -13,8 +13,9 @@ import torch
 
 import fake_device
 import fastcheck
-from fastcheck._state import _still
-from test_movement import Branches, Frozen, Masked, said
+from fastcheck._updates import _still
+from test_constant_buffers import Masked
+from test_movement import Branches, Frozen, said
 from training import Net, batches
 
 fake: Any = fake_device.load()

@@ -5,6 +5,7 @@ story, nothing made slower to finish and nothing changed.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -17,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fake_device
 import fastcheck
 from fastcheck import Verdict
+from fastcheck._record import DeviceMode
+from fastcheck.backends import backend_for
 from op_level import INF, Attention, culprit, model_with
 from training import Net, batches, stopped
 
@@ -418,6 +421,28 @@ class TestBesideOthers:
         with pytest.warns(fastcheck.FastcheckWarning, match="no such kernel"):
             assert torch.equal(model(x).cpu(), plain)
         monitor.remove()
+
+
+class TestRefused:
+    @pytest.fixture(autouse=True)
+    def _saturating(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        backend = replace(backend_for(torch.device(NAME, 0)), device_mode=DeviceMode.SATURATING)
+        monkeypatch.setattr("fastcheck._op_launch.backend_for", lambda device: backend)
+
+    def test_a_model_on_a_device_that_saturates(self) -> None:
+        with pytest.raises(fastcheck.ConfigError, match="it saturates"):
+            fastcheck.install(Net().to(NAME), level="op")
+        fastcheck.install(Net().to(NAME), level="op", sync="call").remove()
+
+    def test_tensors_on_one_pass_unread_and_that_is_said(self) -> None:
+        model = model_with(lambda x: torch.sqrt(-x.abs() - 1))
+        with fastcheck.install(model, level="op", overflow_nums=-1) as monitor:
+            _ = torch.ones(4).to(NAME) * 2
+            _ = torch.ones(4).to(NAME) * 2
+            model(torch.ones(2, 8)).sum().backward()
+        assert [event.site.op for event in monitor.events if event.counted] == ["aten.sqrt"]
+        assert "op level does not read fake:0: it saturates" in " ".join(monitor.summary().split())
+        assert "device can't be read without waiting" in " ".join(monitor.summary().split())
 
 
 class TestFilters:

@@ -176,7 +176,9 @@ def test_other_modes_beside_it() -> None:
         monitor.remove()
         rest = _get_current_dispatch_mode_stack()
         assert rest == [outer or inner]
-        (outer or inner).__exit__(None, None, None)  # type: ignore[union-attr]
+        other = outer or inner
+        assert other is not None
+        other.__exit__(None, None, None)
         assert "aten.sqrt.default" in seen
         assert [e.site.op for e in monitor.events if e.counted] == ["aten.sqrt"]
 

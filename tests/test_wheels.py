@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "".join(torch.__version__.split(".")[:2])
 
 sys.path.insert(0, str(ROOT / "wheels"))
-import label  # noqa: E402
+import label  # noqa: E402  (found by the line above)
 
 pytest.importorskip("scikit_build_core")
 

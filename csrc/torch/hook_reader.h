@@ -2,29 +2,78 @@
 // read before and, on the CPU, its record.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 #include <pybind11/pybind11.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "core/dtypes.h"
+#include "core/record.h"
+#include "torch/observe.h"
+#include "torch/seen_tensors.h"
 
 namespace fastcheck {
 
-// Defines the type HookReader, and what makes one. It is CPython's own type, not pybind11's: a call
-// costs a tenth of a microsecond, not four tenths, and a hook makes one for each tensor.
+// What read() gives, from the lowest bit on (python/fastcheck/_reader.py has the same); below 0 are
+// a tensor that passes unread, and one on a device that know() was not told of.
+namespace code {
+constexpr std::int64_t kUnread = -1, kUnknownDevice = -2;
+constexpr std::int64_t kNew = 1;            // read for the first time: remembered under the number
+constexpr std::int64_t kBad = 2;            // its record is of non-finite components
+constexpr std::int64_t kElsewhere = 4;      // not on the CPU: its record is to be had from there
+constexpr std::int64_t kNeedsGradient = 8;  // its gradient will come back
+constexpr std::int64_t kNewStream = 16;     // another than that of the last tensor kElsewhere
+constexpr int kDTypeShift = 5;              // 5 bits: the dtype code of a record kElsewhere,
+constexpr int kOrderShift = 10;             // 1 bit: and its order
+constexpr int kTokenShift = 11;             // the number under which the tensor is remembered
+}  // namespace code
+
+// Whether a tensor of this type can hold anything that is not finite.
+bool can_be_nonfinite(at::ScalarType type);
+// Ordinary memory: not sparse, nested, fake, or wrapped by a subclass or a functorch transform.
+bool is_plain(const at::Tensor& tensor);
+
+class HookReader {
+ public:
+  HookReader(pybind11::object seen, const at::Tensor& slots, Depth depth);
+
+  // Tensors on devices of this one's type are readable too; the CPU's always are.
+  void know(const at::Tensor& tensor) { known_[type_index(tensor)] = true; }
+
+  // `index`: the slot that a record goes to. `any_dtype`: integers are read too. Throws what
+  // fastcheck._C.observe throws; the tensor is remembered by then.
+  std::int64_t read(pybind11::handle object, std::int64_t index, const Identity& identity,
+                    bool any_dtype);
+
+  Depth depth() const { return depth_; }
+  std::int64_t capacity() const { return capacity_; }
+
+ private:
+  static std::size_t type_index(const at::Tensor& tensor) {
+    return static_cast<std::size_t>(tensor.device().type());
+  }
+  std::int64_t elsewhere(const at::Tensor& tensor, DType dtype);
+
+  pybind11::object seen_object_;
+  SeenTensors& seen_;
+  at::Tensor slots_;
+  Depth depth_;
+  std::int64_t capacity_;
+  std::array<bool, c10::COMPILE_TIME_MAX_DEVICE_TYPES> known_{};
+  std::optional<c10::Stream> last_stream_;
+};
+
+// The reader in an object of Python's type HookReader; throws where it is none.
+HookReader& hook_reader_of(pybind11::handle object);
+
+// Defines the type HookReader, and what makes one.
 //
 // hook_reader(seen, slots, depth) -> HookReader
 //   .read(tensor, index, site, call, step, seq, flags, any_dtype) -> int
-//   .know(tensor): tensors on devices of this tensor's type are readable too; the CPU's always are
-//
-// read() gives -1 for a tensor that passes unread (not floating point, where that is asked for; no
-// plain memory; remembered as unreadable), -2 for one on a device that know() was not told of, and
-// otherwise, from the lowest bit on (python/fastcheck/_reader.py has the same):
-//   1 bit   read for the first time: remembered under `seq`
-//   1 bit   the record of it, in slot `index`, is of non-finite components
-//   1 bit   it is not on the CPU: remembered, and its record is to be had from its device
-//   1 bit   its gradient will come back
-//   1 bit   the stream is another than that of the last tensor that was not on the CPU
-//   5 bits  the dtype code, and
-//   1 bit   the order that its record will say: 1 for logical
-//   the rest: the sequence number under which it is remembered
-// Throws what fastcheck._C.observe throws.
+//   .know(tensor)
 void define_hook_reader(pybind11::module_& m);
 
 }  // namespace fastcheck

@@ -11,12 +11,15 @@
 #include "core/record.h"
 #include "cpu/dispatch.h"
 #include "torch/cuda_module.h"
+#include "torch/hook_call.h"
 #include "torch/hook_reader.h"
+#include "torch/hook_recorder.h"
 #include "torch/observe.h"
 #include "torch/observe_from_python.h"
 #include "torch/observer/module.h"
 #include "torch/python_tensors.h"
 #include "torch/seen_tensors.h"
+#include "torch/session_lock.h"
 #include "torch/slots.h"
 
 namespace py = pybind11;
@@ -169,6 +172,9 @@ PYBIND11_MODULE(_C, m) {
       .def("clear", &SeenTensors::clear)
       .def("__len__", &SeenTensors::size);
   define_hook_reader(m);
+  define_session_lock(m);
+  define_hook_call(m);
+  define_hook_recorder(m);
   cuda::define_functions(m);
   observer::bind(m);
   m.def("cpu_isa", [] { return std::string(cpu::active_kernels().name); });

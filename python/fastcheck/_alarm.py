@@ -51,7 +51,8 @@ class Alarm:
         """What is due is done now, but for stops where several ranks have to agree first."""
         ledger = self._session.ledger
         with ledger.lock:
-            due, ledger.due = ledger.due, []
+            due = list(ledger.due)
+            ledger.due.clear()
         for item in due:
             if item[1] is not Decision.STOP:
                 self._sink(self._report(item))

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
 
+from ._extension import status
 from ._site import Site, SiteTable
 
-__all__ = ["Call", "CallLog", "ModuleNode"]
+if TYPE_CHECKING:
+    from ._recorder import ModuleRecorder
+
+__all__ = ["Call", "CallCounter", "CallLog", "ModuleNode", "new_call", "new_counter"]
 
 # Enough for a step of a thousand modules and 64 micro-batches; older calls only cost a less exact
 # reason.
@@ -31,6 +35,38 @@ _DIRECTIONS = {
     "param_grad": "optimizer",
     "buffer": "optimizer",
 }
+
+
+class CallCounter:
+    """Numbers the calls of one module within a step."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._step = -1
+        self._calls = 0
+        self._not_recomputed: list[int] = []
+
+    def next_call(self, step: int) -> int:
+        """The index of this call of the module in this step."""
+        if self._step != step:
+            self._step = step
+            self._calls = 0
+            self._not_recomputed.clear()
+        index = self._calls
+        self._calls = index + 1
+        self.total += 1
+        self._not_recomputed.append(index)
+        return index
+
+    def recomputed_call(self, step: int) -> Optional[int]:
+        """The index of the call that a recompute repeats: backward goes through them last call
+        first.
+
+        None when the module was not called before in this step: then it is no recompute.
+        """
+        if self._step != step or not self._calls:
+            return None
+        return self._not_recomputed.pop() if self._not_recomputed else self._calls - 1
 
 
 class ModuleNode:
@@ -50,47 +86,36 @@ class ModuleNode:
         # At op level excluded modules are known too: what runs in them is told by it.
         self.is_selected = True
         self.enabled = True
+        # The short way of its hooks, if there is one.
+        self.recorder: Optional[ModuleRecorder] = None
         # A ModuleList is never called, and nobody has to be told.
         forward = getattr(module.forward, "__func__", None)
         self.is_callable = forward is not torch.nn.Module.forward
-        self.total_calls = 0
         self._sites = sites
         # The numbers of its sites: of each role by label.
-        self._numbers: dict[str, dict[str, int]] = {role: {} for role in _DIRECTIONS}
-        self.input_sites, self.output_sites = self._numbers["input"], self._numbers["output"]
-        self._step = -1
-        self._calls = 0
-        self._not_recomputed: list[int] = []
+        self.numbers: dict[str, dict[str, int]] = {role: {} for role in _DIRECTIONS}
+        self.input_sites, self.output_sites = self.numbers["input"], self.numbers["output"]
+        self.counter = new_counter()
+        self.next_call = self.counter.next_call
+        self.recomputed_call = self.counter.recomputed_call
 
     @property
     def name(self) -> str:
         return self.path or self.type_name
 
-    def next_call(self, step: int) -> int:
-        """The index of this call of the module in this step."""
-        if self._step != step:
-            self._step = step
-            self._calls = 0
-            self._not_recomputed.clear()
-        index = self._calls
-        self._calls = index + 1
-        self.total_calls += 1
-        self._not_recomputed.append(index)
-        return index
+    def switch_off(self) -> None:
+        """It is not observed any longer."""
+        self.enabled = False
+        if self.recorder is not None:
+            self.recorder.switch_off()
 
-    def recomputed_call(self, step: int) -> Optional[int]:
-        """The index of the call that a recompute repeats: backward goes through them last call
-        first.
-
-        None when the module was not called before in this step: then it is no recompute.
-        """
-        if self._step != step or not self._calls:
-            return None
-        return self._not_recomputed.pop() if self._not_recomputed else self._calls - 1
+    @property
+    def total_calls(self) -> int:
+        return self.counter.total
 
     def site(self, role: str, label: str, index: int) -> int:
         """The number of one of this module's sites."""
-        numbers = self._numbers[role]
+        numbers = self.numbers[role]
         number = numbers.get(label)
         if number is None:
             site = Site(self.path, self.type_name, _DIRECTIONS[role], role, index, label)
@@ -107,9 +132,11 @@ class Call:
         "index",
         "input_sites",
         "inputs",
+        "is_complete",
         "is_recompute",
         "node",
         "outputs",
+        "outputs_seq",
         "parent",
         "thread",
         "watched",
@@ -131,6 +158,10 @@ class Call:
         self.thread = thread
         # The next sequence number when the call began: what has it or a later one was made inside.
         self.first_seq = first_seq
+        # The next one when its outputs began to be read, and whether all of them were, where the
+        # recorder did it.
+        self.outputs_seq = first_seq
+        self.is_complete = False
         self.is_recompute = is_recompute
         self.inputs: list[int] = []
         self.input_sites: list[int] = []
@@ -138,6 +169,20 @@ class Call:
         # Set where the call runs compiled: the sites and tokens of the tensors whose gradients will
         # come, by role and label.
         self.watched: Optional[dict[tuple[str, str], tuple[int, int]]] = None
+
+    def add_input(self, token: int, site: int) -> None:
+        self.inputs.append(token)
+        self.input_sites.append(site)
+
+    def add_output(self, token: int) -> None:
+        self.outputs.append(token)
+
+
+# The extension's twins of the two (csrc/torch/hook_call.h), which its recorder fills in too.
+_module: Any = status.module
+#: Call(node, index, parent, thread, first_seq, is_recompute), of whichever class.
+new_call: Callable[..., Call] = Call if _module is None else _module.Call
+new_counter: Callable[[], CallCounter] = CallCounter if _module is None else _module.CallCounter
 
 
 class CallLog:

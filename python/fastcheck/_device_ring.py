@@ -18,6 +18,7 @@ import torch
 
 from ._device import DeviceStreams
 from ._record import Identity
+from ._recorder import HookRecorder
 from ._reserve import Reserve
 from ._segment import Segment
 from .backends import Backend
@@ -76,8 +77,18 @@ class DeviceRing:
         if not is_known_stream or segment is not self._last_used:
             segment.use_on(self._streams.current())
             self._last_used = segment
-        self.backend.observe(tensor, segment.slots, len(segment.identities), self._depth)
-        segment.identities.append(identity)
+        row = segment.cursor.slot
+        self.backend.observe(tensor, segment.slots, row, self._depth)
+        segment.identities[row] = identity
+        segment.cursor.slot = row + 1
+
+    def aim(self, recorder: HookRecorder) -> None:
+        """The recorder may write the next rows, on the stream of the last observe(), until cut()
+        and as long as there are rows.
+        """
+        segment = self._last_used
+        if segment is not None:
+            recorder.aim(self.backend.observe, segment.slots, segment.identities, segment.cursor)
 
     def observe_list(
         self,
@@ -94,7 +105,7 @@ class DeviceRing:
             if segment is None:
                 part = tensors[done:]
             else:
-                first = len(segment.identities)
+                first = segment.used
                 part = tensors[done : done + self._segment_slots - first]
             identities = [
                 (first_seq + i, step, 0, sites[i], flags, *self.backend.identity(tensor, False))
@@ -107,7 +118,8 @@ class DeviceRing:
             segment.use_on(self._streams.current())
             with torch.no_grad():
                 self.backend.observe_list(part, segment.slots, first, self._depth)
-            segment.identities += identities
+            segment.identities[first : first + len(part)] = identities
+            segment.cursor.slot = first + len(part)
             done += len(part)
 
     def cut(self) -> tuple[list[np.ndarray], list[Segment]]:
@@ -129,7 +141,7 @@ class DeviceRing:
 
     def _segment(self) -> Optional[Segment]:
         """The one to write to; None when the host is so far ahead that there is none."""
-        if self._filling and len(self._filling[0].identities) == self._segment_slots:
+        if self._filling and self._filling[0].used == self._segment_slots:
             self._send()
         if not self._filling:
             if not self._free:
@@ -147,7 +159,7 @@ class DeviceRing:
             self._taken_early.append(self.take(self._in_flight.pop(0)))
 
     def _send(self) -> None:
-        if self._filling and self._filling[0].identities:
+        if self._filling and self._filling[0].used:
             segment = self._filling.pop()
             segment.start_copy(self._copier)
             self._last_used = None

@@ -13,17 +13,18 @@ import threading
 import weakref
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
-from ._calls import Call, ModuleNode
-from ._compat import is_compiling
+from ._calls import Call, ModuleNode, new_call
+from ._compat import is_compiling, is_dynamo_compiling
 from ._device import streams_of
 from ._flatten import flatten, flatten_arguments
 from ._readable import can_hold_nonfinite, can_read
 from ._reader import IS_BAD, IS_NEW, NEEDS_GRADIENT, TOKEN_SHIFT
 from ._record import Flag
+from ._recorder import make_module_recorder
 from ._session import Session
 from ._state import StateReader
 from ._traced import Traced, trace_enter, trace_leave
@@ -50,8 +51,15 @@ class ModuleObserver:
         self.session = session
         self._state = state
         self._local = _ThreadState()
+        self.recorder = session.recorder
+        self.recorder.attach(weakref.ref(self), self._local, session.ledger.due)
         # The step in which all that the model stores was read last, before a forward.
         self._stored_step: Optional[int] = None
+
+    def attach(self, node: ModuleNode) -> tuple[ForwardPreHook, ForwardHook]:
+        """The hooks for this module."""
+        node.recorder = make_module_recorder(self.recorder, node)
+        return ForwardPreHook(self, node), ForwardHook(self, node)
 
     # Forward
 
@@ -78,7 +86,7 @@ class ModuleObserver:
                 return None
             step = session.step
             repeated = node.recomputed_call(step.index) if in_backward else None
-            call = Call(
+            call = new_call(
                 node,
                 node.next_call(step.index) if repeated is None else repeated,
                 stack[-1] if stack else None,
@@ -99,6 +107,7 @@ class ModuleObserver:
                 self._read_input(call, index, label, tensor, traced, is_entry)
             if session.settles_calls:
                 session.settle_call()
+            session.open_recorder()
         return call
 
     def leave(
@@ -144,6 +153,12 @@ class ModuleObserver:
         noted = sum(call.node is node for call in self._local.stack)
         return running <= noted  # the call that is beginning runs, and is not noted yet
 
+    def failed(self, node: ModuleNode, error: Exception) -> None:
+        """A hook of this module has failed: it is not observed any longer."""
+        node.switch_off()
+        self.abandon(node)
+        self.session.trouble(f"the inputs and outputs of {node.name}", error)
+
     def abandon(self, node: ModuleNode) -> None:
         """Forgets a running call of a module that is not observed any longer."""
         stack = self._local.stack
@@ -178,8 +193,7 @@ class ModuleObserver:
         if code < 0:
             return
         token = code >> TOKEN_SHIFT
-        call.inputs.append(token)
-        call.input_sites.append(site)
+        call.add_input(token, site)
         if not code & IS_NEW:
             return
         is_bad = None if session.is_deferred else bool(code & IS_BAD)
@@ -198,8 +212,9 @@ class ModuleObserver:
         if call.is_recompute:
             session.judge(is_bad, token, "input", call, Judge.recomputed, call)
         elif call.parent is not None:
-            after_gap = session.config.every > 1 and session.step.index > 0
-            session.judge(is_bad, token, "input", call, Judge.inner_input, call.parent, after_gap)
+            session.judge(
+                is_bad, token, "input", call, Judge.inner_input, call.parent, session.follows_gap
+            )
         else:
             node = call.node
             if is_data is None:
@@ -228,7 +243,7 @@ class ModuleObserver:
                 is_complete = is_complete and not (can_hold_nonfinite(tensor) and can_read(tensor))
                 continue
             token = code >> TOKEN_SHIFT
-            call.outputs.append(token)
+            call.add_output(token)
             if not code & IS_NEW:
                 continue
             if session.is_deferred:
@@ -264,6 +279,17 @@ class ModuleObserver:
             # A leaf outlives the step and would gather one hook per step.
             self.session.step.leaf_handles.append(handle)
 
+    def gradient_came(self, hook: GradientHook, gradient: torch.Tensor) -> None:
+        """gradient(), as a hook has to: training goes on whatever happens here."""
+        if self.session.removed:
+            return
+        try:
+            self.gradient(hook, gradient)
+        except Exception as error:
+            self.session.switch_off(hook.site, error)
+        if self.session.ledger.due:
+            self.session.deliver()
+
     def gradient(self, hook: GradientHook, gradient: torch.Tensor) -> None:
         """The gradient of an observed tensor is complete."""
         session = self.session
@@ -294,6 +320,7 @@ class ModuleObserver:
                 )
             if session.settles_calls:
                 session.settle_call()
+            session.open_recorder()
 
 
 def _is_grad_enabled(traced: Optional[Traced]) -> bool:
@@ -308,6 +335,7 @@ class _ModuleHook:
     ) -> None:
         self._observer = observer
         self._node = node
+        self._recorder = None if node is None else node.recorder
         # How compiled code finds the two; None: it is not observed.
         self.address: Optional[torch.Tensor] = None
         self.is_outermost = False
@@ -318,6 +346,18 @@ class _ModuleHook:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
 
+    def _attend(self, method: Callable[..., Any], *values: Any) -> None:
+        """Has the observer do it, where the recorder does not."""
+        observer, node = self._observer, self._node
+        if observer is None or node is None or not node.enabled or is_compiling():
+            return
+        try:
+            method(observer, node, *values)
+        except Exception as error:
+            observer.failed(node, error)
+        if observer.session.ledger.due:
+            observer.session.deliver()
+
 
 class ForwardPreHook(_ModuleHook):
     """Registered with ``with_kwargs=True``."""
@@ -325,21 +365,13 @@ class ForwardPreHook(_ModuleHook):
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if is_compiling():
+        if is_dynamo_compiling():
             if self.address is not None:
                 trace_enter(self.address, args, kwargs, is_outermost=self.is_outermost)
             return
-        observer, node = self._observer, self._node
-        if observer is None or node is None or not node.enabled:
-            return
-        try:
-            observer.enter(node, flatten_arguments(args, kwargs), None)
-        except Exception as error:
-            node.enabled = False
-            observer.abandon(node)
-            observer.session.trouble(f"the inputs and outputs of {node.name}", error)
-        if observer.session.ledger.due:
-            observer.session.deliver()
+        recorder = self._recorder
+        if recorder is None or not recorder.enter(args, kwargs):
+            self._attend(_enter, args, kwargs)
 
 
 class ForwardHook(_ModuleHook):
@@ -350,20 +382,23 @@ class ForwardHook(_ModuleHook):
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if is_compiling():
+        if is_dynamo_compiling():
             if self.address is not None:
                 trace_leave(self.address, args, kwargs, output)
             return
-        observer, node = self._observer, self._node
-        if observer is None or node is None or not node.enabled:
-            return
-        try:
-            observer.leave(node, flatten(output, "output"), None)
-        except Exception as error:
-            node.enabled = False
-            observer.session.trouble(f"the inputs and outputs of {node.name}", error)
-        if observer.session.ledger.due:
-            observer.session.deliver()
+        recorder = self._recorder
+        if recorder is None or not recorder.leave(output):
+            self._attend(_leave, output)
+
+
+def _enter(
+    observer: ModuleObserver, node: ModuleNode, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    observer.enter(node, flatten_arguments(args, kwargs), None)
+
+
+def _leave(observer: ModuleObserver, node: ModuleNode, output: Any) -> None:
+    observer.leave(node, flatten(output, "output"), None)
 
 
 class GradientHook:
@@ -384,11 +419,5 @@ class GradientHook:
 
     def __call__(self, gradient: torch.Tensor) -> None:
         observer = self._observer()
-        if observer is None or observer.session.removed:
-            return
-        try:
-            observer.gradient(self, gradient)
-        except Exception as error:
-            observer.session.switch_off(self.site, error)
-        if observer.session.ledger.due:
-            observer.session.deliver()
+        if observer is not None:
+            observer.gradient_came(self, gradient)

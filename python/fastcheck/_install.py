@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Any, Optional, Union
+from typing import Any, NoReturn, Optional, Union
 
 import torch
 
@@ -50,6 +51,7 @@ def install(
     style: str = "fastcheck",
     replay: bool = False,
     reset_overflow_status: bool = False,
+    **unknown: NoReturn,
 ) -> Monitor:
     """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
     overflows.
@@ -123,6 +125,7 @@ def install(
 
     Raises:
         ConfigError: an option or a module that can't be used; nothing was installed.
+        TypeError: an option that there is not.
         LogError: ``log_dir`` can't be written.
         ExtensionError: ``level="op"`` without the compiled extension.
 
@@ -130,6 +133,8 @@ def install(
     pickles are not observed. ``torch.jit.script`` can't take a module with hooks: script before, or
     remove() first.
     """
+    if unknown:
+        raise TypeError(_of_unknown(next(iter(unknown))))
     config = make_config(
         optimizer=optimizer,
         scaler=scaler,
@@ -182,6 +187,17 @@ def install(
     return monitor
 
 
+def _of_unknown(name: str) -> str:
+    parameters = inspect.signature(install).parameters.values()
+    options = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    return explain(
+        f"install() has no option {name!r}",
+        expected=", ".join(options),
+        came=name,
+        do=did_you_mean(name, options),
+    )
+
+
 def _check_readable_by_op(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         device = parameter.device
@@ -200,6 +216,14 @@ def _check_readable_by_op(model: torch.nn.Module) -> None:
             )
 
 
+def _instead_of(model: object) -> str:
+    if isinstance(model, type) and issubclass(model, torch.nn.Module):
+        return "give the model itself, not its class"
+    if isinstance(model, torch.optim.Optimizer):
+        return "pass options by name: fastcheck.install(model, optimizer=optimizer)"
+    return "pass options by name: fastcheck.install(model, overflow_nums=1)"
+
+
 def _named_modules(models: tuple[torch.nn.Module, ...]) -> dict[str, torch.nn.Module]:
     """All modules by their path, each once: the first model without prefix, the others under their
     class name.
@@ -212,8 +236,8 @@ def _named_modules(models: tuple[torch.nn.Module, ...]) -> dict[str, torch.nn.Mo
                 explain(
                     "install() was given something that is not a model",
                     expected="a torch.nn.Module, and perhaps more of them",
-                    came=f"{type(model).__name__}: {str(model)[:80]}",
-                    do="pass options by name: fastcheck.install(model, overflow_nums=1)",
+                    came=f"{type(model).__name__}: {' '.join(str(model).split())[:80]}",
+                    do=_instead_of(model),
                 )
             )
         prefix = type(model).__name__ if position else ""

@@ -8,8 +8,8 @@ device the entries wait for their records. Either way the judge hears the same, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
@@ -17,9 +17,20 @@ from ._calls import Call
 from ._finding import Finding, is_event
 from ._verdict import Judge
 
-__all__ = ["CallEnded", "Entry", "Journal", "ListReading", "Note", "Reading"]
+__all__ = [
+    "CallEnded",
+    "Entry",
+    "Journal",
+    "ListReading",
+    "Note",
+    "Reading",
+    "Recorded",
+    "entries_of",
+]
 
 BadRecords = Mapping[int, np.void]
+#: What csrc/torch/hook_recorder.h writes into a journal.
+Recorded = Union[Call, tuple[Any, ...]]
 
 
 class Entry:
@@ -46,11 +57,12 @@ class Reading(Entry):
         call: Optional[Call],
         method: Callable[..., None],
         args: tuple[Any, ...],
+        thread: Optional[int] = None,
     ) -> None:
         self.seq = seq
         self.role = role
         self.call = call
-        self.thread = threading.get_ident()
+        self.thread = threading.get_ident() if thread is None else thread
         self.method = method
         self.args = args
 
@@ -121,13 +133,36 @@ class Note(Entry):
         self.function(*self.args)
 
 
+def entries_of(recorded: Union[Entry, Recorded]) -> Iterator[Entry]:
+    """What the recorder has written, as ModuleObserver would have."""
+    if isinstance(recorded, Entry):
+        yield recorded
+    elif not isinstance(recorded, tuple):
+        call = recorded
+        for seq in call.outputs:
+            if seq >= call.outputs_seq:  # no module had read it before
+                yield Reading(seq, "output", call, Judge.output, (call,), call.thread)
+        yield CallEnded(call, call.is_complete)
+    elif recorded[0] == "input":
+        _, seq, call, after_gap = recorded
+        args = (call.parent, after_gap)
+        yield Reading(seq, "input", call, Judge.inner_input, args, call.thread)
+    elif recorded[0] == "output":
+        _, seq, call = recorded
+        yield Reading(seq, "output", call, Judge.output, (call,), call.thread)
+    else:
+        _, seq, hook, is_scaled, thread = recorded
+        args = (hook.token, is_scaled)
+        yield Reading(seq, hook.role, hook.call, Judge.gradient, args, thread)
+
+
 class Journal:
     """A stretch of one step's journal."""
 
     __slots__ = ("entries", "notes")
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[Union[Entry, Recorded]] = []
         # Those of the entries that are due where nothing non-finite was read, too.
         self.notes: list[Note] = []
 

@@ -19,7 +19,7 @@ import numpy as np
 from ._calls import ModuleNode
 from ._config import Config
 from ._history import History
-from ._journal import BadRecords, Entry, Journal
+from ._journal import BadRecords, Entry, Journal, entries_of
 from ._log import RecordLog
 from ._naming import OUTSIDE
 from ._op_judge import Elders, OpFinding, OpJudge
@@ -70,6 +70,7 @@ class Ledger:
         # Set by the owner: is told of each event as it is counted.
         self.on_counted: Callable[[Event], None] = lambda event: None
         # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
+        # One list for good: the recorder looks at it, too.
         self.due: list[Due] = []
         self.verdict_tally: Tally[Verdict] = Tally()
         self.site_tally: Tally[int] = Tally()
@@ -184,8 +185,9 @@ class Ledger:
         bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
         # Of a healthy stretch there is nothing to say of what was read.
         is_healthy = not bad and not step.judge.findings
-        for entry in journal.notes if is_healthy else journal.entries:
-            self.judge(step, entry, bad)
+        for written in journal.notes if is_healthy else journal.entries:
+            for entry in entries_of(written):
+                self.judge(step, entry, bad)
 
     def _take_changes(self, step: Step) -> None:
         """Counts what the judge has decided since the last time, and notes what is to be done about

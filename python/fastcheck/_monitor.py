@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +19,9 @@ from ._alarm import Alarm
 from ._calls import ModuleNode
 from ._compiled import Connection, connect, disconnect, set_hook_id
 from ._config import Config
-from ._errors import ConfigError, OverflowDetected, explain
+from ._errors import ConfigError, FastcheckWarning, OverflowDetected, explain
 from ._evidence import report_of_step
-from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
+from ._hooks import ModuleObserver
 from ._log import RecordLog
 from ._logread import read_log
 from ._meeting import Meeting
@@ -106,6 +107,7 @@ class Monitor:
         self._replays: Optional[Replayer] = None
         self._handles: list[Any] = []
         self._connection: Optional[Connection] = None
+        self._has_warned = False
         # Closed after all was written to it, and so still good to be read.
         self._log_is_whole = False
 
@@ -117,8 +119,7 @@ class Monitor:
             module = node.module()
             if module is None:
                 continue
-            before = ForwardPreHook(self._observer, node)
-            after = ForwardHook(self._observer, node)
+            before, after = self._observer.attach(node)
             if connection is not None:
                 before.address = after.address = connection.address(index)
                 before.is_outermost = node.is_primary
@@ -139,8 +140,12 @@ class Monitor:
 
         Call it once per iteration, after the optimizer. ``loss``: a tensor (or a number, or a
         structure of tensors); it is read like any other, as role ``loss``. Raises OverflowDetected
-        like a hook does.
+        like a hook does. After remove() it does nothing, and warns of that once.
         """
+        if self._session.removed and not self._has_warned:
+            self._has_warned = True
+            text = "monitor.step() after remove(): nothing is observed any more"
+            warnings.warn(text, FastcheckWarning, stacklevel=2)
         self._watcher.guarded("monitor.step()", StepWatcher.explicit_step, loss)
 
     def run(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -309,6 +314,7 @@ class Monitor:
             if session.removed:
                 return
             session.removed = True
+            session.recorder.close()
             for handle in (*self._handles, *session.step.leaf_handles):
                 handle.remove()
             self._handles.clear()

@@ -1,9 +1,9 @@
-"""Weights that don't move, gradients that aren't there, and buffers that move although they never
-did: told from the records that are made before every update anyway.
+"""Weights that don't move, and gradients that aren't there: told from the records that are made
+before every update anyway.
 
-The host notes what only it knows (learning rates, which gradients are None); the rest is decided
-where the records arrive, a few NumPy operations for each update. docs/guide.md says when nothing is
-said.
+The host notes what only it knows (``_updates.py``); the rest is decided where the records arrive,
+in NumPy. Once every weight has moved, no update has more to tell than whether its gradients are
+all 0 where they were not before. docs/guide.md says when nothing is said.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Callable
 
 import numpy as np
 
+from ._constant_buffers import ConstantBuffers
 from ._history import History
 from ._record import DTYPES, Flag
 from ._site import Site, SiteTable
+from ._updates import UPDATES, CloseLook, Look, Watch
 
-__all__ = ["UPDATES", "Look", "Movement"]
+__all__ = ["Movement"]
 
-#: So many updates in a row have to agree.
-UPDATES = 10
-#: ... where nothing of what an optimizer holds has moved: perhaps it does nothing yet, on purpose.
-UPDATES_OF_NONE = 100
+# Updates where nothing of what an optimizer holds has moved: perhaps it does nothing yet, on
+# purpose.
+_UPDATES_OF_NONE = 100
 
 _NAMED = 5
 _COMPONENTS = np.array([info.components for info in DTYPES], np.int64)
@@ -33,69 +34,21 @@ _COMPONENTS = np.array([info.components for info in DTYPES], np.int64)
 _ROUNDINGS = 8
 _EPSILON = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7, "complex128": 2.0**-52}
 _SPACING = np.array([_EPSILON.get(info.name, 2.0**-23) for info in DTYPES])
-_OTHER, _PARAMETER, _GRADIENT, _BUFFER = range(4)
-_KINDS = {"param": _PARAMETER, "param_grad": _GRADIENT, "buffer": _BUFFER}
-
-
-class Look:
-    """What the host knows of one update: which records are about it, and of each parameter and
-    buffer, by the number of its site, what no record tells.
-    """
-
-    __slots__ = (
-        "buffers",
-        "calls",
-        "first",
-        "has_gradient",
-        "is_certain",
-        "is_exempt",
-        "is_live",
-        "is_part",
-        "is_training",
-        "parameters",
-        "stop",
-        "strays",
-    )
-
-    def __init__(self) -> None:
-        #: Sequence numbers.
-        self.first = self.stop = 0
-        #: Whether an update is about to be applied; not where a training loop says no more than
-        #: that a step is over.
-        self.is_certain = True
-        self.parameters: list[int] = []
-        #: Trained, and at a learning rate that is not 0.
-        self.is_live: list[bool] = []
-        self.has_gradient: list[bool] = []
-        #: Other ranks hold the rest of it.
-        self.is_part: list[bool] = []
-        self.buffers: list[int] = []
-        self.is_training: list[bool] = []
-        #: How often its module has been called.
-        self.calls: list[int] = []
-        #: Of a module whose statistics may stand still for as long as it likes.
-        self.is_exempt: list[bool] = []
-        #: Parameters with a gradient that no optimizer holds.
-        self.strays: list[int] = []
 
 
 class _Table:
     """Arrays by site number, which grow with the number of sites."""
 
     _COLUMNS = (
-        ("kind", np.int8),
+        ("is_parameter", np.bool_),
         ("parameter", np.int32),
         ("is_known", np.bool_),
         ("checksum", np.uint64),
-        ("numel", np.int64),
         ("is_pending", np.bool_),
         ("has_moved", np.bool_),
         ("idle", np.int32),
         ("idle_alone", np.int32),
         ("no_gradient", np.int32),
-        ("constant", np.int32),
-        ("was_training", np.bool_),
-        ("calls", np.int64),
         ("is_said", np.bool_),
     )
 
@@ -112,20 +65,6 @@ class _Table:
         self.size = size
 
 
-class _Columns:
-    """Fields of chosen records. Indexing the records would copy all of each, field by field."""
-
-    __slots__ = ("_chosen", "_records")
-
-    def __init__(self, records: np.ndarray, chosen: np.ndarray) -> None:
-        self._records = records
-        self._chosen = np.flatnonzero(chosen)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        column: np.ndarray = self._records[name][self._chosen]
-        return column
-
-
 class Movement:
     """``settle`` is called with the ledger's lock held, where an update's records are on the host;
     the rest by any thread.
@@ -140,6 +79,7 @@ class Movement:
         self._table = _Table()
         self._parameter_of: dict[tuple[str, str], int] = {}
         self._stray_checksums: dict[int, int] = {}
+        self._buffers = ConstantBuffers()
         self._lock = threading.Lock()
         self._unsaid: list[str] = []
         #: All that was said, for summary().
@@ -165,20 +105,28 @@ class Movement:
             self._trouble("whether weights move", error)
 
     def _settle(self, look: Look) -> None:
-        records = self._history.between(look.first, look.stop)
-        if not len(records):
-            return
         self._know_sites()
-        kinds = self._table["kind"][records["site"]]
-        if look.strays:
-            strays = np.isin(records["site"], look.strays) & (kinds == _PARAMETER)
-            self._weigh_strays(records[strays])
-            records, kinds = records[~strays], kinds[~strays]
-        self._weigh(
-            look, _Columns(records, kinds == _PARAMETER), _Columns(records, kinds == _GRADIENT)
-        )
+        records = self._history.between(look.first, look.stop)
+        if len(records) < look.stop - look.first:  # of a step too large to be held
+            look.watch.is_close = True
+            return
+        gradients_at, strays_at = look.first_gradient - look.first, look.first_stray - look.first
+        stored, gradients = records[:gradients_at], records[gradients_at:strays_at]
+        if look.close is None:
+            self._glance(look.watch, gradients)
+        else:
+            self._weigh_parameters(look, stored)
+            look.watch.is_close = self._weigh_gradients(look, look.close, gradients)
         if look.buffers:
-            self._weigh_buffers(look, _Columns(records, kinds == _BUFFER))
+            self._say_of(self._buffers.weigh(look, stored), _sudden)
+        if strays_at < len(records):
+            self._weigh_strays(records[strays_at:])
+
+    def _glance(self, watch: Watch, gradients: np.ndarray) -> None:
+        """Most updates are like the last that was looked at closely. Is this one?"""
+        counts = gradients["zero_count"]
+        if len(counts) != len(watch.all_zero) or (counts >= watch.all_zero).tobytes() != watch.zero:
+            watch.is_close = True
 
     def _know_sites(self) -> None:
         table, total = self._table, len(self._sites)
@@ -188,8 +136,8 @@ class Movement:
         table.grow(total)
         for number in range(known, total):
             site = self._sites[number]
-            table["kind"][number] = _KINDS.get(site.role, _OTHER)
             if site.role == "param":
+                table["is_parameter"][number] = True
                 self._parameter_of[site.module, site.label] = number
         for number in range(known, total):
             site = self._sites[number]
@@ -198,84 +146,60 @@ class Movement:
                 parameter = self._parameter_of.get((site.module, label), number)
                 table["parameter"][number] = parameter
 
-    def _weigh(self, look: Look, parameters: _Columns, gradients: _Columns) -> None:
+    def _weigh_parameters(self, look: Look, records: np.ndarray) -> None:
+        """Which have moved since the last close look."""
         table = self._table
-        sites, sums = parameters["site"], parameters["checksum"]
+        chosen = np.flatnonzero(table["is_parameter"][records["site"]])
+        sites, sums = records["site"][chosen], records["checksum"][chosen]
         is_same = table["is_known"][sites] & (table["checksum"][sites] == sums)
         has_moved = ~is_same & table["is_known"][sites]
         table["checksum"][sites], table["is_known"][sites] = sums, True
         moved, idle = sites[has_moved], sites[is_same & table["is_pending"][sites]]
+        table["is_pending"][sites] = False
         # What has moved once, and moves no more, may have converged.
         table["has_moved"][moved] = True
         if len(moved):
             table["idle"][idle] += 1
         elif look.is_certain:
             table["idle_alone"][idle] += 1
-        total = table["idle"] + table["idle_alone"]
-        late = (table["idle"] >= UPDATES) | (total >= UPDATES_OF_NONE)
-        self._say_of(np.flatnonzero(late & ~table["has_moved"]), _unmoved)
+        if len(idle):
+            total = table["idle"] + table["idle_alone"]
+            late = (table["idle"] >= UPDATES) | (total >= _UPDATES_OF_NONE)
+            self._say_of(np.flatnonzero(late & ~table["has_moved"]), _unmoved)
 
-        of = table["parameter"][gradients["site"]]
-        all_zero = gradients["zero_count"] >= gradients["numel"] * _COMPONENTS[gradients["dtype"]]
-        is_nonzero, is_read = np.zeros((2, table.size), np.bool_)
-        is_nonzero[of[~all_zero]] = True
-        is_read[of] = True
-        largest = np.maximum(np.abs(gradients["min"]), np.abs(gradients["max"]))
-        noise = _ROUNDINGS * _SPACING[gradients["dtype"]] * np.max(largest, initial=0.0)
-        is_felt = np.zeros(table.size, np.bool_)
-        is_felt[of[~all_zero & (largest > noise)]] = True
-        held = np.array(look.parameters, np.int64)
-        table["is_pending"][sites] = False
+    def _weigh_gradients(self, look: Look, close: CloseLook, gradients: np.ndarray) -> bool:
+        """Which parameters are due to move, and which lack a gradient. Whether the next update has
+        to be looked at as closely.
+        """
+        table = self._table
+        held = np.array(close.parameters, np.int64)
         # An update with a bad gradient may be skipped: by a scaler, by the optimizer itself, or by
         # the guard. Nobody knows before it is over, and it is no loss to leave it out.
         if not len(held) or (gradients["flags"] & int(Flag.NONFINITE)).any():
-            return
-        is_live = np.array(look.is_live) & (table["kind"][held] == _PARAMETER)
-        has_gradient = np.array(look.has_gradient)
-        table["is_pending"][held] = is_live & is_felt[held]
-        is_zero = is_read[held] & ~is_nonzero[held] & ~np.array(look.is_part)
+            return True
+        of, dtypes = table["parameter"][gradients["site"]], gradients["dtype"]
+        look.watch.all_zero = gradients["numel"] * _COMPONENTS[dtypes]
+        all_zero = gradients["zero_count"] >= look.watch.all_zero
+        look.watch.zero = all_zero.tobytes()
+        is_nonzero, is_read, is_felt = np.zeros((3, table.size), np.bool_)
+        is_nonzero[of[~all_zero]] = True
+        is_read[of] = True
+        largest = np.maximum(np.abs(gradients["min"]), np.abs(gradients["max"]))
+        noise = _ROUNDINGS * _SPACING[dtypes] * np.max(largest, initial=0.0)
+        is_felt[of[~all_zero & (largest > noise)]] = True
+        is_live = np.array(close.is_live) & table["is_parameter"][held]
+        has_gradient = np.array(close.has_gradient)
+        is_pending = table["is_pending"][held] = is_live & is_felt[held]
+        is_zero = is_read[held] & ~is_nonzero[held] & ~np.array(close.is_part)
         lacks = is_live & (~has_gradient | is_zero)
         table["no_gradient"][held[lacks]] += 1
         table["no_gradient"][held[is_live & ~lacks]] = 0
-        if not look.is_certain:
-            return
-        late = table["no_gradient"][held] >= UPDATES
-        self._say_of(held[late & has_gradient], _zero)
-        self._say_of(held[late & ~has_gradient], _none)
-
-    def _weigh_buffers(self, look: Look, records: _Columns) -> None:
-        table = self._table
-        if not len(records["site"]):
-            return
-        by_site = {site: place for place, site in enumerate(look.buffers)}
-        places = [by_site[int(site)] for site in records["site"]]
-        sites, sums = records["site"], records["checksum"]
-        training = np.array(look.is_training)[places]
-        calls = np.array(look.calls)[places]
-        is_known = table["is_known"][sites]
-        is_same = is_known & (table["checksum"][sites] == sums)
-        has_run = calls > table["calls"][sites]
-        is_sudden = (
-            is_known
-            & ~is_same
-            & (table["constant"][sites] >= UPDATES)
-            & (table["numel"][sites] == records["numel"])
-            # Statistics may be on for training alone.
-            & (table["was_training"][sites] == training)
-            & ~np.array(look.is_exempt)[places]
-        )
-        table["constant"][sites[~is_same]] = 0
-        # What did not run had no occasion to change.
-        table["constant"][sites[is_same & has_run]] += 1
-        for name, value in (
-            ("checksum", sums),
-            ("numel", records["numel"]),
-            ("was_training", training),
-            ("calls", calls),
-            ("is_known", True),
-        ):
-            table[name][sites] = value
-        self._say_of(sites[is_sudden], _sudden)
+        updates = table["no_gradient"][held]
+        if look.is_certain:
+            self._say_of(held[(updates >= UPDATES) & has_gradient], _zero)
+            self._say_of(held[(updates >= UPDATES) & ~has_gradient], _none)
+        is_open = (is_pending & ~table["has_moved"][held]) | ((updates > 0) & (updates < UPDATES))
+        return bool((is_open & ~table["is_said"][held]).any())
 
     def _weigh_strays(self, records: np.ndarray) -> None:
         before, now = self._stray_checksums, {}
@@ -289,6 +213,8 @@ class Movement:
         self._say_of(np.array(unmoved, np.int64), _stray)
 
     def _say_of(self, sites: np.ndarray, spell: Callable[[str], str]) -> None:
+        if not len(sites):
+            return
         said = self._table["is_said"]
         new = [int(site) for site in sites if not said[site]]
         if not new:

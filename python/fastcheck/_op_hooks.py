@@ -8,9 +8,9 @@ from typing import Any, Optional
 
 import torch
 
-from ._calls import Call, ModuleNode
+from ._calls import Call, ModuleNode, new_call
 from ._extension import extension
-from ._hooks import ModuleObserver
+from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
 from ._op_session import OpSession
 from ._state import StateReader
 from ._traced import Traced
@@ -35,6 +35,9 @@ class OpModuleObserver(ModuleObserver):
         self._numbers = {id(node): number for number, node in enumerate(nodes)}
         self._ops = extension.op_observer()
 
+    def attach(self, node: ModuleNode) -> tuple[ForwardPreHook, ForwardHook]:
+        return ForwardPreHook(self, node), ForwardHook(self, node)
+
     def enter(
         self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
     ) -> Optional[Call]:
@@ -51,7 +54,7 @@ class OpModuleObserver(ModuleObserver):
         if traced is not None and session.is_active:
             call = self._read_compiled(node, inputs, "input", traced)
         stack.append(node)
-        node.total_calls += 1
+        node.counter.total += 1
         self._ops.enter(self._numbers[id(node)])
         return call
 
@@ -87,7 +90,7 @@ class OpModuleObserver(ModuleObserver):
         session = self.session
         if not node.is_selected:
             return None
-        call = Call(node, 0, None, threading.get_ident(), session.next_seq, False)
+        call = new_call(node, 0, None, threading.get_ident(), session.next_seq, False)
         call.watched = {}
         with session.lock:
             for index, (label, tensor) in enumerate(tensors):

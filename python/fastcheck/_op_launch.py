@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import CodeType, FrameType
-from typing import Optional, Protocol
+from typing import Any, Optional, Protocol
 
 import torch
 
@@ -38,7 +38,7 @@ def why_not(device: torch.device) -> str:
 class Launching(Protocol):
     """The session, as far as the launcher knows it."""
 
-    lock: threading.RLock
+    lock: AbstractContextManager[Any]
     off_sites: set[int]
 
     def ring_for(self, tensor: torch.Tensor, site: int) -> Optional[DeviceRing]: ...

@@ -384,6 +384,8 @@ class OpSession(Session):
             self._gather()
             step = self.step
             journal, step.journal = step.journal, Journal()
+            self.recorder.redirect(step.journal.entries)
+            self.recorder.unaim()
             records, self._rows = self._rows, []
             segments = []
             for ring in self.rings.values():
@@ -394,7 +396,7 @@ class OpSession(Session):
 
     def judge_now(self) -> None:
         """In the middle of a forward or backward: what is due is done here."""
-        if _is_owned(self.lock):
+        if self.lock._is_owned():
             return  # an op of fastcheck itself: nothing may be raised in the middle of a hook
         with self.lock:
             if not self.removed:
@@ -406,8 +408,3 @@ class OpSession(Session):
     def has_incidents(self) -> bool:
         """Whether anything non-finite was met since the last collect()."""
         return self._ops.has_incidents()
-
-
-def _is_owned(lock: Any) -> bool:
-    """Whether this thread holds it, as threading.Condition asks it; typeshed leaves that out."""
-    return bool(lock._is_owned())

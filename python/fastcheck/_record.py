@@ -7,12 +7,11 @@ that a log can be read anywhere.
 from __future__ import annotations
 
 import enum
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 RECORD_VERSION = 1
 RECORD_BYTES = 192
@@ -181,18 +180,14 @@ class Identity(NamedTuple):
     order: int
 
 
-def identify(
-    records: np.ndarray, identities: Sequence[tuple[int, ...]], depth: int, mode: DeviceMode
-) -> None:
+def identify(records: np.ndarray, identities: ArrayLike, depth: int, mode: DeviceMode) -> None:
     """Completes records of which a device wrote the value fields alone, in place.
 
-    ``identities``: of each, what an Identity holds.
+    ``identities``: of each, a row of what an Identity holds.
     """
     fields = Identity._fields
-    numbers = np.fromiter(
-        itertools.chain.from_iterable(identities), np.int64, len(identities) * len(fields)
-    )
-    for field, column in zip(fields, numbers.reshape(-1, len(fields)).T):
+    numbers = np.asarray(identities, np.int64).reshape(len(records), len(fields))
+    for field, column in zip(fields, numbers.T):
         records[field] = column
     records["flags"] |= nonfinite(records).astype(np.uint32) * np.uint32(Flag.NONFINITE)
     records["version"] = RECORD_VERSION

@@ -170,6 +170,7 @@ class Replayer:
         session = self._session
         with session.lock:
             was, session.removed = session.removed, True
+            session.recorder.close()
         try:
             yield
         finally:

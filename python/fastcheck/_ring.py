@@ -8,11 +8,12 @@ devices: _device_ring.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Callable
+from typing import Callable, Optional
 
 import numpy as np
 import torch
 
+from ._cursor import Cursor, new_cursor
 from ._host_observe import host_observers
 from ._record import RECORD_DTYPE, nonfinite
 
@@ -25,16 +26,30 @@ CAPACITY = 4096
 class HostRing:
     """Slots [0, used) hold records. Not thread-safe: the caller holds the session's lock."""
 
-    def __init__(self, depth: int, when_full: Callable[[], None], capacity: int = CAPACITY) -> None:
+    def __init__(
+        self,
+        depth: int,
+        when_full: Callable[[], None],
+        capacity: int = CAPACITY,
+        cursor: Optional[Cursor] = None,
+    ) -> None:
         # Not the default device, which the user may have set to another.
         slots = torch.zeros(capacity * RECORD_DTYPE.itemsize, dtype=torch.uint8, device="cpu")
         self.slots = slots
         self._records: np.ndarray = slots.numpy().view(RECORD_DTYPE)
         self.capacity = capacity
-        self.used = 0
+        self._cursor = cursor or new_cursor()
         self.depth = int(depth)
         self._when_full = when_full
         self._observe, self._observe_list = host_observers()
+
+    @property
+    def used(self) -> int:
+        return self._cursor.slot
+
+    @used.setter
+    def used(self, value: int) -> None:
+        self._cursor.slot = value
 
     def observe(
         self, tensor: torch.Tensor, site: int, call: int, step: int, seq: int, flags: int

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ._cursor import new_cursor
 from ._device import DeviceStreams
-from ._record import RECORD_BYTES, RECORD_DTYPE, VALUE_BYTES, identify
+from ._record import RECORD_BYTES, RECORD_DTYPE, VALUE_BYTES, Identity, identify
 from .backends import Backend
 
 __all__ = ["Segment"]
@@ -26,15 +27,16 @@ class Segment:
         self.mirror = streams.pinned(rows, RECORD_BYTES)
         # Here, and not where they are taken: making an array calls operators.
         self.rows: np.ndarray = self.mirror.numpy()
-        # Each an Identity; plain tuples, which are made faster.
-        self.identities: list[tuple[int, ...]] = []
+        # Each row an Identity; the cursor's slot is the first free row.
+        self.identities = np.zeros((rows, len(Identity._fields)), np.int64)
+        self.cursor = new_cursor()
         self._written: dict[Any, Any] = {}  # stream: the event behind its last write
         self._copied = streams.new_event()
 
     @property
     def used(self) -> int:
         """How many rows are copied."""
-        return len(self.identities)
+        return self.cursor.slot
 
     def use_on(self, stream: Any) -> None:
         """The caller is about to write slots on ``stream``."""
@@ -67,10 +69,10 @@ class Segment:
 
     def take(self, depth: int, backend: Backend) -> np.ndarray:
         """The records, whole; the segment may be filled again afterwards."""
-        used = len(self.identities)
+        used = self.cursor.slot
         records = np.zeros(used, RECORD_DTYPE)
         rows = records.view(np.uint8).reshape(used, RECORD_BYTES)
         rows[:, :VALUE_BYTES] = self.rows[:used, :VALUE_BYTES]
-        identify(records, self.identities, depth, backend.device_mode)
-        self.identities = []
+        identify(records, self.identities[:used], depth, backend.device_mode)
+        self.cursor.slot = 0
         return records

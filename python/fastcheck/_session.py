@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -22,11 +21,12 @@ import torch
 from ._calls import Call
 from ._compat import GradScaler
 from ._config import Config
+from ._cursor import new_cursor
 from ._device import streams_of
 from ._device_ring import DeviceRing
 from ._drain import Drain, Part
 from ._errors import FastcheckError, FastcheckWarning
-from ._journal import CallEnded, Journal, ListReading, Note, Reading
+from ._journal import CallEnded, Journal, ListReading, Note, Reading, Recorded, entries_of
 from ._ledger import Ledger
 from ._overflow_status import StatusReader
 from ._reader import (
@@ -39,7 +39,8 @@ from ._reader import (
     identity_of,
     make_reader,
 )
-from ._record import RECORD_DTYPE
+from ._record import RECORD_DTYPE, Flag
+from ._recorder import make_lock, make_recorder
 from ._ring import HostRing
 from ._scaling import ScalingLog
 from ._seen import make_seen
@@ -58,18 +59,17 @@ class Session:
     def __init__(self, config: Config, sites: SiteTable, rank: int, world_size: int = 1) -> None:
         self.config = config
         self.sites = sites
-        self.lock = threading.RLock()
+        self.lock = make_lock()
         self.ledger = Ledger(config, sites, rank, has_other_ranks=world_size > 1)
         self.drain = Drain(self.ledger, config.max_lag, self.trouble, self._last_words)
-        self.host = HostRing(config.depth, when_full=self._make_room)
+        self.cursor = new_cursor()
+        self.host = HostRing(config.depth, when_full=self._make_room, cursor=self.cursor)
         self.rings: dict[torch.device, DeviceRing] = {}
         self.overflow = StatusReader(self)
         # From the first tensor that is not on the CPU on: what is read is judged when the drain
         # brings it.
         self.is_deferred = False
         self.settles_calls = False
-        # Sequence numbers start at 0 when the monitor is installed and never repeat.
-        self.next_seq = 0
         self.step = self.ledger.new_step(0)
         self.removed = False
         self.is_active = config.observes(0)
@@ -81,6 +81,7 @@ class Session:
         self.has_excluded = False
         self.seen = make_seen()
         self.reader = make_reader(self.seen, self.host)
+        self.recorder = make_recorder(self.reader, self.cursor, self.lock)
         self.scaling = ScalingLog(config.history)
         self.deliver: Callable[[], None] = lambda: None
         # Of the owner too: what is to be done at a step boundary, and when the process ends.
@@ -96,6 +97,32 @@ class Session:
         self.off_sites: set[int] = set()
         self.unread_devices: dict[str, None] = {}
 
+    @property
+    def next_seq(self) -> int:
+        """Sequence numbers start at 0 when the monitor is installed and never repeat."""
+        return self.cursor.seq
+
+    @next_seq.setter
+    def next_seq(self, value: int) -> None:
+        self.cursor.seq = value
+
+    def open_recorder(self) -> None:
+        """The step is open, and what the model stores was read: until something else is to be done
+        the hooks may go their short way.
+        """
+        if not self.is_active or self.is_closed or self.removed or self.off_sites:
+            return
+        step = self.step
+        self.recorder.open(
+            step.index,
+            step.calls.add,
+            step.judge.findings,
+            step.journal.entries if self.is_deferred else None,
+            step.gradients,
+            self.follows_gap,
+            int(Flag.SCALED) if self.is_scaled else 0,
+        )
+
     # Steps
 
     def begin_pass(self) -> None:
@@ -109,6 +136,7 @@ class Session:
         if not self.is_deferred:
             with self.ledger.lock:
                 self.ledger.renew(self.step)
+        self.recorder.close()
 
     def end_pass(self) -> None:
         """A forward that no backward will follow has left the observed modules."""
@@ -141,6 +169,7 @@ class Session:
 
     def obey_pause(self) -> None:
         """A pass begins, and is read or not."""
+        self.recorder.close()
         is_wanted = self.config.observes(self.step.index) and not self.is_paused
         if self.is_active and not is_wanted:
             # What it would have decided stays as it is.
@@ -151,6 +180,7 @@ class Session:
         """Settles the step and has it written down. May be called again for the same step, after
         more records.
         """
+        self.recorder.close()
         self.is_closed = True
         if not self.is_active:
             return
@@ -201,18 +231,37 @@ class Session:
             if not code & IS_NEW or code < 0:
                 return code
             if code & ELSEWHERE:
-                identity = (seq, index, call, site, flags, *identity_of(code))
-                self._ring(tensor.device).observe(tensor, identity, not code & NEW_STREAM)
+                if not self.read_elsewhere(tensor, code, site, call, flags):
+                    return UNREAD
             else:
                 host.used += 1
         except Exception as error:
-            # It is remembered under the number that the next record will have.
-            self.seen.clear()
-            self.seen.add(tensor, NO_TOKEN)
-            self.switch_off(site, error)
+            self.refused(tensor, site, error)
             return UNREAD
         self.next_seq = seq + 1
         return code
+
+    def read_elsewhere(
+        self, tensor: torch.Tensor, code: int, site: int, call: int, flags: int
+    ) -> bool:
+        """The second half of read(), of a tensor that isn't on the CPU. False: it was refused."""
+        try:
+            identity = (self.next_seq, self.step.index, call, site, flags, *identity_of(code))
+            ring = self._ring(tensor.device)
+            ring.observe(tensor, identity, not code & NEW_STREAM)
+            ring.aim(self.recorder)
+        except Exception as error:
+            self.refused(tensor, site, error)
+            return False
+        return True
+
+    def refused(self, tensor: torch.Tensor, site: int, error: Exception) -> None:
+        """A tensor could not be read, and is remembered under the number that the next record will
+        have.
+        """
+        self.seen.clear()
+        self.seen.add(tensor, NO_TOKEN)
+        self.switch_off(site, error)
 
     def observe(
         self, tensor: torch.Tensor, site: int, call: int, flags: int
@@ -248,6 +297,13 @@ class Session:
             record = self.host.last()
             with self.ledger.lock:
                 self.ledger.judge(self.step, Reading(seq, role, call, method, args), {seq: record})
+
+    def found(self, recorded: Recorded) -> None:
+        """What the recorder read last is non-finite."""
+        record = self.host.last()
+        with self.ledger.lock:
+            for entry in entries_of(recorded):
+                self.ledger.judge(self.step, entry, {int(record["seq"]): record})
 
     def observe_list(
         self,
@@ -309,6 +365,11 @@ class Session:
             self.collect()
             self.ledger.judge(self.step, note)
 
+    @property
+    def follows_gap(self) -> bool:
+        """Steps before this one passed unread."""
+        return self.config.every > 1 and self.step.index > 0
+
     # From the rings to the ledger
 
     def collect(self) -> None:
@@ -354,6 +415,8 @@ class Session:
     def _submit(self, closes_step: bool = False) -> None:
         step = self.step
         journal, step.journal = step.journal, Journal()
+        self.recorder.redirect(step.journal.entries)
+        self.recorder.unaim()
         records = [self.host.take()]
         segments = []
         for ring in self.rings.values():
@@ -376,7 +439,10 @@ class Session:
                 # What the ring of the host holds has been judged.
                 self.collect()
                 self.is_deferred = True
-                self.settles_calls = self.config.sync == "call"
+                self.recorder.redirect(self.step.journal.entries)
+                if self.config.sync == "call":
+                    self.settles_calls = True
+                    self.recorder.settle()
         return ring
 
     def _make_room(self) -> None:
@@ -402,6 +468,7 @@ class Session:
     def switch_off(self, site: int, error: Exception) -> None:
         """A site can't be read: it is left out from now on, which is said once."""
         self.off_sites.add(site)
+        self.recorder.close()
         self.trouble(str(self.sites[site]), error)
 
     def trouble(self, where: str, error: Exception) -> None:
@@ -417,6 +484,7 @@ class Session:
 
     def scaled_by(self, scaler: GradScaler) -> None:
         """The loss of this step was scaled by ``scaler``."""
+        self.recorder.close()
         self.step.scaler = weakref.ref(scaler)
 
     @property

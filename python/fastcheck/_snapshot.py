@@ -27,7 +27,7 @@ class Generators:
         self._python = random.getstate()
         self._numpy = np.random.get_state()
         self._torch = torch.get_rng_state()
-        was_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        was_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # in torch
         self._cuda = torch.cuda.get_rng_state_all() if was_used else []
 
     def put_back(self) -> None:

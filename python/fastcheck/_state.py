@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 
 from ._calls import ModuleNode
 from ._finding import Finding
-from ._movement import UPDATES, Look, Movement
+from ._movement import Movement
 from ._readable import can_read, has_memory
 from ._record import Depth, Flag, nonfinite
 from ._session import Session
 from ._shards import local
 from ._step import Step
+from ._updates import StoredTensor, UpdateWatcher, parameter_ids
 from ._verdict import Judge
 
 __all__ = ["StateReader"]
@@ -54,10 +53,7 @@ class StateReader:
         if session.config.depth is Depth.FULL:
             ledger = session.ledger
             self.movement = Movement(session.sites, ledger.history, session.trouble)
-        self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._looks = 0
-        # The optimizer, the step, and how many updates it had had by then.
-        self._last_look = (0, -1, 0)
+        self._updates = UpdateWatcher(nodes, session.config.optimizers)
 
     def read_stored(self) -> None:
         """All parameters and buffers: before the first forward, so that a bad checkpoint is named
@@ -80,90 +76,50 @@ class StateReader:
 
         ``scaled``: the gradients still carry the loss scale, or their update is skipped.
         """
-        session = self._session
-        owned = None if optimizer is None else _parameter_ids(optimizer)
-        look = Look()
-        look.first = session.next_seq
-        batch = _Batch()
+        session, updates, movement = self._session, self._updates, self.movement
+        owned = None if optimizer is None else parameter_ids(optimizer)
         parameters = self._parameters(owned)
+        is_watched = gradients and movement is not None and movement.is_on
+        look = updates.begin(optimizer, session.step) if is_watched else None
+        first = session.next_seq
+        batch = _Batch()
         for node, name, parameter in parameters:
             batch.add(parameter, node.site("param", name, 0), "param")
-        watches = gradients and self._begins_update(optimizer)
-        if watches:
-            self._look(look, optimizer, parameters, batch)
+        buffers_at = len(batch.sites)
         self._add_buffers(batch)
         self._read(batch)
-        if gradients:
-            self._read_gradients(owned, scaled=scaled)
-        if self.movement is not None and watches:
+        first_gradient = session.next_seq
+        gradients_read = self._read_gradients(parameters, scaled=scaled) if gradients else []
+        if look is not None and movement is not None:
+            look.first, look.first_gradient = first, first_gradient
+            look.first_stray = session.next_seq
+            if updates.has_turn_for_strays(look):
+                self._read_strays()
             look.stop = session.next_seq
-            session.note(self.movement.settle, look)
+            stored = batch.sites[:buffers_at]
+            updates.look_at_parameters(look, optimizer, parameters, stored, gradients_read)
+            updates.look_at_buffers(look, batch.sites[buffers_at:])
+            session.note(movement.settle, look)
         if not scaled:
             # Now, while the update can still be prevented.
             session.note(session.ledger.settle_silent, session.step)
         session.step.state_read = True
 
-    def _begins_update(self, optimizer: Optional[torch.optim.Optimizer]) -> bool:
-        """Whether to look at what moves. A step() that calls that of its base class comes twice."""
-        if self.movement is None or not self.movement.is_on:
-            return False
-        step = self._session.step
-        last, self._last_look = self._last_look, (id(optimizer), step.index, step.update_count)
-        return last != self._last_look
-
-    def _look(
-        self,
-        look: Look,
-        optimizer: Optional[torch.optim.Optimizer],
-        parameters: Sequence[tuple[ModuleNode, str, torch.Tensor]],
-        batch: _Batch,
-    ) -> None:
-        """What the records of this update don't tell. Adds parameters that no optimizer holds to
-        the batch, now and then.
-        """
-        look.is_certain = optimizer is not None
-        still = set() if optimizer is None else _still(optimizer)
-        for node, name, parameter in parameters:
-            # Of a copy in few bits the optimizer may hold the original, which moves unseen.
-            is_copy = optimizer is None and parameter.dtype.itemsize < 4
-            look.parameters.append(node.site("param", name, 0))
-            look.is_live.append(
-                parameter.requires_grad and id(parameter) not in still and not is_copy
-            )
-            main = getattr(parameter, "main_grad", None)
-            look.has_gradient.append(parameter.grad is not None or main is not None)
-            look.is_part.append(local(parameter) is not parameter)
-        for node in self._nodes:
-            module = node.module()
-            for name, buffer in () if module is None else module._buffers.items():
-                if module is not None and buffer is not None:
-                    look.buffers.append(node.site("buffer", name, 0))
-                    look.is_training.append(module.training)
-                    look.calls.append(node.total_calls if node.is_callable else look.first)
-                    look.is_exempt.append(isinstance(module, _NormBase))
-        if optimizer is None:
-            return
-        self._met.add(optimizer)
-        self._looks += 1
-        if self._looks % UPDATES == 0:
-            self._add_strays(look, batch)
-
-    def _add_strays(self, look: Look, batch: _Batch) -> None:
-        given = self._session.config.optimizers or ()
-        held = {key for optimizer in (*self._met, *given) for key in _parameter_ids(optimizer)}
-        for node, name, parameter in self._parameters(None):
-            if parameter.requires_grad and parameter.grad is not None and id(parameter) not in held:
-                look.strays.append(node.site("param", name, 0))
-                batch.add(parameter, look.strays[-1], "param")
+    def _read_strays(self) -> None:
+        batch = _Batch()
+        for node, name, parameter in self._updates.strays(self._parameters(None)):
+            batch.add(parameter, node.site("param", name, 0), "param")
+        self._read(batch)
 
     def read_gradients(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> None:
         """The gradients alone, where ``optimizer`` was skipped or has made them within its step."""
-        self._read_gradients(_parameter_ids(optimizer), scaled=scaled)
+        self._read_gradients(self._parameters(parameter_ids(optimizer)), scaled=scaled)
         self._session.step.state_read = True
 
-    def _read_gradients(self, owned: Optional[set[int]], *, scaled: bool) -> None:
+    def _read_gradients(self, parameters: Sequence[StoredTensor], *, scaled: bool) -> list[int]:
+        """The sites of those that were read."""
         batch = _Batch()
-        for node, name, parameter in self._parameters(owned):
+        for node, name, parameter in parameters:
             gradient = parameter.grad
             if gradient is not None:
                 batch.add(gradient, node.site("param_grad", name, 0), "param_grad")
@@ -174,6 +130,7 @@ class StateReader:
                 batch.add(main, node.site("param_grad", f"{name}.main_grad", 0), "param_grad")
         flags = int(Flag.SCALED) if scaled else 0
         self._read(batch, flags, _parameter_gradient, scaled)
+        return batch.sites
 
     def check(self, step: Step, node: ModuleNode, asked_for: Finding) -> Optional[Finding]:
         """In the middle of a verdict: the first non-finite thing that a module and its submodules
@@ -217,7 +174,7 @@ class StateReader:
 
     def owned_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer updates any parameter of the observed modules."""
-        owned = _parameter_ids(optimizer)
+        owned = parameter_ids(optimizer)
         return any(
             id(parameter) in owned
             for node in self._nodes
@@ -225,7 +182,7 @@ class StateReader:
             if parameter is not None
         )
 
-    def _parameters(self, owned: Optional[set[int]]) -> list[tuple[ModuleNode, str, torch.Tensor]]:
+    def _parameters(self, owned: Optional[set[int]]) -> list[StoredTensor]:
         found = []
         done: set[int] = set()
         for node in self._nodes:
@@ -260,21 +217,6 @@ def _parameter_gradient(judge: Judge, finding: Finding, scaled: bool) -> None:
         # The optimizer is about to use it: what was held back as scaled is real.
         judge.settle_scaled(skipped=False)
     judge.parameter_gradient(finding, scaled)
-
-
-def _parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
-
-
-def _still(optimizer: torch.optim.Optimizer) -> set[int]:
-    """The parameters whose learning rate is 0, or on a device, where asking would wait."""
-    found: set[int] = set()
-    for group in optimizer.param_groups:
-        rate = group.get("lr")
-        is_unknown = isinstance(rate, torch.Tensor) and not rate.is_cpu
-        if rate is not None and (is_unknown or not rate):
-            found.update(map(id, group["params"]))
-    return found
 
 
 def _stored(node: ModuleNode, kind: str) -> dict[str, Optional[torch.Tensor]]:

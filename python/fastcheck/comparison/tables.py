@@ -18,7 +18,7 @@ class CsvRows:
     def __init__(self, path: str) -> None:
         self._path = path
         try:
-            self._file: TextIO = open(path, "w", newline="", encoding="utf-8")  # noqa: SIM115
+            self._file: TextIO = open(path, "w", newline="", encoding="utf-8")  # noqa: SIM115  (closed by close())
         except OSError as error:
             raise self._failed(error) from error
         self._writer = csv.writer(self._file)

@@ -33,7 +33,7 @@ class ApiNumbers(TorchFunctionMode):
     def open(self) -> None:
         """From now on calls are numbered."""
         self._is_on = True
-        self.__enter__()  # type: ignore[no-untyped-call]
+        self.__enter__()  # type: ignore[no-untyped-call]  # torch has no types
 
     def close(self) -> None:
         """No longer. Under another mode it stays on the stack, and does nothing. Idempotent."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..._errors import CompareError, explain
+from ..._errors import CompareError, did_you_mean, explain
 from ..block import Source
 from .checkpoint import SUFFIXES, CheckpointSource, MemorySource, flatten
 from .dump import DumpSource, is_dump
@@ -54,10 +54,24 @@ def open_source(value: Any, side: str, trust: bool = False) -> Source:
     )
 
 
+def _near(path: str) -> str:
+    folder, name = os.path.split(os.path.abspath(path))
+    try:
+        near = did_you_mean(name, sorted(os.listdir(folder)))
+    except OSError:
+        return f"{folder} is not there either, or can't be read"
+    return f"{folder} has no {name}" + (f": {near}" if near else "")
+
+
 def _open_path(path: str, side: str, trust: bool) -> Source:
     if not os.path.exists(path):
         raise CompareError(
-            explain(f"the {side} side is not there", expected=_TAKEN, came=f"{path}: no such path")
+            explain(
+                f"the {side} side is not there",
+                expected=_TAKEN,
+                came=f"{path}: no such path",
+                do=_near(path),
+            )
         )
     if is_dump(path):  # before the log: each of its steps has one
         return DumpSource(path, side)
