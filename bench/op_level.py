@@ -8,8 +8,8 @@ Writes bench/results/op_level.json, prints Markdown tables and which bars were m
 The op is an addition of two one-element tensors, so that all of the difference is overhead; with
 "health" that is the provenance and the smallest of readings. The step is that of
 bench/train_step.py; a step under the observer and one without, for which it is paused, are taken in
-turn, on models that are made alike. msprobe runs in an environment of its own (environments.py), beside a "none" of its
-own.
+turn, on models that are made alike. msprobe runs in an environment of its own (environments.py),
+beside a "none" of its own.
 """
 
 from __future__ import annotations

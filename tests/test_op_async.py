@@ -202,7 +202,8 @@ class TestNothingWaits:
 
         def run(device: str) -> list[tuple[Any, ...]]:
             torch.manual_seed(0)
-            model = nn.Sequential(masked(causal), nn.ReLU(inplace=True), nn.Linear(8, 4)).to(device)
+            copied = model_with(lambda x: torch.zeros_like(x).copy_(x))  # as the ring is
+            model = nn.Sequential(masked(causal), nn.ReLU(inplace=True), copied).to(device)
             data = [x.to(device) for x in batches(3, 2, 6, 8)]
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
             with fastcheck.install(model, level="op") as monitor:
@@ -217,6 +218,33 @@ class TestNothingWaits:
             ]
 
         assert run(NAME) == run("cpu")
+
+    def test_a_part_of_what_has_turned_out_finite_is_not_read_again(self) -> None:
+        table = torch.randn(64, 8).to(NAME)
+        at = [0]
+        model = model_with(lambda x: x + table[at[0] : at[0] + 4]).to(NAME)
+
+        def before(step: int) -> None:
+            at[0] = 4 * step
+            fake.synchronize()
+
+        with fastcheck.install(model, level="op", sync="step") as monitor:
+            _ = table * 1
+            loop(model, [x.to(NAME) for x in batches(8)], before=before)
+        rows = monitor.records()
+        parts = [r for r in rows if monitor.sites[int(r["site"])].label == "other"]
+        steps = {int(r["step"]) for r in parts if int(r["numel"]) == 32}
+        assert steps <= {0, 1}  # until the record of the whole has come
+
+    def test_copies_of_records_are_not_counted_among_the_models(self) -> None:
+        model = model_with(lambda x: torch.zeros_like(x).copy_(x)).to(NAME)
+        x = torch.ones(2, 8).to(NAME)
+        with fastcheck.install(model, level="op") as monitor, torch.no_grad():
+            for _ in range(3):
+                model(x)
+                monitor.flush()
+        rows = [r for r in monitor.records() if monitor.sites[int(r["site"])].op == "aten.copy_"]
+        assert [int(row["call"]) for row in rows] == [0, 1, 2]
 
 
 class TestStopping:
@@ -281,6 +309,21 @@ class TestStopping:
         here = watched(make, "cpu")
         assert watched(make, NAME) == here
         assert "checkpoint" in here[0][3]
+
+    @pytest.mark.parametrize("loss", [float("nan"), float("-inf")])
+    def test_a_loss_that_is_told(self, loss: float) -> None:
+        def run(device: str) -> list[tuple[Any, ...]]:
+            torch.manual_seed(0)
+            model = model_with(lambda x: torch.sqrt(-x.abs() - 1)).to(device)
+            x = torch.ones(2, 8).to(device)
+            with fastcheck.install(model, level="op", overflow_nums=-1) as monitor:
+                model(x).sum().backward()
+                monitor.step(loss=loss)
+                monitor.flush()
+                # What the sum gives back is a part of one number, and read by itself.
+                return [row[:6] for row in told(monitor)]
+
+        assert run(NAME) == run("cpu")
 
     def test_a_batch_that_is_bad(self) -> None:
         model = Net().to(NAME)
