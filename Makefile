@@ -44,7 +44,8 @@ test-fake-device: $(VENV)/.built $(VENV)/.tools
 		tests/test_devices.py tests/test_dump_device.py tests/test_movement_device.py \
 		tests/test_op_async.py tests/test_op_device.py tests/test_override_device.py \
 		tests/test_protect_device.py tests/test_reader.py tests/test_recorder.py \
-		tests/test_cuda_binding.py tests/test_cuda_install.py tests/test_selftest_device.py
+		tests/test_cuda_binding.py tests/test_cuda_install.py tests/test_selftest_device.py \
+		tests/test_fake_graphs.py tests/test_graphs.py tests/test_graph_parts.py tests/test_graph_ends.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/test_stats_values.py \
 		tests/test_stats_api.py tests/test_stats_errors.py tests/test_checksum.py tests/test_properties.py \
 		tests/test_portable_device.py

@@ -5,8 +5,8 @@ python bench/drain.py [--rounds N]     writes bench/results/drain.json, prints a
 A step of 4096 finite records in four segments, filled through the ring of the fake accelerator of
 the tests (built on first use, needs g++) with a stand-in for the backend that writes nothing. What
 is timed begins when the copies are done: the drain's own code, in one thread, from the segments to
-the ledger and the log on a temporary directory. Hooks leave an entry for each record and one for
-each call in the journal; lists of parameters leave one for many records. The garbage collector runs
+the ledger and the log on a temporary directory. Hooks leave an entry for each call
+in the journal; lists of parameters leave one for many records. The garbage collector runs
 between the steps, as what it goes through is not the drain's.
 """
 
@@ -28,9 +28,9 @@ from torch import nn
 
 import fastcheck
 import harness
-from fastcheck._calls import Call, ModuleNode
+from fastcheck._calls import ModuleNode, new_call
 from fastcheck._drain import Part
-from fastcheck._journal import CallEnded, Journal, ListReading, Note, Reading
+from fastcheck._journal import Journal, ListReading, Note
 from fastcheck._record import RECORD_BYTES
 from fastcheck._session import Session
 from fastcheck._verdict import Judge
@@ -77,10 +77,9 @@ class Steps:
             site = self.sites[k % len(self.sites)]
             self.ring.observe(self.tensor, (seq, count, k // len(self.sites), site, 0, *self.kind))
             if entries_of == "hooks":
-                call = Call(self.node, k, None, 0, seq, False)
-                call.outputs.append(seq)
-                journal.entries.append(Reading(seq, "output", call, Judge.output, (call,)))
-                journal.entries.append(CallEnded(call, True))
+                call = new_call(self.node, k, None, 0, seq, False)
+                call.add_output(seq)
+                journal.entries.append(call)
             elif k % LIST_LENGTH == 0:
                 roles = ["param"] * min(LIST_LENGTH, RECORDS - k)
                 journal.entries.append(ListReading(seq, roles, Judge.parameter, (None,)))

@@ -6,14 +6,20 @@ python bench/dump.py [--rounds N] [--threads N ...] [--directory DIR]
 The step is that of bench/train_step.py (6 layers, width 512, batch 8, sequence 128, AdamW). A step
 with and one without a Dumper are taken in turn, on two models that are made alike; each dump
 overwrites the one before. For values the disk's own speed is measured beside it: the same number of
-bytes, written in pieces of 16 MiB to one file in the same directory, in the same round.
+bytes, written in pieces of 16 MiB to one file in the same directory, in the same round. Both count
+as written when fsync has returned, of a dump for each of its files.
+
+Memory: the peak of the resident set of a process that takes two steps with a Dumper, less that of
+one that takes them without.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
+import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -32,7 +38,20 @@ MODES: dict[str, dict[str, Any]] = {
     "values of modules": {"level": "module", "tensors": True},
     "values of ops": {"tensors": True},
 }
+HEADER = [
+    "",
+    "threads",
+    "times a step without",
+    "records",
+    "MB of values",
+    "MB/s",
+    "disk MB/s",
+    "MiB extra",
+]
 PIECE = 16 * 1024 * 1024
+# What a dump of values may take beside what training takes.
+ALLOWED_BYTES = 512 * 1024 * 1024
+STEPS_OF_MEMORY = 2
 
 
 def write_plain(path: Path, count: int) -> None:
@@ -41,6 +60,46 @@ def write_plain(path: Path, count: int) -> None:
     with open(path, "wb") as file:
         for start in range(0, count, PIECE):
             file.write(piece[: min(PIECE, count - start)])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def settle(place: Path) -> None:
+    """Waits until all files below are on the disk."""
+    for path in place.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+
+def peak_bytes() -> int:
+    """The most that this program had resident. Not getrusage's, which counts its parent's too."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmHWM: the memory can be measured on Linux only")
+
+
+def take_steps(name: str, directory: Path, threads: int) -> None:
+    """Runs in a process of its own, and prints its peak."""
+    torch.set_num_threads(threads)
+    trainer = Trainer()
+    for index in range(STEPS_OF_MEMORY):
+        with fastcheck.Dumper(
+            directory, enable=name != "none", overwrite=True, **MODES.get(name, {})
+        ):
+            trainer.step(index)
+    print(peak_bytes())
+
+
+def peak_of(name: str, directory: Path) -> int:
+    options = ["--memory-of", name, "--directory", str(directory)]
+    options += ["--threads", str(torch.get_num_threads())]
+    told = subprocess.run(
+        [sys.executable, __file__, *options], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return int(told.stdout)
 
 
 def measure(name: str, options: dict[str, Any], rounds: int, directory: Path) -> dict[str, Any]:
@@ -50,6 +109,8 @@ def measure(name: str, options: dict[str, Any], rounds: int, directory: Path) ->
     def dumped(index: int) -> None:
         with fastcheck.Dumper(place, overwrite=True, **options):
             watched.step(index)
+        if options.get("tensors"):
+            settle(place)
 
     cases: dict[str, harness.Case] = {"none": plain.step, "dump": dumped}
     dumped(0)
@@ -58,9 +119,7 @@ def measure(name: str, options: dict[str, Any], rounds: int, directory: Path) ->
     size = index.get("tensors", {}).get("bytes", 0)
     if size:
         cases["disk"] = lambda _: write_plain(directory / "plain", size)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = harness.time_rounds(cases, rounds)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     same = all(map(torch.equal, plain.model.parameters(), watched.model.parameters()))
     row: dict[str, Any] = {
         "mode": name,
@@ -71,9 +130,11 @@ def measure(name: str, options: dict[str, Any], rounds: int, directory: Path) ->
         "calls": index["calls"],
         "records": index["records"],
         "bytes_of_values": size,
-        "peak_memory_grown_bytes": grown * 1024,
+        "extra_memory_bytes": peak_of(name, place) - peak_of("none", place),
+        "allowed_memory_bytes": ALLOWED_BYTES,
         "identical_weights": same,
     }
+    shutil.rmtree(place)
     if size:
         row["disk_bytes_per_second"] = harness.spread(size / seconds["disk"])
         row["values_bytes_per_second"] = harness.spread(size / (seconds["dump"] - seconds["none"]))
@@ -86,7 +147,11 @@ def main() -> None:
     parser.add_argument("--directory", help="where to dump to; a temporary one when left out")
     parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES))
     parser.add_argument("--threads", nargs="*", type=int, default=harness.threads_to_try())
+    parser.add_argument("--memory-of", choices=["none", *MODES], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.memory_of:
+        take_steps(options.memory_of, Path(options.directory), options.threads[0])
+        return
     rows = []
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         for threads in options.threads:
@@ -96,7 +161,7 @@ def main() -> None:
                 harness.write_results("dump", rows)
     print(
         harness.table(
-            ["", "threads", "times a step without", "records", "MB of values", "MB/s", "disk MB/s"],
+            HEADER,
             [
                 [
                     row["mode"],
@@ -108,6 +173,7 @@ def main() -> None:
                         f"{row[key]['median'] / 1e6:,.0f}" if key in row else ""
                         for key in ("values_bytes_per_second", "disk_bytes_per_second")
                     ),
+                    f"{row['extra_memory_bytes'] / 2**20:,.0f}",
                 ]
                 for row in rows
             ],

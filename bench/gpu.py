@@ -52,6 +52,7 @@ BARS = {
 SMALL_MICROSECONDS = 7.0  # 1 MiB, device
 LIST_MICROSECONDS = 25.0  # 1000 tensors of 4 KiB, device
 HOST_MICROSECONDS = 4.0  # one observe
+SUM_TIMES = 1.15  # of one x.sum() of the same tensor
 
 Call = Callable[[int], object]
 cuda = torch.device("cuda")
@@ -275,6 +276,34 @@ def small(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def bars_of(rows: list[dict[str, Any]], little: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every bar, and the figure that it is held to."""
+    bars = []
+    seconds = {
+        (r["bytes"], r["dtype"], r["case"]): r["seconds"]["median"]
+        for r in rows
+        if r["data"] == "normal"
+    }
+    for row in rows:
+        if row["bar"] is not None:
+            what = f"{row['bytes'] >> 20} MiB {row['dtype']}, {row['case']}: fraction of a copy"
+            bars.append(harness.bar(what, row["fraction_of_copy"], at_least=row["bar"]))
+    for size, dtype, case in seconds:
+        ours = seconds[size, dtype, "full"]
+        what = f"{size >> 20} MiB {dtype}, full: times "
+        if case == "x.sum()":
+            value = ours / seconds[size, dtype, case]
+            bars.append(harness.bar(what + case, value, at_most=SUM_TIMES))
+        elif case == "torch.any(torch.isnan(x))":
+            value = ours / seconds[size, dtype, case]
+            bars.append(harness.bar(what + case, value, at_most=1.0))
+    for row in little:
+        if row["bar"] is not None:
+            what = f"{row['case']}: us of the {row['of']}"
+            bars.append(harness.bar(what, row["microseconds"]["median"], at_most=row["bar"]))
+    return bars
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
@@ -312,7 +341,10 @@ def main() -> None:
     cells = [[r["backend"], r["dtype"], r["depth"], f"{r['gb_per_second']:.0f}"] for r in beside]
     if cells:
         print("", harness.table(("kernels", "dtype", "depth", "GB/s"), cells), sep="\n")
-    harness.write_results("gpu", rows, gpu=gpu, small=little, triton=beside)
+    bars = bars_of(rows, little)
+    print()
+    harness.print_bars(bars)
+    harness.write_results("gpu", rows, gpu=gpu, small=little, triton=beside, bars=bars)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -110,6 +110,36 @@ def write_results(bench: str, rows: Sequence[dict[str, Any]], **extra: Any) -> P
     content = {"bench": bench, "machine": machine(), **extra, "rows": list(rows)}
     path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
     return path
+
+
+def bar(
+    what: str,
+    value: float,
+    *,
+    at_least: Optional[float] = None,
+    at_most: Optional[float] = None,
+) -> dict[str, Any]:
+    """A figure and what it has to be, for print_bars() and the JSON."""
+    is_met = (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
+    return {
+        "what": what,
+        "value": value,
+        "at_least": at_least,
+        "at_most": at_most,
+        "is_met": is_met,
+    }
+
+
+def print_bars(bars: Sequence[dict[str, Any]]) -> None:
+    """Met or missed, a line each; those that were missed first."""
+    for each in sorted(bars, key=lambda each: each["is_met"]):
+        limits = [
+            f"{sign} {each[key]:g}"
+            for sign, key in ((">=", "at_least"), ("<=", "at_most"))
+            if each[key] is not None
+        ]
+        verdict = "met   " if each["is_met"] else "MISSED"
+        print(f"{verdict} {each['what']}: {each['value']:.4g} ({' and '.join(limits)})")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # What only a GPU can show, within eight minutes: builds fastcheck from source here, runs the tests that need a GPU,
-# compute-sanitizer over the kernels, and bench/gpu.py. Uses no network and installs nothing outside a scratch folder.
+# the benches with their bars, and compute-sanitizer over the kernels. Uses no network and installs nothing outside a
+# scratch folder.
 #
-# Logs, summary.json and gpu.json go to OUT (default: bench/results/gpu). Exit code 1 when anything failed, ran out of
-# time, or could not be run.
-# PYTHON (default python3) has torch for CUDA, numpy, pybind11, scikit-build-core, cmake, ninja, pytest and hypothesis.
-# FASTCHECK_CUDA_ARCHS (default: the GPU's own), SECONDS_IN_ALL (default 470).
+# Logs, summary.json, gpu.json and gpu_train.json go to OUT (default: bench/results/gpu). Exit code 1 when anything
+# failed, missed a bar, ran out of time, or could not be run. Without a GPU it builds what can be built, says that
+# there is none, and exits with 1.
+# PYTHON (default python3) has torch for CUDA, numpy, pybind11, pytest and hypothesis; cmake (3.22 on), a C++ compiler
+# and nvcc are in PATH, ninja if it is there. scikit-build-core is not needed.
+# FASTCHECK_CUDA_ARCHS (default: the GPU's own), SECONDS_IN_ALL (default 470), BUILD_SECONDS (of them, default 200).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -62,39 +65,72 @@ values() {
   FASTCHECK_TEST_DEVICE=cuda tests tests/test_stats_values.py tests/test_stats_api.py tests/test_checksum.py
 }
 
-rm -f "$out"/{build,gpu,sanitizer,values,bench}.log "$out"/{summary,gpu}.json
+# What the wheel would install, put together by hand: no build backend has to be there.
+build() { # value of FASTCHECK_CUDA, architectures
+  local generator=()
+  if command -v ninja >/dev/null; then generator=(-G Ninja); fi
+  cmake -S . -B "$scratch/build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
+    -DPython_EXECUTABLE="$(command -v "$python")" -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" \
+    -DFASTCHECK_CUDA="$1" -DFASTCHECK_CUDA_ARCHS="$2" -DCMAKE_INSTALL_PREFIX="$scratch/site" &&
+    cmake --build "$scratch/build" --parallel "$(nproc)" &&
+    cmake --install "$scratch/build" &&
+    rm -rf "$scratch/site/fastcheck/__pycache__" &&
+    (cd python && find fastcheck -name '*.py' -o -name py.typed | grep -v _build_info.py | tar cf - --files-from=-) |
+    tar xf - -C "$scratch/site" &&
+    "$python" -m fastcheck doctor
+}
+
+rm -f "$out"/{build,gpu,sanitizer,values,bench}.log "$out"/{summary,gpu,gpu_train}.json
 {
   nvidia-smi
   nvcc --version
   "$python" -c 'import torch; print(torch.__version__, torch.version.cuda, torch.cuda.get_device_name())'
 } >"$out/build.log" 2>&1
-archs=${FASTCHECK_CUDA_ARCHS:-$("$python" -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')}
-
-export CMAKE_BUILD_PARALLEL_LEVEL
-CMAKE_BUILD_PARALLEL_LEVEL=$(nproc)
-phase build 200 build.log "$python" -m pip install --no-build-isolation --no-deps --no-index --target "$scratch/site" \
-  -C build-dir="$scratch/build" -C cmake.define.FASTCHECK_CUDA=ON -C cmake.define.FASTCHECK_CUDA_ARCHS="$archs" .
-export PYTHONPATH="$scratch/site${PYTHONPATH:+:$PYTHONPATH}"
-"$python" -m fastcheck doctor >>"$out/build.log" 2>&1
+has_gpu=$("$python" -c 'import torch; print(int(torch.cuda.is_available()))')
+if [ "$has_gpu" = 1 ]; then
+  with_cuda=ON
+  archs=${FASTCHECK_CUDA_ARCHS:-$("$python" -c 'import torch; print("%d%d" % torch.cuda.get_device_capability())')}
+else
+  with_cuda=AUTO
+  archs=${FASTCHECK_CUDA_ARCHS:-}
+fi
 
 # timeout runs programs, not functions.
-export -f tests sanitized values
-export python
-phase "tests on the GPU" 150 gpu.log bash -c 'tests tests/test_gpu.py --durations=10'
+export -f build tests sanitized values
+export python scratch
+export PYTHONPATH="$scratch/site${PYTHONPATH:+:$PYTHONPATH}"
+phase build "${BUILD_SECONDS:-200}" build.log bash -c "build $with_cuda '$archs'"
+if [ "$has_gpu" != 1 ]; then
+  echo "There is no GPU here: torch finds no CUDA device. Nothing was measured."
+  exit 1
+fi
+phase "tests on the GPU" 120 gpu.log bash -c 'tests tests/test_gpu.py --durations=10'
+phase "captured graphs" 60 gpu.log bash -c 'tests tests/test_gpu_graphs.py --durations=5'
 phase bench 100 bench.log env FASTCHECK_BENCH_RESULTS="$out" "$python" bench/gpu.py
+phase "training steps" 90 bench.log env FASTCHECK_BENCH_RESULTS="$out" "$python" -W ignore bench/gpu_train.py --rounds 3
 for tool in memcheck racecheck initcheck synccheck; do
   phase "$tool" 45 sanitizer.log bash -c "sanitized $tool"
 done
 phase "values on the GPU" 100 values.log bash -c values
 
-"$python" - "$scratch/phases" "$out/summary.json" <<'END'
-import json, sys, torch
+"$python" - "$scratch/phases" "$out" <<'END'
+import json, pathlib, sys, torch
 rows = [line.rstrip("\n").split("\t") for line in open(sys.argv[1])]
 phases = [{"name": n, "state": s, "code": int(c), "seconds": int(t)} for n, s, c, t in rows]
 machine = {"torch": torch.__version__, "cuda": torch.version.cuda}
 if torch.cuda.is_available():
     machine["gpu"] = torch.cuda.get_device_name()
-json.dump({"machine": machine, "phases": phases}, open(sys.argv[2], "w"), indent=1)
+out = pathlib.Path(sys.argv[2])
+bars = []
+for name in ("gpu.json", "gpu_train.json"):
+    if (out / name).exists():
+        bars += json.loads((out / name).read_text())["bars"]
+missed = [bar["what"] for bar in bars if not bar["is_met"]]
+summary = {"machine": machine, "phases": phases, "bars": len(bars), "missed_bars": missed}
+(out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+print(f"{len(bars)} bars measured, {len(missed)} missed", *missed, sep="\n  ")
+sys.exit(bool(missed) or not bars)
 END
-tail -n 60 "$out/bench.log" 2>/dev/null
+if [ $? -ne 0 ]; then failed=1; fi
+grep -A 100 -m 1 '^\(met   \|MISSED\)' "$out/bench.log" 2>/dev/null
 exit "$failed"

@@ -15,6 +15,42 @@ from training import Net
 
 Change = Callable[[int, torch.Tensor], torch.Tensor]
 
+QUESTIONS = (
+    "environment",
+    "hyper-parameters",
+    "batches",
+    "initial weights",
+    "forward",
+    "loss",
+    "gradients",
+    "update",
+)
+
+
+def answers(comparison: Any) -> dict[str, str]:
+    """By question."""
+    return {answer.question: answer.answer for answer in comparison.answers}
+
+
+def assert_weight_gradient_is_first(comparison: Any, layer: int) -> None:
+    """That of a fused_net() whose ``layer`` is wrong, at step 1, and nothing earlier."""
+    assert answers(comparison) == {
+        **dict.fromkeys(QUESTIONS[:6], "yes"),
+        "gradients": "no",
+        "update": "not asked",
+    }
+    first = comparison.first
+    assert first is not None and first.exact_before
+    assert (first.row.step, first.row.name) == (1, f"{layer} · optimizer · gradient of weight")
+    assert comparison.first_inexact is not None and comparison.first_inexact.key == first.key
+    assert not [row for row in comparison.rows if row.step < 1]
+    assert {
+        row.name for row in comparison.rows if row.step == 1 and row.phase.name == "GRADIENTS"
+    } == {
+        f"{layer} · optimizer · gradient of weight",
+        f"{layer} · optimizer · gradient of weight.main_grad",
+    }
+
 
 def log_run(
     directory: Path,

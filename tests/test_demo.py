@@ -6,6 +6,7 @@ The whole story is run by ``make demo``, whose exit code says whether it happene
 from __future__ import annotations
 
 import copy
+import json
 import math
 import pathlib
 import re
@@ -188,6 +189,15 @@ def story() -> tuple[demo.Run, demo.Run]:
     losses = [5 - step / 40 for step in range(demo.STEPS)]
     broken = demo.Run(losses[:40], {ACT: [*[9.0] * 40, math.inf]}, 1, stop)
     return broken, demo.Run(losses, {ACT: [9.0] * demo.STEPS})
+
+
+def test_as_json(short: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(["--json"]) == 1
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert found["stop"] is None and not all(found["promises"].values())
+    assert len(found["losses"]["with norm2"]) == demo.STEPS
+    assert "watched by one line" in told.err
 
 
 def test_promises_kept() -> None:

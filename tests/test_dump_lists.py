@@ -4,6 +4,7 @@ that means nothing is an error.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import fastcheck
 from dumping import calls, dumped_run, index, log, ops, place
+from fastcheck._op_names import spell
 from fastcheck.dump.spelling import Wanted, matches_op, read_module, read_op
 from op_level import Attention, culprit
 from training import Apply, Net
@@ -81,8 +83,14 @@ def chosen(directory: Path, **options: Any) -> list[tuple[str, str, int, str]]:
         ("Torch.matmul.3", Wanted("", api="Torch.matmul", call=3)),
         ("Tensor.add_", Wanted("", api="Tensor.add_")),
         (
-            "Module.layers.3.attn.Attention.forward.0",
-            Wanted("", module="layers.3.attn", call=0, direction="forward"),
+            "32 NaN in Functional.softmax.7.backward.output.0 at step 4 on rank 1",
+            Wanted("", api="Functional.softmax", call=7, direction="backward"),
+        ),
+        ("Functional_gelu", Wanted("", api="Functional.gelu")),
+        ("Tensor.__iadd__.2", Wanted("", api="Tensor.__iadd__", call=2)),
+        (
+            "Functional.softmax.backward",
+            Wanted("", api="Functional.softmax", direction="backward"),
         ),
         ("softmax", Wanted("", op="softmax")),
         ("aten.*norm*", Wanted("", op="aten.*norm*")),
@@ -107,6 +115,25 @@ def test_names_are_read_in_every_spelling(name: str, wanted: Wanted) -> None:
             "Module.head.Linear.backward.1",
             Wanted("", module="head", call=1, direction="backward"),
         ),
+        (
+            "Cell.layers.3.attn.Attention.forward.0.input.1",
+            Wanted("", module="layers.3.attn", call=0, direction="forward"),
+        ),
+        (
+            "3 Inf in Module.head.Linear.forward.1.output.0 at step 4",
+            Wanted("", module="head", call=1, direction="forward"),
+        ),
+        ("3 Inf in output[0] of decoder.gate (Gate) at step 4", Wanted("", module="decoder.gate")),
+        (
+            "1 NaN in input[0], the batch given to Net (the model) at step 1 on rank 2",
+            Wanted("", module=""),
+        ),
+        (
+            "12 NaN in output of aten.sqrt #0 in decoder.gate (Gate) at step 4",
+            Wanted("", module="decoder.gate"),
+        ),
+        ("Module.GPT.forward.0", Wanted("", module="", call=0, direction="forward")),
+        ("Module.head.Linear.parameters_grad.weight", Wanted("", module="head")),
     ],
 )
 def test_module_names_too(name: str, wanted: Wanted) -> None:
@@ -151,6 +178,9 @@ def test_an_op_comes_with_its_gradients(tmp_path: Path) -> None:
         ("layers.1 · aten.softmax", {("layers.1", "aten._softmax", 1)}),
         ("Torch.softmax.1", {("layers.1", "aten._softmax", 1)}),
         ("Torch_softmax_1", {("layers.1", "aten._softmax", 1)}),
+        # As fastcheck's msprobe style has it, whatever the module calls.
+        ("Functional.softmax.1", {("layers.1", "aten._softmax", 1)}),
+        ("Torch.addmm.5.backward", {("layers.1.v", "aten.addmm", 5)}),
         # Each attention has three; the API is what the module calls.
         ("Functional.linear.4", {("layers.1.k", "aten.addmm", 4), ("layers.1.k", "aten.t", 4)}),
         ("layers.1.v · aten.addmm", {("layers.1.v", "aten.addmm", 5)}),
@@ -160,6 +190,35 @@ def test_one_call_by_its_number(tmp_path: Path, name: str, expected: set[Any]) -
     found = chosen(tmp_path, ops=[name])
     assert {entry[:3] for entry in found if entry[1] != "aten.view"} == expected
     assert "backward" in {direction for *_, direction in found}
+
+
+@pytest.mark.parametrize("option", ["ops", "first", "last"])
+def test_the_name_of_a_module_is_no_operator(tmp_path: Path, option: str) -> None:
+    name = "Module.layers.1.Attention.backward.0"
+    with pytest.raises(fastcheck.ConfigError, match=rf"{option}= names an op(?s:.*)'layers\.1'\]"):
+        fastcheck.Dumper(tmp_path, **{option: [name] if option == "ops" else name})
+    with pytest.raises(fastcheck.ConfigError, match=r"give it to modules="):
+        fastcheck.override(name, device="cpu")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_as_a_message_in_msprobes_style_has_it(tmp_path: Path) -> None:
+    model = Model()
+    with fastcheck.install(model, level="op", style="msprobe", overflow_nums=-1) as monitor:
+        model(torch.ones(6, 8)).sum().backward()
+    names = {
+        spell(monitor.sites[int(record["site"])], int(record["call"]))
+        for record in monitor.records()
+    }
+    names = {name for name in names if ".softmax.2" in name or ".addmm.9" in name}
+    assert {"Functional.softmax.2.backward.output.0", "Torch.addmm.9.forward.output.0"} <= names
+    for name in sorted(names):
+        shutil.rmtree(tmp_path)
+        found = chosen(tmp_path, ops=[name])
+        assert {(op, call) for _, op, call, _ in found} in (
+            {("aten._softmax", 2)},
+            {("aten.addmm", 9)},
+        )
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

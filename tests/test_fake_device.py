@@ -260,7 +260,11 @@ def test_native_handle_launches_through_the_c_interface() -> None:
         ctypes.memset(library.fake_device_memory(ctypes.c_void_p(address)), 0, 8)
 
     library.fake_device_launch(
-        ctypes.c_void_p(main.native_handle), b"zero half", kernel, ctypes.c_void_p(x.data_ptr())
+        ctypes.c_void_p(main.native_handle),
+        b"zero half",
+        kernel,
+        ctypes.c_void_p(x.data_ptr()),
+        None,
     )
     assert x.tolist() == [0.0, 0.0, 1.0, 1.0]
 

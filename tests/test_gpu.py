@@ -234,6 +234,21 @@ class TestNothingWaits:
         monitor.flush()
         assert len(monitor.records()) > 100
 
+    def test_the_trace_of_a_training_step_shows_no_wait(self) -> None:
+        model = Net(64).to(NAME)
+        monitor = fastcheck.install(model, max_lag=None, overflow_nums=-1)
+        train = on_device.without_waiting(model, [x.to(NAME) for x in batches(5, 16, 64)])
+        train()
+        monitor.flush()
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profile:
+            train()
+        names = [event.name for event in profile.events()]
+        assert any("records_kernel" in name for name in names)
+        # Not cudaDeviceSynchronize: the profiler waits with that at its end.
+        waits = {"cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy"}
+        assert not waits.intersection(names)
+
 
 class TestStreams:
     def test_many_at_once(self, cuda: backends.Backend) -> None:

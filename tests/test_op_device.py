@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,3 +107,17 @@ def test_a_scaler_that_skips(tmp_path: Any) -> None:
             scaler.step(optimizer)
             scaler.update()
     assert monitor.event_count == 0 and monitor.events
+
+
+def test_a_stop_is_dumped(tmp_path: Path) -> None:
+    """The script runs anywhere: here on the CPU, which the other process has alone."""
+    torch.manual_seed(0)
+    model = broken(lambda x: x.sub_(9).sqrt())
+    fastcheck.install(model, level="op", sync="call", dump_on_overflow=tmp_path)
+    stop = stopped(model, torch.randn(2, 8).to(NAME))
+    assert stop.report.dump is not None and stop.report.dump.script is not None
+    script = tmp_path / "step0" / "rank0" / stop.report.dump.script
+    told = subprocess.run(
+        [sys.executable, str(script), "--device", "cpu"], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.startswith("output: 16 NaN, 0 +Inf, 0 -Inf; in the run: 16 NaN")

@@ -84,6 +84,11 @@ def test_an_unknown_operator_is_an_error(ops: str, near: str) -> None:
     watch(Net()).remove()  # nothing was installed
 
 
+def test_the_name_of_a_module_is_no_operator() -> None:
+    with pytest.raises(fastcheck.ConfigError, match=r"include='blocks\.0'"):
+        watch(Net(), ops="Module.blocks.0.Residual.forward.0")
+
+
 def test_a_single_call_is_no_operator() -> None:
     with pytest.raises(fastcheck.ConfigError, match="not single calls"):
         watch(Net(), ops="Functional.softmax.3.forward")

@@ -26,9 +26,13 @@ from torch import nn
 import fastcheck
 from fastcheck import _calls, _cursor, _hooks, _recorder
 from fastcheck._device_ring import DeviceRing
+from fastcheck._extension import status
 from fastcheck._hooks import ModuleObserver
+from fastcheck._journal import CallEnded, Reading, entries_of
 from fastcheck._ring import HostRing
 from fastcheck._session import Session
+
+pytestmark = pytest.mark.skipif(status.module is None, reason="no extension")
 
 FAKE = bool(os.environ.get("FASTCHECK_FAKE_DEVICE"))
 NAN, INF = float("nan"), float("inf")
@@ -473,6 +477,16 @@ class TestTwins:
             cursor_type().seq = "1"
 
 
+def test_what_a_call_had_handed_through_is_no_reading_of_it() -> None:
+    call = _calls.Call(nn.Linear(1, 1), 0, None, 1, 3, False)
+    call.add_output(4)
+    call.outputs_seq = 5
+    call.add_output(6)
+    first, second = entries_of(call)
+    assert isinstance(first, Reading) and (first.seq, first.role) == (6, "output")
+    assert isinstance(second, CallEnded) and not second.is_complete
+
+
 class TestLock:
     def test_it_is_reentrant_and_keeps_others_out(self) -> None:
         lock = _recorder.make_lock()
@@ -519,7 +533,7 @@ class TestLock:
             "holds = threading.Event()\n"
             "def hold():\n"
             "    with lock:\n"
-            "        holds.set(); time.sleep(60)\n"
+            "        holds.set(); threading.Event().wait()\n"
             "threading.Thread(target=hold, daemon=True).start()\n"
             "holds.wait()\n"
             "def interrupt():\n"
@@ -531,6 +545,6 @@ class TestLock:
             "    print('interrupted', flush=True); __import__('os')._exit(0)\n"
         )
         done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=50
+            [sys.executable, "-c", script], capture_output=True, text=True, check=False
         )
         assert done.stdout == "interrupted\n", done.stderr

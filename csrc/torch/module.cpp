@@ -14,6 +14,7 @@
 #include "torch/hook_call.h"
 #include "torch/hook_reader.h"
 #include "torch/hook_recorder.h"
+#include "torch/module_recorder.h"
 #include "torch/observe.h"
 #include "torch/observe_from_python.h"
 #include "torch/observer/module.h"
@@ -175,6 +176,7 @@ PYBIND11_MODULE(_C, m) {
   define_session_lock(m);
   define_hook_call(m);
   define_hook_recorder(m);
+  define_module_recorder(m);
   cuda::define_functions(m);
   observer::bind(m);
   m.def("cpu_isa", [] { return std::string(cpu::active_kernels().name); });

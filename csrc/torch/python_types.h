@@ -33,13 +33,21 @@ inline pybind11::object owned(PyObject* object) {
   return pybind11::reinterpret_steal<pybind11::object>(object);
 }
 
+// A string that Python compares by its address; for good.
+inline PyObject* interned(const char* text) {
+  return owned(PyUnicode_InternFromString(text)).release().ptr();
+}
+
+inline pybind11::object borrowed(PyObject* object) {
+  return pybind11::reinterpret_borrow<pybind11::object>(object);
+}
+
 // What returns -1 when Python has raised.
 inline void checked(int status) {
   if (status != 0) throw pybind11::error_already_set();
 }
 
-// An object of a type that has fields of C++ behind Python's head. Types that take part in garbage
-// collection pass their own way to free one.
+// An object of a type that has fields of C++ behind Python's head.
 template <class Fields>
 struct Object {
   PyObject head;
@@ -62,6 +70,31 @@ struct Object {
     Py_DECREF(type);
   }
 };
+
+// Slots of types that take part in garbage collection: fields.each(visit) shows what they hold,
+// fields.clear() lets go of what may lead back. Py_VISIT wants the name `arg`.
+template <class Fields>
+int traverse(PyObject* self, visitproc visit, void* arg) {
+#if PY_VERSION_HEX >= 0x03090000
+  Py_VISIT(Py_TYPE(self));
+#endif
+  return Object<Fields>::of(self).each([&](PyObject* held) {
+    Py_VISIT(held);
+    return 0;
+  });
+}
+
+template <class Fields>
+int clear(PyObject* self) {
+  Object<Fields>::of(self).clear();
+  return 0;
+}
+
+template <class Fields>
+void destroy_tracked(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+  Object<Fields>::destroy(self);
+}
 
 inline PyTypeObject* new_type(PyType_Spec& spec) {
   return reinterpret_cast<PyTypeObject*>(owned(PyType_FromSpec(&spec)).release().ptr());

@@ -5,8 +5,8 @@ work. Among several ranks a stop waits for the step boundary, where all of them 
 from __future__ import annotations
 
 import pickle
-from dataclasses import asdict
-from typing import Callable, Optional, Union
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Callable, Optional, Union
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from ._report import StopReport
 from ._session import Session
 from ._site import Site
 from .sinks import CallbackSink, ConsoleSink, RaisingSink
+
+if TYPE_CHECKING:
+    from .dump.on_stop import StopDumper
 
 __all__ = ["Alarm"]
 
@@ -46,6 +49,9 @@ class Alarm:
         # The first stop that is due and was not proposed to the other ranks yet.
         self._held: Optional[Due] = None
         self._proposed: Optional[StopReport] = None
+        # Set by the owner: what a stop leaves on disk of the call that is to blame.
+        self.dumper: Optional[StopDumper] = None
+        self._has_dumped = False
 
     def __call__(self) -> None:
         """What is due is done now, but for stops where several ranks have to agree first."""
@@ -131,14 +137,18 @@ class Alarm:
 
     def _report(self, due: Due) -> StopReport:
         session, ledger = self._session, self._session.ledger
-        finding, _, step = due
+        finding, decision, step = due
         with session.lock, ledger.lock:
             try:
-                return self._whole_report(due)
+                report = self._whole_report(due)
             except Exception as error:
                 # A poor report is better than none, and far better than a run that goes on.
                 session.trouble("the evidence of its events", error)
-                return StopReport(culprit=ledger.event(finding), step=step.index, rank=ledger.rank)
+                report = StopReport(ledger.event(finding), step=step.index, rank=ledger.rank)
+        if self.dumper is None or (decision is not Decision.STOP and self._has_dumped):
+            return report
+        self._has_dumped = True
+        return replace(report, dump=self.dumper.dump(report.culprit))
 
     def _whole_report(self, due: Due) -> StopReport:
         session, ledger = self._session, self._session.ledger

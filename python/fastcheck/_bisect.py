@@ -14,9 +14,9 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
-from ._elsewhere import Elsewhere
 from ._errors import ConfigError, did_you_mean, explain
 from ._override import Override, override
+from .dump.elsewhere import Elsewhere
 from .dump.selection import CallName, Names, Selection, make_selection
 
 __all__ = ["Bisection", "bisect"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
@@ -197,6 +198,9 @@ class CallLog:
 
     def __len__(self) -> int:
         return len(self._calls)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self._calls)
 
     def forget_from(self, length: int) -> None:
         """Drops the calls after the first ``length``: no gradient will ever come back to them."""

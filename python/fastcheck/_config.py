@@ -61,6 +61,7 @@ class Config:
     steps: Optional[Container[int]] = None
     style: str = "fastcheck"
     replay: bool = False
+    dump_on_overflow: Optional[str] = None
 
     def observes(self, step: int) -> bool:
         """Whether this step is read."""
@@ -128,6 +129,7 @@ def make_config(
     style: str,
     replay: bool,
     reset_overflow_status: bool = False,
+    dump_on_overflow: Union[str, os.PathLike[str], None] = None,
 ) -> Config:
     """Checks every option; the first one that can't be used raises ConfigError, with nothing
     installed.
@@ -181,6 +183,8 @@ def make_config(
         raise ConfigError(
             explain("log_dir is not a path", expected="a directory, or None", came=repr(log_dir))
         )
+    if dump_on_overflow is not None:
+        _check_dump(dump_on_overflow, level, sync, action, overflow_nums)
     return Config(
         optimizers=_optimizers(optimizer),
         scaler=_scaler(scaler),
@@ -205,9 +209,36 @@ def make_config(
         process_group=_process_group(process_group),
         level=level,
         style=check_style(style),
-        replay=bool(replay),
+        # What a step reads is dumped when it is run again.
+        replay=bool(replay) or (dump_on_overflow is not None and level == "module"),
+        dump_on_overflow=None if dump_on_overflow is None else os.fspath(dump_on_overflow),
         reset_overflow_status=reset_overflow_status,
     )
+
+
+def _check_dump(
+    directory: object, level: str, sync: str, action: Action, overflow_nums: int
+) -> None:
+    """Everything that would leave dump_on_overflow= without anything to dump is an error."""
+    wrong = ""
+    if not isinstance(directory, (str, os.PathLike)):
+        wrong, came = "is not a path", repr(directory)
+    elif overflow_nums == -1:
+        wrong, came = "dumps what stops the run, and nothing does", "overflow_nums=-1"
+    elif level == "op" and sync != "call":
+        wrong, came = 'dumps operators only with sync="call"', f'level="op", sync={sync!r}'
+    elif level == "module" and action != "raise":
+        wrong = "runs a step again that was stopped, and none is"
+        came = f'level="module", action={action!r}'
+    if wrong:
+        raise ConfigError(
+            explain(
+                f"dump_on_overflow= {wrong}",
+                expected='a directory, with level="module" and monitor.run(step, batch), or with '
+                'level="op" and sync="call"',
+                came=came,
+            )
+        )
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...], otherwise: str = "") -> None:

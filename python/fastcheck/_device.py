@@ -38,6 +38,13 @@ class DeviceStreams:
             stream = self._known[key] = self._module.current_stream(self.device)
         return stream
 
+    def is_capturing(self) -> bool:
+        """Whether what is put on the current stream becomes part of a graph; true where nothing
+        tells.
+        """
+        ask = getattr(self._module, "is_current_stream_capturing", None)
+        return True if ask is None else bool(ask())
+
     def new_stream(self) -> Any:
         return self._module.Stream(device=self.device)
 

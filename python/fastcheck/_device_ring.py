@@ -9,14 +9,16 @@ segment's copy waits, on the device, for every stream that wrote to it.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 import torch
 
 from ._device import DeviceStreams
+from ._graph_slots import GraphSlots
 from ._record import Identity
 from ._recorder import HookRecorder
 from ._reserve import Reserve
@@ -56,10 +58,15 @@ class DeviceRing:
         self._in_flight: list[Segment] = []
         self._taken_early: list[np.ndarray] = []
         self._segment_count = min(_FIRST_SEGMENTS, max_segments)
-        self._free.extend(Segment(streams, segment_slots) for _ in range(self._segment_count))
+        self._free.extend(self._new_segment() for _ in range(self._segment_count))
         # The segment that observe() wrote to last, on a stream that it has waited for.
         self._last_used: Optional[Segment] = None
-        self._reserve = Reserve(streams, backend, self._depth)
+        # The one that keeps, and those whose copies were taken: a step's events come with its part.
+        self._spare: deque[Segment] = deque()
+        self._reserve = self._new_reserve()
+        # While a graph is captured: the slots that take its readings; None for what is no part of
+        # it.
+        self.captured: Optional[Callable[[DeviceRing], Optional[GraphSlots]]] = None
 
     def observe(
         self, tensor: torch.Tensor, identity: tuple[int, ...], is_known_stream: bool = False
@@ -68,6 +75,11 @@ class DeviceRing:
 
         ``identity``: as of an Identity. ``is_known_stream``: the stream is that of the last call.
         """
+        if self.captured is not None:
+            slots = self.captured(self)
+            if slots is not None:
+                slots.observe(tensor, identity)
+            return
         segment = self._segment()
         if segment is None:
             self.lost_count += 1
@@ -99,6 +111,13 @@ class DeviceRing:
         flags: int,
     ) -> None:
         """Has many tensors read in one call, or in several when they don't fit a segment."""
+        if self.captured is not None:
+            slots = self.captured(self)
+            if slots is not None:
+                slots.observe_list(
+                    tensors, self._identities(tensors, sites, step, first_seq, flags)
+                )
+            return
         done = 0
         while done < len(tensors):
             segment = self._segment()
@@ -107,10 +126,7 @@ class DeviceRing:
             else:
                 first = segment.used
                 part = tensors[done : done + self._segment_slots - first]
-            identities = [
-                (first_seq + i, step, 0, sites[i], flags, *self.backend.identity(tensor, False))
-                for i, tensor in enumerate(part, done)
-            ]
+            identities = self._identities(part, sites[done:], step, first_seq + done, flags)
             if segment is None:
                 for tensor, identity in zip(part, identities):
                     self.observe(tensor, identity)
@@ -122,6 +138,49 @@ class DeviceRing:
             segment.cursor.slot = first + len(part)
             done += len(part)
 
+    def _identities(
+        self,
+        tensors: Sequence[torch.Tensor],
+        sites: Sequence[int],
+        step: int,
+        first_seq: int,
+        flags: int,
+    ) -> list[tuple[int, ...]]:
+        return [
+            (seq, step, 0, site, flags, *self.backend.identity(tensor, False))
+            for seq, site, tensor in zip(itertools.count(first_seq), sites, tensors)
+        ]
+
+    def new_graph_slots(self) -> GraphSlots:
+        """For a graph whose capture has begun."""
+        return GraphSlots(self._streams, self.backend, self._depth)
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether what is read now becomes part of a graph."""
+        return self._streams.is_capturing()
+
+    def follow(self, slots: GraphSlots, shift: int, step: int) -> None:
+        """A graph was replayed on the current stream: copies its slots. Waits for nothing.
+
+        ``shift``: from the sequence numbers of the capture to those of this replay.
+        """
+        snapshot = slots.snapshot()
+        if snapshot is None:
+            self._take_early()
+            snapshot = slots.snapshot()
+        if snapshot is not None:
+            snapshot.copy(shift, step, self._copier)
+            self._in_flight.append(snapshot)
+            return
+        self.lost_count += len(slots.identities)
+        identities = [Identity(*each) for each in slots.identities]
+        with torch.no_grad():
+            rows = torch.cat(slots.pieces())[1:]
+            self._reserve.keep(
+                rows, [each._replace(seq=each.seq + shift, step=step) for each in identities]
+            )
+
     def cut(self) -> tuple[list[np.ndarray], list[Segment]]:
         """Starts the copy of what was written since the last cut. Returns the records of it that
         are here already, and the segments that are in flight: each has to come back through take().
@@ -129,15 +188,32 @@ class DeviceRing:
         self._send()
         segments, self._in_flight = self._in_flight, []
         records, self._taken_early = self._taken_early, []
-        reserve = self._reserve.cut(self._copier)
-        return records, segments if reserve is None else [*segments, reserve]
+        if self._reserve.cut(self._copier):
+            segments.append(self._reserve)
+            self._reserve = self._new_reserve()
+        return records, segments
 
     def take(self, segment: Segment) -> np.ndarray:
         """The records of a segment whose copy is done. May be called by any one thread."""
         records = segment.take(self._depth, self.backend)
-        if segment is not self._reserve:
-            self._free.append(segment)
+        if segment.pool is not None:
+            segment.pool.append(segment)
         return records
+
+    def _new_reserve(self) -> Reserve:
+        if self._spare:
+            spare = self._spare.popleft()
+            assert isinstance(spare, Reserve)
+            return spare
+        with torch.inference_mode(False):
+            reserve = Reserve(self._streams, self.backend, self._depth)
+        reserve.pool = self._spare
+        return reserve
+
+    def _new_segment(self) -> Segment:
+        segment = Segment(self._streams, self._segment_slots)
+        segment.pool = self._free
+        return segment
 
     def _segment(self) -> Optional[Segment]:
         """The one to write to; None when the host is so far ahead that there is none."""
@@ -150,7 +226,7 @@ class DeviceRing:
                 self._filling.append(self._free.popleft())
             elif self._segment_count < self._max_segments:
                 self._segment_count += 1
-                self._filling.append(Segment(self._streams, self._segment_slots))
+                self._filling.append(self._new_segment())
         return self._filling[0] if self._filling else None
 
     def _take_early(self) -> None:

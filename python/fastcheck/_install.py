@@ -50,6 +50,7 @@ def install(
     process_group: Any = None,
     style: str = "fastcheck",
     replay: bool = False,
+    dump_on_overflow: Union[str, os.PathLike[str], None] = None,
     reset_overflow_status: bool = False,
     **unknown: NoReturn,
 ) -> Monitor:
@@ -115,6 +116,10 @@ def install(
             ``Functional.softmax.7.backward.output.0``.
         replay: whether a step that ``monitor.run(step, batch)`` runs is run again at op level when
             it is stopped, to name the operator and the line.
+        dump_on_overflow: a directory, where a stop leaves what the culprit read and made, its
+            random numbers, the environment, and a script that runs it again. At module level of
+            steps that ``monitor.run(step, batch)`` runs (``replay`` is then on), at op level with
+            ``sync="call"``.
         reset_overflow_status: on an Ascend NPU that saturates, clear the device's overflow status
             at the start and at each step boundary once it was read, so that it dates every
             overflow. It is the whole device's: leave it False where other code looks at it.
@@ -160,6 +165,7 @@ def install(
         process_group=process_group,
         style=style,
         replay=replay,
+        dump_on_overflow=dump_on_overflow,
         reset_overflow_status=reset_overflow_status,
     )
     model, *others = (_uncompiled(module) for module in (model, *more))
@@ -182,7 +188,7 @@ def install(
     if is_op_level and config.sync != "call":
         _check_readable_by_op(model)
     monitor = Monitor(config, sites, model, nodes, has_excluded=len(observed) < len(named))
-    monitor._replays = Replayer(monitor._session, (model, *others), install)
+    monitor._replays = Replayer(monitor._session, (model, *others), install, monitor._dumper)
     monitor._attach()
     return monitor
 

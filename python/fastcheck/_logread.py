@@ -21,7 +21,15 @@ from ._record import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION, Verdict
 from ._site import Site
 from ._verdict import Event
 
-__all__ = ["LogView", "find_logs", "first_event", "log_parts", "read_log", "read_sites_and_meta"]
+__all__ = [
+    "LogView",
+    "find_logs",
+    "first_event",
+    "log_parts",
+    "read_log",
+    "read_logs",
+    "read_sites_and_meta",
+]
 
 _NAME = re.compile(r"(records|events|sites|meta)-rank(\d+)(?:-(\d{6,}))?\.(bin|jsonl|json)")
 
@@ -85,6 +93,16 @@ def read_log(path: str | os.PathLike[str], rank: int | None = None) -> LogView:
     its_rank = int(match.group(2))
     only = name if match.group(1) in ("records", "events") and match.group(4) == "bin" else None
     return _merge(directory or ".", [_read_rank(directory or ".", its_rank, only)])
+
+
+def read_logs(path: str, directories: Iterable[str]) -> LogView:
+    """Several directories as one log, which goes by ``path``: what a dump has of its steps."""
+    parts = [
+        _read_rank(directory, rank, None)
+        for directory in directories
+        for rank in _ranks_in(directory)
+    ]
+    return _merge(path, parts)
 
 
 def find_logs(path: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import torch
 
-from . import _boundaries
+from . import _boundaries, _graphs
 from ._alarm import Alarm
 from ._calls import ModuleNode
 from ._compiled import Connection, connect, disconnect, set_hook_id
@@ -33,7 +32,7 @@ from ._rank_join import follow
 from ._ranks import agreement_for
 from ._replay import Replay, Replayer
 from ._replicas import ReplicaMismatch, replica_check
-from ._run_meta import RunMeta
+from ._run_meta import RunMeta, own_rank
 from ._scaling import scaling_table
 from ._session import Session
 from ._site import SiteTable
@@ -45,6 +44,8 @@ from ._style import check_style
 from ._summary import summary
 from ._verdict import Event
 from .backends import triton
+from .dump.captured import OpCaptures
+from .dump.on_stop import StopDumper
 
 __all__ = ["Monitor"]
 
@@ -71,7 +72,7 @@ class Monitor:
         nodes: Sequence[ModuleNode],
         has_excluded: bool,
     ) -> None:
-        rank = _rank()
+        rank = own_rank()
         # One rank's stop would leave the others waiting for it in their next collective.
         lag = 1 if config.sync == "never" else 0
         agreement = agreement_for(config.process_group, lag=lag) if config.may_stop else None
@@ -92,6 +93,8 @@ class Monitor:
         self._movement = state.movement
         alarm = session.deliver = Alarm(session, agreement)
         session.last_words = alarm.last_words
+        self._dumper = self._make_dumper(nodes, rank)
+        alarm.dumper = self._dumper
         self._meeting = session.meet = Meeting(session, alarm)
         if agreement is not None:
             follow(agreement, alarm.meet)
@@ -103,6 +106,7 @@ class Monitor:
         else:
             self._observer = ModuleObserver(session, state)
         self._watcher = session.watcher = StepWatcher(session, state, run_meta.meet)
+        self._graphs = self._watcher.graphs = _graphs.GraphFollower(self._watcher, nodes)
         # Set by install(), which it calls again.
         self._replays: Optional[Replayer] = None
         self._handles: list[Any] = []
@@ -110,6 +114,18 @@ class Monitor:
         self._has_warned = False
         # Closed after all was written to it, and so still good to be read.
         self._log_is_whole = False
+
+    def _make_dumper(self, nodes: Sequence[ModuleNode], rank: int) -> Optional[StopDumper]:
+        session, config = self._session, self._session.config
+        if config.dump_on_overflow is None:
+            return None
+        if isinstance(session, OpSession):
+            captures = session.captures = OpCaptures()
+            return StopDumper(config.dump_on_overflow, rank, nodes, captures)
+        why = "the step is not known: run it by monitor.run(step, batch)"
+        if session.world_size > 1:
+            why = "several ranks train together, of which none runs a step again alone"
+        return StopDumper(config.dump_on_overflow, rank, nodes, None, why)
 
     def _attach(self) -> None:
         """Puts the hooks on; install() calls it once."""
@@ -132,6 +148,7 @@ class Monitor:
                 set_hook_id(handle, number)
                 self._handles.append(handle)
         _boundaries.connect(self._watcher)
+        _graphs.connect(self._graphs)
         if isinstance(self._session, OpSession):
             self._session.begin(self._nodes)
 
@@ -320,6 +337,7 @@ class Monitor:
             self._handles.clear()
             session.step.leaf_handles.clear()
             _boundaries.disconnect(self._watcher)
+            _graphs.disconnect(self._graphs)
             if self._connection is not None:
                 disconnect(self._connection.number)
             self._watcher.release()
@@ -408,6 +426,7 @@ class Monitor:
             )
         notes += triton.remarks()
         notes += session.overflow.remarks()
+        notes += self._graphs.remarks()
         lost = sum(ring.lost_count for ring in session.rings.values())
         if lost:
             notes.append(
@@ -425,10 +444,3 @@ class Monitor:
                 "dropped from memory"
             )
         return notes
-
-
-def _rank() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdecimal() else 0

@@ -13,7 +13,7 @@ import torch
 from ._calls import ModuleNode
 from ._config import Config
 from ._errors import ConfigError, did_you_mean, explain
-from ._op_names import KINDS, api_of, parse
+from ._op_names import api_of, is_name, parse
 
 __all__ = ["check_filters", "filter_options"]
 
@@ -64,7 +64,7 @@ def _check_ops(patterns: Iterable[str]) -> None:
             for one in wanted
         ):
             continue
-        if _is_api(name):
+        if is_name(name):
             known = {".".join(api_of(op)) for op in registered}
         else:
             known = {spellings[1 if "." in name else 3] for spellings in registered.values()}
@@ -93,17 +93,22 @@ def _check_roles(roles: Iterable[str]) -> None:
             )
 
 
-def _is_api(name: str) -> bool:
-    return name.split(".", 1)[0] in KINDS and "." in name
-
-
 def _patterns(name: str) -> list[str]:
     """What the observer is to look for; of a name in msprobe's style, the operators that go by
     it.
     """
-    if not _is_api(name):
+    if not is_name(name):
         return [name]
     wanted = parse(name)
+    if wanted.kind == "Module":
+        raise ConfigError(
+            explain(
+                "ops= chooses operators, and this is the name of a module",
+                expected="a name such as aten._softmax or Functional.softmax",
+                came=repr(name),
+                do=f"give it to include=: include={wanted.path!r}" if wanted.path else "",
+            )
+        )
     if wanted.call is not None:
         raise ConfigError(
             explain(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Optional
 
@@ -21,9 +21,9 @@ from ._errors import ConfigError, did_you_mean, explain
 from ._naming import OUTSIDE
 from ._site import Site
 
-__all__ = ["TensorName", "api_of", "name_of", "parse", "spell"]
+__all__ = ["TensorName", "api_of", "goes_by", "is_name", "name_of", "parse", "spell"]
 
-KINDS = ("Functional", "Tensor", "Torch", "Aten", "Distributed", "Custom", "Module")
+KINDS = ("Functional", "Tensor", "Torch", "VF", "Aten", "Distributed", "Custom", "Module")
 
 #: What kernels are called, and what people call them by.
 _RENAMED = {
@@ -65,13 +65,17 @@ _STORED = {"param": "parameters", "param_grad": "parameters_grad", "buffer": "bu
 _KIND = "|".join(KINDS)
 _DIRECTION = "forward|backward|optimizer"
 _API = re.compile(
-    rf"({_KIND})\.(.+?)(?:\.(\d+)(?:\.({_DIRECTION})(?:\.(input|output)(?:\.(\d+))?)?)?)?"
+    rf"({_KIND})\.(\S+?)(?:\.(\d+))?(?:\.({_DIRECTION})(?:\.(input|output)(?:\.(\d+))?)?)?"
 )
-_PTDBG = re.compile(rf"({_KIND})_(.+?)_(\d+)(?:_({_DIRECTION})(?:_(input|output)(?:[_.](\d+))?)?)?")
+_PTDBG = re.compile(
+    rf"({_KIND})_(\S+?)(?:_(\d+))?(?:_({_DIRECTION})(?:_(input|output)(?:[_.](\d+))?)?)?"
+)
+# MindSpore has cells.
 _MODULE = re.compile(
-    rf"(Module)\.(.+?)(?:\.({_DIRECTION})(?:\.(\d+)(?:\.(input|output)(?:\.(\d+))?)?)?)?"
+    rf"(Module|Cell)\.(\S+?)(?:\.({_DIRECTION})(?:\.(\d+)(?:\.(input|output)(?:\.(\d+))?)?)?)?"
 )
-_STORED_NAME = re.compile(rf"(Module)\.(.+)\.({'|'.join(_STORED.values())})\.([^.]+)")
+_BEGINNING = re.compile(rf"(?:{_KIND}|Cell)[._]\S+$")
+_STORED_NAME = re.compile(rf"(Module|Cell)\.(\S+)\.({'|'.join(_STORED.values())})\.([^.]+)")
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,18 @@ class TensorName:
     index: Optional[int] = None
     #: Of what a module stores: ``weight``.
     stored: Optional[str] = None
+    #: The name as it was given, where ``name`` is what it stands for: ``__iadd__`` for ``add_``.
+    written: str = field(default="", compare=False)
+
+    @property
+    def api(self) -> str:
+        """``Tensor.__iadd__``: as torch's Python API has it."""
+        return f"{self.kind}.{self.written or self.name}"
+
+    @property
+    def path(self) -> str:
+        """Of a module, without its type; empty for the model itself."""
+        return self.name.rpartition(".")[0]
 
     def matches(self, site: Site, call: int) -> bool:
         """Whether it is a name, or the beginning of one, of this site in this call."""
@@ -140,12 +156,12 @@ def parse(text: str) -> TensorName:
     """
     stored = _STORED_NAME.fullmatch(text)
     if stored:
-        kind, name, part, label = stored.groups()
-        return TensorName(kind, name, part=part, stored=label)
+        _, name, part, label = stored.groups()
+        return TensorName("Module", name, part=part, stored=label)
     module = _MODULE.fullmatch(text)
     if module:
-        kind, name, direction, call, part, index = module.groups()
-        return TensorName(kind, name, _number(call), direction, part, _number(index))
+        _, name, direction, call, part, index = module.groups()
+        return TensorName("Module", name, _number(call), direction, part, _number(index))
     api = _API.fullmatch(text) or _PTDBG.fullmatch(text)
     if api is None:
         kind = re.split(r"[._]", text, maxsplit=1)[0]
@@ -159,7 +175,13 @@ def parse(text: str) -> TensorName:
             )
         )
     kind, name, call, direction, part, index = api.groups()
-    return TensorName(kind, _plain(name), _number(call), direction, part, _number(index))
+    plain = _plain(name)
+    return TensorName(kind, plain, _number(call), direction, part, _number(index), written=name)
+
+
+def is_name(text: str) -> bool:
+    """Whether parse() is to read it: it begins as names of this style do."""
+    return _BEGINNING.match(text) is not None
 
 
 def _number(text: Optional[str]) -> Optional[int]:
@@ -192,6 +214,13 @@ def name_of(site: Site, call: int = 0) -> Optional[TensorName]:
     if site.role in _STORED:
         return TensorName("Module", module, part=_STORED[site.role], stored=site.label)
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def goes_by(op: str, api: str) -> bool:
+    """Whether an operator (``aten._softmax``) is called ``Functional.softmax`` in this style."""
+    kind, _, name = api.partition(".")
+    return api_of(op) == (kind, _plain(name))
 
 
 @functools.lru_cache(maxsize=4096)

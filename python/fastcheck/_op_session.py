@@ -24,7 +24,7 @@ from ._op_filter import filter_options
 from ._op_incident import Incident
 from ._op_judge import OpFinding, OpIncident, OpJudge
 from ._op_launch import Launcher, Lines, where, why_not
-from ._op_mode import CallMode
+from ._op_mode import CallMode, Captures
 from ._op_sites import OpSites
 from ._op_state import NothingSeen
 from ._op_unread import UnreadOp, describing, unread_ops
@@ -76,6 +76,8 @@ class OpSession(Session):
         #: Modules that ran compiled: what calls no operators.
         self.compiled: dict[str, int] = {}
         self._unread_ops: list[UnreadOp] = []
+        # Set by the owner: what calls have read and made is kept for a dump.
+        self.captures: Optional[Captures] = None
 
     # From the first hook to the last
 
@@ -92,7 +94,7 @@ class OpSession(Session):
         )
         self._ops.set_active(self.is_active)
         if self.config.sync == "call":
-            mode = CallMode(self)
+            mode = CallMode(self, self.captures)
             self._close_mode = mode.close
             mode.open()
             self._ops.set_mode(mode)
@@ -348,6 +350,9 @@ class OpSession(Session):
         device = tensor.device
         if not self.is_running or site in self.off_sites:
             return None
+        if self.tape is not None:
+            self.notes["what a graph captures passes unread at op level"] = None
+            return None
         if device not in self.rings:
             problem = why_not(device)
             if problem:
@@ -378,7 +383,7 @@ class OpSession(Session):
         super().note(function, *args)
 
     def _submit(self, closes_step: bool = False) -> None:
-        if self._sites is None:
+        if self._sites is None or self.tape is not None:  # after the capture
             return
         with self._aside():
             self._gather()

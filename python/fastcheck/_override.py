@@ -15,25 +15,18 @@ from types import TracebackType
 from typing import Any, Callable, Optional, Union
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._elsewhere import Elsewhere
 from ._errors import ConfigError, FastcheckWarning, explain
-from ._naming import OUTSIDE
 from ._site import SiteTable
 from .dump.api_calls import ApiCalls
+from .dump.dispatch import CallNamer, OpMode
 from .dump.dumper import _uncompiled
+from .dump.elsewhere import Elsewhere
 from .dump.modules import ModuleTracker
 from .dump.op_info import op_info
-from .dump.records import is_quiet
 from .dump.selection import CallName, Names, Selection, make_selection
 
 __all__ = ["Override", "override"]
-
-_PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
-_DETACH = torch.ops.aten.detach.default
-_current_node: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
-_next_sequence: Any = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 
 Chooser = Callable[[CallName], bool]
 
@@ -139,7 +132,7 @@ class Override:
             stack.enter_context(_uncompiled())
             if calls.apis is not None:
                 stack.enter_context(calls.apis)
-            stack.enter_context(_Mode(calls))
+            stack.enter_context(OpMode(calls.run))
             self._stack = stack.pop_all()
         return self
 
@@ -216,80 +209,24 @@ class _Run:
 
 
 class _Calls:
-    """Names each call of one block."""
+    """The calls of one block."""
 
     def __init__(self, owner: Override) -> None:
-        self.owner = owner
-        self.run = _Run()
-        session: Any = self.run
+        self._owner = owner
+        self._run = _Run()
+        session: Any = self._run
         self.tracker = ModuleTracker(session, (), (), owner.know)
         self.apis = ApiCalls() if owner.uses_apis else None
-        self._counts: dict[str, Counter[str]] = {}
-        self._forwards: dict[int, CallName] = {}
-        self._oldest = self._newest = _next_sequence() - 1
-        self._thread = threading.get_ident()
+        self._namer = CallNamer(self.tracker, self.apis)
 
-    def name(self, op: str) -> CallName:
-        """Of the call that is about to run, as Dumper would name it."""
-        running = self.tracker.innermost
-        path = OUTSIDE if running is None else running.node.path
-        direction = "forward"
-        if torch._C._current_graph_task_id() != -1:
-            is_repeated = running is not None and running.is_recompute
-            node = None if is_repeated else _current_node()
-            before = None if node is None else self._forwards.get(node._sequence_nr())
-            if before is not None:
-                return CallName(
-                    before.op,
-                    before.module,
-                    before.call,
-                    "backward",
-                    before.api,
-                    before.api_call,
-                    ran=op,
-                )
-            direction = "forward" if is_repeated else "backward"
-        elif self.tracker.is_in_optimizer:
-            direction, path = "optimizer", OUTSIDE
-        counts = self._counts.setdefault(direction, Counter())
-        number = counts[op]
-        counts[op] += 1
-        api, api_call = ("", -1) if self.apis is None else self.apis.current
-        name = CallName(op, path, number, direction, api, api_call)
-        if direction == "forward":
-            self._register(name)
-        return name
-
-    def _register(self, name: CallName) -> None:
-        """The first call that finds a new node of autograd is the one that made it."""
-        if threading.get_ident() != self._thread:
-            return
-        newest = _next_sequence() - 1
-        if newest > self._newest:
-            self._newest = newest
-            self._forwards[newest] = name
-
-
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    supports_higher_order_operators = True
-
-    def __init__(self, calls: _Calls) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._calls = calls
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if is_quiet() or not isinstance(func, torch._ops.OpOverload):
-            return func(*args, **kwargs)
-        for kind in types:
-            if kind.__torch_dispatch__ is not _PLAIN_DISPATCH:
-                # It calls the operator again for the plain tensors below.
-                return NotImplemented
-        if func is _DETACH or func.namespace == "profiler":
-            return func(*args, **kwargs)
-        calls, op = self._calls, op_info(func).name
-        with calls.run.lock:
-            wants = calls.owner.wants(calls.name(op), None)
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """In place of an operator."""
+        op = op_info(func).name
+        with self._run.lock:
+            call = self._namer.name(op)
+            wants = self._owner.wants(call.name, None)
+            if call.name.direction == "forward":
+                self._namer.register(call, True)
         if not wants:
             return func(*args, **kwargs)
-        return calls.owner.take(op, func, args, kwargs)
+        return self._owner.take(op, func, args, kwargs)

@@ -1,4 +1,4 @@
-"""What the hooks do in C++ (csrc/torch/hook_recorder.h) while nothing is out of the ordinary.
+"""What the hooks do in C++ (csrc/torch/module_recorder.h) while nothing is out of the ordinary.
 Without the extension that is nothing, and ModuleObserver does it all.
 """
 

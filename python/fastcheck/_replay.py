@@ -13,10 +13,13 @@ from typing import Any, Callable, Optional
 import torch
 
 from ._compat import GradScaler
+from ._dumped import Dumped
 from ._errors import FastcheckError, OverflowDetected
 from ._flatten import flatten
 from ._session import Session
 from ._snapshot import Generators, Snapshot, Values
+from .dump.module_call import ModuleWatch
+from .dump.on_stop import StopDumper
 
 __all__ = ["Replay", "Replayer"]
 
@@ -27,11 +30,12 @@ class Replay:
 
     ``stop``: the stop at op level, which names the operator and the line; None: nothing non-finite
     came up, or it could not be run. ``notes``: what could not be made as it was, or why it was not
-    run at all.
+    run at all. ``dump``: what was dumped of it, where that was asked for.
     """
 
     stop: Optional[OverflowDetected]
     notes: tuple[str, ...] = ()
+    dump: Optional[Dumped] = None
 
     def __str__(self) -> str:
         lines = list(self.notes)
@@ -41,6 +45,8 @@ class Replay:
             lines.append(
                 "run again, the step was finite: what made it non-finite is not among what was kept"
             )
+        if self.dump is not None and (self.stop is None or self.stop.report.dump != self.dump):
+            lines += self.dump.lines(1000)
         return "\n".join(lines)
 
 
@@ -61,8 +67,10 @@ class Replayer:
         session: Session,
         models: Sequence[torch.nn.Module],
         install: Callable[..., Any],
+        dumper: Optional[StopDumper] = None,
     ) -> None:
         self._session = session
+        self._dumper = dumper
         self._models = [weakref.ref(model) for model in models]
         self._install = install
         self._capture: Optional[_Capture] = None
@@ -83,7 +91,7 @@ class Replayer:
             return function(*args, **kwargs)
         except OverflowDetected as stop:
             replay = self.replay(function, args, kwargs, stop)
-            stop.report = replace(stop.report, replay=replay)
+            stop.report = replace(stop.report, replay=replay, dump=replay.dump or stop.report.dump)
             stop.args = (stop.report,)
             raise stop from replay.stop
         finally:
@@ -97,17 +105,17 @@ class Replayer:
         stop: Optional[OverflowDetected] = None,
     ) -> Replay:
         """Runs the step again from what is known of how it began, and puts everything back."""
-        session, capture = self._session, self._capture
+        session = self._session
         reason = self._why_not()
         if reason:
-            return Replay(None, (f"the step was not run again: {reason}",))
+            dump = None
+            if self._dumper is not None and session.config.level == "module":
+                dump = Dumped(None, notes=(f"nothing was dumped: {reason}",))
+            return Replay(None, (f"the step was not run again: {reason}",), dump)
         notes = list(self._differences(stop))
-        own = session.step.scaler() if session.step.scaler is not None else session.config.scaler
-        scaler = own if isinstance(own, GradScaler) else None
-        with Snapshot(self._alive(), scaler), self._aside():
-            if capture is not None:
-                capture.buffers.put_back()
-                capture.generators.put_back()
+        step = session.step.index if stop is None else stop.step
+        found: Optional[OverflowDetected] = None
+        with self._as_it_began():
             try:
                 with self._install(
                     *self._alive(),
@@ -117,15 +125,62 @@ class Replayer:
                     scaler=session.config.scaler,
                     max_skipped=session.config.max_skipped,
                     style=session.config.style,
-                ):
+                    dump_on_overflow=session.config.dump_on_overflow,
+                ) as monitor:
+                    monitor._session.begin_at(step)
                     function(*args, **kwargs)
-            except OverflowDetected as found:
-                return Replay(found, tuple(notes))
+            except OverflowDetected as caught:
+                found = caught
             except FastcheckError as error:
-                return Replay(None, (f"the step was not run again: {error}",))
+                notes = [f"the step was not run again at op level: {error}"]
             except Exception as error:
                 notes.append(f"run again, the step failed: {type(error).__name__}: {error}")
-        return Replay(None, tuple(notes))
+        dump = None if self._dumper is None else self._dump(found, stop, function, args, kwargs)
+        return Replay(found, tuple(notes), dump)
+
+    def _dump(
+        self,
+        found: Optional[OverflowDetected],
+        stop: Optional[OverflowDetected],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Optional[Dumped]:
+        """What the replay has dumped of an operator; where it could not, a module's call, in one
+        more run.
+        """
+        done = None if found is None else found.report.dump
+        dumper, blamed = self._dumper, found or stop
+        if dumper is None or blamed is None or (done is not None and done.path is not None):
+            return done
+        site = blamed.culprit.site
+        module = dumper.module_of(site)
+        if module is None or (found is not None and site.op is not None):
+            return done or Dumped(None, notes=("nothing was dumped: no call is to blame",))
+        failed = ""
+        with self._as_it_began(), ModuleWatch(module, site.direction) as watch:
+            try:
+                function(*args, **kwargs)
+            except Exception as error:
+                failed = f": {type(error).__name__}: {error}"
+        if watch.found is not None:
+            return dumper.dump_module(blamed.culprit, watch.found)
+        why = watch.problem or f"run again, {site.module or 'the model'} was finite{failed}"
+        return Dumped(None, notes=(f"nothing was dumped: {why}",))
+
+    @contextmanager
+    def _as_it_began(self) -> Iterator[None]:
+        """Within it all is as at the beginning of the step, as far as that is known; after it all
+        is as before.
+        """
+        session, capture = self._session, self._capture
+        own = session.step.scaler() if session.step.scaler is not None else session.config.scaler
+        scaler = own if isinstance(own, GradScaler) else None
+        with Snapshot(self._alive(), scaler), self._aside():
+            if capture is not None:
+                capture.buffers.put_back()
+                capture.generators.put_back()
+            yield
 
     def _alive(self) -> list[torch.nn.Module]:
         return [model for ref in self._models if (model := ref()) is not None]

@@ -6,7 +6,7 @@ advice in _advice."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +32,7 @@ from ._summary import summary
 from ._trend import Trend
 
 if TYPE_CHECKING:
+    from ._dumped import Dumped
     from ._replay import Replay
     from ._site import Site
     from ._verdict import Event
@@ -66,7 +67,8 @@ class StopReport:
     use. ``rank``: whose report it is, of ``world_size`` ranks that stop together.
     ``weights_intact``: True when it is certain that no update of this step has been applied; None
     when unknown. ``is_lost``: another rank found it, and what it had to say is gone with it.
-    ``replay``: what came of running the step again at op level, if it was.
+    ``replay``: what came of running the step again at op level, if it was. ``dump``: what was
+    dumped of the culprit, where that was asked for.
     ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``.
     """
 
@@ -86,6 +88,7 @@ class StopReport:
     is_lost: bool = False
     style: str = "fastcheck"
     replay: Replay | None = None
+    dump: Dumped | None = None
 
 
 def render(
@@ -112,6 +115,7 @@ def render(
         ("inputs", _inputs(report, body)),
         ("spread", spread(report.events, report.culprit, report.style, body)),
         ("trend", _trend(trend, body, ascii_only)),
+        ("dump", [] if report.dump is None else report.dump.lines(body)),
         ("try", _try(report, body)),
         ("log", _log(report, body)),
     ]
@@ -230,7 +234,7 @@ def _replay(report: StopReport, width: int) -> list[str]:
         return []
     lines = [line for note in report.replay.notes for line in wrap(note, width)]
     if report.replay.stop is None:
-        return lines or wrap(str(report.replay), width)
+        return lines or wrap(str(replace(report.replay, dump=None)), width)
     found = report.replay.stop.report
     lines += wrap(f"run again at op level: {_headline(found, read(found.culprit.record))}", width)
     if found.culprit.line:

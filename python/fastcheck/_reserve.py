@@ -4,6 +4,7 @@ for, chosen on the device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -40,11 +41,24 @@ class Reserve(Segment):
         self._ready.record(self._home)
         # The last use of the scratch slot and the counter, which all streams share.
         self._last: Optional[Any] = None
+        self._next = 0
         self._waiting: dict[int, Identity] = {}
         self._copying: dict[int, Identity] = {}
 
     def observe(self, tensor: torch.Tensor, identity: Identity) -> None:
         """Reads ``tensor``, and keeps its record if that is non-finite."""
+        stream = self._begin()
+        self._backend.observe(tensor, self._scratch, 0, self._depth)
+        self._keep(self._scratch, [identity])
+        self._last_on(stream)
+
+    def keep(self, rows: torch.Tensor, identities: Sequence[Identity]) -> None:
+        """The same for records that were read already; ``rows`` is written to."""
+        stream = self._begin()
+        self._keep(rows, identities)
+        self._last_on(stream)
+
+    def _begin(self) -> Any:
         stream = self._streams.current()
         self.use_on(stream)
         if stream != self._home:
@@ -53,26 +67,34 @@ class Reserve(Segment):
             self._last = self._streams.new_event()
         else:
             stream.wait_event(self._last)
-        self._backend.observe(tensor, self._scratch, 0, self._depth)
-        words = self._scratch.view(torch.int64)
-        words[0, _SEQ_WORD].fill_(identity.seq)
-        taken = self.slots.view(torch.int64)[0, :1]
-        bad = words[0, _COUNT_WORDS].sum()
-        if self._backend.device_mode is DeviceMode.SATURATING:
-            bad = bad + words[0, _SATURATED_WORD]
-        keep = (bad > 0) & (taken < RESERVED_SLOTS)
-        row = taken.clamp(max=RESERVED_SLOTS - 1) + 1
-        self.slots.index_copy_(
-            0, row, torch.where(keep, self._scratch, self.slots.index_select(0, row))
-        )
-        taken.add_(keep)
-        self._last.record(stream)
-        self._waiting[identity.seq] = identity
+        return stream
 
-    def cut(self, copier: Any) -> Optional[Reserve]:
-        """Starts the copy, unless there is nothing to copy or the last one was not taken yet."""
-        if not self._waiting or self._copying:
-            return None
+    def _last_on(self, stream: Any) -> None:
+        assert self._last is not None
+        self._last.record(stream)
+
+    def _keep(self, rows: torch.Tensor, identities: Sequence[Identity]) -> None:
+        words = rows.view(torch.int64)
+        # Until the host has put its identity to it, a record is known by a number of this reserve.
+        first, self._next = self._next, self._next + len(rows)
+        words[:, _SEQ_WORD] = torch.arange(first, self._next, device=rows.device)
+        taken = self.slots.view(torch.int64)[0, :1]
+        bad = words[:, _COUNT_WORDS].sum(1)
+        if self._backend.device_mode is DeviceMode.SATURATING:
+            bad = bad + words[:, _SATURATED_WORD]
+        # The place of each, from 1 on, as if there were room for all.
+        places = taken + (bad > 0).cumsum(0)
+        wanted = torch.arange(1, 1 + RESERVED_SLOTS, device=rows.device)
+        hits = (places == wanted[:, None]) & (bad > 0)
+        found = rows.index_select(0, hits.to(torch.int32).argmax(1))
+        self.slots[1:] = torch.where(hits.any(1)[:, None], found, self.slots[1:])
+        taken.add_(hits.sum())
+        self._waiting.update(enumerate(identities, first))
+
+    def cut(self, copier: Any) -> bool:
+        """Starts the copy, after which it can't be used before take(); False: there is nothing."""
+        if not self._waiting:
+            return False
         self._copying, self._waiting = self._waiting, {}
         self.start_copy(copier)
         with self._streams.on(copier):
@@ -80,7 +102,7 @@ class Reserve(Segment):
         self._copied.record(copier)
         if self._last is not None:
             self._last.record(copier)
-        return self
+        return True
 
     @property
     def used(self) -> int:
@@ -89,7 +111,7 @@ class Reserve(Segment):
     def take(self, depth: int, backend: Backend) -> np.ndarray:
         rows = self.rows.reshape(-1).view(RECORD_DTYPE)
         records: np.ndarray = rows[1 : 1 + int(rows["numel"][0])].copy()
-        identities = [self._copying[int(seq)] for seq in records["seq"]]
+        identities = [self._copying[int(number)] for number in records["seq"]]
         self._copying = {}
         identify(records, identities, depth, backend.device_mode)
         records["reserved"] = np.void(bytes(records["reserved"].dtype.itemsize))

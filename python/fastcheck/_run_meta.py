@@ -4,6 +4,7 @@ they are at its first step.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from ._environment import environment
 from ._inventory import describe_optimizer
 from ._ledger import Ledger
 
-__all__ = ["RunMeta"]
+__all__ = ["RunMeta", "own_rank"]
 
 
 class RunMeta:
@@ -64,3 +65,11 @@ class RunMeta:
                     path = f"{node.path}.{name}" if node.path else name
                     found.setdefault(id(parameter), path)
         return found
+
+
+def own_rank() -> int:
+    """The number of this process among those that train together; 0 where it is alone."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    rank = os.environ.get("RANK", "0")
+    return int(rank) if rank.isdecimal() else 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from typing import Any, Optional
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class Segment:
         self.cursor = new_cursor()
         self._written: dict[Any, Any] = {}  # stream: the event behind its last write
         self._copied = streams.new_event()
+        # Where it goes when its records have been taken.
+        self.pool: Optional[deque[Segment]] = None
 
     @property
     def used(self) -> int:

@@ -13,7 +13,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -46,6 +46,9 @@ from ._scaling import ScalingLog
 from ._seen import make_seen
 from ._site import SiteTable
 from .backends import backend_for
+
+if TYPE_CHECKING:
+    from ._graph_tape import Tape
 
 __all__ = ["Session"]
 
@@ -96,6 +99,8 @@ class Session:
         # Sites that could not be read once; they are not tried again.
         self.off_sites: set[int] = set()
         self.unread_devices: dict[str, None] = {}
+        # While a graph is captured: what the hooks see is written down for its replays.
+        self.tape: Optional[Tape] = None
 
     @property
     def next_seq(self) -> int:
@@ -111,6 +116,8 @@ class Session:
         the hooks may go their short way.
         """
         if not self.is_active or self.is_closed or self.removed or self.off_sites:
+            return
+        if self.tape is not None:
             return
         step = self.step
         self.recorder.open(
@@ -415,6 +422,9 @@ class Session:
     def _submit(self, closes_step: bool = False) -> None:
         step = self.step
         journal, step.journal = step.journal, Journal()
+        if self.tape is not None:
+            self.tape.take(step, journal, closes_step)
+            return
         self.recorder.redirect(step.journal.entries)
         self.recorder.unaim()
         records = [self.host.take()]

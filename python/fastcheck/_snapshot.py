@@ -20,22 +20,45 @@ __all__ = ["Generators", "Snapshot", "Values"]
 
 class Generators:
     """The state of Python's, NumPy's and torch's generators, on the CPU and on every device that
-    was used. Synchronises nothing.
+    was used. Waits for nothing on CUDA, whose generators are the host's.
     """
 
     def __init__(self) -> None:
         self._python = random.getstate()
         self._numpy = np.random.get_state()
         self._torch = torch.get_rng_state()
-        was_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # in torch
-        self._cuda = torch.cuda.get_rng_state_all() if was_used else []
+        self._devices = {
+            name: module.get_rng_state_all() for name, module in _devices() if _was_used(module)
+        }
 
     def put_back(self) -> None:
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
+        for name, states in self._devices.items():
+            getattr(torch, name).set_rng_state_all(states)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values and tensors, which ``torch.load(weights_only=True)`` reads."""
+        kind, keys, *rest = self._numpy
+        return {
+            "python": self._python,
+            "numpy": (kind, torch.from_numpy(np.asarray(keys, np.int64)), *rest),
+            "torch": self._torch,
+            "devices": self._devices,
+        }
+
+
+def _devices() -> list[tuple[str, Any]]:
+    """torch's modules of devices with generators of their own, by name."""
+    names = dict.fromkeys(("cuda", "xpu", torch._C._get_privateuse1_backend_name()))
+    found = [(name, getattr(torch, name, None)) for name in names]
+    return [(name, module) for name, module in found if hasattr(module, "get_rng_state_all")]
+
+
+def _was_used(module: Any) -> bool:
+    asked: Any = getattr(module, "is_initialized", None)
+    return asked is not None and bool(asked())
 
 
 class Values:

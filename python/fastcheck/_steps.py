@@ -63,6 +63,8 @@ class StepWatcher:
         self._scaler_words: list[int] = []
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._guard = UpdateGuard(_found_nonfinite, self._combine if is_distributed else None)
+        # Set by the owner: what follows captured graphs lives as long as this.
+        self.graphs: Optional[object] = None
         self._cannot_protect = False
         self._has_combined = False
         self._meets = False
@@ -153,10 +155,11 @@ class StepWatcher:
         if session.has_own_scaling and session.is_active:
             session.note(session.ledger.settle_own_scaling, session.step)
         if not session.is_explicit:
-            self._close_step()
+            self.close_step()
         return True
 
-    def _close_step(self) -> None:
+    def close_step(self) -> None:
+        """The step that is open is over; the ranks meet outside of the lock."""
         self.session.close_step()
         self._reach_boundary()
 
@@ -174,7 +177,8 @@ class StepWatcher:
     def scaled(self, scaler: GradScaler, outputs: Any) -> bool:
         """GradScaler.scale(outputs) has returned."""
         scale = getattr(scaler, "_scale", None)
-        if self._follows(scaler) and isinstance(scale, torch.Tensor):
+        is_run = self.session.tape is None  # not only captured
+        if is_run and self._follows(scaler) and isinstance(scale, torch.Tensor):
             self.session.scaling.scaled(self.session.step.index, outputs, scale)
         return False
 
@@ -205,7 +209,8 @@ class StepWatcher:
                 # Reading it here would make the host wait.
                 self._scaler_words.append(self.session.observe(word, self._word_site(), 0, 0)[0])
         self._scaler_skipped = bool(self._scaler_skipped) or skipped
-        self.session.scaling.decided(self.session.step.index, found_inf, skipped)
+        if self.session.tape is None:
+            self.session.scaling.decided(self.session.step.index, found_inf, skipped)
         if not self._update_reached and self.session.is_active:
             self._state.read_gradients(optimizer, scaled=True)
         return True
@@ -229,7 +234,7 @@ class StepWatcher:
             words, self._scaler_words = self._scaler_words, []
             session.note(session.ledger.settle_scaled, session.step, skipped, words)
         if not self.session.is_explicit:
-            self._close_step()
+            self.close_step()
         return True
 
     # monitor.step()
@@ -245,7 +250,7 @@ class StepWatcher:
                 self._state.read_for_update(None, scaled=session.is_scaled)
             if session.has_own_scaling:
                 session.note(session.ledger.settle_own_scaling, session.step)
-        self._close_step()
+        self.close_step()
         return True
 
     def _read_loss(self, loss: Any) -> None:
@@ -301,7 +306,7 @@ class StepWatcher:
             session.trouble(what, error)
         meets, self._meets = self._meets, False
         self.say_movement()
-        if meets:
+        if meets and session.tape is None:
             session.meet()
         elif is_ours and session.ledger.due:
             session.deliver()

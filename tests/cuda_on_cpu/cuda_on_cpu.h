@@ -47,9 +47,9 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   return cudaSuccess;
 }
 
-inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status =
-      cuda_on_cpu::is_capturing() ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = cuda_on_cpu::is_capturing(stream) ? cudaStreamCaptureStatusActive
+                                              : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 

@@ -19,7 +19,7 @@ bool has_device();
 void enqueue(void* stream, const char* name, std::function<void()> work);
 // The bytes behind a device address, for work on a stream.
 void* memory(const void* address);
-bool is_capturing();
+bool is_capturing(void* stream);
 
 template <class T>
 void locate(T*& pointer) {
@@ -85,11 +85,12 @@ inline void copy_on(void* stream, void* to, const void* from, std::size_t bytes)
 
 }  // namespace cuda_on_cpu
 
-// What a test connects. `enqueue` has work(argument) run on the stream; `memory` is called there.
+// What a test connects. `enqueue` has work(argument) run on the stream, as often as a graph that
+// captured it is replayed, and then drop(argument); `memory` is called there.
 extern "C" {
 void cuda_on_cpu_connect(void (*enqueue)(void* stream, const char* name, void (*work)(void*),
-                                         void* argument),
-                         void* (*memory)(const void* address));
+                                         void* argument, void (*drop)(void*)),
+                         void* (*memory)(const void* address), int (*is_capturing)(void* stream));
 // Streams say that they are being captured; what is put on them runs nevertheless.
 void cuda_on_cpu_pretend_capture(int is_capturing);
 }

@@ -57,6 +57,7 @@ def load(name: Optional[str] = None) -> ModuleType:
 
     torch._register_device_module(wanted, device_module)  # type: ignore[no-untyped-call]
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
+    native.register_graphs()
     atexit.register(native.shutdown)
     _loaded = (wanted, device_module)
     return device_module

@@ -20,7 +20,10 @@ import torch
 SOURCE = Path(__file__).resolve().parent / "csrc"
 BUILD = Path(__file__).resolve().parents[2] / "build" / "fake_device"
 NAME = "fake_device_C"
-UNITS = ("counters", "streams", "memory", "module", "registration", "launch", "ops", "autocast")
+UNITS = (
+    *("counters", "streams", "memory", "module", "registration", "launch", "ops", "autocast"),
+    *("graphs", "graph_impl"),
+)
 
 
 def _version() -> tuple[int, int]:

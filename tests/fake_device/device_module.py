@@ -148,6 +148,15 @@ def stream(stream: Optional[torch.Stream]) -> Iterator[None]:
         _C.set_device(before_device)
 
 
+def is_current_stream_capturing() -> bool:
+    """Whether what is launched on the current stream becomes part of a graph.
+
+    Graphs are torch.accelerator.Graph; random numbers are drawn once, at the capture.
+    """
+    index = current_device()
+    return bool(_C.is_capturing(index, _C.current_stream(index)))
+
+
 # ---- Random numbers ------------------------------------------------------------------------------
 
 

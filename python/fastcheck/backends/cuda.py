@@ -45,5 +45,6 @@ def entry(module: Any) -> Backend:
         observe_list=module.cuda_observe_list,
         found_nonfinite=module.cuda_found_nonfinite,
         identity=portable.identity,
+        is_capturable=True,
         observe_list_logical=functools.partial(module.cuda_observe_list, logical=True),
     )

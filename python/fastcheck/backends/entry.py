@@ -55,5 +55,8 @@ class Backend:
     identity: Callable[[torch.Tensor, bool], tuple[int, int]]
     #: observe_list in row-major order, whatever the strides.
     observe_list_logical: Callable[[Sequence[torch.Tensor], torch.Tensor, int, int], None]
+    #: observe and observe_list may be captured in a graph: at each replay they read and write the
+    #: same memory again, and need nothing else but what belongs to the graph.
+    is_capturable: bool = False
     #: None where the device has none, or where its values show every overflow.
     overflow_status: Optional[OverflowStatus] = None

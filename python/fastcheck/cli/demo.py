@@ -8,14 +8,16 @@ non-finite is planted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
+import json
 import math
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mean
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 
 import fastcheck
 
+from .._numbers import to_json
 from .demo_gpt import GPT, random_batch, standard_library_text
 
 STEPS = 120
@@ -193,11 +196,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="fastcheck demo",
         description="Trains a small GPT in float16 until it overflows, and cures it.",
+        epilog="exit codes: 0 all went as promised; 1 it did not; 2 wrong usage",
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
     # Matrices this small gain little from a second thread, and lose much when another program
     # keeps that core busy: the threads wait for each other in every product.
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON document; the story goes to standard error"
+    )
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -207,11 +214,20 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except FileNotFoundError as error:
         print(f"fastcheck demo: {error}", file=sys.stderr)
         return 1
+    with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
+        told = tell(text, options.seed)
+    if options.json:
+        print(json.dumps(to_json(told), allow_nan=False, indent=1))
+    return 0 if all(told["promises"].values()) else 1
+
+
+def tell(text: Tensor, seed: int) -> dict[str, Any]:
+    """The story; what came of it, for ``--json``."""
     started = time.perf_counter()
 
     print("1. A small GPT learns Python's own sources in float16, watched by one line:")
     print("   fastcheck.install(model, criterion, optimizer=optimizer, overflow_nums=1)\n")
-    broken = train(text, norm_forgotten=True, seed=options.seed)
+    broken = train(text, norm_forgotten=True, seed=seed)
     stop = broken.stop
     if stop is not None:
         module = stop.culprit.site.module
@@ -220,15 +236,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(chart(broken, module))
         print(f"\n4. The cause\n\n{explain(broken, stop)}")
         print("\n5. The cure, from the same seed\n")
-    cured = train(text, norm_forgotten=False, seed=options.seed)
+    cured = train(text, norm_forgotten=False, seed=seed)
     if stop is not None:
         print(f"\n{compare(broken, cured, module)}")
 
-    print(f"\nIn {time.perf_counter() - started:.0f} seconds:")
+    seconds = time.perf_counter() - started
+    print(f"\nIn {seconds:.0f} seconds:")
     kept = promises(broken, cured)
     for promise, is_kept in kept.items():
         print(f"   {'yes' if is_kept else 'NO '}  {promise}")
-    return 0 if all(kept.values()) else 1
+    return {
+        "stop": stop
+        and {"step": stop.step, "site": stop.culprit.site.to_dict(), "report": str(stop)},
+        "losses": {"without norm2": broken.losses, "with norm2": cured.losses},
+        "seconds": seconds,
+        "promises": kept,
+    }
 
 
 if __name__ == "__main__":

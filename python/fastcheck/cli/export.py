@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, Callable
 
 import numpy as np
@@ -16,22 +17,25 @@ import numpy as np
 from .._errors import CompareError, ConfigError, explain
 from .._log_table import COLUMNS, log_table
 from .._logread import find_logs, read_log
+from ..dump.files import places_in
 
 _DESCRIPTION = """\
-Writes the records of a log as a table, one row a record, with its place, counts, statistics and
-checksum: for pandas, DuckDB, Polars, a spreadsheet. Works through the log in pieces, so that its
+Writes the records of a log, or of a dump, as a table, one row a record, with its place, counts,
+statistics and checksum: for pandas, DuckDB, Polars, a spreadsheet. Works in pieces, so that its
 size doesn't matter. The format is that of the name: .csv, .parquet, or .arrow."""
 
 _EPILOG = """\
 examples:
   fastcheck export fastcheck_log records.parquet
   fastcheck export LOG records.csv
+  fastcheck export dump/step3 step3.csv
   duckdb -c "select step, max(l2_norm) from 'records.parquet' where module = 'head' group by step"
 
 .parquet and .arrow need pyarrow: pip install 'fastcheck[tools]'. .csv needs nothing; its checksums
 are 16 hexadecimal digits, and a cell is empty where a record's depth doesn't cover it.
 
-exit codes: 0 written; 2 not a log, a file that is there already or can't be written, wrong usage"""
+exit codes: 0 written; 2 no log or dump, a file that is there already or can't be written, wrong
+usage"""
 
 Piece = dict[str, np.ndarray]
 
@@ -44,7 +48,9 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("log", help="log directory, or the fastcheck_log/ above it (the newest)")
+    parser.add_argument(
+        "log", help="log directory, the fastcheck_log/ above it (the newest), or a dump"
+    )
     parser.add_argument("file", help="what to write: NAME.csv, NAME.parquet or NAME.arrow")
     parser.add_argument("--force", action="store_true", help="replace the file if it is there")
     parser.add_argument("--json", action="store_true", help="say what was written as JSON")
@@ -76,8 +82,11 @@ def run(options: argparse.Namespace) -> int:
                 do="--force replaces it",
             )
         )
-    logs = find_logs(options.log)
-    if not logs:
+    path, places = options.log, [place for _, _, place in sorted(places_in(options.log))]
+    if not places:
+        places = find_logs(options.log)[-1:]
+        path = places[0] if places else path
+    if not places:
         read_log(options.log)  # says what is wrong with it
         raise ConfigError(
             explain("export reads whole logs", expected="a log directory", came=options.log)
@@ -85,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     # Under another name until it is whole: half a table must not pass for one.
     part = options.file + ".part"
     try:
-        rows = writers[suffix](log_table(logs[-1]), part)
+        rows = writers[suffix](chain.from_iterable(map(log_table, places)), part)
         os.replace(part, options.file)
     except OSError as error:
         raise CompareError(
@@ -100,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
             os.unlink(part)
     size = os.path.getsize(options.file)
     if options.json:
-        said = {"log": logs[-1], "file": options.file, "rows": rows, "bytes": size}
+        said = {"log": path, "file": options.file, "rows": rows, "bytes": size}
         print(json.dumps({**said, "columns": list(COLUMNS)}))
     else:
         print(f"{options.file}: {rows:,} rows of {len(COLUMNS)} columns, {size:,} bytes")

@@ -24,14 +24,15 @@ from .._layout import (
     wants_color,
     wrap,
 )
-from .._logread import LogView, find_logs, first_event, read_log
+from .._logread import LogView, find_logs, first_event, read_log, read_logs
 from .._numbers import read, spell, spell_nonfinite, to_json
-from .._op_names import KINDS, parse
+from .._op_names import is_name, parse
 from .._op_unread import from_meta, unread_lines
 from .._record import Verdict
 from .._scaling import ScalingRow, scaling_table
 from .._story import report_from_log, story
 from .._style import STYLES, place, row_name
+from ..dump.files import places_in
 from .show_json import document
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ _TRENDS = 12
 
 _DESCRIPTION = """\
 Shows a log: the directory that a stop message names, the fastcheck_log/ above it (then the newest
-log in it), or one file of it. Without filters: the events, and the records of the last step."""
+log in it), or one file of it. Or a dump: all of it, a step, or a rank of a step. Without filters:
+the events, and the records of the last step."""
 
 _EPILOG = """\
 examples:
@@ -53,10 +55,11 @@ examples:
   fastcheck show LOG --site 'layers.*' --step 41  patterns as in a shell; quote them
   fastcheck show LOG --site Functional.softmax    an operator (level="op"), as msprobe names it
   fastcheck show LOG --events                     only what overflowed, with the reasons
+  fastcheck show dump --step 3                    what a Dumper has read in step 3, in order
   fastcheck show LOG --rank 2                     one rank; without it all, by step, then rank
   fastcheck show LOG --json | python -m json.tool  strict JSON: "nan" and "inf" are strings
 
-exit codes: 0 shown; 1 nothing matches the filters; 2 not a log, or wrong usage"""
+exit codes: 0 shown; 1 nothing matches the filters; 2 no log or dump, or wrong usage"""
 
 
 def add_parser(commands: Any) -> None:
@@ -67,7 +70,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("path", help="log directory, or a file in it")
+    parser.add_argument("path", help="log directory, a file in it, or a dump")
     parser.add_argument("--step", type=int, metavar="N", help="only step N (-1: the last one held)")
     parser.add_argument(
         "--site",
@@ -94,8 +97,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0 when something was shown, 1 when the filters leave nothing."""
-    path, others = _choose(options.path)
-    view = read_log(path)
+    path, others, view = _read(options.path)
     if options.limit is not None and options.limit < 0:
         raise ConfigError(
             explain("--limit is negative", expected="0 (all) or more", came=str(options.limit))
@@ -126,12 +128,15 @@ class _Wanted:
         return not self.filtered or bool(len(self.records) or self.events)
 
 
-def _choose(path: str) -> tuple[str, list[str]]:
-    """The newest log at or right below ``path``, and the older ones."""
-    logs = find_logs(path)
-    if not logs:
-        return path, []
-    return logs[-1], logs[:-1]
+def _read(path: str) -> tuple[str, list[str], LogView]:
+    """The dump at ``path``, all steps and ranks of it; or the newest log at or right below it, and
+    the older ones.
+    """
+    places = [place for _, _, place in sorted(places_in(path))]
+    if places:
+        return path, [], read_logs(path, places)
+    logs = find_logs(path) or [path]
+    return logs[-1], logs[:-1], read_log(logs[-1])
 
 
 def _filter(view: LogView, options: argparse.Namespace) -> _Wanted:
@@ -178,7 +183,7 @@ def matches(site: Site, pattern: str) -> bool:
     ``*`` and ``?`` are wild; brackets are not, since labels have them. A plain path includes what
     is below it. Names in msprobe's style mean any call, since calls belong to records.
     """
-    if pattern.split(".", 1)[0] in KINDS and "." in pattern:
+    if is_name(pattern):
         name = replace(parse(pattern), call=None)
         return name.matches(site, 0)
     module = site.module or site.module_type

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._errors import ConfigError, FastcheckWarning, did_you_mean, explain
-from .._monitor import _rank
+from .._run_meta import own_rank
 
 __all__ = ["check_names", "one_of", "rank", "refuse", "say"]
 
-rank = _rank
+rank = own_rank
 
 _said: set[str] = set()
 

@@ -14,12 +14,13 @@ import torch
 
 from .._environment import environment
 from .._errors import ConfigError, FastcheckWarning, LogError, explain
-from .._monitor import _rank
+from .._run_meta import own_rank
 from .api_calls import ApiCalls
+from .dispatch import OpMode
 from .files import claim, place_of
 from .module_calls import ModuleCalls
 from .modules import Listener, ModuleTracker
-from .op_calls import OpCalls, OpMode
+from .op_calls import OpCalls
 from .options import Options, check_options
 from .records import quiet
 from .reference import Reference
@@ -129,7 +130,7 @@ class Dumper:
             level, ops, modules, first, last, None if from_log is None else os.fspath(from_log)
         )
         self._models = _models(model)
-        self._rank = _rank()
+        self._rank = own_rank()
         self.path = place_of(os.fspath(directory), step, self._rank)
         self._lists = {
             "ops": _given(ops),
@@ -217,7 +218,7 @@ class Dumper:
             self._stack.callback(ops.close)
             if apis is not None:
                 self._stack.enter_context(apis)
-            self._stack.enter_context(OpMode(ops))
+            self._stack.enter_context(OpMode(ops.run, lambda: session.is_on, ops.pass_by))
 
     def __exit__(
         self,

@@ -1,98 +1,26 @@
-"""``level="op"``: what every operator reads and makes, by a mode of torch's dispatcher.
-
-The mode sees the operators of the thread that entered it, and of backward wherever that runs:
-autograd hands its thread's modes on to the threads of devices. Other threads of the program are not
-seen.
-
-Names are those of ``install(level="op")``: an operator of backward goes by the operator of the
-forward pass that it is the backward of, told by the sequence number of autograd's node.
-"""
+"""``level="op"``: what every operator reads and makes."""
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from typing import Any, Optional
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._calls import ModuleNode
 from .._naming import OUTSIDE
 from .._record import Flag
 from .._site import Site
 from .api_calls import ApiCalls
-from .arguments import describe, plain, tensors_of
+from .arguments import describe, inputs_of, others_of, outputs_of
+from .dispatch import CallNamer, Forward
 from .fresh_memory import FreshMemory
 from .modules import Listener, ModuleTracker, Running
 from .op_info import OpInfo, op_info
-from .records import is_quiet
 from .reference import Reference
 from .selection import CallName, Selection
 from .session import DumpSession
 
-__all__ = ["OpCalls", "OpMode"]
-
-_PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
-_DETACH = torch.ops.aten.detach.default
-_current_node: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
-_next_sequence: Any = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
-# Whoever runs a checkpointed function again has set hooks on what it saves.
-_saved_tensor_hooks: Any = getattr(
-    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore: None
-)
-
-
-class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands every operator to ``calls``; the operator itself runs as if nobody looked."""
-
-    # What these run inside is not seen, but without this they would refuse to run.
-    supports_higher_order_operators = True
-
-    def __init__(self, calls: OpCalls) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._calls = calls
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        calls = self._calls
-        if is_quiet() or not calls.session.is_on:
-            return func(*args, **kwargs)
-        if not isinstance(func, torch._ops.OpOverload):
-            calls.session.guarded("an operator", calls.pass_by, str(func))
-            return func(*args, **kwargs)
-        for kind in types:
-            if kind.__torch_dispatch__ is not _PLAIN_DISPATCH:
-                # It calls the operator again for the plain tensors below, which is what to see.
-                return NotImplemented
-        if func is _DETACH or func.namespace == "profiler":
-            # What autograd does to each tensor that it keeps, and marks in somebody's timeline.
-            return func(*args, **kwargs)
-        call = calls.session.guarded("an operator", calls.begin, func, args, kwargs)
-        result = func(*args, **kwargs)
-        if call is not None:
-            calls.session.guarded("an operator", calls.end, call, args, kwargs, result)
-        return result
-
-
-class _Forward:
-    """What backward has to know of a call of the forward pass."""
-
-    __slots__ = ("_made", "_task", "name", "node", "was_within")
-
-    def __init__(self, name: CallName, node: Optional[ModuleNode], was_within: bool) -> None:
-        self.name = name
-        self.node = node
-        self.was_within = was_within
-        self._task = self._made = -1
-
-    def next_made(self) -> int:
-        """Numbers what one run of its backward makes."""
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._task, self._made = task, -1
-        self._made += 1
-        return self._made
+__all__ = ["OpCalls"]
 
 
 class OpCall:
@@ -115,17 +43,12 @@ class OpCall:
         self.info = info
         self.name = name
         self.node: Optional[ModuleNode] = None
-        self.forward: Optional[_Forward] = None
+        self.forward: Optional[Forward] = None
         self.flags = 0
         self.is_wanted = True
         self.inputs: list[dict[str, Any]] = []
         # Why the reference can't take it.
         self.skipped = ""
-
-
-class _Local(threading.local):
-    sequence = -1
-    is_first = False
 
 
 class OpCalls(Listener):
@@ -139,19 +62,10 @@ class OpCalls(Listener):
     ) -> None:
         self.session = session
         self._selection = selection
-        self._tracker = tracker
-        self._apis = apis
+        self._namer = CallNamer(tracker, apis)
         self._reference = reference
         self._fresh = FreshMemory()
-        self._counts: dict[str, Counter[str]] = {
-            direction: Counter() for direction in ("forward", "backward", "optimizer")
-        }
-        self._forwards: dict[int, _Forward] = {}
         self._sites: dict[tuple[object, ...], int] = {}
-        self._local = _Local()
-        # Nodes that are there already belong to nothing that was seen.
-        self._oldest = self._local.sequence = _next_sequence() - 1
-        self._local.is_first = True
 
     def close(self) -> None:
         self._fresh.clear()
@@ -180,20 +94,34 @@ class OpCalls(Listener):
 
     def pass_by(self, name: str) -> None:
         """A higher-order operator runs."""
+        self.session.guarded("an operator", self._leave_out, name)
+
+    def _leave_out(self, name: str) -> None:
         with self.session.lock:
             self.session.leave_out(name, "a higher-order operator: what it runs is not seen")
 
     # One operator
 
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operator itself runs as if nobody looked."""
+        call = self.session.guarded("an operator", self.begin, func, args, kwargs)
+        result = func(*args, **kwargs)
+        if call is not None:
+            self.session.guarded("an operator", self.end, call, args, kwargs, result)
+        return result
+
     def begin(self, func: Any, args: Any, kwargs: Any) -> Optional[OpCall]:
         """It is about to run: None when it is not dumped."""
         info = op_info(func)
         with self.session.lock:
-            call = self._identify(func, info)
+            named = self._namer.name(info.name)
+            call = OpCall(func, info, named.name)
+            call.node, call.forward = named.node, named.forward
+            call.flags = int(Flag.RECOMPUTE) if named.is_recompute else 0
             was_within = None if call.forward is None else call.forward.was_within
             is_wanted = self._selection.wants(call.name, was_within)
             if call.name.direction == "forward":
-                self._register(call)
+                self._namer.register(named, self._selection.is_within)
             if not is_wanted:
                 # What it does to fresh memory counts all the same.
                 call.is_wanted = False
@@ -201,69 +129,11 @@ class OpCalls(Listener):
             self._read_inputs(call, args, kwargs)
             return call
 
-    def _identify(self, func: Any, info: OpInfo) -> OpCall:
-        running = self._tracker.innermost
-        node = None if running is None else running.node
-        direction, flags = "forward", 0
-        forward: Optional[_Forward] = None
-        if torch._C._current_graph_task_id() != -1:
-            again = (running is not None and running.is_recompute) or (
-                torch.is_grad_enabled() and _saved_tensor_hooks(True) is not None
-            )
-            if again:
-                flags = int(Flag.RECOMPUTE)
-            else:
-                direction = "backward"
-                graph_node = _current_node()
-                if graph_node is not None:
-                    forward = self._forwards.get(graph_node._sequence_nr())
-                node = None if forward is None else forward.node
-        elif self._tracker.is_in_optimizer:
-            direction, node = "optimizer", None
-        counts = self._counts[direction]
-        number = counts[info.name]
-        counts[info.name] += 1
-        api, api_call = ("", -1) if self._apis is None else self._apis.current
-        if forward is not None:
-            before = forward.name
-            name = CallName(
-                before.op,
-                before.module,
-                before.call,
-                "backward",
-                before.api,
-                before.api_call,
-                ran=info.name,
-            )
-        else:
-            path = OUTSIDE if node is None else node.path
-            name = CallName(info.name, path, number, direction, api, api_call)
-        call = OpCall(func, info, name)
-        call.node, call.forward, call.flags = node, forward, flags
-        return call
-
-    def _register(self, call: OpCall) -> None:
-        """Remembers which of autograd's nodes this call has made, if it has made one: the first
-        call that finds a new one is the one that it belongs to.
-        """
-        newest = _next_sequence() - 1
-        is_new = newest > self._local.sequence
-        self._local.sequence = newest
-        if not is_new or newest <= self._oldest:
-            return
-        forward = _Forward(call.name, call.node, self._selection.is_within)
-        if self._local.is_first:
-            self._forwards[newest] = forward
-        else:
-            # Each thread counts its own nodes: a recompute on a device's thread takes nobody's
-            # place.
-            self._forwards.setdefault(newest, forward)
-
     def _read_inputs(self, call: OpCall, args: Any, kwargs: Any) -> None:
         info = call.info
         reads_values = not (info.is_view or info.ignores_values or info.is_allocation)
         is_named = not self._selection.is_all
-        for place, label, tensor in _inputs(info, args, kwargs):
+        for place, label, tensor in inputs_of(info, args, kwargs):
             entry = {"label": label, **describe(tensor)}
             call.inputs.append(entry)
             is_written = place in info.written
@@ -279,10 +149,10 @@ class OpCalls(Listener):
         """It has returned."""
         info = call.info
         with self.session.lock:
-            for place, _, tensor in _inputs(info, args, kwargs) if info.written else ():
+            for place, _, tensor in inputs_of(info, args, kwargs) if info.written else ():
                 if place in info.written:
                     self._fresh.wrote(tensor, info.overwrites)
-            made = _outputs(info, args, kwargs, result)
+            made = outputs_of(info, args, kwargs, result)
             if info.is_allocation:
                 for tensor in made:
                     self._fresh.add(tensor)
@@ -344,7 +214,7 @@ class OpCalls(Listener):
             line["ran"] = info.name
         if name.api:
             line["api"] = f"{name.api}.{name.api_call}"
-        others = _others(info, args, kwargs)
+        others = others_of(info, args, kwargs)
         if others:
             line["args"] = others
         for word, holds in (
@@ -355,42 +225,3 @@ class OpCalls(Listener):
             if holds:
                 line[word] = True
         return line
-
-
-def _inputs(info: OpInfo, args: Any, kwargs: Any) -> list[tuple[int, str, torch.Tensor]]:
-    """(place in the schema, label, tensor)."""
-    found = []
-    for place, value in enumerate(args):
-        if isinstance(value, torch.Tensor):
-            found.append((place, info.arguments[place], value))
-        elif isinstance(value, (list, tuple)):
-            for label, tensor in tensors_of(value, info.arguments[place]):
-                found.append((place, label, tensor))
-    for name, value in kwargs.items():
-        for label, tensor in tensors_of(value, name):
-            found.append((info.position.get(name, len(args)), label, tensor))
-    return found
-
-
-def _outputs(info: OpInfo, args: Any, kwargs: Any, result: Any) -> list[torch.Tensor]:
-    """What was written in place, and what was returned."""
-    found = []
-    if info.written:
-        found = [t for place, _, t in _inputs(info, args, kwargs) if place in info.written]
-    written = {id(tensor) for tensor in found}
-    found += [tensor for _, tensor in tensors_of(result, "") if id(tensor) not in written]
-    return found
-
-
-def _others(info: OpInfo, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments that are no tensors."""
-    named = [(info.arguments[place], value) for place, value in enumerate(args)]
-    named += list(kwargs.items())
-    return {
-        name: plain(value)
-        for name, value in named
-        if not isinstance(value, torch.Tensor)
-        and not (
-            isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value)
-        )
-    }

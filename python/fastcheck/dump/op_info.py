@@ -66,6 +66,26 @@ class OpInfo:
         self.is_random = _RANDOM is not None and _RANDOM in getattr(func, "tags", ())
         self.is_collective = space in ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 
+    def draws(self, args: Any, kwargs: Any) -> bool:
+        """Whether this call of it draws random numbers: attention is marked as random for the sake
+        of its dropout, which may be off.
+        """
+        place = self.position.get("dropout_p")
+        if place is None:
+            return self.is_random
+        given = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
+        return self.is_random and given != 0.0
+
+    def why_once(self, args: Any, kwargs: Any) -> str:
+        """Why computing this call of it once more would say nothing; empty where it would."""
+        if self.is_view:
+            return "a view: it computes nothing"
+        if self.is_allocation:
+            return "it allocates memory and computes nothing"
+        if self.is_collective:
+            return "it communicates"
+        return "it draws random numbers" if self.draws(args, kwargs) else ""
+
 
 _known: dict[Any, OpInfo] = {}
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 
 from .._record import DTYPES
-from .arguments import tensors_of
+from .elsewhere import Elsewhere, compute
 from .records import quiet
 from .session import DumpSession
 
@@ -27,7 +27,6 @@ __all__ = ["Reference"]
 
 _CODES = {info.name: info.code for info in DTYPES}
 _KEPT = 1000
-_WIDE = {torch.complex64: torch.complex128}
 
 
 class Reference:
@@ -48,14 +47,15 @@ class Reference:
         self, number: int, call: OpCall, args: Any, kwargs: Any, made: Sequence[torch.Tensor]
     ) -> None:
         """``number``: of the call's line in the index."""
-        reason = call.skipped or _reason(call.info, args, kwargs, made)
+        info = call.info
+        reason = call.skipped or info.why_once(args, kwargs) or _reason(info, made)
         expected: list[torch.Tensor] = []
+        is_wide = self._dtype == "float64" or (
+            self._dtype == "auto" and all(tensor.is_cpu for tensor in made)
+        )
         if not reason:
-            is_wide = self._dtype == "float64" or (
-                self._dtype == "auto" and all(tensor.is_cpu for tensor in made)
-            )
             with quiet(), torch.no_grad():
-                expected, reason = self._run(call.func, args, kwargs, is_wide)
+                expected, reason = _run(info, call.func, args, kwargs, is_wide)
         if not reason and [tuple(t.shape) for t in expected] != [tuple(t.shape) for t in made]:
             reason = "the CPU returns tensors of other shapes"
         with self._session.lock:
@@ -65,25 +65,6 @@ class Reference:
             with quiet(), torch.no_grad():
                 for position, (ours, theirs) in enumerate(zip(made, expected)):
                     self._compare_output(number, call, position, ours, theirs, is_wide)
-
-    def _run(
-        self, func: Any, args: Any, kwargs: Any, is_wide: bool
-    ) -> tuple[list[torch.Tensor], str]:
-        state = torch.get_rng_state()
-        try:
-            # Not detached by hand: nothing is recorded below autograd.
-            result = func(*_moved(args, is_wide), **_moved(kwargs, is_wide))
-        except NotImplementedError as error:
-            return [], f"no kernel on the CPU: {_first_line(error)}"
-        except Exception as error:
-            return [], f"it can't be run again on the CPU: {_first_line(error)}"
-        finally:
-            has_drawn = not torch.equal(state, torch.get_rng_state())
-            if has_drawn:
-                torch.set_rng_state(state)
-        if has_drawn:
-            return [], "it draws random numbers"
-        return [tensor for _, tensor in tensors_of(result, "")], ""
 
     def _compare_output(
         self,
@@ -132,53 +113,22 @@ class Reference:
             self._session.differences.append(line)
 
 
-def _moved(value: Any, is_wide: bool) -> Any:
-    """On the CPU, in the reference's dtype."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to(device="cpu", dtype=_dtype(value.dtype, is_wide))
-    if isinstance(value, torch.dtype):
-        return _dtype(value, is_wide)
-    if isinstance(value, torch.device):
-        return torch.device("cpu")
-    if isinstance(value, (list, tuple)):
-        return [_moved(item, is_wide) for item in value]
-    if isinstance(value, dict):
-        moved = {key: _moved(item, is_wide) for key, item in value.items()}
-        return {**moved, "pin_memory": False} if "pin_memory" in moved else moved
-    return value
+def _run(
+    info: OpInfo, func: Any, args: Any, kwargs: Any, is_wide: bool
+) -> tuple[list[torch.Tensor], str]:
+    there = Elsewhere(torch.device("cpu"), torch.float64 if is_wide else None)
+    try:
+        # Not detached by hand: nothing is recorded below autograd.
+        moved = there.moved(info, args, kwargs)
+    except Exception as error:
+        return [], f"its arguments can't be taken to the CPU: {error}"
+    return compute(info, func, *moved, where="on the CPU")
 
 
-def _dtype(dtype: torch.dtype, is_wide: bool) -> torch.dtype:
-    if not is_wide:
-        return dtype
-    return torch.float64 if dtype.is_floating_point else _WIDE.get(dtype, dtype)
-
-
-def _reason(info: OpInfo, args: Any, kwargs: Any, made: Sequence[torch.Tensor]) -> str:
+def _reason(info: OpInfo, made: Sequence[torch.Tensor]) -> str:
     """Why the op can't be run again; empty where it can."""
-    if info.is_view:
-        return "a view: it computes nothing"
-    if info.is_allocation:
-        return "it allocates memory and computes nothing"
-    if info.is_collective:
-        return "it communicates"
-    if info.is_random and not _draws_nothing(info, args, kwargs):
-        return "it draws random numbers"
     if info.is_in_place:
         return "in place: its inputs are gone"
     if not made:
         return "it returns no tensor"
     return ""
-
-
-def _draws_nothing(info: OpInfo, args: Any, kwargs: Any) -> bool:
-    """Attention is marked as random for the sake of its dropout, which may be off."""
-    place = info.position.get("dropout_p")
-    if place is None:
-        return False
-    given = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
-    return bool(given == 0.0)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

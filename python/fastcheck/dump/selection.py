@@ -10,6 +10,7 @@ from typing import Optional, Union
 from .._errors import ConfigError, LogError, explain, near_matches
 from .._logread import find_logs, first_event, read_log
 from .._naming import OUTSIDE
+from .._op_names import goes_by
 from .spelling import Wanted, matches_module, matches_op, op_names, read_module, read_op
 
 __all__ = ["CallName", "Names", "Selection", "make_selection"]
@@ -173,7 +174,8 @@ def _is(one: Wanted, name: CallName, is_op: bool = False) -> bool:
     if one.module is not None and (name.module is None or not _is_in(one.module, name.module)):
         return False
     if one.api is not None:
-        if one.api != name.api or one.call not in (None, name.api_call):
+        by_api = one.api == name.api and one.call in (None, name.api_call)
+        if not by_api and not (goes_by(name.op, one.api) and one.call in (None, name.call)):
             return False
     elif one.op is not None:
         by_forward = matches_op(one.op, name.op) and one.call in (None, name.call)
@@ -193,7 +195,9 @@ def _is_in(pattern: str, path: str) -> bool:
 
 
 def _means(one: Wanted, name: str) -> bool:
-    return name == one.api if one.api is not None else matches_op(one.op or "", name)
+    if one.api is not None:
+        return name == one.api or goes_by(name, one.api)
+    return matches_op(one.op or "", name)
 
 
 def _did_you_mean(near: Sequence[str]) -> str:
@@ -305,11 +309,10 @@ def make_selection(
                     do='level="module", or the name of an op with its number',
                 )
             )
-    read = read_op if level == "op" else read_module
-    return Selection(
-        level,
-        wanted_ops,
-        wanted_modules,
-        None if first is None else read(first),
-        None if last is None else read(last),
-    )
+
+    def end(option: str, name: Optional[str]) -> Optional[Wanted]:
+        if name is None:
+            return None
+        return read_op(name, option) if level == "op" else read_module(name)
+
+    return Selection(level, wanted_ops, wanted_modules, end("first", first), end("last", last))

@@ -12,22 +12,19 @@ from typing import Optional
 import torch
 
 from .._errors import ConfigError, explain, near_matches
+from .._op_names import TensorName, is_name, parse
 
 __all__ = ["Wanted", "matches_module", "matches_op", "op_names", "read_module", "read_op"]
 
 _DIRECTIONS = ("forward", "backward", "optimizer")
-_API = re.compile(
-    r"(?P<prefix>Functional|Torch|Tensor|VF)(?:[._](?P<name>\w+?))"
-    r"(?:[._](?P<call>\d+)(?:[._](?P<direction>forward|backward))?(?:[._].*)?"
-    r"|[._](?P<lone>forward|backward))?"
-)
-_PEER_MODULE = re.compile(
-    r"(?:Module|Cell)\.(?P<path>.+)\.[^.]+\.(?P<direction>forward|backward)(?:\.(?P<call>\d+))?(?:\..*)?"
-)
 # As a stop message heads: "12 NaN in output of aten.sqrt #0 in decoder.gate (Gate) at step 4".
 _HEADLINE = re.compile(
     r"(?:.* of )?(?P<op>[\w.]+) #(?P<call>\d+) in (?P<module>.+?)(?: at step \d+.*)?"
 )
+# The same of a module: "3 Inf in output[0] of decoder.gate (Gate) at step 4".
+_MODULE_HEADLINE = re.compile(r".* (?:of|to|in) (?P<module>\S+ \([^)]*\)) at step \d+.*")
+# And in msprobe's style: "3 Inf in Functional.softmax.7.forward.output.0 at step 4".
+_PEER_HEADLINE = re.compile(r".* in (?P<name>\S+) at step \d+.*")
 _NUMBERED = re.compile(r"(?P<name>.+?) ?#(?P<call>\d+)")
 _TYPE = re.compile(r"(?P<path>\S*?) ?\((?P<type>[^)]*)\)")
 
@@ -38,27 +35,31 @@ class Wanted:
 
     text: str
     op: Optional[str] = None
-    #: ``Functional.softmax``: an API by the name that msprobe gives it.
+    #: ``Functional.softmax``, as msprobe names an API and fastcheck's msprobe style an operator.
     api: Optional[str] = None
     module: Optional[str] = None
     call: Optional[int] = None
     direction: Optional[str] = None
 
 
-def read_op(text: str) -> Wanted:
-    """An entry of ``ops=``. ConfigError when no operator of this process can be meant."""
+def read_op(text: str, option: str = "ops") -> Wanted:
+    """An entry of ``ops=``, or another ``option`` that names an operator. ConfigError when no
+    operator of this process can be meant.
+    """
     name = text.strip()
-    api = _API.fullmatch(name)
-    if api:
-        call = api.group("call")
-        return Wanted(
-            text,
-            api=f"{api.group('prefix')}.{api.group('name')}",
-            call=None if call is None else int(call),
-            direction=api.group("direction") or api.group("lone"),
-        )
-    if _PEER_MODULE.fullmatch(name):
-        return read_module(text)
+    peer = _peer(name)
+    if peer is not None:
+        if peer.kind == "Module":
+            raise ConfigError(
+                explain(
+                    f"{option}= names an operator, and this is the name of a module",
+                    expected='a name such as "aten.softmax #7" or "Functional.softmax.7.backward"',
+                    came=repr(text),
+                    do=f"give it to modules=: modules=[{peer.path!r}], or with "
+                    f'level="module" as it is',
+                )
+            )
+        return Wanted(text, api=peer.api, call=peer.call, direction=peer.direction)
     headline = _HEADLINE.fullmatch(name)
     if headline:
         return _checked(
@@ -105,15 +106,12 @@ def read_op(text: str) -> Wanted:
 def read_module(text: str) -> Wanted:
     """An entry of ``modules=``."""
     name = text.strip()
-    peer = _PEER_MODULE.fullmatch(name)
-    if peer:
-        call = peer.group("call")
-        return Wanted(
-            text,
-            module=peer.group("path"),
-            call=None if call is None else int(call),
-            direction=peer.group("direction"),
-        )
+    peer = _peer(name)
+    if peer is not None and peer.kind == "Module":
+        return Wanted(text, module=peer.path, call=peer.call, direction=peer.direction)
+    headline = _MODULE_HEADLINE.fullmatch(name)
+    if headline:
+        return Wanted(text, module=_path(headline.group("module")))
     parts = name.split(" · ")
     numbered = _NUMBERED.fullmatch(parts[0])
     direction = next((part for part in parts[1:] if part in _DIRECTIONS), None)
@@ -123,6 +121,13 @@ def read_module(text: str) -> Wanted:
         call=int(numbered.group("call")) if numbered else None,
         direction=direction,
     )
+
+
+def _peer(text: str) -> Optional[TensorName]:
+    """A name in the style of msprobe and ptdbg_ascend."""
+    headline = _PEER_HEADLINE.fullmatch(text)
+    name = headline.group("name") if headline else text
+    return parse(name) if is_name(name) else None
 
 
 def _path(text: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Callable
+
+from .._errors import FastcheckWarning
 
 if TYPE_CHECKING:
     from .._report import StopReport
@@ -18,4 +21,8 @@ class CallbackSink:
         self.function = function
 
     def __call__(self, report: StopReport) -> None:
+        if report.dump is not None:
+            # The function is given the event, which knows nothing of it.
+            said = " ".join(report.dump.lines(1000))
+            warnings.warn(f"fastcheck: {said}", FastcheckWarning, stacklevel=2)
         self.function(report.culprit)

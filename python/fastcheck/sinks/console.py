@@ -22,6 +22,8 @@ class ConsoleSink:
 
     def __call__(self, report: StopReport) -> None:
         text = brief(report)
+        if report.dump is not None:
+            text += "\n  dump: " + " ".join(report.dump.lines(1000))
         if report.log_path is not None:
             text += f"\n  log: {report.log_path}"
         warnings.warn(text, FastcheckWarning, stacklevel=2)

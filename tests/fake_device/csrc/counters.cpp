@@ -66,6 +66,7 @@ void count_synchronisation(Counter counter) {
   if (globals().sync_debug && counter != Counter::event_synchronize)
     throw std::runtime_error(std::string("fake device: a synchronising call (") + name_of(counter) +
                              ") while set_sync_debug_mode(\"error\")");
+  check_not_capturing(name_of(counter));
 }
 
 std::map<std::uint64_t, Counts> counts_by_thread() {

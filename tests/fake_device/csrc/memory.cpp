@@ -21,7 +21,8 @@ namespace fake {
 struct Block {
   int device, stream;
   std::size_t offset, bytes, requested;
-  std::set<int> used_by;  // other streams, from record_stream
+  std::set<int> used_by;                 // other streams, from record_stream
+  std::shared_ptr<Pool> pool = nullptr;  // the graph's in whose capture it was allocated
 };
 
 struct PinnedBlock {
@@ -177,11 +178,14 @@ Block* allocate(int device, int stream_id, std::size_t bytes) {
   std::unique_lock<std::mutex> lock(a.mutex);
   collect(a);
   const std::size_t size = size_class(bytes);
-  auto& cached = a.cached[{stream_id, size}];
+  const auto capture = stream(device, stream_id).capture();
+  const std::shared_ptr<Pool> pool = capture ? capture->pool : nullptr;
+  auto& cached = pool ? pool->free[size] : a.cached[{stream_id, size}];
   Block* block = nullptr;
   if (cached.empty()) {
     block = allocate_below_cache(a, lock, device, size);
     block->stream = stream_id;
+    block->pool = pool;
   } else {
     block = cached.back();
     cached.pop_back();
@@ -202,6 +206,14 @@ void deallocate(Block* block) noexcept try {
   const std::lock_guard<std::mutex> lock(a.mutex);
   a.live.erase(block->offset);
   a.stats.allocated -= static_cast<std::int64_t>(block->bytes);
+  if (block->pool && block->pool->is_alive) {
+    block->pool->free[block->bytes].push_back(block);
+    return;
+  }
+  if (block->pool) {
+    block->used_by.insert(block->pool->streams.begin(), block->pool->streams.end());
+    block->pool = nullptr;
+  }
   if (block->used_by.empty()) {
     retire(a, block);
     return;
@@ -211,6 +223,21 @@ void deallocate(Block* block) noexcept try {
   a.waiting.emplace_back(block, std::move(uses));
 } catch (const std::exception&) {
   // A forked child, or exit: the memory is lost, which nobody will notice there.
+}
+
+void give_back(int device, Pool& pool) {
+  Arena& a = arena(device);
+  const std::lock_guard<std::mutex> lock(a.mutex);
+  pool.is_alive = false;
+  for (auto& [size, blocks] : pool.free) {
+    for (Block* block : blocks) {
+      block->pool = nullptr;
+      std::vector<std::shared_ptr<Completion>> uses;
+      for (int id : pool.streams) uses.push_back(stream(device, id).record());
+      a.waiting.emplace_back(block, std::move(uses));
+    }
+  }
+  pool.free.clear();
 }
 
 void record_use(Block* block, int stream_id) {

@@ -72,6 +72,8 @@ PYBIND11_MODULE(fake_device_C, m) {
     for (fake::Stream* each : fake::all_streams(d)) ids.push_back(each->id());
     return ids;
   });
+  m.def("is_capturing", [](int d, int s) { return fake::stream(d, s).capture() != nullptr; });
+  m.def("register_graphs", &fake::register_graphs);
   m.def("native_handle",
         [](int d, int s) { return reinterpret_cast<std::uintptr_t>(&fake::stream(d, s)); });
   m.def("launch", [](int d, int s, const std::string& name, py::function function) {

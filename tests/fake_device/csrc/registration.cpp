@@ -156,6 +156,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const c10::Stream& stream) const override {
     fake::count(fake::Counter::stream_query);
+    fake::check_not_capturing("a stream was queried");
     return stream_of(stream).idle();
   }
   void synchronizeStream(const c10::Stream& stream) const override {
@@ -189,6 +190,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryEvent(void* event) const override {
     fake::count(fake::Counter::event_query);
+    fake::check_not_capturing("an event was queried");
     if (event == nullptr) return true;
     const auto& last = static_cast<fake::Event*>(event)->last;
     return !last || last->query();

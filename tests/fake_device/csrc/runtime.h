@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -31,6 +32,7 @@ constexpr int kStreams =
 #define FAKE_COUNTERS(X)                                                 \
   /* enqueued, the host goes on */                                       \
   X(kernel) X(device_copy) X(async_copy)                                 \
+  X(captured) X(graph_launch)                                            \
   /* the host waits */                                                   \
   X(blocking_copy) X(item) X(data_dependent)                             \
   X(stream_synchronize) X(event_synchronize) X(device_synchronize)       \
@@ -63,12 +65,18 @@ bool sync_debug();
 // ---- Streams and events
 // ---------------------------------------------------------------------------------------
 
+class Capture;
+
 // One recording of an event. Shared by the event, the queues that wait for it and the allocator.
 struct Completion {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
   std::chrono::steady_clock::time_point time;
+  // Of an event that was recorded in a capture: where. It is a part of the graph, and never done.
+  std::shared_ptr<Capture> capture;
+  int captured_stream = -1;
+  std::size_t captured_nodes = 0;
 
   void finish();
   bool query();
@@ -117,6 +125,11 @@ class Stream {
   bool held();
   void stop();  // at exit: what is not held still runs
 
+  // While it takes part in a capture, kernels become nodes of the graph. Null: it takes part in
+  // none.
+  std::shared_ptr<Capture> capture();
+  void set_capture(std::shared_ptr<Capture> capture);
+
  private:
   struct Task {
     TaskKind kind;
@@ -132,6 +145,7 @@ class Stream {
   std::deque<Task> queue_;
   std::thread worker_;
   bool running_ = false, held_ = false, stopping_ = false, trailing_ = false;
+  std::shared_ptr<Capture> capture_;
   std::int64_t allowed_ = 0, delay_us_ = 0;
 };
 
@@ -157,6 +171,67 @@ double elapsed_ms(Event& start, Event& end);
 void record_launches(bool on);
 std::vector<std::string> take_launches();
 
+// ---- Graphs (graphs.cpp)
+// ---------------------------------------------------------------------------------------
+
+enum class CaptureMode { global, thread_local_, relaxed };
+struct Pool;
+
+struct Node {
+  std::string name;
+  std::function<void()> work;
+};
+
+// A capture under way: what is launched on its streams, in order.
+class Capture {
+ public:
+  Capture(Stream& origin, CaptureMode mode, std::shared_ptr<Pool> pool);
+  // Throws, and so does the end of the capture.
+  [[noreturn]] void fail(const std::string& why);
+  void add(int stream, Node node);
+  std::shared_ptr<Completion> record(int stream);
+  // Another of the device's streams waits for an event of this capture, and so takes part in it.
+  static void wait(const Completion& event, Stream& on);
+  // The nodes; no stream takes part any longer. Throws if the capture went wrong.
+  std::vector<Node> end(Stream& on);
+
+  const CaptureMode mode;
+  const std::thread::id thread;
+  const std::shared_ptr<Pool> pool;
+
+ private:
+  std::mutex mutex_;
+  Stream& origin_;
+  bool is_over_ = false;
+  std::string problem_;
+  std::vector<Node> nodes_;
+  // Side streams that took part, and how many nodes there were after their last one.
+  std::map<int, std::size_t> sides_;
+  std::set<int> unjoined_;
+};
+
+// What makes the host look at the device, or wait for it, ends a capture in failure, and raises.
+void check_not_capturing(const char* what);
+
+class Graph {
+ public:
+  ~Graph() { reset(); }
+  void capture_begin(CaptureMode mode);  // of the current stream of the current device
+  void capture_end();
+  void replay();  // on the current stream of its device, after its last replay
+  void reset();
+
+ private:
+  int device_ = -1;
+  std::shared_ptr<Capture> capture_;
+  std::shared_ptr<Pool> pool_;
+  std::shared_ptr<const std::vector<Node>> nodes_;
+  std::shared_ptr<Completion> last_;
+};
+
+// Makes torch.accelerator.Graph work, where this torch has it; after the backend was renamed.
+void register_graphs();
+
 // ---- Memory
 // ---------------------------------------------------------------------------------------------------
 
@@ -165,6 +240,16 @@ struct OutOfMemory : std::runtime_error {
 };
 
 struct Block;
+
+// The memory of a graph: what was allocated in its capture is used again by nothing else before the
+// graph is gone.
+struct Pool {
+  bool is_alive = true;
+  std::set<int> streams;  // on which the graph was replayed
+  std::map<std::size_t, std::vector<Block*>> free;
+};
+void give_back(int device, Pool& pool);
+
 struct MemoryStats {
   std::int64_t allocated, allocated_peak, reserved, reserved_peak, limit;
 };
@@ -201,8 +286,12 @@ bool is_pinned(const void* address);
 extern "C" {
 #pragma GCC visibility push(default)
 // `native_stream` is Stream.native_handle, and its device is current, as CUDA has it. Runs fn(arg)
-// on that stream after what was enqueued before.
-void fake_device_launch(void* native_stream, const char* name, void (*fn)(void*), void* arg);
+// on that stream after what was enqueued before, and once for each replay if it is captured; then
+// drop(arg), unless that is null.
+void fake_device_launch(void* native_stream, const char* name, void (*fn)(void*), void* arg,
+                        void (*drop)(void*));
+// Whether what is launched there becomes part of a graph.
+int fake_device_is_capturing(void* native_stream);
 // The bytes behind a device address, which was allocated at launch; aborts unless called from a
 // kernel.
 void* fake_device_memory(const void* device_address);

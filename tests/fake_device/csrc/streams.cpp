@@ -94,12 +94,17 @@ void Completion::wait_and_warn() {
 void record(Event& event, Stream& on) {
   count(Counter::event_record);
   event.device = on.device();
-  event.last = on.record();
+  const auto capture = on.capture();
+  event.last = capture ? capture->record(on.id()) : on.record();
 }
 
 void wait(Event& event, Stream& on) {
   count(Counter::event_wait);
-  if (event.last) on.wait_for(event.last);
+  if (!event.last) return;
+  if (event.last->capture) return Capture::wait(*event.last, on);
+  if (const auto capture = on.capture())
+    capture->fail("its stream waits for an event that was recorded outside of the capture");
+  on.wait_for(event.last);
 }
 
 double elapsed_ms(Event& start, Event& end) {
@@ -124,10 +129,15 @@ bool Stream::submit(TaskKind kind, std::string name, std::function<void()> work)
                              ") can't be launched from inside a kernel");
   if (kind == TaskKind::kernel) {
     check_device_error(device_);
-    count(Counter::kernel);
+    const auto capturing = capture();
+    count(capturing ? Counter::captured : Counter::kernel);
     if (g.recording) {
       const std::lock_guard<std::mutex> lock(g.mutex);
       g.launches.push_back(std::to_string(device_) + ":" + std::to_string(id_) + " " + name);
+    }
+    if (capturing) {
+      capturing->add(id_, {std::move(name), std::move(work)});
+      return true;
     }
   }
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -187,6 +197,16 @@ void Stream::advance(std::int64_t kernels) {
 bool Stream::held() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return held_;
+}
+
+std::shared_ptr<Capture> Stream::capture() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return capture_;
+}
+
+void Stream::set_capture(std::shared_ptr<Capture> capture) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  capture_ = std::move(capture);
 }
 
 bool Stream::may_run() const {
@@ -344,13 +364,20 @@ std::vector<std::string> take_launches() {
 }  // namespace fake
 
 extern "C" void fake_device_launch(void* native_stream, const char* name, void (*fn)(void*),
-                                   void* arg) {
+                                   void* arg, void (*drop)(void*)) {
+  const std::shared_ptr<void> held(arg, [drop](void* each) {
+    if (drop != nullptr) drop(each);
+  });
   auto& stream = *static_cast<fake::Stream*>(native_stream);
   if (stream.device() != fake::current_device())
     throw std::runtime_error("fake device: a stream of device " + std::to_string(stream.device()) +
                              " was launched on while device " +
                              std::to_string(fake::current_device()) + " was current");
-  stream.submit(fake::TaskKind::kernel, name, [fn, arg] { fn(arg); });
+  stream.submit(fake::TaskKind::kernel, name, [fn, held] { fn(held.get()); });
+}
+
+extern "C" int fake_device_is_capturing(void* native_stream) {
+  return static_cast<fake::Stream*>(native_stream)->capture() != nullptr ? 1 : 0;
 }
 
 extern "C" void* fake_device_memory(const void* device_address) {

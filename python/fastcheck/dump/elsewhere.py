@@ -12,11 +12,11 @@ from typing import Any, Optional
 
 import torch
 
-from .dump.arguments import tensors_of
-from .dump.op_info import OpInfo, op_info
-from .dump.records import quiet
+from .arguments import inputs_of, outputs_of, tensors_of
+from .op_info import OpInfo, op_info
+from .records import quiet
 
-__all__ = ["Elsewhere"]
+__all__ = ["Elsewhere", "compute"]
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _DROPOUT = torch.ops.aten.native_dropout.default
@@ -39,53 +39,39 @@ class Elsewhere:
             return func(*args, **kwargs), reason
         if func is _DROPOUT:
             return self._dropout(func, args, kwargs)
-        moved_args: Any = ()
-        moved_kwargs: Any = {}
+        moved: Any = None
         try:
             with quiet(), torch.no_grad():
                 # Before it runs: it may write to them.
-                known: dict[int, torch.Tensor] = {}
-                written = _written(info, args, kwargs)
-                moved_args = self._moved(args, known, written)
-                moved_kwargs = self._moved(kwargs, known, written)
-                place = info.position.get("half_to_float")
-                if place is not None and place < len(args) and self.dtype is not None:
-                    # They are wide already.
-                    moved_args = (*moved_args[:place], False, *moved_args[place + 1 :])
+                moved = self.moved(info, args, kwargs)
         except Exception as error:
             reason = f"its arguments can't be taken there: {_first_line(error)}"
         result = func(*args, **kwargs)
         if not reason:
             with quiet(), torch.no_grad():
-                reason = self._replace(info, func, args, kwargs, moved_args, moved_kwargs, result)
+                made = outputs_of(info, args, kwargs, result)
+                reason = self._replace(made, info, func, *moved)
         return result, reason
 
+    def moved(self, info: OpInfo, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments as they are given there, copies of what the operator writes to."""
+        known: dict[int, torch.Tensor] = {}
+        written = _written(info, args, kwargs)
+        place = info.position.get("half_to_float")
+        moved_args = self._moved(args, known, written)
+        if place is not None and place < len(args) and self.dtype is not None:
+            # They are wide already.
+            moved_args = (*moved_args[:place], False, *moved_args[place + 1 :])
+        return moved_args, self._moved(kwargs, known, written)
+
     def _replace(
-        self,
-        info: OpInfo,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        moved_args: Any,
-        moved_kwargs: Any,
-        result: Any,
+        self, made: Sequence[torch.Tensor], info: OpInfo, func: Any, args: Any, kwargs: Any
     ) -> str:
         """Runs it there, and overwrites what it has made here."""
-        state = torch.get_rng_state()
-        try:
-            there = func(*moved_args, **moved_kwargs)
-        except NotImplementedError as error:
-            return f"no kernel there: {_first_line(error)}"
-        except Exception as error:
-            return f"it can't run there: {_first_line(error)}"
-        finally:
-            has_drawn = not torch.equal(state, torch.get_rng_state())
-            if has_drawn:
-                torch.set_rng_state(state)
-        if has_drawn:
-            return "it draws random numbers"
-        made = _made(info, args, kwargs, result)
-        pairs = list(zip(made, _made(info, moved_args, moved_kwargs, there)))
+        there, reason = compute(info, func, args, kwargs)
+        if reason:
+            return reason
+        pairs = list(zip(made, there))
         if any(here.shape != other.shape for here, other in pairs):
             return "it makes tensors of other shapes there"
         try:
@@ -109,18 +95,10 @@ class Elsewhere:
 
     def _reason(self, info: OpInfo, args: Any, kwargs: Any) -> str:
         """Why it is left as it is; empty where it isn't."""
-        if info.is_view:
-            return "a view: it computes nothing"
-        if info.is_allocation:
-            return "it allocates memory and computes nothing"
-        if info.is_collective:
-            return "it communicates"
-        if (
-            info.is_random
-            and info.name != "aten.native_dropout"
-            and not _is_sure(info, args, kwargs)
-        ):
-            return "it draws random numbers"
+        # Of dropout the mask that it draws is used there.
+        reason = "" if info.name == "aten.native_dropout" else info.why_once(args, kwargs)
+        if reason:
+            return reason
         given = [t for value in (*args, *kwargs.values()) for _, t in tensors_of(value, "")]
         if not given:
             return "it is given no tensor"
@@ -170,34 +148,30 @@ class Elsewhere:
         return value
 
 
-def _given_to(info: OpInfo, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors among the arguments that it writes, in the order of its schema."""
-    found = []
-    for place in sorted(info.written):
-        name = info.arguments[place]
-        value = args[place] if place < len(args) else kwargs.get(name)
-        found += [tensor for _, tensor in tensors_of(value, "")]
-    return found
-
-
 def _written(info: OpInfo, args: Any, kwargs: Any) -> frozenset[int]:
-    return frozenset(map(id, _given_to(info, args, kwargs)))
+    return frozenset(id(t) for at, _, t in inputs_of(info, args, kwargs) if at in info.written)
 
 
-def _made(info: OpInfo, args: Any, kwargs: Any, result: Any) -> Sequence[torch.Tensor]:
-    """What was written, and then what was returned beside it."""
-    found = _given_to(info, args, kwargs)
-    known = set(map(id, found))
-    return found + [t for _, t in tensors_of(result, "") if id(t) not in known]
-
-
-def _is_sure(info: OpInfo, args: Any, kwargs: Any) -> bool:
-    """Attention is marked as random for the sake of its dropout, which may be off."""
-    place = info.position.get("dropout_p")
-    if place is None:
-        return False
-    given = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
-    return bool(given == 0.0)
+def compute(
+    info: OpInfo, func: Any, args: Any, kwargs: Any, where: str = "there"
+) -> tuple[list[torch.Tensor], str]:
+    """What an operator makes of arguments that were moved, or why it can't. What random numbers it
+    may draw all the same are given back.
+    """
+    state = torch.get_rng_state()
+    try:
+        result = func(*args, **kwargs)
+    except NotImplementedError as error:
+        return [], f"no kernel {where}: {_first_line(error)}"
+    except Exception as error:
+        return [], f"it can't run {where}: {_first_line(error)}"
+    finally:
+        has_drawn = not torch.equal(state, torch.get_rng_state())
+        if has_drawn:
+            torch.set_rng_state(state)
+    if has_drawn:
+        return [], "it draws random numbers"
+    return outputs_of(info, args, kwargs, result), ""
 
 
 def _first_line(error: BaseException) -> str:

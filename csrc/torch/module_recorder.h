@@ -1,0 +1,20 @@
+// What a module's hooks do for a call in C++, and the hook on a gradient: the calls inside a pass,
+// their arguments and results, the gradients that come back.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace fastcheck {
+
+// Defines the types ModuleRecorder and GradientRecorder, which need the interpreter's lock, and
+// take the session's.
+//
+// ModuleRecorder(recorder, node, counter, input_sites, output_sites, grad_input_sites,
+//                grad_output_sites): of one module; the sites are those that it has until now.
+//   .enter(args, kwargs) -> bool, .leave(output) -> bool
+//                              False: nothing was done, and Python has to. What they raise is what
+//                              session.deliver() raises: a stop
+//   .switch_off()              never again
+void define_module_recorder(pybind11::module_& m);
+
+}  // namespace fastcheck

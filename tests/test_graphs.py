@@ -1,0 +1,295 @@
+"""install() with captured graphs, on the fake accelerator: each replay leaves the records, the
+verdicts and the stops that the same step would have left without a graph.
+
+The kernels are those of csrc/cuda, over the host shim (tests/cuda_on_fake).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fake_device
+import fastcheck
+from cuda_on_fake.checks import fresh_device
+from fastcheck import _drain, _graph_slots
+from graphs import (
+    WARM_UP,
+    Training,
+    assert_records_what_is_there,
+    batches_on,
+    guarded,
+    said,
+)
+from on_device import deep
+from training import Net, stopped, where
+
+fake: Any = fake_device.load()
+NAME = fake.name()
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.accelerator, "Graph"), reason="this torch has no graphs of any device"
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    with fresh_device(monkeypatch):
+        yield
+        gc.collect()
+        fake.empty_cache()
+
+
+data = functools.partial(batches_on, NAME)
+
+
+def trained(
+    steps: list[torch.Tensor], is_captured: bool, **options: Any
+) -> tuple[Any, list[float]]:
+    """A run of whole steps, in a graph or not: its monitor, flushed, and its losses."""
+    torch.manual_seed(0)
+    training = Training(Net(), NAME, guarded)
+    monitor = fastcheck.install(training.model, history=1000, **options)
+    training.warm_up()
+    if is_captured:
+        training.capture()
+    losses = training.run(steps, None if is_captured else training.step)
+    monitor.flush()
+    return monitor, [loss.item() for loss in losses]
+
+
+# --- a whole step ---------------------------------------------------------------------------------
+
+
+def test_100_replays_leave_the_records_of_100_steps() -> None:
+    """Every byte of every record, in their order; a NaN in three of them, and in no other."""
+    steps = data(100, 7, 8, 50)
+    here, expected = trained(steps, False, overflow_nums=-1, protect_weights=True)
+    there, losses = trained(steps, True, overflow_nums=-1, protect_weights=True)
+    assert np.array_equal(losses, expected, equal_nan=True)
+    assert len(said(there)) == len(said(here)) > 100 * 20
+    assert said(there) == said(here)
+    assert np.all(np.diff(there.records()["seq"]) > 0)
+    assert [(e.step, *where(e), e.reason) for e in there.events] == [
+        (e.step, *where(e), e.reason) for e in here.events
+    ]
+    assert {e.step for e in there.events} == {7 + WARM_UP, 8 + WARM_UP, 50 + WARM_UP}
+    assert there.event_count == here.event_count == 3
+    assert not any("lost" in note or "replay" in note for note in there._notes())
+
+
+def test_100_replays_leave_the_cpus_records_of_what_they_computed() -> None:
+    training = Training(Net(), NAME, guarded)
+    options: Any = {"overflow_nums": -1, "history": 200, "protect_weights": True}
+    monitor = fastcheck.install(training.model, **options)
+    training.warm_up()
+    assert_records_what_is_there(training, monitor, 100)
+
+
+def test_many_records_need_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_graph_slots, "BLOCK_SLOTS", 8)
+    training = Training(deep(4), NAME, guarded)
+    monitor = fastcheck.install(training.model, overflow_nums=-1, protect_weights=True)
+    training.warm_up()
+    assert_records_what_is_there(training, monitor, 6)
+
+
+@pytest.mark.parametrize("sync", ["never", "step", "call"])
+def test_a_stop_names_the_replay_that_was_bad(sync: Any) -> None:
+    training = Training(deep(3), NAME)
+    fastcheck.install(training.model, sync=sync)
+    training.warm_up()
+    training.capture()
+    steps = data(20, 7)
+    stop = stopped(lambda: training.run(steps))
+    assert (stop.step, where(stop.culprit)) == (7 + WARM_UP, ("", "input", "input[0]", "arrived"))
+    assert stop.culprit.record["nan_count"] == 1
+    assert f"step {7 + WARM_UP}" in str(stop)
+
+
+@pytest.mark.parametrize("place", ["output", "gradient"])
+def test_the_module_and_the_direction_are_named(place: str) -> None:
+    """What is captured makes it, from a word that changes."""
+    word = torch.zeros((), device=NAME)
+    training = Training(deep(3), NAME, guarded)
+    if place == "output":
+        training.model.tail.function = lambda x: x + word
+    else:
+
+        class Poisoned(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+                return gradient + word
+
+        training.model.tail.function = Poisoned.apply
+    monitor = fastcheck.install(training.model, overflow_nums=-1, protect_weights=True)
+    training.warm_up()
+    training.capture()
+    for index, x in enumerate(data(9)):
+        word.fill_(float("inf") if index == 5 else 0.0)
+        training.run([x])
+    monitor.flush()
+    counted = [event for event in monitor.events if event.counted]
+    role = ("output", "origin") if place == "output" else ("grad_input", "origin")
+    assert [(e.step, e.site.role, e.verdict.name.lower()) for e in counted] == [
+        (5 + WARM_UP, *role)
+    ]
+    assert counted[0].site.module == "tail"
+    assert all(bool(p.isfinite().all()) for p in training.model.parameters())
+
+
+def test_training_is_not_touched() -> None:
+    """Losses and weights are those of graphs without a monitor, bit for bit."""
+
+    def run(is_observed: bool) -> list[Any]:
+        torch.manual_seed(0)
+        training = Training(Net(), NAME, guarded)
+        if is_observed:
+            fastcheck.install(training.model)
+        training.warm_up()
+        training.capture()
+        losses = training.run(data(30))
+        return [x.tolist() for x in (*losses, *training.model.parameters())]
+
+    assert run(True) == run(False)
+
+
+def test_replays_wait_for_nothing_and_allocate_nothing() -> None:
+    training = Training(deep(6), NAME)
+    monitor = fastcheck.install(training.model, max_lag=None)
+    training.warm_up()
+    training.capture()
+    steps = data(4)
+    before = fake.counters()
+    for x in steps:
+        training.x.copy_(x)
+        training.graph.replay()
+    done = fake.counters() - before
+    monitor.flush()
+    assert set(monitor.records()["step"]) == set(range(WARM_UP + 4))
+    assert done.synchronisations == done["blocking_copy"] == 0
+    assert done["alloc_below_cache"] == done["pinned_alloc"] == 0
+    # The copy of the batch, and those of the slots: one aside and one to the host.
+    assert (done["kernel"], done["graph_launch"], done["device_copy"]) == (4 * 4, 4, 2 * 4)
+
+
+def test_a_host_that_is_far_ahead_loses_records_and_no_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_graph_slots, "_MAX_BYTES", 0)
+    monkeypatch.setattr(_graph_slots, "_FIRST_SNAPSHOTS", 2)  # replays on their way
+    training = Training(deep(3), NAME, guarded)
+    options: Any = {"overflow_nums": -1, "max_lag": None, "protect_weights": True}
+    monitor = fastcheck.install(training.model, **options)
+    training.warm_up()
+    training.capture()
+    steps = data(8, 6)
+    monitor.flush()
+    per_step = sum(monitor.records()["step"] == 1)
+    with fake.held():
+        for x in steps:
+            training.x.copy_(x)
+            training.graph.replay()
+    monitor.flush()
+    kept = monitor.records()
+    kept = kept[kept["step"] >= WARM_UP]
+    assert set(kept["step"]) == {WARM_UP, WARM_UP + 1, WARM_UP + 6}
+    assert sum(kept["step"] == WARM_UP) == per_step
+    assert {e.step for e in monitor.events} == {WARM_UP + 6}
+    assert where(monitor.events[0]) == ("", "input", "input[0]", "arrived")
+    assert f"{6 * per_step:,} tensors found no slot" in monitor.summary()
+
+
+def test_replays_that_nobody_saw_are_counted() -> None:
+    training = Training(deep(2), NAME)
+    monitor = fastcheck.install(training.model)
+    training.warm_up()
+    training.capture()
+    steps = data(6)
+    training.run(steps[:2])
+    for _ in range(3):
+        super(type(training.graph), training.graph).replay()
+    training.run(steps[2:])
+    monitor.flush()
+    assert "3 replays of a graph left no record" in monitor.summary()
+    assert set(monitor.records()["step"]) == set(range(WARM_UP + 6))
+
+
+def test_every_and_steps_are_a_matter_of_the_replays() -> None:
+    for options, wanted in (
+        ({"every": 3}, {0, 3, 6}),
+        ({"steps": range(4, 6)}, {4, 5}),
+    ):
+        training = Training(deep(2), NAME)
+        monitor = fastcheck.install(training.model, **options)  # type: ignore[arg-type]
+        training.warm_up()
+        training.capture()
+        training.run(data(6))
+        monitor.flush()
+        assert set(monitor.records()["step"]) == wanted
+        assert monitor.step_index == 7
+        monitor.remove()
+
+
+def test_loss_scaling_is_captured_with_its_decisions() -> None:
+    """A GradScaler and a fused optimizer decide on the device whether an update is skipped."""
+
+    def run(is_captured: bool) -> Any:
+        torch.manual_seed(0)
+        training = Training(Net(), NAME, guarded)
+        monitor = fastcheck.install(training.model, overflow_nums=-1)
+        scaler = torch.amp.GradScaler(NAME, init_scale=2.0**120)
+
+        def step() -> None:
+            training.optimizer.zero_grad()
+            loss = training.model(training.x).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(training.optimizer)
+            scaler.update()
+
+        training.warm_up(step)
+        if is_captured:
+            training.capture(step)
+        steps = data(6)
+        steps[3].mul_(1000)  # too large for its gradients, times the scale
+        training.run(steps, None if is_captured else step)
+        monitor.flush()
+        return monitor
+
+    here, there = run(False), run(True)
+    assert said(there) == said(here)
+    told = [(e.step, *where(e), e.counted) for e in here.events]
+    assert [(e.step, *where(e), e.counted) for e in there.events] == told
+    assert "scaled" in {each[4] for each in told}
+
+
+def test_nothing_asks_the_device_while_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was on its way when the capture began was taken in before."""
+    monkeypatch.setattr(_drain, "_POLL_SECONDS", 0.05)
+    training = Training(deep(2), NAME)
+    monitor = fastcheck.install(training.model, max_lag=None)
+    training.warm_up()
+
+    def step() -> None:
+        training.step()
+        time.sleep(0.3)  # several looks of a drain that has something to look for
+
+    for _ in range(3):
+        training.step()
+        training.capture(step)
+        training.run(data(2))
+    monitor.flush()
+    assert set(monitor.records()["step"]) == set(range(WARM_UP + 9))
+    assert not any("graph" in note for note in monitor._session.notes)
