@@ -60,25 +60,30 @@ def debug_underflow_overflow(trainer: Trainer, scratch: str) -> Step:
     return step
 
 
-def msprobe(trainer: Trainer, scratch: str) -> Step:
-    from msprobe.pytorch import PrecisionDebugger
+def msprobe(level: str, mode: str = "statistics") -> Callable[[Trainer, str], Step]:
+    def tool(trainer: Trainer, scratch: str) -> Step:
+        from msprobe.pytorch import PrecisionDebugger
 
-    config = os.path.join(scratch, "config.json")
-    with open(config, "w") as file:
-        settings = {"task": "statistics", "dump_path": os.path.join(scratch, "dump"), "rank": []}
-        settings |= {"step": [], "level": "L0"}
-        section = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": "statistics"}
-        json.dump({**settings, "statistics": section}, file)
-    debugger = PrecisionDebugger(config_path=config)
+        place = os.path.join(scratch, f"{level}-{mode}")
+        os.makedirs(place)
+        config = os.path.join(place, "config.json")
+        with open(config, "w") as file:
+            settings = {"task": "statistics", "dump_path": os.path.join(place, "dump"), "rank": []}
+            settings |= {"step": [], "level": level}
+            section = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": mode}
+            json.dump({**settings, "statistics": section}, file)
+        debugger = PrecisionDebugger(config_path=config)
 
-    def step(index: int) -> torch.Tensor:
-        debugger.start(model=trainer.model)
-        loss = trainer.step(index)
-        debugger.stop()
-        debugger.step()
-        return loss
+        def step(index: int) -> torch.Tensor:
+            debugger.start(model=trainer.model)
+            loss = trainer.step(index)
+            debugger.stop()
+            debugger.step()
+            return loss
 
-    return step
+        return step
+
+    return tool
 
 
 TOOLS = {
@@ -89,11 +94,15 @@ TOOLS = {
     "fastcheck health": fastcheck("health"),
     "detect_anomaly": detect_anomaly,
     "HF DebugUnderflowOverflow": debug_underflow_overflow,
-    "msprobe L0 statistics": msprobe,
+    "msprobe L0 statistics": msprobe("L0"),
+    "msprobe L1 statistics": msprobe("L1"),
+    "msprobe L1 md5": msprobe("L1", "md5"),
 }
 PACKAGES = {
     "HF DebugUnderflowOverflow": "transformers",
     "msprobe L0 statistics": "mindstudio-probe",
+    "msprobe L1 statistics": "mindstudio-probe",
+    "msprobe L1 md5": "mindstudio-probe",
 }
 
 

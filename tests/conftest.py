@@ -33,6 +33,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_dump_device.py",
         "test_fake_device.py",
         "test_fake_device_torch.py",
+        "test_op_async.py",
         "test_fake_graphs.py",
         "test_graph_ends.py",
         "test_graph_parts.py",

@@ -28,13 +28,6 @@ def broken(function: Any) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), Apply(function), nn.Linear(8, 4)).to(NAME)
 
 
-def test_without_sync_call_it_is_refused() -> None:
-    with pytest.raises(
-        fastcheck.ConfigError, match=r'other devices than the CPU only with sync="c'
-    ):
-        fastcheck.install(Net().to(NAME), level="op")
-
-
 def test_a_forward_culprit() -> None:
     model = broken(lambda x: torch.sqrt(-x.abs() - 1))
     fastcheck.install(model, level="op", sync="call", record="stats")

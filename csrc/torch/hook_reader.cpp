@@ -22,18 +22,6 @@ constexpr std::int64_t kNoToken = std::int64_t{1} << 50;
 
 }  // namespace
 
-bool is_plain(const at::Tensor& tensor) {
-  constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
-                                          c10::DispatchKey::FuncTorchBatched,
-                                          c10::DispatchKey::FuncTorchGradWrapper});
-  return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_nested() &&
-         !tensor.is_meta() && !tensor.key_set().has_any(kWrapped) && tensor.has_storage();
-}
-
-bool can_be_nonfinite(at::ScalarType type) {
-  return at::isFloatingType(type) || at::isComplexType(type);
-}
-
 HookReader::HookReader(py::object seen, const at::Tensor& slots, Depth depth)
     : seen_object_(std::move(seen)),
       seen_(seen_object_.cast<SeenTensors&>()),
@@ -47,11 +35,11 @@ std::int64_t HookReader::read(py::handle object, std::int64_t index, const Ident
                               bool any_dtype) {
   const at::Tensor& tensor = unpack(object);
   const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
-  if (!dtype.has_value() || !(any_dtype || can_be_nonfinite(tensor.scalar_type()))) {
+  if (!dtype.has_value() || !(any_dtype || may_be_nonfinite(tensor.scalar_type()))) {
     return code::kUnread;
   }
   if (!known_[type_index(tensor)]) return code::kUnknownDevice;
-  if (!is_plain(tensor)) return code::kUnread;
+  if (!has_plain_memory(tensor)) return code::kUnread;
   const std::int64_t token = seen_.add(tensor, identity.seq);
   if (token == kNoToken) return code::kUnread;
   if (token >= 0) return token << code::kTokenShift;

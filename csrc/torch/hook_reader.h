@@ -31,11 +31,6 @@ constexpr int kOrderShift = 10;             // 1 bit: and its order
 constexpr int kTokenShift = 11;             // the number under which the tensor is remembered
 }  // namespace code
 
-// Whether a tensor of this type can hold anything that is not finite.
-bool can_be_nonfinite(at::ScalarType type);
-// Ordinary memory: not sparse, nested, fake, or wrapped by a subclass or a functorch transform.
-bool is_plain(const at::Tensor& tensor);
-
 class HookReader {
  public:
   HookReader(pybind11::object seen, const at::Tensor& slots, Depth depth);

@@ -8,6 +8,7 @@
 #include "torch/hook_reader.h"
 #include "torch/python_tensors.h"
 #include "torch/python_types.h"
+#include "torch/tensor_view.h"
 
 namespace py = pybind11;
 
@@ -82,7 +83,7 @@ bool HookTensors::add_arguments(PyObject* args, PyObject* kwargs, PyObject* site
 
 bool HookTensors::add_tensor(PyObject* tensor, PyObject* label, PyObject* sites) {
   const Py_ssize_t position = count++;
-  if (!can_be_nonfinite(unpack(tensor).scalar_type())) return true;
+  if (!may_be_nonfinite(unpack(tensor).scalar_type())) return true;
   PyObject* const site = PyDict_GetItemWithError(sites, label);
   if (site == nullptr) return false;
   items.push_back(

@@ -13,6 +13,7 @@
 #include "torch/hook_tensors.h"
 #include "torch/python_tensors.h"
 #include "torch/python_types.h"
+#include "torch/tensor_view.h"
 
 namespace py = pybind11;
 
@@ -228,7 +229,7 @@ bool ModuleRecorder::leave(PyObject* output) const {
   for (const HookTensors::Item& item : found.items) {
     const std::int64_t code = of.read(item.tensor, item.site, fields->index, 0);
     if (code < 0) {
-      is_complete = is_complete && !is_plain(unpack(item.tensor));
+      is_complete = is_complete && !has_plain_memory(unpack(item.tensor));
       continue;
     }
     const std::int64_t token = code >> code::kTokenShift;

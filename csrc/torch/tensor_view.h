@@ -13,6 +13,24 @@ namespace fastcheck {
 
 std::optional<DType> dtype_of(at::ScalarType type);
 
+// Its bytes are elsewhere: within a subclass, or under a transform of functorch.
+inline bool is_wrapper(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                                          c10::DispatchKey::FuncTorchBatched,
+                                          c10::DispatchKey::FuncTorchGradWrapper});
+  return tensor.defined() && tensor.key_set().has_any(kWrapped);
+}
+
+// Ordinary memory: not sparse, nested, fake, or wrapped.
+inline bool has_plain_memory(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_nested() &&
+         !tensor.is_meta() && !is_wrapper(tensor) && tensor.has_storage();
+}
+
+inline bool may_be_nonfinite(at::ScalarType type) {
+  return at::isFloatingType(type) || at::isComplexType(type);
+}
+
 // Why `tensor` can't be read by kernels of a device of type `device`: what was expected, what came,
 // what to do. Empty when it can.
 std::string unreadable_reason(const at::Tensor& tensor,

@@ -15,6 +15,7 @@ from ._config import Action, Config, Optimizers, ScalerLike, make_config
 from ._errors import ConfigError, did_you_mean, explain
 from ._monitor import Monitor
 from ._op_filter import check_filters
+from ._op_launch import why_not
 from ._protect import UpdateGuard
 from ._replay import Replayer
 from ._site import SiteTable
@@ -69,7 +70,7 @@ def install(
         overflow_nums: carry out ``action`` at the so many-th overflow event and at every later one;
             -1: never.
         level: ``"module"``: what modules take and return. ``"op"``: what every operator makes, in
-            forward, backward and the optimizer, on the CPU; one monitor at a time.
+            forward, backward and the optimizer; one monitor at a time.
         record: what is computed of each tensor: ``"health"`` (counts), ``"stats"`` (and min, max,
             sums) or ``"full"`` (and a checksum).
         sync: when a stop happens on an accelerator. ``"never"``: as soon as the host learns of it,
@@ -185,7 +186,7 @@ def install(
     if config.protect_weights is not False:
         UpdateGuard.learn({p.device for module in (model, *more) for p in module.parameters()})
     if is_op_level and config.sync != "call":
-        _check_on_cpu(model)
+        _check_readable_by_op(model)
     monitor = Monitor(config, sites, model, nodes, has_excluded=len(observed) < len(named))
     monitor._replays = Replayer(monitor._session, (model, *others), install, monitor._dumper)
     monitor._attach()
@@ -203,16 +204,20 @@ def _of_unknown(name: str) -> str:
     )
 
 
-def _check_on_cpu(model: torch.nn.Module) -> None:
+def _check_readable_by_op(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
-        if not parameter.is_cpu:
+        device = parameter.device
+        if parameter.is_cpu:
+            continue
+        problem = why_not(device)
+        if problem:
             raise ConfigError(
                 explain(
-                    'level="op" reads other devices than the CPU only with sync="call"',
-                    expected='a model on the CPU, or sync="call"',
-                    came=f"{name} on {parameter.device}",
-                    do='level="module" reads every device, and replay=True then runs the step '
-                    "that was stopped again, operator by operator",
+                    f'level="op" can\'t read {device} without making the host wait: {problem}',
+                    expected='a device with streams and infinities, or sync="call"',
+                    came=f"{name} on {device}",
+                    do='level="module" says what it can of every device, and replay=True then runs '
+                    "the step that was stopped again, operator by operator",
                 )
             )
 

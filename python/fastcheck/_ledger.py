@@ -22,7 +22,8 @@ from ._history import History
 from ._journal import BadRecords, Entry, Journal, entries_of
 from ._log import RecordLog
 from ._naming import OUTSIDE
-from ._op_judge import OpFinding, OpJudge
+from ._op_judge import Elders, OpFinding, OpJudge
+from ._op_unread import UnreadOp, to_meta
 from ._policy import Decision, Policy
 from ._record import Flag, Verdict, overflowed
 from ._scaling import ScalingRow
@@ -77,6 +78,7 @@ class Ledger:
         self.first_bad: Optional[Step] = None
         self._past_events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self._masks: set[int] = set()
+        self._elders: Elders = {}
         self._skipped_steps = 0
         # The step whose findings are not among the past events yet.
         self._current: Optional[Step] = None
@@ -95,8 +97,11 @@ class Ledger:
 
         last_finite = self.history.last_finite_step
         others = self._has_other_ranks
-        kind = OpJudge if self.config.level == "op" else Judge
-        return kind(self.sites, self._masks, step.calls, check, last_finite, others)
+        if self.config.level != "op":
+            return Judge(self.sites, self._masks, step.calls, check, last_finite, others)
+        judge = OpJudge(self.sites, self._masks, step.calls, check, last_finite, others)
+        judge.elders = self._elders
+        return judge
 
     def renew(self, step: Step) -> None:
         """Between two passes of a step that never closes: lets go of what it has found, if that is
@@ -157,6 +162,11 @@ class Ledger:
         """Writes what loss scaling did into the meta file of the log, if there is one."""
         if self.log is not None and rows:
             self.log.add_meta(scaling=[asdict(row) for row in rows])
+
+    def note_unread(self, rows: Sequence[UnreadOp]) -> None:
+        """Writes what op level could not observe into the meta file of the log, if there is one."""
+        if self.log is not None and rows:
+            self.log.add_meta(**to_meta(rows))
 
     # Records and findings
 

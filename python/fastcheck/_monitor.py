@@ -25,7 +25,9 @@ from ._log import RecordLog
 from ._logread import read_log
 from ._meeting import Meeting
 from ._op_hooks import OpModuleObserver
-from ._op_session import OpSession, OpState
+from ._op_session import OpSession
+from ._op_state import OpState
+from ._op_unread import unread_lines
 from ._rank_join import follow
 from ._ranks import agreement_for
 from ._replay import Replay, Replayer
@@ -218,7 +220,8 @@ class Monitor:
     def summary(self, style: Optional[str] = None) -> str:
         """What a person wants to read: what was watched, what was found, the story of the first
         counted event (the culprit, what it read, its last healthy numbers, how it spread), one line
-        for each kind of what did no harm, what loss scaling did, and the last step in numbers.
+        for each kind of what did no harm, what loss scaling did, what op level could not observe,
+        and the last step in numbers.
 
         Fetches the numbers of a GradScaler that lives on a device.
 
@@ -246,8 +249,14 @@ class Monitor:
                 story=self._story(style),
                 harmless=harmless(ledger.events, style, _SUMMARY_WIDTH),
                 scaling=scaling_table(session.scaling.rows(), _SUMMARY_WIDTH),
+                unread=self._unread(),
                 style=style,
             )
+
+    def _unread(self) -> list[str]:
+        session = self._session
+        rows = session.unread_ops() if isinstance(session, OpSession) else []
+        return unread_lines(rows, _SUMMARY_WIDTH)
 
     def _story(self, style: str) -> list[Block]:
         session, ledger = self._session, self._ledger

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import torch
 
-from ._calls import Call, ModuleNode
+from ._calls import Call, ModuleNode, new_call
 from ._extension import extension
 from ._hooks import ForwardHook, ForwardPreHook, ModuleObserver
 from ._op_session import OpSession
@@ -50,10 +50,13 @@ class OpModuleObserver(ModuleObserver):
                 session.begin_pass()
                 if session.is_active:
                     self._begin_pass(node, inputs)
+        call = None
+        if traced is not None and session.is_active:
+            call = self._read_compiled(node, inputs, "input", traced)
         stack.append(node)
         node.counter.total += 1
         self._ops.enter(self._numbers[id(node)])
-        return None
+        return call
 
     def _begin_pass(self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]]) -> None:
         if self._stored_step is None:
@@ -76,7 +79,27 @@ class OpModuleObserver(ModuleObserver):
         if session.has_incidents:
             with session.lock:
                 session.collect()
+        if traced is not None and session.is_active:
+            return self._read_compiled(node, outputs, "output", traced)
         return None
+
+    def _read_compiled(
+        self, node: ModuleNode, tensors: list[tuple[str, torch.Tensor]], role: str, traced: Traced
+    ) -> Optional[Call]:
+        """What a module takes or returns within compiled code, where few operators are called."""
+        session = self.session
+        if not node.is_selected:
+            return None
+        call = new_call(node, 0, None, threading.get_ident(), session.next_seq, False)
+        call.watched = {}
+        with session.lock:
+            for index, (label, tensor) in enumerate(tensors):
+                position = traced.positions[index]
+                session.read_compiled(tensor, node, node.site(role, label, position), role)
+                if traced.needs_gradient(index):
+                    back = f"grad_{role}"
+                    call.watched[back, label] = node.site(back, label, position), -1
+        return call
 
     def abandon(self, node: ModuleNode) -> None:
         if self._stack.nodes and self._stack.nodes[-1] is node:
@@ -87,4 +110,7 @@ class OpModuleObserver(ModuleObserver):
         """Compiled modules are known by their own hooks alone."""
 
     def gradient(self, hook: Any, gradient: torch.Tensor) -> None:
-        """Gradients are what ops of backward make."""
+        """Of compiled code; elsewhere gradients are what ops of backward make."""
+        with self.session.lock:
+            if self.session.is_active and not self.session.removed:
+                self.session.read_compiled(gradient, hook.call.node, hook.site, hook.role)

@@ -34,6 +34,10 @@ class Incident:
         self.infinite_scalars: int = raw["infinite_scalars"]
         self.is_recompute: bool = raw["is_recompute"]
         self.is_optimizer: bool = raw["direction"] == _OPTIMIZER
+        #: It was left out by a filter, and nobody knows what it made of what it read.
+        self.is_unseen: bool = raw["is_unseen"]
+        #: The first record that the forward made of what ran in backward; -1: not known.
+        self.forward_seq: int = raw["forward_seq"]
         #: Where Python was, in backward where its forward was if that is known; empty when nobody
         #: asked.
         self.line: str = raw["forward_line"] or raw["line"]

@@ -33,6 +33,8 @@ class OpFinding(Finding):
         super().__init__(record, role)
         # Ops that read it and came out finite, and what was made of it that is not.
         self.finite_consumers = 0
+        # Ops that read it, and of which nobody saw what they made of it.
+        self.unseen_consumers = 0
         self.carriers: list[OpFinding] = []
         # What the op read that made it: the argument's name and the record.
         self.inputs: list[tuple[str, int]] = []
@@ -66,6 +68,9 @@ class OpJudge(Judge):
                 self._add(arrival)
                 self._arrive(arrival, one.is_collective, self._outside)
         fed = [found for one in incident.fed if (found := self._find(one.seq)) is not None]
+        if incident.is_unseen:
+            for source in fed:
+                source.unseen_consumers += 1
         if incident.made and not any(is_bad for _, is_bad in incident.made):
             for source in fed:
                 source.finite_consumers += 1
@@ -108,6 +113,20 @@ class OpJudge(Judge):
         """An argument of the model that no observed op has made."""
         self._add(finding)
         self._arrive(finding, is_collective, "it came in with the batch: no observed op made it")
+
+    def compiled(self, finding: OpFinding, name: str, is_scaled: bool) -> None:
+        """What compiled code has made, and a module took, returned or was given back."""
+        self._add(finding)
+        earlier = self._first_hard()
+        reason = f"it was made within compiled code, of which {name} is the first to show it"
+        # Who reads it is not seen either.
+        finding.unseen_consumers += 1
+        if earlier is not None:
+            self._propagate(finding, earlier)
+        elif is_scaled and finding.is_gradient:
+            self._hold_scaled(finding, self._first_scaled(), reason, Verdict.ARRIVED)
+        else:
+            self._arrive(finding, False, reason)
 
     def _find(self, seq: int) -> Optional[OpFinding]:
         found = self._by_token.get(seq)
@@ -247,13 +266,7 @@ class OpJudge(Judge):
                     "scaled gradients were made of it, whose update was skipped",
                 )
             elif _is_absorbed(finding):
-                consumers = finding.finite_consumers + len(finding.carriers)
-                plural = "s" if consumers > 1 else ""
-                self._decide(
-                    finding,
-                    Verdict.ABSORBED,
-                    f"{consumers} op{plural} read it, and came out finite",
-                )
+                self._decide(finding, Verdict.ABSORBED, _why_absorbed(finding))
             elif finding.cause is not None and finding.cause is not finding:
                 root = finding.root
                 if root.planned is not None:
@@ -288,11 +301,23 @@ def _is_absorbed(finding: OpFinding, among: frozenset[Verdict] = _WAITING) -> bo
         met.add(id(one))
         if one.verdict not in among:
             return False
-        if not one.finite_consumers and not one.carriers:
+        ends = one.finite_consumers + one.unseen_consumers
+        if not ends and not one.carriers:
             return False
-        has_end = has_end or one.finite_consumers > 0
+        has_end = has_end or ends > 0
         stack += one.carriers
     return has_end
+
+
+def _why_absorbed(finding: OpFinding) -> str:
+    consumers = finding.finite_consumers + len(finding.carriers)
+    plural = "s" if consumers > 1 else ""
+    if consumers:
+        return f"{consumers} op{plural} read it, and came out finite"
+    return (
+        "only what passes unread (a filter leaves it out, or it runs compiled) took it in, and "
+        "nothing that was read afterwards is a NaN"
+    )
 
 
 def _carries(finding: OpFinding, sources: list[OpFinding]) -> bool:

@@ -5,10 +5,8 @@ incidents are taken in, at the hooks and at step boundaries.
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -16,27 +14,35 @@ import torch
 
 from ._calls import Call, ModuleNode
 from ._config import Config
+from ._device import streams_of
+from ._device_ring import DeviceRing
 from ._errors import ConfigError, explain
 from ._extension import extension
-from ._finding import Finding
-from ._journal import Note
+from ._journal import BadRecords, Journal, Note
+from ._op_deferred import OpPart, OpReading, Stretch
 from ._op_filter import filter_options
 from ._op_incident import Incident
-from ._op_judge import Elders, OpFinding, OpIncident, OpJudge
+from ._op_judge import OpFinding, OpIncident, OpJudge
+from ._op_launch import Launcher, Lines, where, why_not
 from ._op_mode import CallMode, Captures
 from ._op_sites import OpSites
+from ._op_state import NothingSeen
+from ._op_unread import UnreadOp, describing, unread_ops
 from ._readable import can_hold_nonfinite, can_read
 from ._record import RECORD_DTYPE, Flag, nonfinite
 from ._session import Session
 from ._site import SiteTable
-from ._state import StateReader
+from ._step import Step
 
-__all__ = ["OpSession", "OpState"]
+__all__ = ["OpSession"]
 
-# A token for what is known to be finite; no finding has it.
-_FINITE = 2**62
+_MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.PythonTLSSnapshot
+)
 
-_PACKAGES = ("torch", "fastcheck")
+
+# A token for what was not read; no finding has it.
+_UNREAD = 2**62
 
 
 class OpSession(Session):
@@ -53,9 +59,8 @@ class OpSession(Session):
                     do="remove() the first, or give both models to one install(model, other)",
                 )
             )
-        self.elders: Elders = {}
         super().__init__(config, sites, rank, world_size)
-        self.seen = _Seen()
+        self.seen = NothingSeen()
         self._sites: Optional[OpSites] = None
         self._run = 0
         self._last_seq = 0
@@ -64,6 +69,13 @@ class OpSession(Session):
         self.entering = ""
         self._entered: set[str] = set()
         self._close_mode: Callable[[], None] = lambda: None
+        # Where a device reads: records of the host that wait for those of the device, and where
+        # Python was when the step's records were asked for.
+        self._rows: list[np.ndarray] = []
+        self._launcher = Launcher(self)
+        #: Modules that ran compiled: what calls no operators.
+        self.compiled: dict[str, int] = {}
+        self._unread_ops: list[UnreadOp] = []
         # Set by the owner: what calls have read and made is kept for a dump.
         self.captures: Optional[Captures] = None
 
@@ -73,7 +85,13 @@ class OpSession(Session):
         """From now on every op is read."""
         self._sites = OpSites(self.sites, nodes)
         filters = filter_options(self.config, nodes)
-        self._run = self._ops.start(int(self.config.depth), _line, **filters, copies=self.may_wait)
+        self._run = self._ops.start(
+            int(self.config.depth),
+            where,
+            **filters,
+            copies=self.may_wait,
+            launch=None if self.may_wait else self._launcher,
+        )
         self._ops.set_active(self.is_active)
         if self.config.sync == "call":
             mode = CallMode(self, self.captures)
@@ -81,6 +99,7 @@ class OpSession(Session):
             mode.open()
             self._ops.set_mode(mode)
             weakref.finalize(self, mode.close)
+        self.ledger.describe = describing(self.ledger.describe, weakref.WeakMethod(self.unread_ops))
         # A model that is deleted takes its monitor along, without remove().
         weakref.finalize(self, self._ops.stop, self._run)
 
@@ -88,17 +107,19 @@ class OpSession(Session):
         """Judges what still waits. Idempotent."""
         with self.ledger.lock:
             self.ledger.settle_silent(self.step)
+            self.ledger.note_unread(self.unread_ops())
         self._last_seq = self.next_seq
         self._close_mode()
         self._ops.stop(self._run)
 
     @property
-    def _is_running(self) -> bool:
+    def is_running(self) -> bool:
+        """Whether the observer is this session's."""
         return self._run != 0 and self._ops.run() == self._run
 
     @property
     def next_seq(self) -> int:
-        return self._ops.next_seq() if self._is_running else self._last_seq
+        return self._ops.next_seq() if self.is_running else self._last_seq
 
     @next_seq.setter
     def next_seq(self, value: int) -> None:
@@ -110,6 +131,16 @@ class OpSession(Session):
         self._ops.set_optimizer(False)  # whose step may have raised
         self.begin_step_if_closed()
         self.obey_pause()
+        begins_again = self.entering in self._entered
+        if begins_again:
+            self._entered.clear()
+        self._entered.add(self.entering)
+        if self.is_deferred:
+            if begins_again:
+                self.note(self.ledger.settle_silent, self.step)
+            if not len(self.drain):
+                self._submit()
+            return
         with self.ledger.lock:
             # A served model never closes a step.
             self.collect()
@@ -117,10 +148,6 @@ class OpSession(Session):
                 self.ledger.store(self.step)
                 self.ledger.history.drop_oldest()
             self.ledger.renew(self.step)
-        begins_again = self.entering in self._entered
-        if begins_again:
-            self._entered.clear()
-        self._entered.add(self.entering)
         if begins_again and any(finding.is_soft for finding in self.step.judge.findings):
             # What waits since an earlier pass of this step has met all its consumers.
             self.note(self.ledger.settle_silent, self.step)
@@ -130,7 +157,8 @@ class OpSession(Session):
             return
         super().begin_step_if_closed()
         self._entered.clear()
-        if not self._is_running:
+        self._launcher.lines = Lines()
+        if not self.is_running:
             return
         self._ops.begin_step(self.step.index)
         self._ops.set_active(self.is_active)
@@ -147,18 +175,30 @@ class OpSession(Session):
 
     def obey_pause(self) -> None:
         super().obey_pause()
-        if self._is_running:
+        if self.is_running:
             self._ops.set_active(self.is_active)
 
-    @property
-    def _judge(self) -> OpJudge:
-        judge = self.step.judge
+    def close_step(self) -> None:
+        with self._aside():
+            super().close_step()
+        before, rows = self._unread_ops, self.unread_ops()
+        # Once for each operator and reason: the file is written anew each time.
+        if len(rows) != len(before):
+            self.note(self.ledger.note_unread, rows)
+
+    def unread_ops(self) -> list[UnreadOp]:
+        """What passed unread, why, and in how many calls; most calls first."""
+        if self.is_running:
+            self._unread_ops = unread_ops(self._ops, self.compiled)
+        return self._unread_ops
+
+    def _judge_of(self, step: Step) -> OpJudge:
+        judge = step.judge
         assert isinstance(judge, OpJudge)
-        judge.elders = self.elders
         return judge
 
     def update_began(self) -> None:
-        self._ops.set_optimizer(self._is_running)
+        self._ops.set_optimizer(self.is_running)
 
     def update_ended(self) -> None:
         self._ops.set_optimizer(False)
@@ -178,15 +218,20 @@ class OpSession(Session):
     # Readings by name
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:
-        return can_read(tensor) and (tensor.is_cpu or self.may_wait)
+        if not can_read(tensor):
+            return False
+        if tensor.is_cpu or self.may_wait or streams_of(tensor.device) is not None:
+            return True
+        self.unread_devices[tensor.device.type] = None
+        return False
 
     def observe(
         self, tensor: torch.Tensor, site: int, call: int, flags: int
     ) -> tuple[int, Optional[bool]]:
-        if not self._is_running or not self._is_readable(tensor):
-            return _FINITE, False
+        if not self.is_running or not self._is_readable(tensor):
+            return _UNREAD, False
         seq, is_bad, _ = self._ops.read(tensor, site, call, flags)
-        return (_FINITE if seq < 0 else seq), is_bad
+        return seq, is_bad
 
     def judge(
         self,
@@ -197,13 +242,19 @@ class OpSession(Session):
         method: Callable[..., None],
         *args: Any,
     ) -> None:
-        if is_bad:
-            with self.ledger.lock:
-                self.collect()
-                record = self.ledger.history.find(seq)
-                if record is not None and not self._judge.is_finding(seq):
-                    finding = OpFinding(record, role)
-                    self.ledger.judge(self.step, Note(method, self._judge, finding, *args))
+        if is_bad is False:
+            return
+        if self.is_deferred:
+            self._gather()
+            self.step.journal.entries.append(OpReading(seq, role, method, args))
+            return
+        with self.ledger.lock:
+            self.collect()
+            record = self.ledger.history.find(seq)
+            judge = self._judge_of(self.step)
+            if record is not None and not judge.is_finding(seq):
+                finding = OpFinding(record, role)
+                self.ledger.judge(self.step, Note(method, judge, finding, *args))
 
     def observe_list(
         self,
@@ -220,34 +271,133 @@ class OpSession(Session):
 
     def read_argument(self, tensor: torch.Tensor, site: int) -> None:
         """What enters the model; nothing to do if an observed op has made it."""
-        if self._is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
+        if self.is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
             seq, is_bad, is_collective = self._ops.read(tensor, site, 0, 0)
             self.judge(is_bad, seq, "input", None, OpJudge.entered, is_collective)
 
+    def read_compiled(self, tensor: torch.Tensor, node: ModuleNode, site: int, role: str) -> None:
+        """What a module takes, returns or is given back within compiled code."""
+        if self.config.roles and role not in self.config.roles:
+            return
+        if not self.is_running or not can_hold_nonfinite(tensor) or not self._is_readable(tensor):
+            return
+        before, flags = self.next_seq, 0
+        if role.startswith("grad"):
+            flags = int(Flag.SCALED) if self.is_scaled else 0
+        seq, is_bad, _ = self._ops.read(tensor, site, 0, flags)
+        if seq >= before:  # by no operator that was observed
+            self.compiled[node.name] = self.compiled.get(node.name, 0) + 1
+            self.judge(is_bad, seq, role, None, OpJudge.compiled, node.name, self.is_scaled)
+
     # From the observer to the ledger
 
+    def _take(self) -> tuple[np.ndarray, list[Incident], Optional[Any]]:
+        """The observer's records since the last time, its incidents, and the operators that wait
+        for records of a device.
+        """
+        assert self._sites is not None
+        rows, incidents, sites, first, waiting = self._ops.take()
+        if sites:
+            self._sites.add(first, sites)
+        records: np.ndarray = np.frombuffer(rows, RECORD_DTYPE)
+        return records, [Incident(raw) for raw in incidents], waiting
+
     def collect(self) -> None:
-        if self._sites is None or not self._is_running:
+        if self._sites is None or not self.is_running:
+            return
+        if self.is_deferred:
+            with self._aside():
+                self.drain.process()
             return
         with self.ledger.lock:
-            rows, incidents, sites, first = self._ops.take()
-            if sites:
-                self._sites.add(first, sites)
-            records: np.ndarray = rows.numpy().reshape(-1).view(RECORD_DTYPE)
+            records, incidents, waiting = self._take()
             self._sites.translate(records)
             self.ledger.history.add(records)
-            if not incidents:
-                return
-            bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
-            judge = self._judge
-            judge.is_scaled = self.is_scaled
-            judge.is_filtered = self.has_excluded or self.config.is_filtered
-            for incident in map(Incident, incidents):
-                # Its records may have come with an earlier batch, by another thread's hook.
-                for seq in incident.bad_seqs:
-                    if seq not in bad and (record := self.ledger.history.find(seq)) is not None:
-                        bad[seq] = record
-                self.ledger.judge(self.step, OpIncident(incident), bad)
+            if waiting is not None:
+                # Left to a device that can't be read: of the others all is known.
+                found = self._ops.settle(waiting, [], self.next_seq)
+                incidents += [Incident(raw) for raw in found]
+            if incidents:
+                bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
+                self._judge_incidents(self.step, self.is_scaled, incidents, bad)
+
+    def _judge_incidents(
+        self, step: Step, is_scaled: bool, incidents: Sequence[Incident], bad: BadRecords
+    ) -> None:
+        known = dict(bad)
+        judge = self._judge_of(step)
+        judge.is_scaled = is_scaled
+        judge.is_filtered = self.has_excluded or self.config.is_filtered
+        for incident in incidents:
+            # Its records may have come with an earlier batch, by another thread's hook.
+            for seq in incident.bad_seqs:
+                if seq not in known and (record := self.ledger.history.find(seq)) is not None:
+                    known[seq] = record
+            self.ledger.judge(step, OpIncident(incident), known)
+
+    # On a device
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Within it, ops of this thread are fastcheck's own: neither read nor seen by anybody's
+        dispatch mode.
+        """
+        with self.unread(), torch._C._ExcludeDispatchKeyGuard(_MODES):
+            yield
+
+    def ring_for(self, tensor: torch.Tensor, site: int) -> Optional[DeviceRing]:
+        """The ring of its device; None if it passes unread."""
+        device = tensor.device
+        if not self.is_running or site in self.off_sites:
+            return None
+        if self.tape is not None:
+            self.notes["what a graph captures passes unread at op level"] = None
+            return None
+        if device not in self.rings:
+            problem = why_not(device)
+            if problem:
+                self.notes[f"op level does not read {device}: {problem}"] = None
+                self._ops.leave_out(tensor)
+                return None
+        return self._ring(device)
+
+    def _gather(self) -> None:
+        """What the observer has seen until now becomes an entry of the journal."""
+        if self._sites is None or not self.is_running:
+            return
+        stop = self.next_seq
+        records, _, waiting = self._take()
+        if len(records):
+            self._rows.append(records)
+        if waiting is not None:
+            step, is_scaled = self.step, self.is_scaled
+
+            def judge(incidents: list[Incident], bad: BadRecords) -> None:
+                self._judge_incidents(step, is_scaled, incidents, bad)
+
+            step.journal.note(Stretch(judge, waiting, stop, self._launcher.lines))
+
+    def note(self, function: Callable[..., Any], *args: Any) -> None:
+        if self.is_deferred:
+            self._gather()
+        super().note(function, *args)
+
+    def _submit(self, closes_step: bool = False) -> None:
+        if self._sites is None or self.tape is not None:  # after the capture
+            return
+        with self._aside():
+            self._gather()
+            step = self.step
+            journal, step.journal = step.journal, Journal()
+            self.recorder.redirect(step.journal.entries)
+            self.recorder.unaim()
+            records, self._rows = self._rows, []
+            segments = []
+            for ring in self.rings.values():
+                early, in_flight = ring.cut()
+                records += early
+                segments += [(ring, segment) for segment in in_flight]
+        self.drain.submit(OpPart(self._sites, step, journal, records, segments, closes_step))
 
     def judge_now(self) -> None:
         """In the middle of a forward or backward: what is due is done here."""
@@ -259,67 +409,7 @@ class OpSession(Session):
         if self.ledger.due:
             self.deliver()
 
-    def flush(self) -> None:
-        self.collect()
-
     @property
     def has_incidents(self) -> bool:
         """Whether anything non-finite was met since the last collect()."""
         return self._ops.has_incidents()
-
-
-class OpState(StateReader):
-    """Stored tensors are read once: every later change of them is an op, which is read itself."""
-
-    def read_stored(self) -> None:
-        """Parameters and buffers of the modules that are not left out."""
-        roles = self._session.config.roles
-        if roles and "param" not in roles:
-            return
-        every, self._nodes = self._nodes, [node for node in self._nodes if node.is_selected]
-        try:
-            super().read_stored()
-        finally:
-            self._nodes = every
-
-    def read_for_update(
-        self,
-        optimizer: Optional[torch.optim.Optimizer],
-        *,
-        gradients: bool = True,
-        scaled: bool = False,
-    ) -> None:
-        session = self._session
-        if not scaled:
-            session.note(session.ledger.settle_silent, session.step)
-        session.step.state_read = True
-
-    def read_gradients(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> None:
-        self._session.step.state_read = True
-
-    def check(self, step: Any, node: ModuleNode, asked_for: Finding) -> Optional[Finding]:
-        return None
-
-
-class _Seen:
-    """Remembers nothing: the observer knows what was read."""
-
-    def add(self, tensor: torch.Tensor, token: int) -> int:
-        return -1
-
-    def clear(self) -> None:
-        pass
-
-    def __len__(self) -> int:
-        return 0
-
-
-def _line() -> str:
-    """Where Python is, outside of torch and of fastcheck."""
-    frame: Optional[FrameType] = sys._getframe()
-    while frame is not None:
-        package = str(frame.f_globals.get("__name__", "")).split(".", 1)[0]
-        if package not in _PACKAGES and not package.startswith("_pytest"):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return ""

@@ -109,7 +109,7 @@ class Reserve(Segment):
         return len(self.slots)
 
     def take(self, depth: int, backend: Backend) -> np.ndarray:
-        rows = self.mirror.numpy().reshape(-1).view(RECORD_DTYPE)
+        rows = self.rows.reshape(-1).view(RECORD_DTYPE)
         records: np.ndarray = rows[1 : 1 + int(rows["numel"][0])].copy()
         identities = [self._copying[int(number)] for number in records["seq"]]
         self._copying = {}

@@ -26,6 +26,8 @@ class Segment:
         self.slots = streams.empty(rows, RECORD_BYTES)
         self._ready.record(self._home)
         self.mirror = streams.pinned(rows, RECORD_BYTES)
+        # Here, and not where they are taken: making an array calls operators.
+        self.rows: np.ndarray = self.mirror.numpy()
         # Each row an Identity; the cursor's slot is the first free row.
         self.identities = np.zeros((rows, len(Identity._fields)), np.int64)
         self.cursor = new_cursor()
@@ -73,7 +75,7 @@ class Segment:
         used = self.cursor.slot
         records = np.zeros(used, RECORD_DTYPE)
         rows = records.view(np.uint8).reshape(used, RECORD_BYTES)
-        rows[:, :VALUE_BYTES] = self.mirror.numpy()[:used, :VALUE_BYTES]
+        rows[:, :VALUE_BYTES] = self.rows[:used, :VALUE_BYTES]
         identify(records, self.identities[:used], depth, backend.device_mode)
         self.cursor.slot = 0
         return records

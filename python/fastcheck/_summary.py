@@ -38,6 +38,7 @@ def summary(
     story: Sequence[tuple[str, Sequence[str]]] = (),
     harmless: Sequence[str] = (),
     scaling: Sequence[str] = (),
+    unread: Sequence[str] = (),
     style: str = "fastcheck",
     width: int = 88,
     ascii_only: bool | None = None,
@@ -45,7 +46,8 @@ def summary(
     """Plain text for a person. ``top_sites`` is (site, number of events), most first; ``last_step``
     is what the last finished step recorded, in device order (long ones are cut, non-finite records
     kept). ``story``: labelled lines on the first counted event; ``harmless``: a line for each kind
-    of what was not counted; ``scaling``: what loss scaling did in the last steps.
+    of what was not counted; ``scaling``: what loss scaling did in the last steps;
+    ``unread``: what op level could not observe.
     """
     body = width - 10
     total = "never stops" if overflow_nums < 0 else f"stops at {overflow_nums:,}"
@@ -71,6 +73,8 @@ def summary(
         )
     if last_step:
         blocks.append(section("last step", _last_step(last_step, body, style)))
+    if unread:
+        blocks.append(section("unread", unread))
     if log_path is not None:
         blocks.append(section("log", wrap(f"{log_path}   (fastcheck show {log_path})", body)))
     if notes:

@@ -4,10 +4,9 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <cstring>
-
 #include "torch/observe.h"
 #include "torch/observer/op_observer.h"
+#include "torch/python_tensors.h"
 #include "torch/slots.h"
 #include "torch/tensor_view.h"
 
@@ -16,16 +15,18 @@ namespace py = pybind11;
 namespace fastcheck::observer {
 namespace {
 
-// Called, and let go, on whatever thread a culprit was found, which need not hold the interpreter's
-// lock.
-std::function<std::string()> as_line(py::function function) {
-  const auto release = [](py::function* held) {
+// Let go on whatever thread is the last to hold it, which need not hold the interpreter's lock.
+std::shared_ptr<py::object> shared_between_threads(const py::object& object) {
+  const auto release = [](py::object* held) {
     if (!Py_IsInitialized()) return;  // the process ends: the object goes with it
     const py::gil_scoped_acquire acquire;
     delete held;
   };
-  std::shared_ptr<py::function> shared(new py::function(std::move(function)), release);
-  return [shared = std::move(shared)]() -> std::string {
+  return {new py::object(object), release};
+}
+
+std::function<std::string()> as_line(const py::object& function) {
+  return [shared = shared_between_threads(function)]() -> std::string {
     if (!Py_IsInitialized()) return {};
     const py::gil_scoped_acquire acquire;
     try {
@@ -36,16 +37,46 @@ std::function<std::string()> as_line(py::function function) {
   };
 }
 
+using Launcher = std::function<void(std::vector<Launch>)>;
+
+// (tensor, seq, step, call, site, flags) of each.
+py::list as_list(std::vector<Launch>& launches) {
+  py::list rows;
+  for (Launch& one : launches) {
+    const Identity& identity = one.identity;
+    rows.append(
+        py::make_tuple(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(one.tensor))),
+                       identity.seq, identity.step, identity.call, identity.site, identity.flags));
+  }
+  return rows;
+}
+
+// What it raises is its own affair: nothing may come up through an op.
+Launcher as_launcher(const py::object& function) {
+  if (function.is_none()) return {};
+  return [shared = shared_between_threads(function)](std::vector<Launch> launches) {
+    if (!Py_IsInitialized()) return;
+    const py::gil_scoped_acquire acquire;
+    try {
+      (*shared)(as_list(launches));
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("fastcheck");
+    }
+  };
+}
+
 std::uint64_t start(OpObserver& observer, std::int64_t depth, py::function line,
                     std::vector<std::string> ops, std::vector<std::string> not_ops,
                     std::vector<std::uint8_t> modules, bool outside, std::uint32_t roles,
-                    bool copies) {
-  const Depth checked = checked_depth(depth);
-  std::function<std::string()> callback = as_line(std::move(line));
+                    bool copies, const py::object& launch) {
+  Options options;
+  options.depth = checked_depth(depth);
+  options.filter = {std::move(ops), std::move(not_ops), std::move(modules), outside, roles};
+  options.copies = copies;
+  options.line = as_line(line);
+  options.launch = as_launcher(launch);
   const py::gil_scoped_release release;
-  return observer.start(checked, std::move(callback),
-                        {std::move(ops), std::move(not_ops), std::move(modules), outside, roles},
-                        copies);
+  return observer.start(std::move(options));
 }
 
 void stop(OpObserver& observer, std::uint64_t run) {
@@ -64,7 +95,9 @@ py::tuple read(OpObserver& observer, py::handle object, std::int32_t site, std::
     const py::gil_scoped_release release;
     reading = observer.read(tensor, site, call, flags);
   }
-  return py::make_tuple(reading.seq, reading.is_bad, reading.is_collective);
+  const py::object is_bad =
+      reading.is_pending ? py::object(py::none()) : py::object(py::bool_(reading.is_bad));
+  return py::make_tuple(reading.seq, is_bad, reading.is_collective);
 }
 
 py::dict as_dict(const Incident& incident) {
@@ -72,10 +105,12 @@ py::dict as_dict(const Incident& incident) {
   d["op"] = incident.op;
   d["direction"] = static_cast<int>(incident.direction);
   d["is_recompute"] = incident.is_recompute;
+  d["is_unseen"] = incident.is_unseen;
   d["infinite_scalars"] = static_cast<int>(incident.infinite_scalars);
   d["api"] = incident.api;
   d["node"] = incident.node;
   d["line"] = incident.line;
+  d["forward_seq"] = incident.forward_seq;
   d["forward_line"] = incident.forward_line;
   py::list fed;
   for (const Fed& one : incident.fed) {
@@ -93,41 +128,73 @@ py::dict as_dict(const Incident& incident) {
   return d;
 }
 
-// (records uint8 (n, 192), incidents, new sites, number of the first new site)
+py::list as_dicts(const std::vector<Incident>& incidents) {
+  py::list dicts;
+  for (const Incident& incident : incidents) dicts.append(as_dict(incident));
+  return dicts;
+}
+
+// Ops whose records are on a device.
+struct Waiting {
+  std::vector<Incident> ops;
+};
+
+// (records' bytes, incidents, new sites, number of the first new site, Waiting or None)
 py::tuple take(OpObserver& observer) {
   Batch batch;
   {
     const py::gil_scoped_release release;
     batch = observer.take();
   }
-  const auto count = static_cast<std::int64_t>(batch.records.size());
-  at::Tensor records =
-      at::detail::empty_cpu({count, static_cast<std::int64_t>(sizeof(Record))}, at::kByte);
-  if (count > 0) {
-    std::memcpy(records.mutable_data_ptr(), batch.records.data(),
-                batch.records.size() * sizeof(Record));
-  }
-  py::list incidents, sites;
-  for (const Incident& incident : batch.incidents) incidents.append(as_dict(incident));
+  // Not a tensor: making an array of one calls ops.
+  const auto* const bytes = reinterpret_cast<const char*>(batch.records.data());
+  const py::bytearray records(bytes, batch.records.size() * sizeof(Record));
+  py::list sites;
   for (const OpSite& site : batch.sites) {
     sites.append(py::make_tuple(site.module, site.op, site.forward_op,
                                 static_cast<int>(site.direction), static_cast<int>(site.role),
                                 site.index));
   }
-  return py::make_tuple(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(records))),
-                        incidents, sites, batch.first_site);
+  return py::make_tuple(
+      records, as_dicts(batch.incidents), sites, batch.first_site,
+      batch.waiting.empty() ? py::object(py::none()) : py::cast(Waiting{std::move(batch.waiting)}));
+}
+
+// Takes the ops out of `waiting`.
+py::list settle(OpObserver& observer, Waiting* waiting, const std::vector<std::int64_t>& bad,
+                std::int64_t stop) {
+  std::vector<Incident> found;
+  std::vector<Incident> ops;
+  if (waiting != nullptr) ops.swap(waiting->ops);
+  {
+    const py::gil_scoped_release release;
+    found = observer.settle(std::move(ops), bad, stop);
+  }
+  return as_dicts(found);
+}
+
+// (op, reason, calls, whether the reason is that there were no values)
+py::list unread(OpObserver& observer) {
+  py::list rows;
+  for (const Unread::Row& row : observer.unread()) {
+    rows.append(py::make_tuple(observer.op_name(row.op), reason_of(row.sight), row.calls,
+                               row.sight == Sight::kMeta));
+  }
+  return rows;
 }
 
 }  // namespace
 
 void bind(py::module_& m) {
   const auto without_lock = py::call_guard<py::gil_scoped_release>();
+  py::class_<Waiting>(m, "WaitingOps");
   py::class_<OpObserver, std::unique_ptr<OpObserver, py::nodelete>>(m, "OpObserver")
       .def("start", start, py::arg("depth"), py::arg("line"),
            py::arg("ops") = std::vector<std::string>(),
            py::arg("not_ops") = std::vector<std::string>(),
            py::arg("modules") = std::vector<std::uint8_t>(), py::arg("outside") = true,
-           py::arg("roles") = Filter().roles, py::arg("copies") = false)
+           py::arg("roles") = Filter().roles, py::arg("copies") = false,
+           py::arg("launch") = py::none())
       .def("stop", stop, py::arg("run"))
       .def("run", &OpObserver::run)
       .def("begin_step", &OpObserver::begin_step, py::arg("step"), without_lock)
@@ -157,7 +224,15 @@ void bind(py::module_& m) {
       .def("next_seq", &OpObserver::next_seq)
       .def("op_name", &OpObserver::op_name, py::arg("number"))
       .def("argument_name", &OpObserver::argument_name, py::arg("number"), py::arg("position"))
-      .def("take", take);
+      .def("take", take)
+      .def("settle", settle, py::arg("waiting"), py::arg("bad"), py::arg("stop"))
+      .def("unread", unread)
+      .def(
+          "leave_out",
+          [](OpObserver& observer, py::handle tensor) {
+            observer.leave_out(unpack(tensor).device().type());
+          },
+          py::arg("tensor"));
   m.def("op_observer", &OpObserver::instance, py::return_value_policy::reference);
 }
 

@@ -22,6 +22,10 @@ struct OpObserver::Frame {
   bool is_recompute = false;
   // It is seen once more, as the dispatch mode calls it.
   bool is_shell = false;
+  // Of wrapped tensors: it is called again for what is within. `began`: how many ops had begun on
+  // this thread by then.
+  bool is_veiled = false;
+  std::uint64_t began = 0;
   // The filter lets it through; and, as an op made of others, what it calls.
   bool is_open = true;
   bool opens = false;
@@ -30,11 +34,14 @@ struct OpObserver::Frame {
   std::size_t modules = 0;
   std::int32_t made = 0;
   std::int64_t clock = 0;
+  std::uint64_t node = 0;  // the key of what autograd may have made of it; 0: nothing
+  Sights unread;           // tensors that could not be looked at
   std::vector<Fed> fed;
   std::vector<Input> inputs;
   // Left out by a filter, and neither fed on something bad nor wrote: there is nothing to look at.
   bool is_idle() const {
-    return !is_open && !is_shell && fed.empty() && written.empty() && !op->is_collective;
+    return !is_open && !is_shell && !is_veiled && fed.empty() && written.empty() &&
+           !op->is_collective;
   }
   struct Held {
     at::Tensor tensor;
@@ -43,7 +50,7 @@ struct OpObserver::Frame {
   };
   std::vector<Held> written;
   // Inputs that nobody has read: they are if what comes out is non-finite.
-  std::vector<Held> unread;
+  std::vector<Held> untold;
 };
 
 struct OpObserver::Thread {
@@ -56,6 +63,8 @@ struct OpObserver::Thread {
   bool at_optimizer = false;
   bool busy = false;  // within our own code: resolving a view calls ops
   OpTable::Recent recent;
+  std::uint64_t ops_begun = 0;
+  std::vector<Launch> launches;  // to be had read when the observer's lock is free
   // Of the op that a dispatch mode is about to call: autograd's number, which it has only outside.
   const Op* shell = nullptr;
   std::int64_t shell_seq = -1;
@@ -67,7 +76,9 @@ struct OpObserver::Thread {
     frame.op = nullptr;
     frame.forward = {};
     frame.is_recompute = false;
-    frame.is_shell = false;
+    frame.is_shell = frame.is_veiled = false;
+    frame.node = 0;
+    frame.unread.clear();
     frame.is_open = true;
     frame.opens = false;
     frame.made = 0;
@@ -75,14 +86,14 @@ struct OpObserver::Thread {
     frame.fed.clear();
     frame.inputs.clear();
     frame.written.clear();
-    frame.unread.clear();
+    frame.untold.clear();
     return frame;
   }
   // What an op with a kernel of its own calls is part of it, and not looked at.
   bool is_in_kernel() const {
     if (depth == 0) return false;
     const Frame& inner = frames[depth - 1];
-    return inner.op != nullptr && !inner.op->is_composite && !inner.is_shell;
+    return inner.op != nullptr && !inner.op->is_composite && !inner.is_shell && !inner.is_veiled;
   }
   // The innermost node of autograd that is running; null: none is.
   Frame* node() {
@@ -91,6 +102,17 @@ struct OpObserver::Thread {
     }
     return nullptr;
   }
+};
+
+// Marks a thread as being within our own code.
+struct Busy {
+  explicit Busy(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Busy() { flag_ = false; }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  bool& flag_;
 };
 
 }  // namespace fastcheck::observer

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 
-#include "torch/observe.h"
 #include "torch/observer/op_frame.h"
 #include "torch/observer/op_tensors.h"
 
@@ -17,23 +16,11 @@ namespace {
 
 // Culprits whose Python line is looked up in one step; the first one is the one that matters.
 constexpr std::int32_t kLinesPerStep = 16;
-// Storages that are gone are forgotten at steps, and when so many are remembered.
-constexpr std::size_t kSweepAt = 1 << 16;
 constexpr std::size_t kMaxForwardOps = 1 << 20;
 
 std::uint64_t node_key(std::uint64_t thread, std::int64_t sequence) {
   return thread << 44 ^ static_cast<std::uint64_t>(sequence);
 }
-
-struct Busy {
-  explicit Busy(bool& flag) : flag_(flag) { flag_ = true; }
-  ~Busy() { flag_ = false; }
-  Busy(const Busy&) = delete;
-  Busy& operator=(const Busy&) = delete;
-
- private:
-  bool& flag_;
-};
 
 std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
   OpObserver::instance().begin(fn);
@@ -65,18 +52,23 @@ OpObserver::Thread& OpObserver::thread() {
   return mine;
 }
 
-std::uint64_t OpObserver::start(Depth depth, std::function<std::string()> line, Filter filter,
-                                bool copies) {
-  ops_.select(filter);
+std::uint64_t OpObserver::start(Options options) {
+  ops_.select(options.filter);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    depth_ = depth;
-    line_ = std::move(line);
-    filter_ = std::move(filter);
-    copies_ = copies;
-    has_bad_ = false;
+    depth_ = options.depth;
+    filter_ = options.filter;
+    copies_ = options.copies;
+    // In the place of nobody who reads devices: everything but the CPU is left out.
+    const bool is_alone = !options.copies && !options.launch;
+    for (auto& one : is_left_out_) one = is_alone;
+    is_left_out_[static_cast<std::size_t>(c10::DeviceType::CPU)] = false;
+    options_ = std::make_shared<const Options>(std::move(options));
+    has_bad_ = is_deferred_ = false;
     mode_ = nullptr;
     provenance_.clear();
+    arrivals_.clear();
+    unread_.clear();
     batch_ = Batch();
     sites_.clear();
     forward_ops_.clear();
@@ -156,6 +148,7 @@ void OpObserver::begin(const at::RecordFunction& fn) {
     begin_node(fn, mine);
   } else {
     begin_op(fn, mine);
+    launch(mine);
   }
 }
 
@@ -190,16 +183,37 @@ void OpObserver::begin_shell(const at::RecordFunction& fn, const Op& op, Thread&
   for (const std::uint8_t at : op.written) {
     if (at >= inputs.size()) break;
     for_each_tensor(inputs[at], [&](const at::Tensor& tensor) {
-      if (is_read(tensor, copies_))
-        frame.written.push_back({tensor, Provenance::version(tensor), at});
+      if (is_read(tensor)) frame.written.push_back({tensor, Provenance::version(tensor), at});
     });
   }
 }
 
+// The op is called again for what its arguments wrap; if it is not, nobody has seen what it did.
+void OpObserver::begin_veiled(const at::RecordFunction& fn, const Op& op, Thread& mine) {
+  const bool opens = mine.depth > 0 && mine.frames[mine.depth - 1].opens;
+  Frame& frame = mine.push(fn);
+  frame.op = &op;
+  frame.is_veiled = true;
+  frame.began = mine.ops_begun;
+  const bool is_selected = op.choice.load(std::memory_order_relaxed) == Choice::kSelected;
+  frame.opens = opens || (op.is_composite && is_selected);
+}
+
 void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   const Op* const op = mine.recent.find(fn, ops_);
-  // What wraps memory has the op called again for what is wrapped: that call is the one to see.
-  if (op == nullptr || takes_wrappers(fn)) return;
+  if (op == nullptr) return;
+  if (op->is_own) {
+    // What it calls is within it, as within any kernel.
+    Frame& frame = mine.push(fn);
+    frame.op = op;
+    frame.is_open = false;
+    return;
+  }
+  if (takes_wrappers(fn)) {
+    begin_veiled(fn, *op, mine);
+    return;
+  }
+  ++mine.ops_begun;
   if (is_under_mode()) {
     begin_shell(fn, *op, mine);
     return;
@@ -233,7 +247,7 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
     sequence = mine.shell_seq;
     mine.shell = nullptr;
     // For debugging, where it may cost something: the line that a bad gradient will go back to.
-    if (sequence >= 0 && frame.direction == Direction::kForward) line = line_();
+    if (sequence >= 0 && frame.direction == Direction::kForward) line = options()->line();
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   frame.clock = next_seq_;
@@ -248,12 +262,13 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
       at = static_cast<std::int32_t>(lines_.size());
       lines_.push_back(std::move(line));
     }
-    forward_ops_[node_key(fn.threadId(), sequence)] = {op->number, frame.call, frame.module,
-                                                       mine.api,   choice,     at};
+    frame.node = node_key(fn.threadId(), sequence);
+    forward_ops_[frame.node] = {op->number, frame.call, frame.module, mine.api, choice, at, -1};
   }
   if (frame.forward.op >= 0) frame.call = frame.forward.call;
   if (op->is_allocation) return;
-  const bool is_asked = frame.is_open || has_bad_.load(std::memory_order_relaxed);
+  const bool is_asked = frame.is_open || has_bad_.load(std::memory_order_relaxed) ||
+                        is_deferred_.load(std::memory_order_relaxed);
   if (!is_asked && op->written.empty()) return;
   const auto inputs = fn.inputs();
   auto written = op->written.begin();
@@ -263,7 +278,7 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
     if (is_asked) frame.infinite_scalars |= infinite(inputs[i]);
     if ((op->ignores_values || op->is_view || !is_asked) && !is_written) continue;
     for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
-      if (!is_read(tensor, copies_)) return;
+      if (!is_read(tensor, frame)) return;
       if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
         frame.infinite_scalars |= infinite(tensor);
         return;
@@ -288,219 +303,53 @@ void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, 
                                Thread& mine, bool is_written) {
   const Known known = provenance_.find(tensor);
   const bool is_known = known.is_whole && !known.is_unread;
+  const bool is_suspect = !known.suspects.empty();
   std::int64_t seq = known.seq;
-  if (is_known && known.is_exact) {
-    frame.fed.push_back({known.bad.front(), false, false});
-  } else if (!is_known && known.bad.empty() && !reads_at_once(frame, is_written)) {
-    if (!is_written) frame.unread.push_back({tensor, Provenance::version(tensor), argument});
+  if (is_known && known.is_exact && is_suspect) {
+    frame.fed.push_back({seq, false, false, known.bad.empty()});
+  } else if ((!is_known || is_suspect) && known.bad.empty() && !reads_at_once(frame, is_written)) {
+    if (!is_known && !is_written) {
+      frame.untold.push_back({tensor, Provenance::version(tensor), argument});
+    }
     return;
-  } else if (!is_known || !known.bad.empty()) {
+  } else if (!is_known || is_suspect) {
     // Never met, or a part of something bad, which may itself be finite.
     const std::int32_t site = site_number(frame, Role::kInput, argument);
     Token token = record(tensor, mine, site, frame.call, 0);
     seq = token.seq;
-    if (token.is_bad) {
-      const bool is_arrival = known.bad.empty();
-      // What is bad in a part began where the whole did.
-      if (!is_arrival) token.seq = known.bad.front();
-      frame.fed.push_back({token.seq, is_arrival, known.is_collective});
+    if (token.is_pending || token.is_bad) {
+      Fed fed = fed_by(token, known);
+      if (token.is_bad) token.seq = fed.seq;
+      frame.fed.push_back(std::move(fed));
     }
     provenance_.put(tensor, token);
   }
   frame.inputs.push_back({argument, seq});
 }
 
+// Something that an op has just read, of which `known` was known before.
+Fed OpObserver::fed_by(const Token& token, const Known& known) const {
+  if (token.is_pending) {
+    return {token.seq, false, known.is_collective,
+            true,      true,  {known.suspects.begin(), known.suspects.end()}};
+  }
+  const bool is_arrival = known.bad.empty();
+  // What is bad in a part began where the whole did.
+  return {is_arrival ? token.seq : known.bad.front(), is_arrival, known.is_collective};
+}
+
 // Before an op is blamed for what it made, all that it read has to be known.
 void OpObserver::read_late(Frame& frame, Thread& mine) {
-  for (const Frame::Held& held : frame.unread) {
+  for (const Frame::Held& held : frame.untold) {
     if (Provenance::version(held.tensor) != held.version) continue;
     const Known known = provenance_.find(held.tensor);
     const std::int32_t site = site_number(frame, Role::kInput, held.argument);
     const Token token = record(held.tensor, mine, site, frame.call, 0);
-    if (token.is_bad) frame.fed.push_back({token.seq, true, known.is_collective});
+    if (token.is_pending || token.is_bad) frame.fed.push_back(fed_by(token, known));
     provenance_.put(held.tensor, token);
     frame.inputs.push_back({held.argument, token.seq});
   }
-  frame.unread.clear();
-}
-
-void OpObserver::end(const at::RecordFunction& fn) {
-  Thread& mine = thread();
-  if (mine.depth == 0 || mine.busy) return;
-  // Frames above it ended on another thread, or not at all.
-  std::size_t at = mine.depth;
-  while (at > 0 && mine.frames[at - 1].fn != &fn) --at;
-  if (at == 0) return;
-  mine.depth = at;
-  Frame& frame = mine.frames[at - 1];
-  if (frame.op != nullptr && !frame.is_idle() && running_.load(std::memory_order_relaxed)) {
-    end_op(fn, frame, mine);
-  }
-  frame.written.clear();
-  frame.unread.clear();
-  mine.depth = at - 1;
-}
-
-void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine) {
-  Incident incident;
-  bool wants_line = false;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::int32_t index = 0;
-    if (frame.is_shell) {
-      for (const Frame::Held& written : frame.written) {
-        if (provenance_.knows(written.tensor)) provenance_.accept(written.tensor);
-      }
-      return;
-    }
-    if (frame.op->is_collective) {
-      for (const Frame::Held& written : frame.written) {
-        provenance_.wrote(written.tensor, written.version, {kCollective, false});
-      }
-      for (const c10::IValue& value : fn.outputs()) {
-        for_each_tensor(value, [&](const at::Tensor& tensor) {
-          if (is_read(tensor, copies_)) provenance_.put(tensor, {kCollective, false});
-        });
-      }
-      return;
-    }
-    // Of what fed on something non-finite it has to be known what came out.
-    const bool is_followed = !frame.fed.empty();
-    const bool is_made_read =
-        is_followed || (frame.is_open && filter_.has_role(frame.direction, Role::kOutput));
-    if (!is_made_read) {
-      for (const Frame::Held& written : frame.written) {
-        if (provenance_.knows(written.tensor)) {
-          provenance_.wrote(written.tensor, written.version, {kUnseen, false});
-        }
-      }
-      return;
-    }
-    for (const Frame::Held& written : frame.written) {
-      if (provenance_.written_at(written.tensor) < frame.clock) {
-        note_output(written.tensor, index, frame, mine, incident, true, written.version);
-      }
-      ++index;
-    }
-    index = 0;
-    for (const c10::IValue& value : fn.outputs()) {
-      for_each_tensor(value, [&](const at::Tensor& tensor) {
-        look_at_output(tensor, index++, frame, mine, incident);
-      });
-    }
-    if (provenance_.size() > kSweepAt) provenance_.sweep();
-    bool is_bad = false;
-    for (const std::uint8_t bad : incident.is_bad) is_bad = is_bad || bad;
-    if (is_bad && frame.fed.empty()) read_late(frame, mine);
-    bool is_arrival = false;
-    for (const Fed& one : frame.fed) is_arrival = is_arrival || one.is_arrival;
-    // A view, or an op whose results are integers, tells nothing new of what it read.
-    if (!is_arrival && (incident.made.empty() || (frame.fed.empty() && !is_bad))) return;
-    const auto forward_line = static_cast<std::size_t>(frame.forward.line);
-    if (frame.forward.line >= 0 && forward_line < lines_.size()) {
-      incident.forward_line = lines_[forward_line];
-    }
-    wants_line = is_bad && line_ && lines_left_ > 0;
-    if (wants_line) --lines_left_;
-  }
-  incident.op = frame.op->number;
-  incident.direction = frame.direction;
-  incident.is_recompute = frame.is_recompute;
-  incident.api = frame.direction == Direction::kBackward ? frame.forward.api : mine.api;
-  incident.infinite_scalars = frame.infinite_scalars;
-  incident.fed = frame.fed;
-  incident.inputs = frame.inputs;
-  if (const Frame* const node = mine.node()) incident.node = node->fn->name();
-  if (wants_line) incident.line = line_();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  batch_.incidents.push_back(std::move(incident));
-  ++incident_count_;
-}
-
-void OpObserver::look_at_output(const at::Tensor& tensor, std::int32_t index, Frame& frame,
-                                Thread& mine, Incident& incident) {
-  if (!is_read(tensor, copies_)) return;
-  if (frame.op->is_allocation) {
-    if (!provenance_.find(tensor).is_whole) provenance_.put(tensor, {kUninitialised, false});
-    return;
-  }
-  // A view, an argument that was returned, or what an op within this one has made. Views that a
-  // kernel makes count their versions by themselves.
-  const Known known = provenance_.find(tensor, true);
-  if (known.is_whole && !known.is_unread) {
-    provenance_.accept(tensor);
-    return;
-  }
-  // A view of what was never met is read when something uses it.
-  if (!frame.op->is_view) note_output(tensor, index, frame, mine, incident, false, 0);
-}
-
-void OpObserver::note_output(const at::Tensor& tensor, std::int32_t index, Frame& frame,
-                             Thread& mine, Incident& incident, bool is_write,
-                             std::int64_t version_before) {
-  std::uint32_t flags = frame.is_recompute ? static_cast<std::uint32_t>(kFlagRecompute) : 0;
-  if (frame.direction == Direction::kBackward) flags |= backward_flags_;
-  if (frame.forward.op >= 0) {
-    if (Frame* const node = mine.node()) index = node->made++;
-  }
-  const Token token =
-      record(tensor, mine, site_number(frame, Role::kOutput, index), frame.call, flags);
-  if (is_write) {
-    provenance_.wrote(tensor, version_before, token);
-  } else {
-    provenance_.put(tensor, token);
-  }
-  incident.made.push_back(token.seq);
-  incident.is_bad.push_back(token.is_bad);
-}
-
-// ---- Records ------------------------------------------------------------------------------------
-
-Token OpObserver::record(const at::Tensor& tensor, Thread& mine, std::int32_t site,
-                         std::int32_t call, std::uint32_t flags) {
-  const Busy busy(mine.busy);
-  const bool is_here = tensor.is_cpu();
-  const at::Tensor copy = is_here ? at::Tensor() : on_host(tensor);
-  const std::int64_t seq = next_seq_++;
-  Record& record = batch_.records.emplace_back();
-  // A copy without gaps is read in the order of what it is a copy of.
-  const bool is_logical = !is_here && !tensor.is_non_overlapping_and_dense();
-  observe(is_here ? tensor : copy, depth_, is_logical, {seq, step_, call, site, flags}, record);
-  if (!is_here && !tensor.is_cuda()) {
-    record.device_mode = static_cast<std::uint8_t>(DeviceMode::kUnknown);
-  }
-  const bool is_bad = (record.flags & kFlagNonfinite) != 0;
-  if (is_bad) has_bad_ = true;
-  return {seq, is_bad};
-}
-
-std::int32_t OpObserver::site_number(const Frame& frame, Role role, std::int32_t index) {
-  const OpSite site{frame.module, frame.op->number, frame.forward.op, frame.direction, role, index};
-  const auto [found, is_new] = sites_.try_emplace(site, static_cast<std::int32_t>(sites_.size()));
-  if (is_new) batch_.sites.push_back(site);
-  return found->second;
-}
-
-OpObserver::Reading OpObserver::read(const at::Tensor& tensor, std::int32_t site, std::int32_t call,
-                                     std::uint32_t flags) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const Known known = provenance_.find(tensor);
-  if (known.is_whole && !known.is_unread) {
-    return {known.bad.empty() ? -1 : known.bad.front(), !known.bad.empty(), false};
-  }
-  const Token token = record(tensor, thread(), ~site, call, flags);
-  provenance_.put(tensor, token);
-  return {token.seq, token.is_bad, known.is_collective};
-}
-
-Batch OpObserver::take() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  Batch taken = std::move(batch_);
-  batch_ = Batch();
-  batch_.first_site = static_cast<std::int32_t>(sites_.size());
-  batch_.records.reserve(taken.records.size());
-  incident_count_ = 0;
-  return taken;
+  frame.untold.clear();
 }
 
 }  // namespace fastcheck::observer

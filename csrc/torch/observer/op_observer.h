@@ -1,7 +1,9 @@
 // Sees every op of the process from the dispatcher, and reads what it computes.
 //
-// Callbacks of at::RecordFunction: no Python runs between an op and its record. There is one
-// observer in a process, and it is never deleted: callbacks on other threads may be inside it.
+// Callbacks of at::RecordFunction: no Python runs between an op and its record on the CPU. What
+// lies on a device is read there, later, by whom start() was told of; which ops were incidents
+// turns out when the records arrive. There is one observer in a process, and it is never deleted:
+// callbacks on other threads may be inside it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,83 +14,61 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
-#include <tuple>
 #include <unordered_map>
 #include <vector>
 
 #include "core/record.h"
+#include "torch/observe.h"
+#include "torch/observer/arrivals.h"
 #include "torch/observer/filter.h"
+#include "torch/observer/incident.h"
 #include "torch/observer/op_table.h"
 #include "torch/observer/provenance.h"
+#include "torch/observer/sight.h"
 
 namespace fastcheck::observer {
-
-// Where a record of an op comes from. In backward the op of the forward pass gives the site its
-// name and the record its call number, where it is known.
-struct OpSite {
-  std::int32_t module;  // as numbered by enter(); -1: outside of all
-  std::int32_t op;
-  std::int32_t forward_op;  // -1: none is known
-  Direction direction;
-  Role role;
-  // Of an input the position among the arguments; of an output that among the outputs of the op or,
-  // with a forward op, among all that the node of autograd has made.
-  std::int32_t index;
-  auto key() const { return std::tie(module, op, forward_op, direction, role, index); }
-  bool operator<(const OpSite& other) const { return key() < other.key(); }
-};
-
-// A non-finite tensor that an op read.
-struct Fed {
-  std::int64_t seq;    // of the record that knows it
-  bool is_arrival;     // nobody observed has made it
-  bool is_collective;  // but a collective
-};
-
-// A tensor that an op read, and the record that tells what it held.
-struct Input {
-  std::int32_t argument;
-  std::int64_t seq;
-};
-
-// An op that made or read something non-finite.
-struct Incident {
-  std::int32_t op;
-  Direction direction;
-  bool is_recompute;
-  // A scalar argument is itself infinite: bit 0 +Inf, bit 1 -Inf.
-  std::uint8_t infinite_scalars;
-  std::int64_t api;          // as given to set_api(), in backward that of the forward; -1: none
-  std::string node;          // the autograd node that it is part of
-  std::string line;          // where Python was
-  std::string forward_line;  // and where it was in the forward of what ran in backward
-  std::vector<Fed> fed;
-  std::vector<Input> inputs;
-  std::vector<std::int64_t> made;    // records of what came out
-  std::vector<std::uint8_t> is_bad;  // which of them are non-finite
-};
 
 // What happened since the last take().
 struct Batch {
   std::vector<Record> records;  // site: number of an OpSite, or ~site of a reading by name
   std::vector<Incident> incidents;
+  // Ops whose records are on a device, in the order in which they ran. Once there is one, all that
+  // may be an incident is among these.
+  std::vector<Incident> waiting;
   std::vector<OpSite> sites;  // new ones, numbered from first_site on
   std::int32_t first_site = 0;
+};
+
+// A tensor of another device, to be read now, on its stream.
+struct Launch {
+  at::Tensor tensor;
+  Identity identity;  // site: as in Batch
+};
+
+// How one run of the observer reads.
+struct Options {
+  Depth depth = Depth::kStats;
+  Filter filter;
+  // Tensors of other devices are copied to the host to be read, which waits for each.
+  bool copies = false;
+  // Tells where Python is. Called for culprits only.
+  std::function<std::string()> line;
+  // Has tensors of other devices read on their streams, and throws nothing; the observer holds no
+  // lock. Null: they pass unread.
+  std::function<void(std::vector<Launch>)> launch;
 };
 
 class OpObserver {
  public:
   static OpObserver& instance();
 
-  // Begins with nothing known. `line` tells where Python is; called with the interpreter's lock
-  // held, for culprits only. What `filter` leaves out is read nevertheless where it takes in
-  // something non-finite: what becomes of that decides about it.
+  // Begins with nothing known. What the filter leaves out is read nevertheless where it takes in
+  // something that is known to be non-finite: what becomes of that decides about it.
   // Returns the number of the run, by which it is stopped.
-  // `copies`: tensors of other devices are copied to the host to be read, which waits for each.
-  std::uint64_t start(Depth depth, std::function<std::string()> line, Filter filter = {},
-                      bool copies = false);
+  std::uint64_t start(Options options);
   // Does nothing when another run goes on.
   void stop(std::uint64_t run);
   std::uint64_t run() const { return running_ ? run_.load() : 0; }
@@ -114,12 +94,20 @@ class OpObserver {
   struct Reading {
     std::int64_t seq;
     bool is_bad, is_collective;
+    bool is_pending = false;  // its record is on a device: is_bad says nothing
   };
   // Reads a tensor under a name of its own, unless what it holds is known.
   Reading read(const at::Tensor& tensor, std::int32_t site, std::int32_t call, std::uint32_t flags);
 
   bool has_incidents() const { return incident_count_.load(std::memory_order_relaxed) != 0; }
   Batch take();
+  // Records below `stop` have arrived, and among them these are bad: which of the ops that waited
+  // for them are incidents. Batches come in the order of take().
+  std::vector<Incident> settle(std::vector<Incident> waiting, const std::vector<std::int64_t>& bad,
+                               std::int64_t stop);
+  // Tensors on devices of this type pass unread from now on.
+  void leave_out(c10::DeviceType type) { is_left_out_[static_cast<std::size_t>(type)] = true; }
+  std::vector<Unread::Row> unread();
   std::string op_name(std::int32_t number) const { return ops_.name(number); }
   std::string argument_name(std::int32_t number, std::int32_t position) const {
     return ops_.argument(number, position);
@@ -140,22 +128,35 @@ class OpObserver {
   void begin_node(const at::RecordFunction& fn, Thread& mine);
   void end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine);
   void begin_shell(const at::RecordFunction& fn, const Op& op, Thread& mine);
+  void begin_veiled(const at::RecordFunction& fn, const Op& op, Thread& mine);
   bool is_under_mode() const;
+  Sight look(const at::Tensor& tensor) const;
+  bool is_read(const at::Tensor& tensor) const { return look(tensor) == Sight::kRead; }
+  bool is_read(const at::Tensor& tensor, Frame& frame) const;
   bool reads_at_once(const Frame& frame, bool is_written) const;
   void look_at_input(const at::Tensor& tensor, std::int32_t argument, Frame& frame, Thread& mine,
                      bool is_written);
+  Fed fed_by(const Token& token, const Known& known) const;
   void read_late(Frame& frame, Thread& mine);
+  void look_behind(const at::RecordFunction& fn, Frame& frame, const Thread& mine);
+  bool reads_results(const Frame& frame) const;
+  bool take_results(const at::RecordFunction& fn, Frame& frame, Thread& mine, Incident& incident);
   void look_at_output(const at::Tensor& tensor, std::int32_t index, Frame& frame, Thread& mine,
                       Incident& incident);
   void note_output(const at::Tensor& tensor, std::int32_t index, Frame& frame, Thread& mine,
                    Incident& incident, bool is_write, std::int64_t version_before);
   Token record(const at::Tensor& tensor, Thread& mine, std::int32_t site, std::int32_t call,
                std::uint32_t flags);
+  Token record_here(const at::Tensor& tensor, Thread& mine, const Identity& identity);
   std::int32_t site_number(const Frame& frame, Role role, std::int32_t index);
+  void launch(Thread& mine);
+  std::shared_ptr<const Options> options();
 
   std::mutex mutex_;
   OpTable ops_;
   Provenance provenance_;
+  Arrivals arrivals_;
+  Unread unread_;
   Batch batch_;
   std::map<OpSite, std::int32_t> sites_;
   // How often an op was called in this step, by direction.
@@ -165,19 +166,24 @@ class OpObserver {
     std::int64_t api = -1;
     Choice choice = Choice::kOther;
     std::int32_t line = -1;  // where Python was, under a mode: among lines_
+    std::int64_t seq = -1;   // the first record that it made
   };
   // By thread and by autograd's sequence number: of the innermost op that may have made the node.
   std::unordered_map<std::uint64_t, ForwardOp> forward_ops_;
   std::vector<std::string> lines_;
 
+  // Of the run that goes on; the functions are shared with those who call them without the lock.
   Depth depth_ = Depth::kStats;
   Filter filter_;
   bool copies_ = false;
-  std::function<std::string()> line_;
+  std::shared_ptr<const Options> options_;
   std::atomic<std::uint64_t> run_{0};
   std::atomic<bool> running_{false}, active_{true};
   // Something non-finite was met in this run: from then on filtered ops are asked what they read.
   std::atomic<bool> has_bad_{false};
+  // Something was left to a device to read: from then on what it found decides.
+  std::atomic<bool> is_deferred_{false};
+  std::array<std::atomic<bool>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> is_left_out_{};
   std::atomic<const void*> mode_{nullptr};
   std::atomic<std::int64_t> next_seq_{0};
   std::atomic<std::int64_t> step_{0};

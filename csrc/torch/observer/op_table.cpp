@@ -96,6 +96,7 @@ const Op* OpTable::add(const at::RecordFunction& fn, const Key& key) {
   if (!handle.has_value()) return nullptr;
   auto op = std::make_unique<Op>();
   op->name = spelt(*name);
+  op->is_own = starts_with(name->name, "fastcheck::");
   op->is_allocation = is_allocation(name->name);
   op->is_composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                      !handle->hasKernelForDispatchKey(c10::DispatchKey::CPU);

@@ -33,6 +33,8 @@ struct Op {
   bool is_collective = false;
   // Returns memory that holds nothing yet (empty, empty_strided, ...).
   bool is_allocation = false;
+  // One of fastcheck's.
+  bool is_own = false;
   // What the filter of the run that goes on says of its name.
   std::atomic<Choice> choice{Choice::kSelected};
   std::int32_t number = 0;

@@ -7,28 +7,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "torch/tensor_view.h"
+#include "torch/observer/sight.h"
 
 namespace fastcheck::observer {
-
-// Its bytes are elsewhere: within a subclass, under a transform of functorch, or nowhere.
-inline bool is_wrapper(const at::Tensor& tensor) {
-  constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
-                                          c10::DispatchKey::FuncTorchBatched,
-                                          c10::DispatchKey::FuncTorchGradWrapper,
-                                          c10::DispatchKey::ZeroTensor});
-  return tensor.defined() && tensor.key_set().has_any(kWrapped);
-}
-
-// Plain floating-point memory on the CPU or, with `copies`, on any device.
-inline bool is_read(const at::Tensor& tensor, bool copies) {
-  if (!tensor.defined() || tensor.is_meta() || !(copies || tensor.is_cpu())) return false;
-  const auto type = tensor.scalar_type();
-  if (!at::isFloatingType(type) && !at::isComplexType(type)) return false;
-  if (tensor.layout() != at::kStrided || !dtype_of(type).has_value()) return false;
-  if (is_wrapper(tensor) || !tensor.has_storage() || tensor.is_nested()) return false;
-  return tensor.numel() == 0 || tensor.storage().nbytes() > 0;
-}
 
 template <class Visit>
 void for_each_tensor(const c10::IValue& value, const Visit& visit) {
@@ -41,10 +22,12 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   }
 }
 
+// What wraps memory, or is made of zeros without any, has the op called again for what it stands
+// for.
 inline bool takes_wrappers(const at::RecordFunction& fn) {
   bool found = false;
   for (const c10::IValue& input : fn.inputs()) {
-    for_each_tensor(input, [&](const at::Tensor& tensor) { found = found || is_wrapper(tensor); });
+    for_each_tensor(input, [&](const at::Tensor& tensor) { found = found || is_veiled(tensor); });
   }
   return found;
 }

@@ -46,14 +46,18 @@ Known Provenance::find(const at::Tensor& tensor, bool any_version) const {
   std::size_t met = 0;
   for (auto span = entry.spans.rbegin(); span != entry.spans.rend(); ++span) {
     if (span->end <= wanted.begin || span->begin >= wanted.end) continue;
-    if (met++ == 0) known.seq = span->token.seq;
-    if (span->token.seq < 0) {
-      known.is_unread = true;
-      known.is_collective = known.is_collective || span->token.seq == kCollective;
-    } else if (span->token.is_bad) {
-      known.bad.push_back(span->token.seq);
-      known.is_exact = met == 1 && span->begin == wanted.begin && span->end == wanted.end &&
+    const Token& token = span->token;
+    if (met++ == 0) {
+      known.seq = token.seq;
+      known.is_exact = span->begin == wanted.begin && span->end == wanted.end &&
                        span->geometry == wanted.geometry;
+    }
+    if (token.seq < 0) {
+      known.is_unread = true;
+      known.is_collective = known.is_collective || token.seq == kCollective;
+    } else if (token.is_bad || token.is_pending) {
+      known.suspects.push_back(token.seq);
+      if (token.is_bad) known.bad.push_back(token.seq);
     }
     const bool covers = span->begin <= wanted.begin && span->end >= wanted.end;
     if (covers && (span->geometry == 0 || span->geometry == wanted.geometry)) {

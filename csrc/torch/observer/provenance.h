@@ -5,15 +5,18 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
 namespace fastcheck::observer {
 
-// The number of a record, and whether it has non-finite components.
+// The number of a record, and whether it has non-finite components; of one that is still on a
+// device nobody knows.
 struct Token {
   std::int64_t seq;
   bool is_bad;
+  bool is_pending = false;
 };
 
 // Memory that an allocation returned and that nobody has written yet.
@@ -32,8 +35,10 @@ struct Known {
   bool is_collective = false;
   // The youngest record that covers some of it; -1: none.
   std::int64_t seq = -1;
-  // The bad records among those that cover it. `is_exact`: the only one, and of these very bytes.
-  c10::SmallVector<std::int64_t, 2> bad;
+  // Those records among the ones that cover it that are bad, and those that are bad or may be; the
+  // youngest first.
+  c10::SmallVector<std::int64_t, 2> bad, suspects;
+  // One record covers it, of these very bytes.
   bool is_exact = false;
 };
 
@@ -55,6 +60,19 @@ class Provenance {
   // Whether anything is known of this storage.
   bool knows(const at::Tensor& tensor) const {
     return entries_.count(tensor.storage().unsafeGetStorageImpl()) != 0;
+  }
+  // Records below `stop` are known by now: visit(seq) tells the bad record that one is to be known
+  // by, if it is bad.
+  template <class Visit>
+  void settle(std::int64_t stop, const Visit& visit) {
+    for (auto& [storage, entry] : entries_) {
+      for (Span& span : entry.spans) {
+        Token& token = span.token;
+        if (!token.is_pending || token.seq >= stop) continue;
+        const std::optional<std::int64_t> source = visit(token.seq);
+        token = {source.value_or(token.seq), source.has_value(), false};
+      }
+    }
   }
   // Forgets storages whose memory is gone.
   void sweep();

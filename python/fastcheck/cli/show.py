@@ -27,6 +27,7 @@ from .._layout import (
 from .._logread import LogView, find_logs, first_event, read_log, read_logs
 from .._numbers import read, spell, spell_nonfinite, to_json
 from .._op_names import is_name, parse
+from .._op_unread import from_meta, unread_lines
 from .._record import Verdict
 from .._scaling import ScalingRow, scaling_table
 from .._story import report_from_log, story
@@ -216,6 +217,9 @@ def _text(
         scaling = scaling_table(_scaling(view), body)
         if scaling:
             blocks.append(section("scaling", scaling, color))
+        unread = unread_lines(from_meta(view.meta.values()), body)
+        if unread:
+            blocks.append(section("unread", unread, color))
     if wanted.events or options.events or not wanted.filtered:
         blocks.append(
             section("events", _events(view, wanted.events, limit, body, options.style), color)

@@ -1,0 +1,97 @@
+"""Op level on a device: what waits until the records have arrived. Then it is judged as on the CPU,
+operator by operator.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from ._device_ring import DeviceRing
+from ._drain import Part
+from ._extension import extension
+from ._journal import BadRecords, Entry, Journal, Note
+from ._op_incident import Incident
+from ._op_judge import OpFinding
+from ._op_launch import Lines
+from ._op_sites import OpSites
+from ._segment import Segment
+from ._step import Step
+from ._verdict import Judge
+
+__all__ = ["OpPart", "OpReading", "Stretch"]
+
+
+class OpPart(Part):
+    """A part whose records carry the observer's numbers of their sites."""
+
+    def __init__(
+        self,
+        sites: OpSites,
+        step: Step,
+        journal: Journal,
+        records: list[np.ndarray],
+        segments: list[tuple[DeviceRing, Segment]],
+        closes_step: bool,
+    ) -> None:
+        super().__init__(step, journal, records, segments, closes_step)
+        self._sites = sites
+
+    def take(self) -> np.ndarray:
+        records = super().take()
+        self._sites.translate(records)
+        return records
+
+
+class OpReading(Entry):
+    """A tensor was read by name. ``method(judge, finding, *args)`` judges it if it was
+    non-finite.
+    """
+
+    __slots__ = ("args", "method", "role", "seq")
+
+    def __init__(
+        self, seq: int, role: str, method: Callable[..., None], args: tuple[Any, ...]
+    ) -> None:
+        self.seq = seq
+        self.role = role
+        self.method = method
+        self.args = args
+
+    def apply(self, judge: Judge, bad: BadRecords) -> None:
+        record = bad.get(self.seq)
+        if record is not None and not judge.is_finding(self.seq):
+            self.method(judge, OpFinding(record, self.role), *self.args)
+
+
+class Stretch(Note):
+    """Operators that ran one after the other, and whose records arrive with this part at the
+    latest. Due where nothing non-finite was read, too: the observer has to be told.
+    """
+
+    __slots__ = ("lines", "stop", "waiting")
+
+    def __init__(
+        self,
+        judge: Callable[[list[Incident], BadRecords], None],
+        waiting: Optional[Any],
+        stop: int,
+        lines: Lines,
+    ) -> None:
+        super().__init__(judge)
+        self.waiting = waiting
+        self.stop = stop
+        self.lines = lines
+
+    def apply(self, judge: Judge, bad: BadRecords) -> None:
+        found = extension.op_observer().settle(self.waiting, list(bad), self.stop)
+        if found:
+            self.function([self._incident(raw) for raw in found], bad)
+
+    def _incident(self, raw: Any) -> Incident:
+        incident = Incident(raw)
+        if not incident.line:
+            seqs = (incident.forward_seq, *(seq for seq, _ in incident.made))
+            incident.line = next(filter(None, map(self.lines.of, seqs)), "")
+        return incident
