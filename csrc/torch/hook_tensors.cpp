@@ -25,13 +25,17 @@ std::array<PyObject*, kLabels> first_labels(PyObject* of) {
   return labels;
 }
 
+const std::array<PyObject*, kLabels>& input_labels() {
+  static const std::array<PyObject*, kLabels> kInputs = first_labels(hook_labels().input);
+  return kInputs;
+}
+
 // "input[3]"
 py::object indexed(PyObject* label, Py_ssize_t index) {
-  static const std::array<PyObject*, kLabels> kInputs = first_labels(hook_labels().input);
   static const std::array<PyObject*, kLabels> kOutputs = first_labels(hook_labels().output);
   const auto i = static_cast<std::size_t>(index);
   if (i < kLabels && label == hook_labels().input) {
-    return py::reinterpret_borrow<py::object>(kInputs[i]);
+    return py::reinterpret_borrow<py::object>(input_labels()[i]);
   }
   if (i < kLabels && label == hook_labels().output) {
     return py::reinterpret_borrow<py::object>(kOutputs[i]);
@@ -51,7 +55,18 @@ const HookLabels& hook_labels() {
   return kLabels;
 }
 
-bool HookTensors::add(PyObject* value, PyObject* label, PyObject* sites, int depth) {
+std::int64_t HookSites::of(PyObject* label) {
+  // These two are for good; another label's address may become that of the next.
+  const bool is_common = label == hook_labels().output || label == input_labels()[0];
+  if (is_common && commonest_ >= 0) return commonest_;
+  PyObject* const number = PyDict_GetItemWithError(numbers_.ptr(), label);
+  if (number == nullptr) return -1;
+  const std::int64_t site = PyLong_AsLongLong(number);
+  if (is_common) commonest_ = site;
+  return site;
+}
+
+bool HookTensors::add(PyObject* value, PyObject* label, HookSites& sites, int depth) {
   if (THPVariable_Check(value)) return add_tensor(value, label, sites);
   const bool is_tuple = PyTuple_CheckExact(value);
   if (!is_tuple && !PyList_CheckExact(value)) return holds_no_tensor(value);
@@ -65,7 +80,7 @@ bool HookTensors::add(PyObject* value, PyObject* label, PyObject* sites, int dep
   return true;
 }
 
-bool HookTensors::add_arguments(PyObject* args, PyObject* kwargs, PyObject* sites) {
+bool HookTensors::add_arguments(PyObject* args, PyObject* kwargs, HookSites& sites) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
     PyObject* const value = PyTuple_GET_ITEM(args, i);
     if (holds_no_tensor(value)) continue;
@@ -81,13 +96,12 @@ bool HookTensors::add_arguments(PyObject* args, PyObject* kwargs, PyObject* site
   return true;
 }
 
-bool HookTensors::add_tensor(PyObject* tensor, PyObject* label, PyObject* sites) {
+bool HookTensors::add_tensor(PyObject* tensor, PyObject* label, HookSites& sites) {
   const Py_ssize_t position = count++;
   if (!may_be_nonfinite(unpack(tensor).scalar_type())) return true;
-  PyObject* const site = PyDict_GetItemWithError(sites, label);
-  if (site == nullptr) return false;
-  items.push_back(
-      {py::reinterpret_borrow<py::object>(label), tensor, PyLong_AsLongLong(site), position});
+  const std::int64_t site = sites.of(label);
+  if (site < 0) return false;
+  items.push_back({py::reinterpret_borrow<py::object>(label), tensor, site, position});
   return true;
 }
 

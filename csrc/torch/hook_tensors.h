@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace fastcheck {
 
@@ -15,7 +16,22 @@ struct HookLabels {
 };
 const HookLabels& hook_labels();
 
-// Those that can be non-finite, in order, with the numbers of their sites, out of a dict by label.
+// The numbers of a module's sites of one role, out of a dict by label, which only grows. That of
+// the commonest label is kept at hand: the dict would not be in the cache.
+class HookSites {
+ public:
+  explicit HookSites(pybind11::object numbers) : numbers_(std::move(numbers)) {}
+
+  // -1 where there is none yet.
+  std::int64_t of(PyObject* label);
+  const pybind11::object& held() const { return numbers_; }
+
+ private:
+  pybind11::object numbers_;
+  std::int64_t commonest_ = -1;
+};
+
+// Those that can be non-finite, in order, with the numbers of their sites.
 struct HookTensors {
   struct Item {
     pybind11::object label;
@@ -27,11 +43,11 @@ struct HookTensors {
   Py_ssize_t count = 0;  // of all tensors
 
   // False where Python has to look: a container of another kind, a tensor without a site.
-  bool add(PyObject* value, PyObject* label, PyObject* sites, int depth = 0);
-  bool add_arguments(PyObject* args, PyObject* kwargs, PyObject* sites);
+  bool add(PyObject* value, PyObject* label, HookSites& sites, int depth = 0);
+  bool add_arguments(PyObject* args, PyObject* kwargs, HookSites& sites);
 
  private:
-  bool add_tensor(PyObject* tensor, PyObject* label, PyObject* sites);
+  bool add_tensor(PyObject* tensor, PyObject* label, HookSites& sites);
 };
 
 }  // namespace fastcheck

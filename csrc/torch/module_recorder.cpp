@@ -133,7 +133,7 @@ struct ModuleRecorder {
   py::object recorder;
   py::object node;
   py::object counter;
-  py::object input_sites, output_sites, grad_input_sites, grad_output_sites;
+  HookSites input_sites, output_sites, grad_input_sites, grad_output_sites;
   bool is_off = false;
 
   HookRecorder& shared() const { return hook_recorder_of(recorder.ptr()); }
@@ -147,12 +147,12 @@ struct ModuleRecorder {
   }
   void clear() {}
 
-  bool enter(PyObject* args, PyObject* kwargs) const;
-  bool leave(PyObject* output) const;
+  bool enter(PyObject* args, PyObject* kwargs);
+  bool leave(PyObject* output);
 
  private:
   void watch(const HookRecorder& of, const HookTensors::Item& item, const py::object& call,
-             PyObject* role, const py::object& sites, std::int64_t token) const;
+             PyObject* role, HookSites& sites, std::int64_t token) const;
 };
 
 // The calls that are running in this thread, outermost first. `local` keeps the list as long as the
@@ -169,7 +169,7 @@ PyObject* stack_of(const HookRecorder& recorder) {
 
 Call* call_at(PyObject* stack, Py_ssize_t place) { return Call::of(PyList_GET_ITEM(stack, place)); }
 
-bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) const {
+bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) {
   HookRecorder& of = shared();
   if (is_off || !of.is_open || torch::autograd::get_current_graph_task_id() != -1) return false;
   const Locked locked(of);
@@ -180,7 +180,7 @@ bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) const {
   const Call* const outermost = call_at(stack, 0);
   if (outermost == nullptr || outermost->node.is(node)) return false;
   HookTensors found;
-  if (!found.add_arguments(args, kwargs, input_sites.ptr())) return false;
+  if (!found.add_arguments(args, kwargs, input_sites)) return false;
 
   const py::object call =
       Call::make(node, CallCounter::of(counter).next(of.step), PyList_GET_ITEM(stack, running - 1),
@@ -203,7 +203,7 @@ bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) const {
   return true;
 }
 
-bool ModuleRecorder::leave(PyObject* output) const {
+bool ModuleRecorder::leave(PyObject* output) {
   HookRecorder& of = shared();
   if (is_off || !of.is_open) return false;
   const Locked locked(of);
@@ -218,7 +218,7 @@ bool ModuleRecorder::leave(PyObject* output) const {
     return false;
   }
   HookTensors found;
-  if (!found.add(output, hook_labels().output, output_sites.ptr())) {
+  if (!found.add(output, hook_labels().output, output_sites)) {
     return false;
   }
 
@@ -251,22 +251,22 @@ bool ModuleRecorder::leave(PyObject* output) const {
 }
 
 void ModuleRecorder::watch(const HookRecorder& of, const HookTensors::Item& item,
-                           const py::object& call, PyObject* role, const py::object& sites,
+                           const py::object& call, PyObject* role, HookSites& sites,
                            std::int64_t token) const {
-  PyObject* site = nullptr;
+  std::int64_t site = -1;
   // Of a parameter, a leaf, or another class of tensors there is more to say.
   if (reinterpret_cast<PyObject*>(Py_TYPE(item.tensor)) == THPVariableClass &&
       !unpack(item.tensor).is_leaf()) {
-    site = PyDict_GetItemWithError(sites.ptr(), item.label.ptr());
+    site = sites.of(item.label.ptr());
   }
-  if (site == nullptr) {
+  if (site < 0) {
     of.owner().attr("_watch")(py::handle(item.tensor), call, py::handle(role), item.label,
                               item.position, token);
     return;
   }
   const py::object hook = owned(GradientObject::make(
       gradient_type(), of.observer, call, py::reinterpret_borrow<py::object>(role),
-      PyLong_AsLongLong(site), static_cast<long long>(token)));
+      static_cast<long long>(site), static_cast<long long>(token)));
   owned(PyObject_CallMethodOneArg(item.tensor, names().register_hook, hook.ptr()));
 }
 
@@ -285,15 +285,15 @@ PyObject* new_module_recorder(PyTypeObject* type, PyObject* arguments, PyObject*
   return translated([&] {
     CallCounter::of(counter);
     return ModuleObject::make(type, borrowed(recorder), borrowed(node), borrowed(counter),
-                              borrowed(sites[0]), borrowed(sites[1]), borrowed(sites[2]),
-                              borrowed(sites[3]), false);
+                              HookSites(borrowed(sites[0])), HookSites(borrowed(sites[1])),
+                              HookSites(borrowed(sites[2])), HookSites(borrowed(sites[3])), false);
   });
 }
 
 template <class Body>
 PyObject* attend(PyObject* self, const Body& body) {
   return translated([&] {
-    const ModuleRecorder& module = ModuleObject::of(self);
+    ModuleRecorder& module = ModuleObject::of(self);
     const HookRecorder& of = module.shared();
     const bool is_done =
         guarded([&] { return body(module); },
@@ -307,12 +307,12 @@ PyObject* enter(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 2 || !PyTuple_Check(arguments[0]) || !PyDict_Check(arguments[1])) {
     return PyErr_Format(PyExc_TypeError, "expected a tuple and a dict");
   }
-  return attend(
-      self, [&](const ModuleRecorder& module) { return module.enter(arguments[0], arguments[1]); });
+  return attend(self,
+                [&](ModuleRecorder& module) { return module.enter(arguments[0], arguments[1]); });
 }
 
 PyObject* leave(PyObject* self, PyObject* output) {
-  return attend(self, [&](const ModuleRecorder& module) { return module.leave(output); });
+  return attend(self, [&](ModuleRecorder& module) { return module.leave(output); });
 }
 
 PyObject* switch_off(PyObject* self, PyObject*) {

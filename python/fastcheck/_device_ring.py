@@ -134,8 +134,11 @@ class DeviceRing:
             segment.use_on(self._streams.current())
             with torch.no_grad():
                 self.backend.observe_list(part, segment.slots, first, self._depth)
-            segment.identities[first : first + len(part)] = identities
-            segment.cursor.slot = first + len(part)
+            stop = first + len(part)
+            segment.identities[first:stop] = np.fromiter(
+                itertools.chain.from_iterable(identities), np.int64
+            ).reshape(len(part), -1)
+            segment.cursor.slot = stop
             done += len(part)
 
     def _identities(

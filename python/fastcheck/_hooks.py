@@ -330,6 +330,8 @@ def _is_grad_enabled(traced: Optional[Traced]) -> bool:
 class _ModuleHook:
     """What a module holds. A copy of the module (deepcopy, pickle) holds one that does nothing."""
 
+    __slots__ = ("_node", "_observer", "_recorder", "address", "is_outermost")
+
     def __init__(
         self, observer: Optional[ModuleObserver] = None, node: Optional[ModuleNode] = None
     ) -> None:
@@ -362,6 +364,8 @@ class _ModuleHook:
 class ForwardPreHook(_ModuleHook):
     """Registered with ``with_kwargs=True``."""
 
+    __slots__ = ()
+
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -378,6 +382,8 @@ class ForwardHook(_ModuleHook):
     """Registered with ``with_kwargs=True, always_call=True``: the calls that raise have to end
     too.
     """
+
+    __slots__ = ()
 
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

@@ -140,10 +140,10 @@ class Monitor:
                 before.address = after.address = connection.address(index)
                 before.is_outermost = node.is_primary
             # always_call: a call that raises has to end too, or what runs next would seem to be
-            # inside it.
+            # inside it. __call__: of a bound method the interpreter need not look it up.
             for handle in (
-                module.register_forward_pre_hook(before, with_kwargs=True),
-                module.register_forward_hook(after, with_kwargs=True, always_call=True),
+                module.register_forward_pre_hook(before.__call__, with_kwargs=True),
+                module.register_forward_hook(after.__call__, with_kwargs=True, always_call=True),
             ):
                 set_hook_id(handle, number)
                 self._handles.append(handle)
