@@ -18,7 +18,7 @@ from torch import nn
 import fake_device
 import fastcheck
 from cuda_on_fake.checks import fresh_device
-from fastcheck import _graph_slots, backends
+from fastcheck import _graph_slots, _graphs, backends
 from graphs import (
     WARM_UP,
     Training,
@@ -218,6 +218,9 @@ def test_op_level_leaves_a_capture_alone(op_observer: None) -> None:
 
 
 def test_torch_is_as_it_was_when_no_monitor_is_left() -> None:
+    # Models of other tests may still be there, and observed.
+    for follower in list(_graphs._followers):
+        _graphs.disconnect(follower)
     graph: Any = torch.accelerator.Graph
     before = {name: vars(graph)[name] for name in ("capture_begin", "capture_end", "replay")}
     monitor = fastcheck.install(nn.Linear(2, 2))

@@ -303,6 +303,58 @@ def test_a_model_that_is_served(device: str, monkeypatch: pytest.MonkeyPatch) ->
     assert serve() == short
 
 
+def test_what_was_kept_from_a_step_that_passed_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Linear(8, 8)
+            self.kept = torch.zeros(8, 8)
+            self.is_bad = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            given, self.kept = self.kept, x * (NAN if self.is_bad else 1.0)
+            out: torch.Tensor = self.part(given)
+            return out
+
+    def reasons() -> list[tuple[Any, str]]:
+        torch.manual_seed(2)
+        model = nn.Sequential(Keeps())
+        monitor = fastcheck.install(model, every=2, overflow_nums=-1)
+        for step in range(5):
+            model[0].is_bad = step == 3  # which passes unread
+            model(torch.randn(8, 8))
+            monitor.step()
+        monitor.remove()
+        return [(event.verdict, event.reason) for event in monitor.events]
+
+    short = reasons()
+    assert any("every= skipped" in reason for _, reason in short)
+    in_python(monkeypatch)
+    assert reasons() == short
+
+
+def test_a_backward_after_the_step_was_closed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps() -> list[tuple[int, str]]:
+        torch.manual_seed(2)
+        model = nn.Sequential(Block(), Block()).to(device)
+        monitor = fastcheck.install(model, overflow_nums=-1)
+        model(torch.randn(8, 8).to(device))  # whose sites are new: Python's
+        monitor.step()
+        loss = model(torch.randn(8, 8).to(device)).sum()
+        loss.backward(retain_graph=True)
+        monitor.step()
+        loss.backward()
+        monitor.flush()
+        sites, records = monitor._session.sites, monitor.records()
+        monitor.remove()
+        return [(int(record["step"]), str(sites[int(record["site"])])) for record in records]
+
+    short = steps()
+    assert {step for step, _ in short} == {0, 1, 2}
+    in_python(monkeypatch)
+    assert steps() == short
+
+
 def test_a_stop_comes_out_of_the_very_hook(device: str) -> None:
     if device != "cpu":
         pytest.skip("a device's records arrive later")
@@ -381,25 +433,38 @@ class TestOwnFailures:
         with pytest.warns(fastcheck.FastcheckWarning) as said:
             for _ in range(3):
                 model(torch.randn(8, 8))
+        # It is left alone from then on.
+        sites = monitor._session.sites
+        made = [sites[int(number)] for number in monitor.records()["site"]]
+        assert sum(site.module == "1.poison" and site.role == "output" for site in made) == 2
         texts = [str(warning.message) for warning in said]
         assert len(texts) == len(set(texts))
         assert any("1.poison" in text and "ZeroDivisionError" in text for text in texts)
         monitor.remove()
 
-    def test_a_tensor_that_the_kernel_refuses(self) -> None:
+    def test_a_tensor_that_the_kernel_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        refused = []
+        method = Session.refused
+        monkeypatch.setattr(
+            Session, "refused", lambda *args: (refused.append(1), method(*args))[-1]
+        )
+
         def freed(x: torch.Tensor) -> torch.Tensor:
-            y = x * 1
+            y = torch.ones(8) * 1
             if is_bad:
                 y.untyped_storage().resize_(0)
             return y
 
         is_bad = False
-        model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(Apply(freed)), Apply(lambda x: 1))
+        twice = Apply(freed)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(twice, twice), Apply(lambda x: 1))
         monitor = fastcheck.install(model, overflow_nums=-1)
         model(torch.randn(8, 8))
         is_bad = True
         with pytest.warns(fastcheck.FastcheckWarning, match=r"1\.0"):
             assert model(torch.randn(8, 8)) == 1
+        assert model(torch.randn(8, 8)) == 1
+        assert len(refused) == 1  # its site is not tried again
         monitor.remove()
 
 

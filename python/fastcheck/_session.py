@@ -176,7 +176,6 @@ class Session:
 
     def obey_pause(self) -> None:
         """A pass begins, and is read or not."""
-        self.recorder.close()
         is_wanted = self.config.observes(self.step.index) and not self.is_paused
         if self.is_active and not is_wanted:
             # What it would have decided stays as it is.
