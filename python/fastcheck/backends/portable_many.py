@@ -317,5 +317,6 @@ def _batch(
         spread=spread[:, 1:].contiguous() if spread.shape[1] > 2 else None,
         rows=sum64.rows_of(int(host[2].max()), sum64.row_words(form.info.component_bytes)),
         counted=max(1, left // (count_bytes(form) * width)),
-        summed=max(1, left // (sum_bytes(form) * width)),
+        # And once more with its padding filled.
+        summed=max(1, left // ((sum_bytes(form) + form.info.component_bytes) * width)),
     )
