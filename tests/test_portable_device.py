@@ -92,7 +92,7 @@ def test_launches_of_one_tensor(
 
 @pytest.mark.parametrize(("depth", "most"), [(1, 7), (2, 59), (3, 207)])
 def test_launches_of_200_parameters(depth: int, most: int) -> None:
-    """About one launch for each at most, of 200 weights, biases and scalars: 1.6 MiB, which sums
+    """About one launch for each, of 200 weights, biases and scalars: 1.6 MiB, which sums
     are taken of in several parts.
     """
     xs = [on_device(count) for k in range(50) for count in (64 * 64, 64 * 64 + k, 64, 1)]

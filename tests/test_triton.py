@@ -240,7 +240,7 @@ def test_numbers_of_chains_beyond_32_bits() -> None:
     """What a tensor of more than 2^32 chains would do, without one: 64 chains from any number."""
     x = tensor_of(pattern("random", "int32", 4096, 3), "int32")
     words = x.numpy().reshape(4, 16, 64)
-    reader = launch._Reader(FORMATS[torch.int32], 3, WIDE)
+    reader = launch.Reader(FORMATS[torch.int32], 3, WIDE)
     for origin in (0, (1 << 31) - 256, (1 << 32) - 256, 1 << 32, (5 << 32) + 512):
         partials = torch.zeros(kernels.COLUMNS, 1, dtype=torch.int32)
         assert reader.part(x, partials, 0, origin) == 1
@@ -255,7 +255,7 @@ def test_numbers_of_chains_beyond_32_bits() -> None:
 
 def folded(partials: torch.Tensor, dtype: str, numel: int) -> dict[str, Any]:
     target = launch.Target(programs=1, lanes=64, block=8 if partials.shape[1] < 100 else 1024)
-    reader = launch._Reader(FORMATS[torch_dtype(dtype)], 3, target)
+    reader = launch.Reader(FORMATS[torch_dtype(dtype)], 3, target)
     slot = torch.zeros(192, dtype=torch.uint8)
     lengths = sum64.length_terms(numel * DTYPES[dtype].itemsize)
     reader.fold(
