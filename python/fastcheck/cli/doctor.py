@@ -35,8 +35,6 @@ environment:
 
 exit codes: 0 fastcheck can be used here; 1 something is missing or broken ("problems")"""
 
-_NOT_BUILT = "not in this version yet"
-
 
 @dataclass
 class Findings:
@@ -172,10 +170,19 @@ def _backends(torch: Any, found: Findings) -> None:
         found.backends.append(("cuda", False, f"not built into this extension; {visible}"))
     if torch is not None:
         found.backends.append(_triton(found))
-    for name in ("npu", "mlu"):
-        found.backends.append((name, False, _NOT_BUILT))
+        for name in ("npu", "mlu"):
+            found.backends.append(_entry(name, getattr(torch, name, None)))
     served = "every device without a kernel" + ("" if usable else ", the CPU too")
     found.backends.append(("portable", torch is not None, f"pure Python, for {served}"))
+
+
+def _entry(name: str, module: Any) -> tuple[str, bool, str]:
+    """A device whose tensors Triton's kernels or the portable backend read."""
+    if module is None:
+        return name, False, f"torch_{name} is not loaded"
+    if not module.is_available():
+        return name, False, f"torch_{name} sees no device"
+    return name, True, f"{module.device_count()} devices, read by Triton or the portable backend"
 
 
 def _triton(found: Findings) -> tuple[str, bool, str]:
