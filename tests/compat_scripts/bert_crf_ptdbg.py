@@ -4,6 +4,7 @@ that the last Linear makes is beyond float16. Written as ptdbg_ascend documents 
     bert_crf_ptdbg.py check <overflow_nums>
     bert_crf_ptdbg.py list <name> [no-off]
 """
+# ruff: noqa: F403, F405 - scripts of ptdbg_ascend import everything from it; this one is to look like them
 
 import sys
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fastcheck.compat.ptdbg import *  # noqa: F403
+from fastcheck.compat.ptdbg import *
 
 LOSS_SCALE = 256
 
@@ -52,7 +53,7 @@ class BertCrf(nn.Module):
         return (torch.logsumexp(alpha, 1) - gold).mean()
 
 
-seed_all(seed=1234)  # noqa: F405
+seed_all(seed=1234)
 model = BertCrf().half()
 with torch.no_grad():
     # What these weights read is exactly 0 until an update: forward is healthy.
@@ -61,12 +62,12 @@ with torch.no_grad():
     model.dense.bias[0] = 0
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-set_dump_path("dump")  # noqa: F405
+set_dump_path("dump")
 if sys.argv[1] == "check":
-    register_hook(model, overflow_check, overflow_nums=int(sys.argv[2]))  # noqa: F405
+    register_hook(model, overflow_check, overflow_nums=int(sys.argv[2]))
 else:
-    register_hook(model, acc_cmp_dump)  # noqa: F405
-    set_dump_switch("ON", mode="list", scope=[sys.argv[2]])  # noqa: F405
+    register_hook(model, acc_cmp_dump)
+    set_dump_switch("ON", mode="list", scope=[sys.argv[2]])
 
 linears = []
 for name, module in model.named_modules():
@@ -89,4 +90,4 @@ for step in range(2):
     print("step", step, "done", flush=True)
 
 if "no-off" not in sys.argv and sys.argv[1] == "list":
-    set_dump_switch("OFF")  # noqa: F405
+    set_dump_switch("OFF")
