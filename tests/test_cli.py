@@ -293,7 +293,7 @@ def test_colours_only_on_a_terminal(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     assert main(["show", log]) == 0
-    assert "\x1b[31;1m" in terminal.getvalue()
+    assert "\x1b[1;31m" in terminal.getvalue()
     monkeypatch.setenv("NO_COLOR", "1")
     quiet = Terminal()
     monkeypatch.setattr(sys, "stdout", quiet)
@@ -375,6 +375,20 @@ def test_doctor_prints_versions_backends_and_the_kernel(
         assert re.search(rf"(?m)^(backends)? +{backend} +(usable|no) ", out), backend
     assert re.search(r"scalar +(used|usable) ", out)
     assert re.search(r"\w+ is used: the fastest", out)
+
+
+def test_doctor_says_what_of_the_tools_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name == "rich":
+            raise doctor.metadata.PackageNotFoundError(name)
+        return "1.2"
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    _, out, _ = run(capsys, "doctor")
+    tools = "pyarrow 1.2, safetensors 1.2, not rich (pip install 'fastcheck[tools]')"
+    assert re.search(rf"tools +{re.escape(tools)}\n", out)
 
 
 def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:

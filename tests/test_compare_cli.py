@@ -158,7 +158,8 @@ def test_tensors_have_their_measures_in_the_report(
 def test_ascii_terminals_get_ascii(
     capsys: pytest.CaptureFixture[str], runs: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastcheck.cli.compare.wants_ascii", lambda stream: True)
+    for module in ("compare", "_console"):
+        monkeypatch.setattr(f"fastcheck.cli.{module}.wants_ascii", lambda stream: True)
     _, out, _ = run(capsys, "compare", *runs, "--all")
     assert out.isascii()
 

@@ -1,5 +1,5 @@
-"""Plain-text building blocks of the stop report and the command line: wrapping, tables, sparkline,
-colour.
+"""Building blocks of the stop report and the command line, as plain text: sections, wrapping,
+tables, sparkline, colour.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ import math
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
-from typing import TextIO
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TextIO, Union
 
 GUTTER = 10
 _BARS = "▁▂▃▄▅▆▇█"
@@ -46,7 +47,7 @@ def to_ascii(text: str) -> str:
 
 
 def paint(text: str, style: str, color: bool) -> str:
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if color and text else text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if color and style and text else text
 
 
 def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
@@ -106,6 +107,46 @@ def table(
             parts.append(cell.ljust(widths[column]) if to_left else cell.rjust(widths[column]))
         lines.append("  ".join(parts).rstrip())
     return lines
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that whoever prints it may set its own way; see table()."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1
+    width: int = 78
+    note: int = 0
+    indent: int = 0
+    #: Of rows that are to stand out: a style of paint() by the row's index.
+    styles: Mapping[int, str] = field(default_factory=dict)
+
+    def lines(self, color: bool = False) -> list[str]:
+        head, *rest = table(self.header, self.rows, self.left, self.width, self.note)
+        body = [paint(line, self.styles.get(row, ""), color) for row, line in enumerate(rest)]
+        return [" " * self.indent + line for line in (head, *body)]
+
+
+#: A line of text, or a table.
+Part = Union[str, Table]
+
+
+class Section(NamedTuple):
+    """A part of a report, under its label."""
+
+    label: str
+    parts: Sequence[Part]
+
+    def lines(self, color: bool = False) -> list[str]:
+        lines: list[str] = []
+        for part in self.parts:
+            lines += part.lines(color) if isinstance(part, Table) else [part]
+        return section(self.label, lines, color)
+
+
+def plain(sections: Iterable[Section], color: bool = False) -> str:
+    return "\n\n".join("\n".join(one.lines(color)) for one in sections)
 
 
 def sparkline(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any, Callable, Optional
+from typing import Any
 
 from .._errors import ConfigError, explain
-from .._layout import to_ascii, wants_ascii, wants_color
+from .._layout import wants_ascii, wants_color
+from ._console import progress, show_sections
 
 _DESCRIPTION = """\
 Compares two runs, dumps, checkpoints, environments or inventories: ACTUAL, and the REFERENCE that
@@ -92,26 +93,25 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 0 when the two agree, 1 when they differ."""
     # Here: it imports torch, which `fastcheck --help` can do without.
     from .._compare import compare
-    from ..comparison.render import render
+    from ..comparison.render import sections
 
-    comparison = compare(
-        options.actual,
-        options.reference,
-        rename=options.rename,
-        accept=options.accept,
-        exact=options.exact,
-        thresholds=_thresholds(options.threshold),
-        ask_all=options.all,
-        csv=options.csv,
-        progress=_progress(),
-        trust=options.trust,
-    )
+    with progress("comparing", "blocks") as told:
+        comparison = compare(
+            options.actual,
+            options.reference,
+            rename=options.rename,
+            accept=options.accept,
+            exact=options.exact,
+            thresholds=_thresholds(options.threshold),
+            ask_all=options.all,
+            csv=options.csv,
+            progress=told,
+            trust=options.trust,
+        )
     if options.json:
         print(json.dumps(comparison.to_dict(), allow_nan=False, indent=1))
     else:
-        plain = wants_ascii(sys.stdout)
-        text = render(comparison, wants_color(sys.stdout), plain)
-        print(to_ascii(text) if plain else text)
+        show_sections(sections(comparison, wants_color(sys.stdout), wants_ascii(sys.stdout)))
     return 0 if comparison.agrees else 1
 
 
@@ -126,17 +126,3 @@ def _thresholds(given: list[str]) -> dict[str, float]:
                 explain("--threshold is not one", expected="DTYPE=ERROR: bfloat16=0.05", came=text)
             ) from None
     return found
-
-
-def _progress() -> Optional[Callable[[int, int], None]]:
-    """A line on the terminal that is gone when the report comes; none where nobody looks."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show(done: int, total: int) -> None:
-        if done == total:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        elif done % max(total // 100, 1) == 0:
-            print(f"\rcomparing: {done:,} of {total:,} blocks", end="", file=sys.stderr, flush=True)
-
-    return show

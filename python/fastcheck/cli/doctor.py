@@ -9,15 +9,18 @@ import os
 import platform
 import sys
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 from .._extension import status
-from .._layout import paint, section, table, to_ascii, wants_ascii, wants_color, wrap
+from .._layout import Part, Section, Table, paint, wants_color, wrap
 from .._numbers import to_json
 from .._version import __version__
+from ._console import show_sections
 
 _WIDTH = 88
 _ISA_VARIABLE = "FASTCHECK_CPU_ISA"
+_TOOLS = ("pyarrow", "rich", "safetensors")
 
 _DESCRIPTION = """\
 Prints versions, what the installed wheel is for, the backends that are built and usable, and the
@@ -68,8 +71,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(to_json(_document(found)), allow_nan=False, indent=1))
     else:
-        text = _text(found, wants_color(sys.stdout))
-        print(to_ascii(text) if wants_ascii(sys.stdout) else text)
+        show_sections(_sections(found, wants_color(sys.stdout)))
     return 1 if found.problems else 0
 
 
@@ -81,6 +83,7 @@ def examine() -> Findings:
     found.versions["platform"] = f"{platform.system()} {platform.machine()}"
     torch = _module("torch", found)
     _module("numpy", found)
+    found.versions["tools"] = _tools()
     _build(found)
     _kernels(found)
     _backends(torch, found)
@@ -96,6 +99,19 @@ def _module(name: str, found: Findings) -> Any:
         return None
     found.versions[name] = str(module.__version__)
     return module
+
+
+def _tools() -> str:
+    """The packages of ``fastcheck[tools]``, which single commands use."""
+    said, missing = [], []
+    for name in _TOOLS:
+        try:
+            said.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        said.append(f"not {', '.join(missing)} (pip install 'fastcheck[tools]')")
+    return ", ".join(said)
 
 
 def _first_line(error: BaseException) -> str:
@@ -203,39 +219,32 @@ def _cuda_devices(torch: Any) -> int:
         return 0
 
 
-def _text(found: Findings, color: bool) -> str:
+def _sections(found: Findings, color: bool) -> list[Section]:
     body = _WIDTH - 10
     widest = max(len(name) for name in found.versions)
-    blocks = [
-        section(
-            "versions",
-            [f"{name:<{widest}}  {value}" for name, value in found.versions.items()],
-            color,
-        )
-    ]
+    versions = [f"{name:<{widest}}  {value}" for name, value in found.versions.items()]
     rows = [[name, "usable" if usable else "no", reason] for name, usable, reason in found.backends]
-    blocks.append(section("backends", _three_columns(rows, body), color))
+    blocks = [Section("versions", versions), Section("backends", [_three_columns(rows)])]
     if found.cpu_kernels:
         marked = [
             [name, ("used" if name == found.cpu_kernel else "usable") if usable else "no", reason]
             for name, usable, reason in found.cpu_kernels
         ]
-        lines = _three_columns(marked, body)
+        parts: list[Part] = [_three_columns(marked)]
         if found.cpu_kernel is not None:
-            lines += wrap(f"{found.cpu_kernel} is used: {found.cpu_kernel_reason}.", body)
-        blocks.append(section("cpu", lines, color))
+            parts += wrap(f"{found.cpu_kernel} is used: {found.cpu_kernel_reason}.", body)
+        blocks.append(Section("cpu", parts))
     if found.problems:
         lines = [line for text in found.problems for line in wrap(text, body, "- ", "  ")]
-        blocks.append(section("problems", lines, color))
+        blocks.append(Section("problems", lines))
     else:
-        blocks.append(
-            section("result", [paint("fastcheck can be used here.", "green", color)], color)
-        )
-    return "\n\n".join("\n".join(block) for block in blocks)
+        said = paint("fastcheck can be used here.", "green", color)
+        blocks.append(Section("result", [said]))
+    return blocks
 
 
-def _three_columns(rows: list[list[str]], width: int) -> list[str]:
-    return table(rows[0], rows[1:], left=3, width=max(width, 200)) if rows else []
+def _three_columns(rows: list[list[str]]) -> Table:
+    return Table(["name", "state", "why"], rows, left=3, width=200)
 
 
 def _document(found: Findings) -> dict[str, Any]:

@@ -13,17 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._errors import ConfigError, did_you_mean, explain
-from .._layout import (
-    is_logarithmic,
-    paint,
-    section,
-    sparkline,
-    table,
-    to_ascii,
-    wants_ascii,
-    wants_color,
-    wrap,
-)
+from .._layout import Part, Section, Table, is_logarithmic, sparkline, wants_ascii, wrap
 from .._logread import LogView, find_logs, first_event, read_log, read_logs
 from .._numbers import read, spell, spell_nonfinite, to_json
 from .._op_names import is_name, parse
@@ -33,6 +23,7 @@ from .._scaling import ScalingRow, scaling_table
 from .._story import report_from_log, story
 from .._style import STYLES, place, row_name
 from ..dump.files import places_in
+from ._console import show_sections
 from .show_json import document
 
 if TYPE_CHECKING:
@@ -108,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
         shown = document(path, view, wanted.records, wanted.events, limit or None)
         print(json.dumps(to_json(shown), allow_nan=False, indent=1))
     else:
-        _print(_text(path, others, view, wanted, limit or None, options))
+        show_sections(_sections(path, others, view, wanted, limit or None, options))
     return 0 if wanted.found else 1
 
 
@@ -193,46 +184,36 @@ def matches(site: Site, pattern: str) -> bool:
     return below or any(fnmatch.fnmatchcase(name, literal) for name in names)
 
 
-def _print(text: str) -> None:
-    print(to_ascii(text) if wants_ascii(sys.stdout) else text)
-
-
-def _text(
+def _sections(
     path: str,
     others: list[str],
     view: LogView,
     wanted: _Wanted,
     limit: int | None,
     options: argparse.Namespace,
-) -> str:
-    color = wants_color(sys.stdout)
-    blocks = [section("log", _about(path, others, view), color)]
+) -> list[Section]:
+    blocks = [Section("log", _about(path, others, view))]
     if wanted.complaint:
-        blocks.append(wrap(wanted.complaint, _WIDTH))
-        return "\n\n".join("\n".join(block) for block in blocks)
+        return [*blocks, Section("", wrap(wanted.complaint, _WIDTH - 10))]
     body = _WIDTH - 10
     if not wanted.filtered and not options.events:
         report = report_from_log(view, first_event(wanted.events), options.style)
-        blocks += [section(label, lines, color) for label, lines in story(report, body)]
+        blocks += [Section(label, lines) for label, lines in story(report, body)]
         scaling = scaling_table(_scaling(view), body)
         if scaling:
-            blocks.append(section("scaling", scaling, color))
+            blocks.append(Section("scaling", scaling))
         unread = unread_lines(from_meta(view.meta.values()), body)
         if unread:
-            blocks.append(section("unread", unread, color))
+            blocks.append(Section("unread", unread))
     if wanted.events or options.events or not wanted.filtered:
-        blocks.append(
-            section("events", _events(view, wanted.events, limit, body, options.style), color)
-        )
+        blocks.append(Section("events", _events(view, wanted.events, limit, body, options.style)))
     if len(wanted.records):
-        blocks.append(
-            section("records", _records(view, wanted, limit, body, color, options.style), color)
-        )
+        blocks.append(Section("records", _records(view, wanted, limit, body, options.style)))
         if options.site is not None:
             trends = _trends(view, wanted.records, body, options.style)
-            if trends:
-                blocks.append(section("trend", trends, color))
-    return "\n\n".join("\n".join(block) for block in blocks)
+            if trends is not None:
+                blocks.append(Section("trend", [trends]))
+    return blocks
 
 
 def _about(path: str, others: list[str], view: LogView) -> list[str]:
@@ -330,16 +311,19 @@ def _events(
 
 
 def _records(
-    view: LogView, wanted: _Wanted, limit: int | None, width: int, color: bool, style: str
-) -> list[str]:
+    view: LogView, wanted: _Wanted, limit: int | None, width: int, style: str
+) -> list[Part]:
     chosen = wanted.records
     # The end of a list is where the overflow is, unless one step was asked for as a whole.
     shown = chosen if limit is None else _around_bad(view.records, chosen, limit)
     several = len(view.meta) > 1
-    rows, bad = [], []
+    rows: list[list[str]] = []
+    bad = {}
     for index in shown:
         reading = read(view.records[index])
         site = view.sites[reading.site]
+        if reading.nonfinite_count:
+            bad[len(rows)] = "red"
         rows.append(
             [
                 row_name(site, reading.call, style),
@@ -353,7 +337,6 @@ def _records(
                 spell(reading.rms),
             ]
         )
-        bad.append(reading.nonfinite_count > 0)
     header = [
         "tensor",
         "dtype",
@@ -365,11 +348,7 @@ def _records(
         "max",
         "rms",
     ]
-    lines = table(header, rows, left=2, width=width)
-    lines = [
-        lines[0],
-        *(paint(line, "red", color and is_bad) for line, is_bad in zip(lines[1:], bad)),
-    ]
+    lines: list[Part] = [Table(header, rows, left=2, width=width, styles=bad)]
     hidden = len(chosen) - len(shown)
     if hidden:
         lines.append(f"and {hidden:,} more records (--limit 0 shows all)")
@@ -389,7 +368,7 @@ def _around_bad(records: np.ndarray, chosen: np.ndarray, limit: int) -> np.ndarr
     return chosen[start : start + limit]
 
 
-def _trends(view: LogView, chosen: np.ndarray, width: int, style: str) -> list[str]:
+def _trends(view: LogView, chosen: np.ndarray, width: int, style: str) -> Table | None:
     """A sparkline of abs max for each tensor that has more than one record."""
     ascii_only = wants_ascii(sys.stdout)
     rows: list[list[str]] = []
@@ -411,5 +390,5 @@ def _trends(view: LogView, chosen: np.ndarray, width: int, style: str) -> list[s
         label = row_name(name, None, style)
         rows.append([label + (f", rank {rank}" if several else ""), line, first, last, scale])
     if not rows:
-        return []
-    return table(["abs max of", "steps", "first", "last", "scale"], rows, left=2, width=width)
+        return None
+    return Table(["abs max of", "steps", "first", "last", "scale"], rows, left=2, width=width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Optional
 
-from .._layout import paint, section, sparkline, table, wrap
+from .._layout import Part, Section, Table, paint, plain, sparkline, wrap
 from .._numbers import spell
 from .block import Kind
 from .measure import ELEMENTS, REASONS, State
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .result import Comparison
     from .verdict import Answer
 
-__all__ = ["render"]
+__all__ = ["render", "sections"]
 
 _WIDTH = 100
 _BODY = _WIDTH - 10
@@ -30,32 +30,41 @@ _STYLE = {"yes": "green", "no": "red", "partly": "yellow", "accepted": "yellow"}
 
 def render(comparison: Comparison, color: bool = False, ascii_only: bool = False) -> str:
     """Plain text, at most 100 columns wide where names allow it."""
-    blocks = [section("compare", _about(comparison), color)]
-    blocks.append(section("asked", _asked(comparison, color), color))
-    blocks.append(section("result", _result(comparison, color), color))
+    return plain(sections(comparison, color, ascii_only), color)
+
+
+def sections(
+    comparison: Comparison, color: bool = False, ascii_only: bool = False
+) -> list[Section]:
+    """The report in its parts; ``color``: words that matter are painted."""
+    blocks = [
+        Section("compare", _about(comparison)),
+        Section("asked", _asked(comparison, color)),
+        Section("result", _result(comparison, color)),
+    ]
     stopped = any(answer.answer == "not asked" for answer in comparison.answers)
     given = [answer for answer in comparison.answers[:4] if answer.answer == "no"]
     shown = comparison.first if not given or not stopped else None
     if comparison.kind == Kind.CHECKPOINT.value:
         if comparison.rows:
-            blocks.append(section("tensors", _tensors(comparison), color))
+            blocks.append(Section("tensors", _tensors(comparison)))
     elif given and stopped:
         for answer in given:
             if answer.found is not None:
-                blocks.append(section(answer.question[:9], _sides(answer.found.row), color))
+                blocks.append(Section(answer.question[:9], _sides(answer.found.row)))
     elif shown is not None:
-        blocks.append(section("first", _first(comparison, shown), color))
-        blocks.append(section("growth", _growth(comparison, shown, ascii_only), color))
+        blocks.append(Section("first", _first(comparison, shown)))
+        blocks.append(Section("growth", _growth(comparison, shown, ascii_only)))
     elif comparison.verdict == "equal" and comparison.first_inexact is not None:
         found = comparison.first_inexact
         text = f"not equal to the bit from step {found.row.step:,} on, {found.row.name} first"
-        blocks.append(section("first", wrap(text, _BODY), color))
+        blocks.append(Section("first", wrap(text, _BODY)))
     if comparison.missing:
-        blocks.append(section("missing", _missing(comparison), color))
+        blocks.append(Section("missing", _missing(comparison)))
     if comparison.notes:
         lines = [line for note in comparison.notes for line in wrap(note, _BODY, "- ", "  ")]
-        blocks.append(section("notes", lines, color))
-    return "\n\n".join("\n".join(block) for block in blocks)
+        blocks.append(Section("notes", lines))
+    return blocks
 
 
 def _about(comparison: Comparison) -> list[str]:
@@ -74,35 +83,35 @@ def _about(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _asked(comparison: Comparison, color: bool) -> list[str]:
+def _asked(comparison: Comparison, color: bool) -> list[Part]:
     widest = max(len(answer.question) for answer in comparison.answers)
     is_checkpoint = comparison.kind == Kind.CHECKPOINT.value
-    lines: list[str] = []
+    lines: list[Part] = []
     for answer in comparison.answers:
         word = _SHOWN.get(answer.answer, answer.answer)
         style = _STYLE.get(answer.answer, "dim")
         head = f"{answer.question:<{widest}}  {paint(word, style, color)}"
         pad = " " * (8 - len(word))
         lines.append(f"{head}{pad}  {answer.text}".rstrip())
-        lines += [" " * (widest + 2) + line for line in _details(answer, is_checkpoint)]
+        lines += _details(answer, is_checkpoint, widest + 2)
     return lines
 
 
-def _details(answer: Answer, is_checkpoint: bool) -> list[str]:
-    width = _BODY - 20
-    lines: list[str] = []
+def _details(answer: Answer, is_checkpoint: bool, indent: int) -> list[Part]:
+    pad, width = " " * indent, _BODY - 20 + indent
+    lines: list[Part] = []
     if answer.settings:
         rows = [[s.path or "it all", s.actual, s.reference] for s in answer.settings[:_SETTINGS]]
-        lines += table(["", "actual", "reference"], rows, left=3, width=max(width, 110))
+        lines.append(Table(["", "actual", "reference"], rows, left=3, width=110, indent=indent))
         more = len(answer.settings) - len(rows)
         if more:
-            lines.append(f"and {more:,} more (--json shows all)")
+            lines.append(f"{pad}and {more:,} more (--json shows all)")
     if answer.found is not None:
         row = answer.found.row
         step = "" if is_checkpoint else f" at step {row.step:,}"
-        lines += wrap(f"first{step}: {row.name}", width, "", "  ")
+        lines += wrap(f"first{step}: {row.name}", width, pad, pad + "  ")
         if row.reason:
-            lines += wrap(row.reason, width, "  ")
+            lines += wrap(row.reason, width, pad + "  ")
     return lines
 
 
@@ -129,11 +138,12 @@ def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
-def _first(comparison: Comparison, found: Found) -> list[str]:
+def _first(comparison: Comparison, found: Found) -> list[Part]:
     row = found.row
     where = f"rank {row.rank}, " if any(r.rank for r in comparison.rows) else ""
     call = f" (call {row.call})" if row.call else ""
-    lines = wrap(f"{where}step {row.step:,}: {row.name}{call}", _BODY, "", "  ")
+    lines: list[Part] = []
+    lines += wrap(f"{where}step {row.step:,}: {row.name}{call}", _BODY, "", "  ")
     if found.exact_before:
         text = "everything computed before it in this step is equal to the bit"
     else:
@@ -156,7 +166,7 @@ def _first(comparison: Comparison, found: Found) -> list[str]:
     return lines
 
 
-def _tensors(comparison: Comparison) -> list[str]:
+def _tensors(comparison: Comparison) -> list[Part]:
     """The worst of what differs, with their measures."""
     rows = sorted(comparison.rows, key=lambda row: -row.error)[:_TENSORS]
     header = ["tensor", "shape", "error", "cosine", "max abs", "1/1000", "5/1000", "max ULP", ""]
@@ -176,14 +186,14 @@ def _tensors(comparison: Comparison) -> list[str]:
         # The numbers say it where there are some.
         note = "" if elements is not None and row.reason == REASONS[ELEMENTS] else row.reason
         cells.append([row.name, shape, _number(row.error), *measured, note])
-    lines = table(header, cells, left=2, width=_BODY + 40, note=1)
+    lines: list[Part] = [Table(header, cells, left=2, width=_BODY + 40, note=1)]
     more = len(comparison.rows) + comparison.more_rows - len(rows)
     if more:
         lines.append(f"and {more:,} more (--csv FILE has all)")
     return lines
 
 
-def _sides(row: Row) -> list[str]:
+def _sides(row: Row) -> list[Part]:
     columns = ("dtype", "shape", "numel", "min", "max", "mean", "l2_norm", "checksum", "crc32")
     sides = [("actual", row.actual), ("reference", row.reference)]
     used = [
@@ -195,7 +205,7 @@ def _sides(row: Row) -> list[str]:
         [name, *(_cell(None if values is None else values[column]) for column in used)]
         for name, values in sides
     ]
-    lines = table(["", *used], rows, left=1, width=_BODY + 20)
+    lines: list[Part] = [Table(["", *used], rows, left=1, width=_BODY + 20)]
     elements = row.elements
     if elements is not None:
         said = {
@@ -209,7 +219,7 @@ def _sides(row: Row) -> list[str]:
         }
         if elements.nonfinite:
             said["NaN/Inf on one side"] = f"{elements.nonfinite:,}"
-        lines += ["", *table(list(said), [list(said.values())], left=0, width=_BODY + 20)]
+        lines += ["", Table(list(said), [list(said.values())], left=0, width=_BODY + 20)]
     return lines
 
 
@@ -225,12 +235,12 @@ def _number(value: float) -> str:
     return "inf" if math.isinf(value) else f"{value:.2g}"
 
 
-def _growth(comparison: Comparison, found: Found, ascii_only: bool) -> list[str]:
-    lines: list[str] = []
+def _growth(comparison: Comparison, found: Found, ascii_only: bool) -> list[Part]:
+    lines: list[Part] = []
     if found.trail:
         lines.append("in that step, what was recorded next:")
         rows = [[row.name, _state(row)] for row in found.trail[:_NAMES]]
-        lines += ["  " + line for line in table(["tensor", "error"], rows, width=_BODY - 2)]
+        lines.append(Table(["tensor", "error"], rows, width=_BODY - 2, indent=2))
     steps = comparison.growth
     if len(steps) > 1:
         series: list[Optional[float]] = [
