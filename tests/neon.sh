@@ -31,6 +31,9 @@ unpack_packages() {
     g++-aarch64-linux-gnu qemu-user || skip "no g++-aarch64-linux-gnu or qemu-user"
   local package
   for package in "$tools"/apt/cache/archives/*.deb; do dpkg -x "$package" "$tools/unpacked"; done
+  # What these linker scripts name lies where the packages were to be installed.
+  grep -lI "GNU ld script" "$tools"/unpacked/usr/aarch64-linux-gnu/lib/*.so |
+    xargs sed -i "s| /usr/aarch64-linux-gnu/| $tools/unpacked/usr/aarch64-linux-gnu/|g"
   rm -rf "$tools/apt"
   touch "$tools/complete"
 }
