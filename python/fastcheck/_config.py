@@ -62,6 +62,7 @@ class Config:
     style: str = "fastcheck"
     replay: bool = False
     dump_on_overflow: Optional[str] = None
+    reset_overflow_status: bool = False
 
     def observes(self, step: int) -> bool:
         """Whether this step is read."""
@@ -72,7 +73,10 @@ class Config:
         """Operators, their tensors or steps are left out."""
         return bool(self.ops or self.roles or self.every > 1 or self.steps is not None)
 
-    reset_overflow_status: bool = False
+    @property
+    def has_own_scaling(self) -> bool:
+        """The user gave a number or a callable: nobody tells which updates are skipped."""
+        return self.scaler is not None and not isinstance(self.scaler, GradScaler)
 
     @property
     def may_stop(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Optional
 import numpy as np
 
 from ._calls import Call
+from ._compat import GradScaler
 from ._finding import Finding
 from ._op_judge import OpFinding
 from ._record import Verdict
@@ -39,12 +40,23 @@ def build_report(
         inputs_before=_before(session, inputs),
         trend=_trend(session, finding),
         log_path=log_path,
-        scale=session.current_scale(),
+        scale=_loss_scale(session),
         rank=ledger.rank,
         world_size=world_size,
         style=session.config.style,
         weights_intact=step.is_protected or (step is session.step and step.update_count == 0),
     )
+
+
+def _loss_scale(session: Session) -> Optional[float]:
+    """Where it is known; reads a device value."""
+    given = session.step.scaler
+    scaler = session.config.scaler if given is None else given()
+    if scaler is None:
+        return None
+    if isinstance(scaler, GradScaler):
+        return float(scaler.get_scale())
+    return float(scaler()) if callable(scaler) else float(scaler)
 
 
 def _trend(session: Session, finding: Finding) -> np.ndarray:

@@ -216,8 +216,9 @@ class Session:
     ) -> int:
         """Reads a tensor unless that was done before: UNREAD, or bits and a token (``_reader``).
 
-        Where the drain brings the records, nothing is to be judged by IS_BAD. A tensor that the
-        kernel refuses (its memory was freed, say) passes unread, and its site with it from then on.
+        IS_BAD is only known of what was read on the host, and tells nothing where the drain brings
+        the records. A tensor that the kernel refuses (its memory was freed, say) passes unread, and
+        its site with it from then on.
         """
         host, seq = self.host, self.next_seq
         index = self.step.index
@@ -497,22 +498,7 @@ class Session:
         self.step.scaler = weakref.ref(scaler)
 
     @property
-    def has_own_scaling(self) -> bool:
-        """The user gave a number or a callable: nobody tells which updates are skipped."""
-        scaler = self.config.scaler
-        return scaler is not None and not isinstance(scaler, GradScaler)
-
-    @property
     def is_scaled(self) -> bool:
         """Gradients of this step carry a loss scale."""
-        own = self.has_own_scaling and self.config.scaler != 1.0
+        own = self.config.has_own_scaling and self.config.scaler != 1.0
         return self.step.scaler is not None or own
-
-    def current_scale(self) -> Optional[float]:
-        """The loss scale where it is known; reads a device value."""
-        scaler = self.config.scaler if self.step.scaler is None else self.step.scaler()
-        if scaler is None:
-            return None
-        if isinstance(scaler, GradScaler):
-            return float(scaler.get_scale())
-        return float(scaler()) if callable(scaler) else float(scaler)

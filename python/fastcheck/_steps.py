@@ -152,7 +152,7 @@ class StepWatcher:
         session.step.update_count += 1
         if self._in_scaler is optimizer:
             return True
-        if session.has_own_scaling and session.is_active:
+        if session.config.has_own_scaling and session.is_active:
             session.note(session.ledger.settle_own_scaling, session.step)
         if not session.is_explicit:
             self.close_step()
@@ -248,7 +248,7 @@ class StepWatcher:
             if session.step.gradients and not session.step.state_read:
                 # No optimizer of torch.optim: the training loop updates the weights by itself.
                 self._state.read_for_update(None, scaled=session.is_scaled)
-            if session.has_own_scaling:
+            if session.config.has_own_scaling:
                 session.note(session.ledger.settle_own_scaling, session.step)
         self.close_step()
         return True
