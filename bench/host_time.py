@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -91,8 +92,8 @@ def with_empty_hooks(model: nn.Module, *, gradients: bool) -> nn.Module:
     return model
 
 
-def nothing(*args: Any) -> None:
-    pass
+# Takes whatever it is given and does nothing with it, in C like a real backend's function.
+nothing = itertools.chain
 
 
 class Observed:

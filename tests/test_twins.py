@@ -85,6 +85,33 @@ class TestLock:
         assert seen == ["first", "other"]
         assert not lock._is_owned()
 
+    def test_many_threads_take_turns(self) -> None:
+        """None gets in while another is inside, and none is left waiting."""
+        lock = _recorder.make_lock()
+        before = sys.getswitchinterval()
+        inside, entered = [0], [0] * 8
+
+        def enter(index: int) -> None:
+            for _ in range(300):
+                with lock:
+                    inside[0] += 1
+                    assert inside[0] == 1
+                    time.sleep(0)  # lets go of the interpreter's lock
+                    assert inside[0] == 1
+                    inside[0] -= 1
+                    entered[index] += 1
+
+        threads = [threading.Thread(target=enter, args=(i,), daemon=True) for i in range(8)]
+        try:
+            sys.setswitchinterval(1e-5)
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+        finally:
+            sys.setswitchinterval(before)
+        assert entered == [300] * 8
+
     def test_who_does_not_hold_it_can_not_release_it(self) -> None:
         lock = _recorder.make_lock()
         with pytest.raises(RuntimeError):

@@ -169,6 +169,14 @@ PyObject* stack_of(const HookRecorder& recorder) {
 
 Call* call_at(PyObject* stack, Py_ssize_t place) { return Call::of(PyList_GET_ITEM(stack, place)); }
 
+// What list.pop() does with the last item, without the search for it.
+void drop_last(PyObject* stack) {
+  const Py_ssize_t last = PyList_GET_SIZE(stack) - 1;
+  PyObject* const item = PyList_GET_ITEM(stack, last);
+  Py_SET_SIZE(stack, last);
+  Py_DECREF(item);
+}
+
 bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) {
   HookRecorder& of = shared();
   if (is_off || !of.is_open || torch::autograd::get_current_graph_task_id() != -1) return false;
@@ -223,7 +231,7 @@ bool ModuleRecorder::leave(PyObject* output) {
   }
 
   // Whatever comes: the call is over.
-  checked(PyList_SetSlice(stack, running - 1, running, nullptr));
+  drop_last(stack);
   fields->outputs_seq = of.cursor->seq;
   bool is_complete = found.count != 0;
   for (const HookTensors::Item& item : found.items) {

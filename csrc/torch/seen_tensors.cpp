@@ -16,8 +16,8 @@ std::size_t SeenTensors::Hash::operator()(const Key& key) const {
 
 std::int64_t SeenTensors::add(const at::Tensor& tensor, std::int64_t token) {
   if (!tensor.has_storage() || tensor.is_inference()) return -1;
-  const auto& storage = tensor.storage().getWeakStorageImpl();
-  Key key{tensor.storage().unsafeGetStorageImpl(),
+  const c10::Storage& storage = tensor.storage();
+  Key key{storage.unsafeGetStorageImpl(),
           tensor.storage_offset(),
           tensor.numel(),
           static_cast<std::uint32_t>(tensor._version()),
@@ -28,8 +28,10 @@ std::int64_t SeenTensors::add(const at::Tensor& tensor, std::int64_t token) {
     key.geometry.assign(tensor.sizes().begin(), tensor.sizes().end());
     key.geometry.insert(key.geometry.end(), tensor.strides().begin(), tensor.strides().end());
   }
-  const auto [found, inserted] = seen_.try_emplace(std::move(key), Entry{token, storage});
-  return inserted ? -1 : found->second.token;
+  const auto [found, is_new] = seen_.try_emplace(std::move(key), token);
+  // Not before it is known to be new: a reference is counted atomically.
+  if (is_new) found->second.storage = storage.getWeakStorageImpl();
+  return is_new ? -1 : found->second.token;
 }
 
 }  // namespace fastcheck

@@ -34,8 +34,9 @@ class SeenTensors {
     std::size_t operator()(const Key& key) const;
   };
   struct Entry {
+    explicit Entry(std::int64_t token) : token(token) {}
     std::int64_t token;
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
   };
 
   std::unordered_map<Key, Entry, Hash> seen_;

@@ -8,43 +8,54 @@ namespace py = pybind11;
 
 namespace fastcheck {
 
-SessionLock::SessionLock() : lock_(PyThread_allocate_lock()) {
-  if (lock_ == nullptr) throw std::bad_alloc();
+SessionLock::SessionLock() : bell_(PyThread_allocate_lock()) {
+  if (bell_ == nullptr) throw std::bad_alloc();
+  PyThread_acquire_lock(bell_, NOWAIT_LOCK);
 }
 
 SessionLock::~SessionLock() {
-  if (lock_ == nullptr) return;
-  if (count_ != 0) PyThread_release_lock(lock_);
-  PyThread_free_lock(lock_);
+  if (bell_ == nullptr) return;
+  if (!is_called_) PyThread_release_lock(bell_);
+  PyThread_free_lock(bell_);
 }
 
 SessionLock::SessionLock(SessionLock&& other) noexcept
-    : lock_(std::exchange(other.lock_, nullptr)),
-      owner_(other.owner_),
-      count_(std::exchange(other.count_, 0)) {}
+    : owner_(other.owner_),
+      count_(std::exchange(other.count_, 0)),
+      is_called_(other.is_called_),
+      bell_(std::exchange(other.bell_, nullptr)) {}
 
 bool SessionLock::acquire() {
-  if (is_owned()) {
-    ++count_;
-    return true;
+  if (!is_owned()) {
+    while (count_ != 0) {
+      if (!wait()) return false;
+    }
+    owner_ = PyThread_get_thread_ident();
   }
-  PyLockStatus status = PyThread_acquire_lock_timed(lock_, 0, 0);
-  while (status != PY_LOCK_ACQUIRED) {
-    Py_BEGIN_ALLOW_THREADS;
-    status = PyThread_acquire_lock_timed(lock_, -1, 1);
-    Py_END_ALLOW_THREADS;
-    if (status == PY_LOCK_INTR && PyErr_CheckSignals() != 0) return false;
-  }
-  owner_ = PyThread_get_thread_ident();
-  count_ = 1;
+  ++count_;
   return true;
+}
+
+// Until somebody has called; another thread may be quicker to take what was free then.
+bool SessionLock::wait() {
+  ++waiting_;
+  PyLockStatus status = PY_LOCK_FAILURE;
+  Py_BEGIN_ALLOW_THREADS;
+  status = PyThread_acquire_lock_timed(bell_, -1, 1);
+  Py_END_ALLOW_THREADS;
+  --waiting_;
+  if (status == PY_LOCK_ACQUIRED) is_called_ = false;
+  return status != PY_LOCK_INTR || PyErr_CheckSignals() == 0;
 }
 
 bool SessionLock::release() {
   if (!is_owned()) return false;
   if (--count_ == 0) {
     owner_ = 0;
-    PyThread_release_lock(lock_);
+    if (waiting_ != 0 && !is_called_) {
+      is_called_ = true;
+      PyThread_release_lock(bell_);
+    }
   }
   return true;
 }

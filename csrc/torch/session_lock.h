@@ -5,8 +5,9 @@
 
 namespace fastcheck {
 
-// Re-entrant, and taken and released with the interpreter's lock held, which it lets go of while it
-// waits; then a signal's handler may run, and raise.
+// Re-entrant, and taken and released with the interpreter's lock held, which guards its fields: one
+// that is free is taken without a system call. While it waits it lets go of the interpreter's lock;
+// then a signal's handler may run, and raise.
 class SessionLock {
  public:
   SessionLock();
@@ -22,9 +23,14 @@ class SessionLock {
   bool is_owned() const { return count_ != 0 && owner_ == PyThread_get_thread_ident(); }
 
  private:
-  PyThread_type_lock lock_;
+  bool wait();
+
   unsigned long owner_ = 0;
   unsigned long count_ = 0;
+  // Those that wait, and the lock that they wait for: free once they have been called.
+  unsigned long waiting_ = 0;
+  bool is_called_ = false;
+  PyThread_type_lock bell_;
 };
 
 // The lock in an object of Python's type SessionLock; throws where it is none.
