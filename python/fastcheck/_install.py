@@ -214,7 +214,7 @@ def _check_readable_by_op(model: torch.nn.Module) -> None:
             raise ConfigError(
                 explain(
                     f'level="op" can\'t read {device} without making the host wait: {problem}',
-                    expected='a device with streams and infinities, or sync="call"',
+                    expected='a device with streams and events, or sync="call"',
                     came=f"{name} on {device}",
                     do='level="module" says what it can of every device, and replay=True then runs '
                     "the step that was stopped again, operator by operator",

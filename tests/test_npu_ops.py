@@ -1,0 +1,513 @@
+"""level="op" on an Ascend NPU that saturates, on the fake accelerator: its largest number followed
+from operator to operator, and its overflow status read behind each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import ascend
+import fastcheck
+from ascend import SATURATED, Chip, Computing, use_chip
+from fastcheck import Verdict
+from fastcheck._op_mode import CallMode
+from fastcheck._record import DeviceMode
+from op_level import INF, Attention, culprit, model_with
+from training import Apply, batches, stopped
+
+pytestmark = pytest.mark.usefixtures("op_observer")
+fake = ascend.fake
+NAME = "npu:0"
+LOWEST = torch.finfo(torch.float16).min
+SATURATING = [("Ascend910A", {}), ("Ascend910B1", {"INF_NAN_MODE_FORCE_DISABLE": "1"})]
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    with ascend.fresh_device(monkeypatch):
+        yield
+
+
+@pytest.fixture(params=SATURATING, ids=["910A", "910B-off"])
+def chip(request: Any, monkeypatch: pytest.MonkeyPatch) -> Chip:
+    name, variables = request.param
+    return use_chip(monkeypatch, name, **variables)
+
+
+@pytest.fixture
+def computing(chip: Chip) -> Iterator[Computing]:
+    with Computing(chip) as mode:
+        yield mode
+        # What a stop has left lies above it on the stack.
+        for other in _get_current_dispatch_mode_stack():
+            if isinstance(other, CallMode):
+                other.close()
+
+
+def loop(
+    model: nn.Module,
+    steps: int = 4,
+    *,
+    shape: tuple[int, ...] = (4, 8),
+    before: Callable[[int], None] = lambda step: None,
+    optimizer: Optional[torch.optim.Optimizer] = None,
+) -> list[torch.Tensor]:
+    """Trains without asking the device for a value."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
+    losses = []
+    for step, x in enumerate(batches(steps, *shape)):
+        before(step)
+        optimizer.zero_grad()
+        x = x.to(torch.float16).pin_memory().to(NAME, non_blocking=True)
+        # Small: what overflows is the model's business.
+        loss = (model(x).float() * 1e-2).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def net(function: Function) -> nn.Module:
+    return model_with(function).to(NAME, torch.float16)
+
+
+def attention(mask: Function) -> nn.Module:
+    model = Attention(dtype=torch.float16).to(NAME)
+    model.mask = mask
+    return model
+
+
+def upper(scores: torch.Tensor) -> torch.Tensor:
+    return torch.ones(scores.shape[-2:], device=scores.device).triu(1).bool()
+
+
+@contextmanager
+def watching(model: nn.Module, **options: Any) -> Iterator[fastcheck.Monitor]:
+    options = {"record": "stats", "overflow_nums": -1, **options}
+    with fastcheck.install(model, level="op", **options) as monitor:
+        yield monitor
+        monitor.flush()
+
+
+def counted(monitor: fastcheck.Monitor) -> list[str]:
+    return [event.site.op or "" for event in monitor.events if event.counted]
+
+
+def summary(monitor: fastcheck.Monitor) -> str:
+    return " ".join(monitor.summary().split())
+
+
+def line(function: Function) -> str:
+    return f"test_npu_ops.py:{function.__code__.co_firstlineno + 1} in {function.__name__}"
+
+
+def overflowing(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(x.abs() * 100 + 20)
+
+
+class Scaled(torch.autograd.Function):
+    """The identity, whose gradient is too large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return (gradient.abs() + 1) * 3e38 * 3e38
+
+
+class TestValues:
+    @pytest.mark.parametrize("sync", ["never", "step", "call"])
+    @pytest.mark.parametrize("record", ["health", "full"])
+    def test_an_output(self, computing: Computing, sync: str, record: str) -> None:
+        model = net(lambda x: x)
+
+        def before(step: int) -> None:
+            model[1].function = overflowing if step == 2 else Apply().function
+
+        fastcheck.install(model, level="op", sync=sync, record=record)
+        stop = stopped(loop, model, 8, before=before)
+        assert culprit(stop) == ("1", "aten.exp", "forward", "origin")
+        assert stop.step == 2 and line(overflowing) in stop.culprit.line
+        assert stop.culprit.record["device_mode"] == int(DeviceMode.SATURATING)
+        assert str(stop).startswith("32 saturated in output of aten.exp #0 in 1 (Apply)")
+        assert "This device saturates" in str(stop)
+
+    @pytest.mark.parametrize("sync", ["never", "call"])
+    def test_a_gradient(self, computing: Computing, sync: str) -> None:
+        model = net(Scaled.apply)
+        fastcheck.install(model, level="op", sync=sync, record="stats")
+        stop = stopped(loop, model)
+        assert stop.culprit.site.direction == "backward" and stop.step == 0
+        assert stop.culprit.verdict is Verdict.ORIGIN
+        assert "aten.mul" in stop.culprit.site.label + str(stop.culprit.site.op)
+
+    def test_what_follows_from_it_is_propagated(self, computing: Computing) -> None:
+        model = net(lambda x: overflowing(x) * 3)
+        with watching(model) as monitor, torch.no_grad():
+            model(torch.ones(2, 8, dtype=torch.float16, device=NAME))
+        assert counted(monitor) == ["aten.exp"]
+        after = [event.verdict for event in monitor.events if not event.counted]
+        assert after and set(after) == {Verdict.PROPAGATED}
+
+    def test_finite_consumers_excuse_only_what_is_negative(self, computing: Computing) -> None:
+        """Nothing makes a NaN of the largest number, so that no NaN proves nothing."""
+        model = net(lambda x: torch.tanh(overflowing(x)))
+        with watching(model) as monitor, torch.no_grad():
+            model(torch.ones(2, 8, dtype=torch.float16, device=NAME))
+        assert counted(monitor) == ["aten.exp"]
+        model = net(lambda x: torch.exp((x.abs() + 2) * -60000))
+        with watching(model) as monitor, torch.no_grad():
+            model(torch.ones(2, 8, dtype=torch.float16, device=NAME))
+        print(*[(str(e.site), e.verdict, e.reason) for e in monitor.events], sep="\n")
+        (event,) = monitor.events
+        assert (event.site.op, event.verdict) == ("aten.mul.Tensor", Verdict.ABSORBED)
+
+    def test_a_negative_one_of_which_a_positive_is_made_counts(self, computing: Computing) -> None:
+        def function(x: torch.Tensor) -> torch.Tensor:
+            y = (x.abs() + 1).mul(-1).mul(60000).mul(2)
+            return torch.tanh(y * y)
+
+        model = net(function)
+        with watching(model) as monitor:
+            loop(model, 1)
+        event = next(event for event in monitor.events if event.counted)
+        assert event.verdict is Verdict.ORIGIN
+        assert "made another of it, not negative" in event.reason
+
+    @pytest.mark.parametrize("record", ["health", "stats"])
+    @pytest.mark.parametrize(
+        "mask",
+        [
+            lambda s: s.masked_fill(upper(s), -INF),
+            lambda s: s.masked_fill(upper(s), torch.finfo(s.dtype).min),
+            lambda s: s + upper(s).to(s.dtype) * torch.finfo(s.dtype).min,
+            lambda s: s + torch.full(s.shape[-2:], LOWEST, dtype=s.dtype, device=NAME).triu(1),
+            lambda s: s + torch.full(s.shape[-2:], -INF, dtype=s.dtype, device=NAME).triu(1),
+            lambda s: torch.where(upper(s), torch.tensor(LOWEST, dtype=s.dtype).to(NAME), s),
+        ],
+    )
+    @pytest.mark.parametrize("sync", ["never", "call"])
+    def test_a_mask_is_healthy(
+        self, computing: Computing, mask: Function, record: str, sync: str
+    ) -> None:
+        model = attention(mask)
+        with watching(model, record=record, sync=sync) as monitor:
+            loop(model, 3, shape=(2, 6, 8))
+        assert counted(monitor) == []
+        assert {event.verdict for event in monitor.events} & {Verdict.INTENDED}
+
+    def test_numbers_that_are_written_are_no_overflow(self, computing: Computing) -> None:
+        """But a product with the largest number is one."""
+        mask = torch.zeros(4, 8, dtype=torch.bool)
+        mask[0, 0] = True
+
+        def fill(x: torch.Tensor) -> torch.Tensor:
+            return x.masked_fill(mask.to(NAME), SATURATED).amin(0).expand(4, 8)
+
+        model = net(fill)
+        with watching(model) as monitor:
+            loop(model, 1)
+        assert counted(monitor) == []
+        scale = net(lambda x: torch.tanh((x.abs() + 2) * SATURATED))
+        with watching(scale) as monitor:
+            loop(scale, 1)
+        assert counted(monitor)[0] == "aten.mul.Tensor"
+
+    @pytest.mark.parametrize("sync", ["never", "call"])
+    def test_a_batch_and_a_weight_may_hold_it(self, computing: Computing, sync: str) -> None:
+        model = net(lambda x: x)
+        with torch.no_grad():
+            model[0].weight.zero_()
+            model[0].weight[0, 0] = SATURATED
+        x = torch.zeros(2, 8, dtype=torch.float16)
+        x[0, 1] = SATURATED
+        with watching(model, sync=sync) as monitor, torch.no_grad():
+            model(x.to(NAME))
+            model(x.pin_memory().to(NAME, non_blocking=True).clone())
+        assert counted(monitor) == []
+        assert {event.verdict for event in monitor.events} == {Verdict.INTENDED}
+
+    def test_a_type_that_is_too_narrow(self, computing: Computing) -> None:
+        """What a copy reads is not its excuse where that was no largest number."""
+        with watching(net(lambda x: x)) as monitor:
+            _ = torch.full((4,), 1e6).to(NAME).to(torch.float16)
+        assert counted(monitor) == ["aten._to_copy"]
+
+    def test_a_gradient_that_was_given(self, computing: Computing) -> None:
+        model = net(lambda x: x)
+        gradient = torch.full((2, 4), SATURATED, dtype=torch.float16, device=NAME)
+        with watching(model) as monitor:
+            model(torch.ones(2, 8, dtype=torch.float16, device=NAME)).backward(gradient)
+        first = monitor.events[0]
+        assert (first.site.role, first.verdict) == ("grad_output", Verdict.ARRIVED)
+
+    @pytest.mark.parametrize("skips", [True, False])
+    def test_loss_scaling(self, computing: Computing, skips: bool) -> None:
+        """What the scaler skips is scaled, and what it doesn't see counts."""
+        model = net(Scaled.apply).float()
+        scaler = torch.amp.GradScaler("npu", init_scale=2.0)
+        original = torch._amp_foreach_non_finite_check_and_unscale_
+
+        def check(gradients: Any, found: torch.Tensor, inverse: torch.Tensor) -> None:
+            original(gradients, found, inverse)
+            if skips:  # as torch_npu's does, which asks the status
+                found.fill_(1)
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "_amp_foreach_non_finite_check_and_unscale_", check)
+            with watching(model) as monitor:
+                for x in batches(3):
+                    optimizer.zero_grad()
+                    loss = model(x.to(NAME)).square().mean()
+                    scaler.scale(loss).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+        verdicts = {event.verdict for event in monitor.events}
+        assert Verdict.SCALED in verdicts if skips else Verdict.ORIGIN in verdicts
+        assert bool(counted(monitor)) != skips
+
+
+class TestStatus:
+    def hit(self, computing: Computing, *steps: int) -> Callable[[int], None]:
+        """In these steps something overflows within tanh."""
+
+        def before(step: int) -> None:
+            computing.inside = "aten.tanh.default" if step in steps else ""
+
+        return before
+
+    def test_it_names_the_operators_between_which_it_was_set(self, computing: Computing) -> None:
+        def function(x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(x * 2) + 1
+
+        model = net(function)
+        with watching(model) as monitor:
+            loop(model, 5, before=self.hit(computing, 2, 3))
+        (event,) = monitor.events
+        assert (event.verdict, event.step, event.counted) == (Verdict.ABSORBED, 2, False)
+        assert event.reason.startswith(
+            "process overflow on npu:0 between aten.mul.Tensor #0 in 1 (Apply) and aten.tanh #0 in "
+            "1 (Apply): its overflow status was set"
+        )
+        assert (event.site.role, event.site.op) == ("overflow_status", "aten.tanh")
+        assert line(function) in event.line
+        said = summary(monitor)
+        assert "has been set since aten.tanh #0 in 1 (Apply) of step 2" in said
+        assert "absorbed 1" in said and "npu:0 saturates" in said
+
+    def test_in_backward(self, computing: Computing) -> None:
+        model = net(torch.tanh)
+        computing.inside = "aten.tanh_backward.default"
+        with watching(model) as monitor:
+            loop(model, 1)
+        (event,) = monitor.events
+        assert "and the backward of aten.tanh #0 in 1 (Apply)" in event.reason
+
+    def test_with_reset_each_hit_is_dated(self, chip: Chip, computing: Computing) -> None:
+        model = net(torch.tanh)
+        chip.words[0].fill_(1)
+        with watching(model, reset_overflow_status=True) as monitor:
+            loop(model, 6, before=self.hit(computing, 1, 2, 4))
+        assert [event.step for event in monitor.events] == [1, 2, 4]
+        assert {event.site.op for event in monitor.events} == {"aten.tanh"}
+        assert chip.words[0].cpu()[0] == 0
+        assert "had been set at 3 of " in summary(monitor)
+
+    def test_without_it_the_word_is_left_alone(self, chip: Chip, computing: Computing) -> None:
+        model = net(torch.tanh)
+        with watching(model):
+            loop(model, 3, before=self.hit(computing, 1))
+        assert chip.words[0].cpu()[0] == 1
+
+    def test_what_someone_else_clears_is_seen_again(self, chip: Chip, computing: Computing) -> None:
+        model = net(torch.tanh)
+
+        def before(step: int) -> None:
+            chip.words[0].zero_()
+            self.hit(computing, 1, 3)(step)
+
+        with watching(model) as monitor:
+            loop(model, 5, before=before)
+        assert [event.step for event in monitor.events] == [1, 3]
+
+    def test_what_was_set_before(self, chip: Chip, computing: Computing) -> None:
+        chip.words[0].fill_(1)
+        model = net(torch.tanh)
+        with watching(model) as monitor:
+            loop(model, 2)
+        (event,) = monitor.events
+        assert "process overflow on npu:0 until aten." in event.reason
+
+    @pytest.mark.parametrize("reset", [False, True])
+    def test_values_that_show_it_say_more(self, computing: Computing, reset: bool) -> None:
+        model = net(lambda x: torch.tanh(overflowing(x)))
+        with watching(model, reset_overflow_status=reset) as monitor:
+            loop(model, 1)
+        assert "aten.exp" in counted(monitor)
+        assert "overflow_status" not in {event.site.role for event in monitor.events}
+
+    def test_values_elsewhere_in_the_step_do_not_hide_it(self, computing: Computing) -> None:
+        def function(x: torch.Tensor) -> torch.Tensor:
+            y = torch.tanh(x)
+            return y + torch.tanh(overflowing(x * 1))
+
+        model = net(function)
+        computing.inside = "aten.tanh.default"
+        with watching(model, reset_overflow_status=True) as monitor:
+            loop(model, 1)
+        hits = [event for event in monitor.events if event.site.role == "overflow_status"]
+        assert [int(event.record["call"]) for event in hits] == [0, 1]
+
+    def test_what_no_operator_shows_is_left_to_the_boundary(
+        self, chip: Chip, computing: Computing
+    ) -> None:
+        """And what one has shown is not said again there."""
+        model = net(torch.tanh)
+        with watching(model, ops=["addmm"], reset_overflow_status=True) as monitor:
+            loop(model, 3, before=self.hit(computing, 1))
+        (event,) = monitor.events
+        assert "between aten.addmm #0 in 0 (Linear) and aten.addmm #1 in 2 (Linear)" in event.reason
+        with watching(model, ops=["addmm"]) as monitor:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
+
+            def overflow(*_: Any) -> None:
+                chip.words[0].fill_(1)
+
+            optimizer.register_step_pre_hook(overflow)
+            loop(model, 2, optimizer=optimizer)
+        (event,) = monitor.events
+        assert "#1 in 2 (Linear) and the boundary of step 0" in event.reason
+
+    def test_each_device_has_its_own(self, chip: Chip, computing: Computing) -> None:
+        model = net(torch.tanh)
+        with watching(model) as monitor:
+            y = model(torch.ones(4, 8, dtype=torch.float16, device=NAME))
+            computing.inside = "aten.sin.default"
+            _ = torch.cos(torch.ones(4, device="npu:1"))
+            _ = torch.sin(torch.ones(4, device="npu:1"))
+            y.sum().backward()
+        (event,) = monitor.events
+        assert "process overflow on npu:1 between aten.cos #0" in event.reason
+        assert fake.current_device() == 0
+        assert "npu:0 saturates" in summary(monitor) and "npu:1 saturates" in summary(monitor)
+
+    def test_clean_words_are_no_records(self, computing: Computing) -> None:
+        model = net(torch.tanh)
+        with watching(model) as monitor:
+            loop(model, 3)
+        roles = [monitor.sites[int(record["site"])] for record in monitor.records()]
+        assert sum(site.role == "overflow_status" for site in roles) == 3
+        said = summary(monitor)
+        assert "newly been set at 0 of " in said and "behind operators and at step" in said
+        assert monitor.events == ()
+
+    @pytest.mark.parametrize("fails", ["npu_get_float_status", "npu_clear_float_status"])
+    def test_one_that_can_t_be_read_is_said_once(
+        self, computing: Computing, monkeypatch: pytest.MonkeyPatch, fails: str
+    ) -> None:
+        def fail(tensor: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("EZ9999: no such operator")
+
+        model = net(torch.tanh)
+        plain = [p.detach().clone() for p in model.parameters()]
+        monkeypatch.setattr(sys.modules["torch_npu"], fails, fail)
+        told = pytest.warns(fastcheck.FastcheckWarning, match="the overflow status of npu:0")
+        with told as said, watching(model, reset_overflow_status=True) as monitor:
+            loop(model, 3)
+        assert len(said) == 1 and monitor.events == ()
+        assert not all(torch.equal(p, q) for p, q in zip(plain, model.parameters()))
+        assert "no proof that all was well" in summary(monitor)
+
+    def test_call_reads_it_at_boundaries(self, computing: Computing) -> None:
+        model = net(torch.tanh)
+        with watching(model, sync="call") as monitor:
+            loop(model, 4, before=self.hit(computing, 2))
+        (event,) = monitor.events
+        assert "between the boundaries of step 1 and step 2" in event.reason
+        assert "npu:0 saturates" in summary(monitor)
+
+
+class TestHarmless:
+    @pytest.mark.parametrize("record", ["health", "full"])
+    @pytest.mark.parametrize("reset", [False, True])
+    def test_nothing_waits_and_nothing_changes(
+        self, computing: Computing, record: str, reset: bool
+    ) -> None:
+        def run(is_watched: bool) -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            mask = attention(lambda s: s.masked_fill(upper(s), LOWEST))
+            model = nn.Sequential(mask, net(torch.tanh))
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            options = {"record": record, "max_lag": None, "reset_overflow_status": reset}
+            options = {**options, "overflow_nums": -1}
+            monitor = fastcheck.install(model, level="op", **options) if is_watched else None
+            computing.inside = "aten.tanh.default"
+            losses = loop(model, 3, shape=(2, 6, 8), optimizer=optimizer)
+            fake.synchronize()
+            before = fake.counters()
+            losses += loop(model, 3, shape=(2, 6, 8), optimizer=optimizer)
+            spent = fake.counters() - before
+            fake.synchronize()
+            assert spent.synchronisations == spent["blocking_copy"] == 0
+            if monitor is not None:
+                monitor.remove()
+                hits = [e for e in monitor.events if e.site.role == "overflow_status"]
+                assert len(hits) >= (6 if reset else 1)
+                said = summary(monitor)
+                assert "no longer observes" not in said and "full ring" not in said
+            return [*losses, *model.parameters()]
+
+        plain = run(False)
+        for mine, theirs in zip(run(True), plain):
+            assert torch.equal(mine.cpu(), theirs.cpu())
+
+    @pytest.mark.parametrize("name", ["Ascend910B1", "Ascend9501"])
+    def test_a_chip_with_infinities_is_followed_as_before(
+        self, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        chip = use_chip(monkeypatch, name)
+        computing = Computing(chip)
+        computing.inside = "aten.tanh.default"
+        model = net(lambda x: torch.tanh(overflowing(x)))
+        with computing, watching(model) as monitor:
+            loop(model, 1)
+        verdicts = {e.site.op: e.verdict for e in monitor.events if e.site.direction == "forward"}
+        assert verdicts == {"aten.exp": Verdict.ABSORBED}
+        assert "saturates" not in summary(monitor)
+        assert "overflow_status" not in {site.role for site in monitor.sites}
+        largest = net(lambda x: x.clamp(max=SATURATED) + (x * 0 + SATURATED))
+        with watching(largest) as monitor, torch.no_grad():
+            largest(torch.ones(2, 8, dtype=torch.float16, device=NAME))
+        assert monitor.events == ()
+
+    def test_the_step_that_is_run_again_knows_it(self, computing: Computing) -> None:
+        model = net(overflowing)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitor = fastcheck.install(model, sync="step", replay=True)
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            F.relu(model(x)).float().sum().backward()
+            optimizer.step()
+
+        x = torch.ones(2, 8, dtype=torch.float16, device=NAME)
+        stop = stopped(monitor.run, step, x)
+        assert stop.culprit.site.module == "1" and stop.report.replay is not None
+        assert stop.report.replay.stop is not None
+        assert culprit(stop.report.replay.stop)[1] == "aten.exp"
