@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,8 +21,9 @@ import ascend
 import fastcheck
 from ascend import SATURATED, Chip, Computing, use_chip
 from fastcheck import Verdict
+from fastcheck._op_judge import OpFinding, OpJudge
 from fastcheck._op_mode import CallMode
-from fastcheck._record import DeviceMode
+from fastcheck._record import RECORD_DTYPE, DeviceMode
 from op_level import INF, Attention, culprit, model_with
 from training import Apply, batches, stopped
 
@@ -128,6 +130,14 @@ class Scaled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return (gradient.abs() + 1) * 3e38 * 3e38
+
+
+class Bounded(Scaled):
+    """Nothing of it is left in what the gradient becomes."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.tanh((gradient.abs() + 1) * 3e38 * 3e38)
 
 
 class TestValues:
@@ -281,6 +291,31 @@ class TestValues:
         assert Verdict.SCALED in verdicts if skips else Verdict.ORIGIN in verdicts
         assert bool(counted(monitor)) != skips
 
+    def test_finite_consumers_do_not_excuse_a_scaled_gradient(self, computing: Computing) -> None:
+        """That the scaler doesn't see."""
+        model = net(Bounded.apply).float()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("npu", init_scale=2.0)
+        with watching(model) as monitor:
+            scaler.scale(model(torch.ones(2, 8, device=NAME)).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        (event,) = (event for event in monitor.events if event.counted)
+        assert "aten.mul.Tensor" in event.site.label + str(event.site.op)
+
+    def test_what_comes_through_a_collective_is_no_plain_number(self) -> None:
+        record = np.zeros((), RECORD_DTYPE)[()]
+        record["device_mode"], record["saturated_count"] = int(DeviceMode.SATURATING), 1
+        record["dtype"], record["depth"], record["numel"] = 2, 1, 4
+        model = nn.Linear(2, 2)
+        with fastcheck.install(model, level="op") as monitor:
+            judge = monitor._session.ledger.new_step(9).judge
+            assert isinstance(judge, OpJudge)
+            for is_collective, verdict in ((True, Verdict.ARRIVED), (False, Verdict.INTENDED)):
+                finding = OpFinding(record, "input")
+                judge.entered(finding, is_collective)
+                assert finding.verdict is verdict
+
 
 class TestStatus:
     def hit(self, computing: Computing, *steps: int) -> Callable[[int], None]:
@@ -344,6 +379,7 @@ class TestStatus:
         with watching(model) as monitor:
             loop(model, 5, before=before)
         assert [event.step for event in monitor.events] == [1, 3]
+        assert "had newly been set at 2 of " in summary(monitor)
 
     def test_what_was_set_before(self, chip: Chip, computing: Computing) -> None:
         chip.words[0].fill_(1)
@@ -392,6 +428,14 @@ class TestStatus:
             loop(model, 2, optimizer=optimizer)
         (event,) = monitor.events
         assert "aten.addmm #0 in 0 (Linear) and the boundary of step 0" in event.reason
+
+    def test_a_loss_explains_what_no_operator_shows(self, chip: Chip, computing: Computing) -> None:
+        model = net(torch.tanh)
+        with watching(model, ops=["addmm"]) as monitor, torch.no_grad():
+            model(torch.ones(2, 8, dtype=torch.float16, device=NAME))
+            chip.words[0].fill_(1)
+            monitor.step(loss=torch.full((), SATURATED, dtype=torch.float16, device=NAME))
+        assert [event.site.role for event in monitor.events] == ["loss"]
 
     def test_each_device_has_its_own(self, chip: Chip, computing: Computing) -> None:
         model = net(torch.tanh)

@@ -122,7 +122,8 @@ def install(
             ``sync="call"``.
         reset_overflow_status: on an Ascend NPU that saturates, clear the device's overflow status
             at the start and at each step boundary once it was read, at op level behind each
-            operator, so that it dates every overflow. It is the whole device's: leave it False where other code looks at it.
+            operator, so that it dates every overflow. It is the whole device's: leave it False
+            where other code looks at it.
 
     Returns:
         The Monitor. It need not be kept: the model keeps the observation going until
