@@ -52,7 +52,8 @@ test-fake-device: $(VENV)/.built $(VENV)/.tools
 		tests/test_portable_device.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake FASTCHECK_TEST_KERNELS=cuda \
 		$(PY) -m pytest tests/test_stats_values.py tests/test_stats_api.py tests/test_selftest_device.py
-	FASTCHECK_FAKE_DEVICE=1 FAKE_DEVICE_NAME=npu $(PY) -m pytest tests/test_npu.py tests/test_npu_saturation.py
+	FASTCHECK_FAKE_DEVICE=1 FAKE_DEVICE_NAME=npu $(PY) -m pytest tests/test_npu.py tests/test_npu_saturation.py \
+		tests/test_npu_ops.py tests/test_npu_ops_status.py
 	FASTCHECK_FAKE_DEVICE=1 FAKE_DEVICE_NAME=mlu $(PY) -m pytest tests/test_mlu.py
 
 test-neon: $(VENV)/.built $(VENV)/.tools

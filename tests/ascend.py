@@ -15,6 +15,7 @@ from typing import Any, Optional
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fake_device
 from fastcheck import backends
@@ -74,6 +75,31 @@ class Chip:
         with torch.no_grad():
             word = self.words[x.device.index][:1]
             word.copy_(((word != 0) | (x.detach() - x.detach()).isnan().any()).to(torch.float32))
+
+
+class Computing(TorchDispatchMode):
+    """Within it, also in its backward, every operator computes as the chip would: no infinity and
+    no NaN is left on a device of it, and its status word is set.
+    """
+
+    def __init__(self, chip: Chip) -> None:
+        super().__init__()
+        self.chip = chip
+        #: An operator, with its overload, in which something overflows that it doesn't give back.
+        self.inside = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self.chip.is_support_inf_nan() or func.is_view:
+            return out
+        for made in out if isinstance(out, (list, tuple)) else (out,):
+            is_ours = isinstance(made, torch.Tensor) and made.device.type == "npu"
+            if is_ours and made.is_floating_point():
+                self.chip.flag(made)
+                torch.nan_to_num_(made)
+                if str(func) == self.inside:
+                    self.chip.words[made.device.index].fill_(1)
+        return out
 
 
 def use_chip(monkeypatch: pytest.MonkeyPatch, name: str, **variables: str) -> Chip:

@@ -41,6 +41,8 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_op_device.py",
         "test_mlu.py",
         "test_npu.py",
+        "test_npu_ops.py",
+        "test_npu_ops_status.py",
         "test_npu_saturation.py",
         "test_movement_device.py",
         "test_override_device.py",

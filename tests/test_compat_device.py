@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from torch import nn
 import fake_device
 import fastcheck
 from compat import overflows_of
-from fastcheck import DeviceMode, backends
 from fastcheck.compat import ptdbg
-from fastcheck.compat._options import _said
 from fastcheck.compat._overflows import OverflowWatch, _usable_level
 
 pytestmark = pytest.mark.usefixtures("op_observer")
@@ -69,11 +66,5 @@ def test_register_hook_takes_a_model_on_the_device(
     assert names[0] == "Functional_linear_1_backward"
 
 
-def test_where_values_saturate_it_is_module_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    _said.clear()
-    model = Net().to(NAME)
-    backend = backends.backend_for(torch.device(NAME, 0))
-    saturating = dataclasses.replace(backend, device_mode=DeviceMode.SATURATING)
-    monkeypatch.setattr("fastcheck.compat._overflows.backend_for", lambda device: saturating)
-    with pytest.warns(fastcheck.FastcheckWarning, match=f"saturates, and {NAME}:0 does"):
-        assert _usable_level([model]) == ("module", "never")
+def test_a_model_on_the_device_is_watched_by_operator() -> None:
+    assert _usable_level([Net().to(NAME)]) == ("op", "call")

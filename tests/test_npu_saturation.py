@@ -127,6 +127,14 @@ class TestSaturatedValues:
             x[3] = value
             assert fastcheck.found_nonfinite([torch.ones(2, device="npu"), x]).item() == found
 
+    def test_found_nonfinite_leaves_other_types_alone(self, chip: Chip) -> None:
+        """Whatever stands first in the list."""
+        x = torch.full((3,), torch.finfo(torch.float64).max, dtype=torch.float64, device="npu")
+        y = torch.ones(2, device="npu")
+        assert fastcheck.found_nonfinite([x, y]).item() == 0
+        y[0] = torch.finfo(torch.float32).max
+        assert fastcheck.found_nonfinite([x, y]).item() == 1
+
     def test_a_full_ring_keeps_it(self, chip: Chip, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(DeviceRing.__init__, "__defaults__", NO_SLOTS)
         model = Net()

@@ -5,7 +5,6 @@ story, nothing made slower to finish and nothing changed.
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -18,8 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fake_device
 import fastcheck
 from fastcheck import Verdict
-from fastcheck._record import DeviceMode
-from fastcheck.backends import backend_for
 from op_level import INF, Attention, culprit, model_with
 from training import Net, batches, stopped
 
@@ -468,12 +465,11 @@ class TestBesideOthers:
 
 class TestRefused:
     @pytest.fixture(autouse=True)
-    def _saturating(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        backend = replace(backend_for(torch.device(NAME, 0)), device_mode=DeviceMode.SATURATING)
-        monkeypatch.setattr("fastcheck._op_launch.backend_for", lambda device: backend)
+    def _without_streams(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fastcheck._op_launch.streams_of", lambda device: None)
 
-    def test_a_model_on_a_device_that_saturates(self) -> None:
-        with pytest.raises(fastcheck.ConfigError, match="it saturates"):
+    def test_a_model_on_a_device_without_streams(self) -> None:
+        with pytest.raises(fastcheck.ConfigError, match="no streams and events"):
             fastcheck.install(Net().to(NAME), level="op")
         fastcheck.install(Net().to(NAME), level="op", sync="call").remove()
 
@@ -484,8 +480,9 @@ class TestRefused:
             _ = torch.ones(4).to(NAME) * 2
             model(torch.ones(2, 8)).sum().backward()
         assert [event.site.op for event in monitor.events if event.counted] == ["aten.sqrt"]
-        assert "op level does not read fake:0: it saturates" in " ".join(monitor.summary().split())
-        assert "device can't be read without waiting" in " ".join(monitor.summary().split())
+        said = " ".join(monitor.summary().split())
+        assert "op level does not read fake:0: torch.fake has no streams" in said
+        assert "device can't be read without waiting" in said
 
 
 class TestFilters:

@@ -14,7 +14,7 @@ from ._numbers import read
 from ._record import Depth, DeviceMode, Flag, Verdict
 from ._site import Site
 
-__all__ = ["Event", "Finding", "is_event"]
+__all__ = ["Event", "Finding", "is_event", "saturated_signs"]
 
 #: Where the largest finite number is taken for an overflow, on a device that saturates. A batch or
 #: a weight may hold it on purpose: torch.finfo(dtype).min is a common mask.
@@ -88,7 +88,7 @@ class Finding:
         saturated stands for an infinity of its sign, where the record tells the sign.
         """
         record = self.record
-        if self.is_saturated and (record["depth"] < Depth.STATS or _reaches_top(record)):
+        if self.is_saturated and saturated_signs(record) != 2:
             return False
         return not record["nan_count"] and not record["posinf_count"]
 
@@ -166,8 +166,12 @@ class Finding:
         return (int(Flag.EVENT) if self.counted else 0) | (int(self.verdict) << 8)
 
 
-def _reaches_top(record: np.void) -> bool:
-    """Of a record that has its extremes: the largest finite number is among the values."""
+def saturated_signs(record: np.void) -> int:
+    """Of a record with saturated values, bit 0: the largest finite number is among them; bit 1: the
+    lowest. 0: its depth has no extremes to tell.
+    """
     reading = read(record)
     form = reading.float_format
-    return form is not None and reading.max is not None and reading.max >= form.max
+    if record["depth"] < Depth.STATS or form is None or reading.max is None or reading.min is None:
+        return 0
+    return int(reading.max >= form.max) | int(reading.min <= -form.max) << 1

@@ -121,8 +121,9 @@ def install(
             steps that ``monitor.run(step, batch)`` runs (``replay`` is then on), at op level with
             ``sync="call"``.
         reset_overflow_status: on an Ascend NPU that saturates, clear the device's overflow status
-            at the start and at each step boundary once it was read, so that it dates every
-            overflow. It is the whole device's: leave it False where other code looks at it.
+            at the start and at each step boundary once it was read, at op level behind each
+            operator, so that it dates every overflow. It is the whole device's: leave it False
+            where other code looks at it.
 
     Returns:
         The Monitor. It need not be kept: the model keeps the observation going until
@@ -214,7 +215,7 @@ def _check_readable_by_op(model: torch.nn.Module) -> None:
             raise ConfigError(
                 explain(
                     f'level="op" can\'t read {device} without making the host wait: {problem}',
-                    expected='a device with streams and infinities, or sync="call"',
+                    expected='a device with streams and events, or sync="call"',
                     came=f"{name} on {device}",
                     do='level="module" says what it can of every device, and replay=True then runs '
                     "the step that was stopped again, operator by operator",

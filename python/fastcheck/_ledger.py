@@ -101,6 +101,7 @@ class Ledger:
             return Judge(self.sites, self._masks, step.calls, check, last_finite, others)
         judge = OpJudge(self.sites, self._masks, step.calls, check, last_finite, others)
         judge.elders = self._elders
+        judge.record_of = self.history.find
         return judge
 
     def renew(self, step: Step) -> None:

@@ -16,6 +16,8 @@ from ._op_incident import Incident
 from ._op_judge import OpFinding
 from ._op_launch import Lines
 from ._op_sites import OpSites
+from ._overflow_status import StatusReader
+from ._record import overflowed
 from ._segment import Segment
 from ._step import Step
 from ._verdict import Judge
@@ -34,14 +36,31 @@ class OpPart(Part):
         records: list[np.ndarray],
         segments: list[tuple[DeviceRing, Segment]],
         closes_step: bool,
+        overflow: StatusReader,
+        lines: Lines,
     ) -> None:
         super().__init__(step, journal, records, segments, closes_step)
         self._sites = sites
+        self._overflow = overflow
+        self._lines = lines
 
     def take(self) -> np.ndarray:
         records = super().take()
+        is_status = self._sites.are_status(records)
         self._sites.translate(records)
-        return records
+        return self._without_status(records, is_status) if is_status.any() else records
+
+    def _without_status(self, records: np.ndarray, is_status: np.ndarray) -> np.ndarray:
+        """Of the status words behind operators only those are kept that tell something."""
+        bad = records["seq"][overflowed(records) & ~is_status]
+        hits = self._overflow.arrived(records[is_status], bad)
+        for hit in reversed(hits):
+            line = self._lines.of(int(hit.record["seq"]))
+            note = Note(self._overflow.tell, self.step, hit, line)
+            self.journal.entries.insert(0, note)
+            self.journal.notes.insert(0, note)
+        kept = np.isin(records["seq"], [int(hit.record["seq"]) for hit in hits])
+        return records[~is_status | kept]
 
 
 class OpReading(Entry):

@@ -3,18 +3,22 @@ an origin is an op that read only finite values.
 
 A NaN is judged at once. An infinity waits for its consumers: absorbed where all of them come out
 finite, an origin where one of them makes a NaN of it, or where nothing takes it over at all.
+
+On a device that saturates nothing makes a NaN of the largest number, which stands for an infinity
+there: Inf - Inf is 0. So it is judged at once too, but where all that saturated is negative, as in
+a mask.
 """
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 
-from ._finding import Finding
+from ._finding import Finding, is_event, saturated_signs
 from ._journal import BadRecords, Entry
 from ._op_incident import Incident
-from ._op_rules import BOUNDED, why_benign
+from ._op_rules import BOUNDED, WRITERS, why_benign
 from ._record import Verdict
 from ._verdict import Judge
 
@@ -41,9 +45,20 @@ class OpFinding(Finding):
 
     @property
     def signs(self) -> int:
-        """Bit 0: it has +Inf; bit 1: -Inf."""
+        """Bit 0: it has +Inf; bit 1: -Inf; or what saturated in their places. 0: nobody knows."""
         record = self.record
-        return int(record["posinf_count"] > 0) | int(record["neginf_count"] > 0) << 1
+        signs = int(record["posinf_count"] > 0) | int(record["neginf_count"] > 0) << 1
+        return signs | saturated_signs(record) if self.is_saturated else signs
+
+    @property
+    def is_certain(self) -> bool:
+        """Its consumers have nothing to say: a NaN, or a saturated number that may be no mask."""
+        return self.has_nan or (self.is_saturated and self.signs != 2)
+
+    @property
+    def is_plain_number(self) -> bool:
+        """The largest number, where a tensor may hold it on purpose: what was read or stored."""
+        return not is_event(self.record, self.role)
 
     @property
     def is_waiting(self) -> bool:
@@ -59,6 +74,8 @@ class OpJudge(Judge):
     is_scaled = False
     #: Not every op of every step is read.
     is_filtered = False
+    #: The record with this number, while it is held.
+    record_of: Callable[[int], Optional[np.void]] = staticmethod(lambda seq: None)
 
     def incident(self, incident: Incident, bad: BadRecords) -> None:
         """One op that made or read something non-finite."""
@@ -99,7 +116,9 @@ class OpJudge(Judge):
     def stored(self, finding: OpFinding) -> None:
         """A parameter or a buffer, before anything has used it."""
         self._add(finding)
-        if not finding.has_nan and (finding.is_mask or finding.role == "buffer"):
+        if finding.is_plain_number:
+            self._decide(finding, Verdict.INTENDED, _LARGEST)
+        elif not finding.has_nan and (finding.is_mask or finding.role == "buffer"):
             self._decide(finding, Verdict.INTENDED, "a stored infinity, written on purpose")
         else:
             self._decide(
@@ -144,7 +163,10 @@ class OpJudge(Judge):
     def _arrive(self, finding: OpFinding, is_collective: bool, reason: str) -> None:
         if is_collective:
             reason = "it came through a collective: look at the ranks that took part in it"
-        if finding.has_nan:
+        elif finding.is_plain_number:
+            self._decide(finding, Verdict.INTENDED, _LARGEST)
+            return
+        if finding.is_certain:
             self._decide(finding, Verdict.ARRIVED, reason)
         elif finding.is_mask or int(finding.record["numel"]) == 1:
             self._decide(finding, Verdict.INTENDED, "a stored infinity")
@@ -172,8 +194,9 @@ class OpJudge(Judge):
             self._hold_scaled(finding, scaled, self._follows(scaled), Verdict.PROPAGATED)
         elif hard is not None:
             self._propagate(finding, hard)
-        elif not finding.has_nan and finding.signs & ~incident.infinite_scalars == 0:
-            self._decide(finding, Verdict.INTENDED, f"{op} was given an infinity as a number")
+        elif not finding.has_nan and _is_written(finding, incident):
+            what = "the largest number" if finding.is_saturated else "an infinity"
+            self._decide(finding, Verdict.INTENDED, f"{op} was given {what} as a number")
         elif (
             not finding.has_nan
             and intended
@@ -183,16 +206,22 @@ class OpJudge(Judge):
         ):
             finding.decide(Verdict.INTENDED, self._follows(intended[0]), intended[0])
             self.changed.append(finding)
+        elif not finding.has_nan and not fed and self._is_copied(finding, incident):
+            self._decide(
+                finding, Verdict.INTENDED, f"{op} read it where it is a number like others"
+            )
         elif self.is_scaled and finding.is_gradient:
             self._hold_scaled(finding, waiting, f"{op} read only finite values", Verdict.ORIGIN)
-        elif finding.has_nan and waiting is not None:
-            self._blame(waiting, op)
+        elif finding.is_certain and waiting is not None:
+            what = "made a NaN of it" if finding.has_nan else "made another of it, not negative"
+            self._blame(waiting, f"{op} {what}")
             self._propagate(finding, waiting)
-        elif finding.has_nan:
+        elif finding.is_certain:
             reason = "everything that it read was finite"
             if intended:
+                what = "made a NaN" if finding.has_nan else "overflowed"
                 reason = (
-                    f"{op} made a NaN where it read only finite values and infinities that were "
+                    f"{op} {what} where it read only finite values and infinities that were "
                     "written on purpose (a row that is masked entirely does this)"
                 )
             self._decide(finding, Verdict.ORIGIN, reason)
@@ -202,6 +231,17 @@ class OpJudge(Judge):
         else:
             reason = f"{op} made it: everything that it read was finite"
             self._wait(finding, Verdict.ORIGIN, reason, waiting)
+
+    def _is_copied(self, finding: OpFinding, incident: Incident) -> bool:
+        """Whether the op has read the largest number of the same type on the host, say."""
+        if not finding.is_saturated:
+            return False
+        dtype = finding.record["dtype"]
+        records = (self.record_of(seq) for _, seq in incident.inputs)
+        return any(
+            record is not None and record["saturated_count"] and record["dtype"] == dtype
+            for record in records
+        )
 
     def _hold_scaled(
         self, finding: OpFinding, cause: Optional[Finding], reason: str, planned: Verdict
@@ -222,11 +262,11 @@ class OpJudge(Judge):
         finding.cause = cause
         self.changed.append(finding)
 
-    def _blame(self, waiting: OpFinding, op: str) -> None:
+    def _blame(self, waiting: OpFinding, harm: str) -> None:
         """An infinity did harm: where it began counts."""
         root = waiting.root
         root.release()
-        root.reason += f"; {op} made a NaN of it"
+        root.reason += f"; {harm}"
         self.changed.append(root)
         if waiting is not root:
             self._propagate(waiting, root)
@@ -278,6 +318,8 @@ class OpJudge(Judge):
                 self.changed.append(finding)
 
 
+_LARGEST = "the largest number, which may have been written on purpose"
+
 _HELD = frozenset((Verdict.SCALED,))
 
 
@@ -301,6 +343,8 @@ def _is_absorbed(finding: OpFinding, among: frozenset[Verdict] = _WAITING) -> bo
         met.add(id(one))
         if one.verdict not in among:
             return False
+        if one.is_certain and one.is_saturated and one.verdict is not Verdict.INTENDED:
+            return False
         ends = one.finite_consumers + one.unseen_consumers
         if not ends and not one.carriers:
             return False
@@ -318,6 +362,18 @@ def _why_absorbed(finding: OpFinding) -> str:
         "only what passes unread (a filter leaves it out, or it runs compiled) took it in, and "
         "nothing that was read afterwards is a NaN"
     )
+
+
+def _is_written(finding: OpFinding, incident: Incident) -> bool:
+    """Whether the op was given as numbers what it has made. A product may overflow like any other
+    where one factor is the largest number; a negative one makes a mask.
+    """
+    written = incident.infinite_scalars & 3
+    if finding.is_saturated:
+        largest = incident.infinite_scalars >> 2
+        is_writer = ".".join(incident.op.split(".")[:2]) in WRITERS
+        written |= largest if is_writer else largest & 2
+    return bool(written) and finding.signs & ~written == 0
 
 
 def _carries(finding: OpFinding, sources: list[OpFinding]) -> bool:

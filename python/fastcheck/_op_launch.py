@@ -13,16 +13,16 @@ import torch
 
 from ._device import streams_of
 from ._device_ring import DeviceRing
-from ._record import DeviceMode
-from .backends import backend_for
+from ._overflow_status import StatusReader
 
 __all__ = ["Launch", "Launcher", "Lines", "where", "why_not"]
 
 _PACKAGES = ("torch", "fastcheck")
 _MAX_LINES = 65536
 
-# A tensor to be read, and seq, step, call, site and flags of its record.
-Launch = tuple[torch.Tensor, int, int, int, int, int]
+# A tensor to be read, and seq, step, call, site and flags of its record; or, if the last is True,
+# the overflow status of its device.
+Launch = tuple[torch.Tensor, int, int, int, int, int, bool]
 Line = tuple[CodeType, int]
 
 
@@ -30,8 +30,6 @@ def why_not(device: torch.device) -> str:
     """Why op level can't read a device without making the host wait; empty when it can."""
     if streams_of(device) is None:
         return f"torch.{device.type} has no streams and events"
-    if backend_for(device).device_mode is DeviceMode.SATURATING:
-        return "it saturates: what overflows there is no infinity that could be followed"
     return ""
 
 
@@ -40,6 +38,7 @@ class Launching(Protocol):
 
     lock: AbstractContextManager[Any]
     off_sites: set[int]
+    overflow: StatusReader
 
     def ring_for(self, tensor: torch.Tensor, site: int) -> Optional[DeviceRing]: ...
 
@@ -63,10 +62,14 @@ class Launcher:
             return
         with session.lock:
             self.lines.add([row[1] for row in launches])
-            for tensor, seq, step, call, site, flags in launches:
+            for tensor, seq, step, call, site, flags, is_status in launches:
                 try:
                     ring = session.ring_for(tensor, site)
-                    if ring is not None:
+                    if ring is None:
+                        continue
+                    if is_status:
+                        session.overflow.read_after_op(ring, tensor.device, (seq, step, call, site))
+                    else:
                         identity = ring.backend.identity(tensor, False)
                         ring.observe(tensor, (seq, step, call, site, flags, *identity))
                 except Exception as error:

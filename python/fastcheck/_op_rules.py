@@ -7,13 +7,18 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import NamedTuple, Optional
 
-__all__ = ["BOUNDED", "BenignRule", "benign", "why_benign"]
+__all__ = ["BOUNDED", "WRITERS", "BenignRule", "benign", "why_benign"]
 
 
 #: Ops that make finite values of -Inf, or of any infinity: what is infinite there was not carried
 #: along.
 _NAMES = ("_softmax", "exp", "exp2", "sigmoid", "tanh", "erf", "relu", "hardtanh", "softplus")
 BOUNDED = frozenset(f"aten.{name}{tail}" for name in _NAMES for tail in ("", "_"))
+
+#: Ops that put a number that they are given among those that they read, and compute nothing.
+_FILLS = ("fill", "full", "full_like", "masked_fill", "new_full", "scalar_tensor", "where")
+_LIMITS = ("clamp", "clamp_max", "clamp_min", "constant_pad_nd")
+WRITERS = frozenset(f"aten.{name}{tail}" for name in _FILLS + _LIMITS for tail in ("", "_"))
 
 
 class BenignRule(NamedTuple):

@@ -29,10 +29,11 @@ from ._op_sites import OpSites
 from ._op_state import NothingSeen
 from ._op_unread import UnreadOp, describing, unread_ops
 from ._readable import can_hold_nonfinite, can_read
-from ._record import RECORD_DTYPE, Flag, nonfinite
+from ._record import RECORD_DTYPE, Flag, overflowed
 from ._session import Session
 from ._site import SiteTable
 from ._step import Step
+from .backends import backend_for
 
 __all__ = ["OpSession"]
 
@@ -94,6 +95,7 @@ class OpSession(Session):
         )
         self._ops.set_active(self.is_active)
         if self.config.sync == "call":
+            self._learn_modes(nodes)
             mode = CallMode(self, self.captures)
             self._close_mode = mode.close
             mode.open()
@@ -102,6 +104,16 @@ class OpSession(Session):
         self.ledger.describe = describing(self.ledger.describe, weakref.WeakMethod(self.unread_ops))
         # A model that is deleted takes its monitor along, without remove().
         weakref.finalize(self, self._ops.stop, self._run)
+
+    def _learn_modes(self, nodes: Sequence[ModuleNode]) -> None:
+        """Of the devices that the models lie on: copies are read as if they still were there."""
+        modules = filter(None, (node.module() for node in nodes))
+        tensors = (p for module in modules for p in module.parameters(recurse=False))
+        for device in dict.fromkeys(tensor.device for tensor in tensors):
+            if device.type not in ("cpu", "meta"):
+                backend = backend_for(device)
+                self._ops.set_device_mode(str(device), int(backend.device_mode))
+                self.overflow.add(device, backend)
 
     def end(self) -> None:
         """Judges what still waits. Idempotent."""
@@ -318,7 +330,7 @@ class OpSession(Session):
                 found = self._ops.settle(waiting, [], self.next_seq)
                 incidents += [Incident(raw) for raw in found]
             if incidents:
-                bad = {int(record["seq"]): record.copy() for record in records[nonfinite(records)]}
+                bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
                 self._judge_incidents(self.step, self.is_scaled, incidents, bad)
 
     def _judge_incidents(
@@ -359,6 +371,9 @@ class OpSession(Session):
                 self.notes[f"op level does not read {device}: {problem}"] = None
                 self._ops.leave_out(tensor)
                 return None
+            self._ring(device)
+            if self.overflow.follow_ops(device):
+                self._ops.watch_status(str(device))
         return self._ring(device)
 
     def _gather(self) -> None:
@@ -397,7 +412,10 @@ class OpSession(Session):
                 early, in_flight = ring.cut()
                 records += early
                 segments += [(ring, segment) for segment in in_flight]
-        self.drain.submit(OpPart(self._sites, step, journal, records, segments, closes_step))
+        overflow, lines = self.overflow, self._launcher.lines
+        self.drain.submit(
+            OpPart(self._sites, step, journal, records, segments, closes_step, overflow, lines)
+        )
 
     def judge_now(self) -> None:
         """In the middle of a forward or backward: what is due is done here."""

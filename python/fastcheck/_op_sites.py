@@ -9,11 +9,13 @@ import numpy as np
 from ._calls import ModuleNode
 from ._extension import extension
 from ._naming import OUTSIDE
+from ._overflow_status import ROLE as STATUS_ROLE
 from ._site import Site, SiteTable
 
 __all__ = ["OpSites"]
 
 _INPUT = 0
+_STATUS = 2
 _DIRECTIONS = ("forward", "backward", "optimizer")
 _ROLES = {
     ("forward", 0): "input",
@@ -33,11 +35,21 @@ class OpSites:
         self._nodes = nodes
         self._ops = extension.op_observer()
         self._numbers = np.zeros(0, np.int32)
+        self._is_status = np.zeros(0, np.bool_)
 
     def add(self, first: int, rows: Sequence[tuple[int, int, int, int, int, int]]) -> None:
         """``rows``: what the observer says of its sites from ``first`` on."""
         numbers = [self._sites.intern(self._site(*row)) for row in rows]
         self._numbers = np.concatenate([self._numbers[:first], np.array(numbers, np.int32)])
+        is_status = np.array([row[4] == _STATUS for row in rows], np.bool_)
+        self._is_status = np.concatenate([self._is_status[:first], is_status])
+
+    def are_status(self, records: np.ndarray) -> np.ndarray:
+        """Which of these are words of a device's, read behind an op. Before translate()."""
+        numbers = records["site"]
+        found = numbers >= 0
+        found[found] = self._is_status[numbers[found]]
+        return found
 
     def translate(self, records: np.ndarray) -> None:
         """Puts the table's numbers into the records. Those of named readings came as ~number."""
@@ -52,15 +64,17 @@ class OpSites:
         node = self._nodes[module] if module >= 0 else None
         path, kind = ("", OUTSIDE) if node is None else (node.path, node.type_name)
         where = _DIRECTIONS[direction]
-        spelt = _ROLES[where, role]
+        spelt = STATUS_ROLE if role == _STATUS else _ROLES[where, role]
         name = self._ops.op_name(op)
         label = spelt
-        if role == _INPUT:
+        if role == _STATUS:
+            label = "overflow status"
+        elif role == _INPUT:
             label = self._ops.argument_name(op, index)
         elif index:
             label = f"{spelt}[{index}]"
         if where == "backward" and forward_op >= 0:
             # The op of the forward pass names the place; the one that ran says what was computed.
-            label = f"{spelt}[{index}] ({name})"
+            label = f"{label if role == _STATUS else f'{spelt}[{index}]'} ({name})"
             name = self._ops.op_name(forward_op)
         return Site(path, kind, where, spelt, index, label, name)

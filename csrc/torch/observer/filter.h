@@ -8,7 +8,8 @@
 namespace fastcheck::observer {
 
 enum class Direction : std::uint8_t { kForward, kBackward, kOptimizer };
-enum class Role : std::uint8_t { kInput, kOutput };
+// kStatus: the word of a device that tells of overflows, after the op.
+enum class Role : std::uint8_t { kInput, kOutput, kStatus };
 // What a filter says of a name: that it is not asked for, is, or is not to be read in any case.
 enum class Choice : std::uint8_t { kOther, kSelected, kExcluded };
 

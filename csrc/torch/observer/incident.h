@@ -19,7 +19,7 @@ struct OpSite {
   Direction direction;
   Role role;
   // Of an input the position among the arguments; of an output that among the outputs of the op or,
-  // with a forward op, among all that the node of autograd has made.
+  // with a forward op, among all that the node of autograd has made; of a status word the device's.
   std::int32_t index;
   auto key() const { return std::tie(module, op, forward_op, direction, role, index); }
   bool operator<(const OpSite& other) const { return key() < other.key(); }
@@ -51,8 +51,9 @@ struct Incident {
   bool is_recompute;
   // Left out by a filter, and not looked at: what it made of what it read is not known.
   bool is_unseen = false;
-  // A scalar argument is itself infinite: bit 0 +Inf, bit 1 -Inf.
-  std::uint8_t infinite_scalars;
+  // A scalar argument is itself infinite: bit 0 +Inf, bit 1 -Inf; or at least the largest number of
+  // something that was made: bits 2 and 3.
+  std::uint8_t infinite_scalars = 0;
   std::int64_t api;          // as given to set_api(), in backward that of the forward; -1: none
   std::string node;          // the autograd node that it is part of
   std::string line;          // where Python was

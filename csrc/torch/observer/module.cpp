@@ -39,14 +39,14 @@ std::function<std::string()> as_line(const py::object& function) {
 
 using Launcher = std::function<void(std::vector<Launch>)>;
 
-// (tensor, seq, step, call, site, flags) of each.
+// (tensor, seq, step, call, site, flags, whether the status word of its device is meant) of each.
 py::list as_list(std::vector<Launch>& launches) {
   py::list rows;
   for (Launch& one : launches) {
     const Identity& identity = one.identity;
-    rows.append(
-        py::make_tuple(py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(one.tensor))),
-                       identity.seq, identity.step, identity.call, identity.site, identity.flags));
+    rows.append(py::make_tuple(
+        py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(one.tensor))), identity.seq,
+        identity.step, identity.call, identity.site, identity.flags, one.is_status));
   }
   return rows;
 }
@@ -227,6 +227,18 @@ void bind(py::module_& m) {
       .def("take", take)
       .def("settle", settle, py::arg("waiting"), py::arg("bad"), py::arg("stop"))
       .def("unread", unread)
+      .def(
+          "set_device_mode",
+          [](OpObserver& observer, const std::string& device, int mode) {
+            observer.set_device_mode(c10::Device(device), static_cast<DeviceMode>(mode));
+          },
+          py::arg("device"), py::arg("mode"), without_lock)
+      .def(
+          "watch_status",
+          [](OpObserver& observer, const std::string& device) {
+            observer.watch_status(c10::Device(device));
+          },
+          py::arg("device"), without_lock)
       .def(
           "leave_out",
           [](OpObserver& observer, py::handle tensor) {

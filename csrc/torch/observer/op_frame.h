@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "torch/observer/op_observer.h"
+#include "torch/observer/op_tensors.h"
 
 namespace fastcheck::observer {
 
@@ -29,7 +30,7 @@ struct OpObserver::Frame {
   // The filter lets it through; and, as an op made of others, what it calls.
   bool is_open = true;
   bool opens = false;
-  std::uint8_t infinite_scalars = 0;
+  Scalars scalars;
   // Of a node: how many modules were entered when it began, and what ops have made within it.
   std::size_t modules = 0;
   std::int32_t made = 0;
@@ -82,7 +83,7 @@ struct OpObserver::Thread {
     frame.is_open = true;
     frame.opens = false;
     frame.made = 0;
-    frame.infinite_scalars = 0;
+    frame.scalars = {};
     frame.fed.clear();
     frame.inputs.clear();
     frame.written.clear();

@@ -65,6 +65,8 @@ std::uint64_t OpObserver::start(Options options) {
     is_left_out_[static_cast<std::size_t>(c10::DeviceType::CPU)] = false;
     options_ = std::make_shared<const Options>(std::move(options));
     has_bad_ = is_deferred_ = false;
+    modes_.clear();
+    with_status_.clear();
     mode_ = nullptr;
     provenance_.clear();
     arrivals_.clear();
@@ -275,12 +277,12 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const bool is_written = written != op->written.end() && *written == i;
     if (is_written) ++written;
-    if (is_asked) frame.infinite_scalars |= infinite(inputs[i]);
+    if (is_asked) frame.scalars.add(inputs[i]);
     if ((op->ignores_values || op->is_view || !is_asked) && !is_written) continue;
     for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
       if (!is_read(tensor, frame)) return;
       if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-        frame.infinite_scalars |= infinite(tensor);
+        frame.scalars.add(tensor);
         return;
       }
       const auto argument = static_cast<std::int32_t>(i);

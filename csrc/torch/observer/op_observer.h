@@ -18,6 +18,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/record.h"
@@ -46,6 +47,8 @@ struct Batch {
 struct Launch {
   at::Tensor tensor;
   Identity identity;  // site: as in Batch
+  // Not the tensor, but the status word of its device.
+  bool is_status = false;
 };
 
 // How one run of the observer reads.
@@ -105,6 +108,10 @@ class OpObserver {
   // for them are incidents. Batches come in the order of take().
   std::vector<Incident> settle(std::vector<Incident> waiting, const std::vector<std::int64_t>& bad,
                                std::int64_t stop);
+  // What this device does to a result that does not fit, for records of copies.
+  void set_device_mode(c10::Device device, DeviceMode mode);
+  // Behind what an op has made on this device its status word is to be read, too.
+  void watch_status(c10::Device device);
   // Tensors on devices of this type pass unread from now on.
   void leave_out(c10::DeviceType type) { is_left_out_[static_cast<std::size_t>(type)] = true; }
   std::vector<Unread::Row> unread();
@@ -149,6 +156,8 @@ class OpObserver {
                std::uint32_t flags);
   Token record_here(const at::Tensor& tensor, Thread& mine, const Identity& identity);
   std::int32_t site_number(const Frame& frame, Role role, std::int32_t index);
+  DeviceMode mode_of(c10::Device device) const;
+  void ask_status(const Frame& frame, Thread& mine);
   void launch(Thread& mine);
   std::shared_ptr<const Options> options();
 
@@ -176,6 +185,8 @@ class OpObserver {
   Depth depth_ = Depth::kStats;
   Filter filter_;
   bool copies_ = false;
+  std::vector<std::pair<c10::Device, DeviceMode>> modes_;
+  std::vector<c10::Device> with_status_;
   std::shared_ptr<const Options> options_;
   std::atomic<std::uint64_t> run_{0};
   std::atomic<bool> running_{false}, active_{true};

@@ -29,7 +29,7 @@ Token OpObserver::record(const at::Tensor& tensor, Thread& mine, std::int32_t si
   const Identity identity{next_seq_++, step_, call, site, flags};
   if (tensor.is_cpu() || copies_) return record_here(tensor, mine, identity);
   is_deferred_ = true;
-  mine.launches.push_back({tensor, identity});
+  mine.launches.push_back({tensor, identity, false});
   return {identity.seq, false, true};
 }
 
@@ -42,11 +42,30 @@ Token OpObserver::record_here(const at::Tensor& tensor, Thread& mine, const Iden
   const bool is_logical = !is_here && !tensor.is_non_overlapping_and_dense();
   observe(is_here ? tensor : copy, depth_, is_logical, identity, record);
   if (!is_here && !tensor.is_cuda()) {
-    record.device_mode = static_cast<std::uint8_t>(DeviceMode::kUnknown);
+    record.device_mode = static_cast<std::uint8_t>(mode_of(tensor.device()));
   }
-  const bool is_bad = (record.flags & kFlagNonfinite) != 0;
+  const bool saturates = record.device_mode == static_cast<std::uint8_t>(DeviceMode::kSaturating);
+  const bool is_bad =
+      (record.flags & kFlagNonfinite) != 0 || (saturates && record.saturated_count != 0);
   if (is_bad) has_bad_ = true;
   return {identity.seq, is_bad};
+}
+
+void OpObserver::set_device_mode(c10::Device device, DeviceMode mode) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  modes_.emplace_back(device, mode);
+}
+
+DeviceMode OpObserver::mode_of(c10::Device device) const {
+  for (const auto& [one, mode] : modes_) {
+    if (one == device) return mode;
+  }
+  return DeviceMode::kUnknown;
+}
+
+void OpObserver::watch_status(c10::Device device) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  with_status_.push_back(device);
 }
 
 // Without the lock: whoever reads may wait for Python's, which another thread may hold that waits

@@ -46,6 +46,7 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const bool may_be_one = take_results(fn, frame, mine, incident);
+    if (!incident.made.empty() && !with_status_.empty()) ask_status(frame, mine);
     if (!frame.unread.is_empty() && frame.is_open) unread_.add(frame.op->number, frame.unread);
     if (!may_be_one) return;
     bool is_bad = false;
@@ -62,7 +63,7 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
   incident.direction = frame.direction;
   incident.is_recompute = frame.is_recompute;
   incident.api = frame.direction == Direction::kBackward ? frame.forward.api : mine.api;
-  incident.infinite_scalars = frame.infinite_scalars;
+  incident.infinite_scalars |= frame.scalars.infinite();
   incident.forward_seq = frame.forward.seq;
   incident.fed = frame.fed;
   incident.inputs = frame.inputs;
@@ -77,6 +78,21 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
   }
   batch_.incidents.push_back(std::move(incident));
   ++incident_count_;
+}
+
+// Whether anything has overflowed on the devices that are about to read what the op has made, by
+// the time that it is through.
+void OpObserver::ask_status(const Frame& frame, Thread& mine) {
+  const std::size_t made = mine.launches.size();
+  for (const c10::Device device : with_status_) {
+    for (std::size_t i = 0; i < made; ++i) {
+      if (mine.launches[i].tensor.device() != device) continue;
+      const Identity identity{next_seq_++, step_, frame.call,
+                              site_number(frame, Role::kStatus, device.index()), 0};
+      mine.launches.push_back({mine.launches[i].tensor, identity, true});
+      break;
+    }
+  }
 }
 
 // Of what fed on something bad it has to be known what came out. Of what only may have it is not
@@ -199,6 +215,7 @@ void OpObserver::note_output(const at::Tensor& tensor, std::int32_t index, Frame
   } else {
     provenance_.put(tensor, token);
   }
+  incident.infinite_scalars |= frame.scalars.largest(tensor.scalar_type());
   incident.made.push_back(token.seq);
   incident.is_bad.push_back(token.is_bad);
 }

@@ -4,8 +4,10 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "torch/observer/sight.h"
 
@@ -44,16 +46,33 @@ inline at::Tensor on_host(const at::Tensor& tensor) {
                    format);
 }
 
-inline std::uint8_t infinite(const c10::IValue& value) {
-  if (!value.isDouble() || !std::isinf(value.toDouble())) return 0;
-  return value.toDouble() > 0 ? 1 : 2;
-}
+// How far the scalar arguments of an op reach.
+struct Scalars {
+  double lowest = 0, highest = 0;
 
-// Of a number that was made a tensor to be an operand.
-inline std::uint8_t infinite(const at::Tensor& number) {
-  if (number.scalar_type() != at::kDouble) return 0;
-  const double value = *number.const_data_ptr<double>();
-  return !std::isinf(value) ? 0 : value > 0 ? 1 : 2;
-}
+  void add(const c10::IValue& value) {
+    if (value.isDouble()) add(value.toDouble());
+  }
+  // A number that was made a tensor to be an operand.
+  void add(const at::Tensor& number) {
+    if (number.scalar_type() == at::kDouble) add(*number.const_data_ptr<double>());
+  }
+  void add(double value) {
+    lowest = std::min(lowest, value);
+    highest = std::max(highest, value);
+  }
+  std::uint8_t infinite() const {
+    return static_cast<std::uint8_t>(std::isinf(highest) | std::isinf(lowest) << 1);
+  }
+  // Bit 2: one is the largest number of this type, or above; bit 3: the lowest, or below.
+  std::uint8_t largest(at::ScalarType type) const {
+    // Integers pass unread; complex numbers are beyond what a mask is made of.
+    const double most = type == at::kHalf       ? 65504.0
+                        : type == at::kBFloat16 ? 0x1.fep127
+                        : type == at::kFloat    ? std::numeric_limits<float>::max()
+                                                : std::numeric_limits<double>::max();
+    return static_cast<std::uint8_t>((highest >= most) << 2 | (lowest <= -most) << 3);
+  }
+};
 
 }  // namespace fastcheck::observer

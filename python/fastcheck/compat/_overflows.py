@@ -23,8 +23,6 @@ from .._install import install
 from .._log import RecordLog
 from .._numbers import read, spell_nonfinite
 from .._op_names import name_of
-from .._record import DeviceMode
-from ..backends import backend_for
 from ._apis import ApiNumbers
 from ._options import rank, say
 
@@ -158,12 +156,8 @@ class OverflowWatch:
 def _usable_level(models: Sequence[torch.nn.Module]) -> tuple[str, str]:
     """Op level where it can be had, else module level, which is said; and the ``sync`` it takes."""
     devices = {p.device for model in models for p in model.parameters() if not p.is_cpu}
-    saturating = [d for d in devices if backend_for(d).device_mode is DeviceMode.SATURATING]
     if compiled() is None:
         reason = "reading operators needs the compiled extension"
-    elif saturating:
-        # There an overflow is the largest number, which op level takes for any other.
-        reason = f"operators are not read on a device that saturates, and {saturating[0]} does"
     elif any(d.type == "meta" for d in devices):
         reason = "the model is on meta, where there are no values"
     else:
