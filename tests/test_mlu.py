@@ -18,6 +18,7 @@ from fastcheck import DeviceMode
 from fastcheck._device import stream_handle
 from fastcheck.backends import backend_for
 from fastcheck.backends.portable_constants import stream_key
+from helpers import doctors_row
 from training import assert_stops_with_the_culprit, batches, deep, poison, without_waiting
 
 fake: Any = fake_device.load("mlu")
@@ -67,6 +68,17 @@ def test_records_say_that_the_mode_is_unknown() -> None:
     assert monitor.events == ()
     said = " ".join(monitor.summary().split())
     assert "what mlu:1 does to a result that does not fit its format is not known" in said
+
+
+def test_doctor_says_how_many_there_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = "read by Triton or the portable backend"
+    assert doctors_row("mlu", capsys) == (True, f"{fake.device_count()} devices, {read}")
+    monkeypatch.setattr(fake, "device_count", lambda: 1)
+    assert doctors_row("mlu", capsys) == (True, f"1 device, {read}")
+    monkeypatch.setattr(fake, "is_available", lambda: False)
+    assert doctors_row("mlu", capsys) == (False, "torch_mlu sees no device")
 
 
 class TestStreamHandle:
