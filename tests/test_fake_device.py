@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
@@ -22,17 +21,7 @@ fake: Any = fake_device.load()
 NAME = fake.name()
 
 
-@pytest.fixture(autouse=True)
-def clean_device(torch_threads: None) -> Iterator[None]:
-    """Device 0, nothing queued, held or delayed; one thread, as the device's kernels have."""
-    torch.set_num_threads(1)
-    yield
-    fake.release()
-    fake.set_delay(0)
-    fake.set_sync_debug_mode("default")
-    fake.set_device(0)
-    for index in range(fake.device_count()):
-        fake.synchronize(index)
+pytestmark = pytest.mark.usefixtures("fake_accelerator")
 
 
 def during(work: Callable[[], Any]) -> dict[str, int]:

@@ -4,10 +4,8 @@ shim: captures that fail, monitors and graphs that go, and what can't be capture
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,37 +13,19 @@ import pytest
 import torch
 from torch import nn
 
-import fake_device
 import fastcheck
-from cuda_on_fake.checks import fresh_device
+import graphs_on_fake
 from fastcheck import _graph_slots, _graphs, backends
 from graphs import (
     WARM_UP,
     Training,
-    batches_on,
     guarded,
     said,
 )
+from graphs_on_fake import NAME, data, fake
 from training import Net, deep, stopped
 
-fake: Any = fake_device.load()
-NAME = fake.name()
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.accelerator, "Graph"), reason="this torch has no graphs of any device"
-)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    with fresh_device(monkeypatch):
-        yield
-        gc.collect()
-        fake.empty_cache()
-
-
-data = functools.partial(batches_on, NAME)
+pytestmark = graphs_on_fake.marks
 
 
 def test_an_exception_in_a_capture() -> None:

@@ -4,46 +4,25 @@ shim: parts of a step, several steps, and several graphs.
 
 from __future__ import annotations
 
-import functools
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import fake_device
 import fastcheck
-from cuda_on_fake.checks import fresh_device
+import graphs_on_fake
 from graphs import (
     WARM_UP,
     Training,
-    batches_on,
     guarded,
     new_graph,
     said,
 )
+from graphs_on_fake import NAME, data, fake
 from training import Net, deep, where
 
-fake: Any = fake_device.load()
-NAME = fake.name()
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.accelerator, "Graph"), reason="this torch has no graphs of any device"
-)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    with fresh_device(monkeypatch):
-        yield
-        gc.collect()
-        fake.empty_cache()
-
-
-data = functools.partial(batches_on, NAME)
+pytestmark = graphs_on_fake.marks
 
 
 # --- parts of a step, and several steps -----------------------------------------------------------

@@ -6,48 +6,27 @@ The kernels are those of csrc/cuda, over the host shim (tests/cuda_on_fake).
 
 from __future__ import annotations
 
-import functools
-import gc
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import fake_device
 import fastcheck
-from cuda_on_fake.checks import fresh_device
+import graphs_on_fake
 from fastcheck import _drain, _graph_slots
 from graphs import (
     WARM_UP,
     Training,
     assert_records_what_is_there,
-    batches_on,
     guarded,
     said,
 )
-from training import Net, deep, stopped, where
+from graphs_on_fake import NAME, data, fake
+from training import Net, change_gradient, deep, stopped, where
 
-fake: Any = fake_device.load()
-NAME = fake.name()
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.accelerator, "Graph"), reason="this torch has no graphs of any device"
-)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    with fresh_device(monkeypatch):
-        yield
-        gc.collect()
-        fake.empty_cache()
-
-
-data = functools.partial(batches_on, NAME)
+pytestmark = graphs_on_fake.marks
 
 
 def trained(
@@ -122,17 +101,7 @@ def test_the_module_and_the_direction_are_named(place: str) -> None:
     if place == "output":
         training.model.tail.function = lambda x: x + word
     else:
-
-        class Poisoned(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-                return x.clone()
-
-            @staticmethod
-            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-                return gradient + word
-
-        training.model.tail.function = Poisoned.apply
+        training.model.tail.function = lambda x: change_gradient(x, lambda g: g + word)
     monitor = fastcheck.install(training.model, overflow_nums=-1, protect_weights=True)
     training.warm_up()
     training.capture()

@@ -4,8 +4,6 @@ says that the overflow mode is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,15 +22,7 @@ from training import assert_stops_with_the_culprit, batches, deep, poison, witho
 fake: Any = fake_device.load("mlu")
 
 
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    fake.release()
-    for index in range(fake.device_count()):
-        fake.synchronize(index)
+pytestmark = pytest.mark.usefixtures("fake_accelerator")
 
 
 @pytest.mark.parametrize("sync", ["never", "step", "call"])

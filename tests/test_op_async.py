@@ -21,7 +21,7 @@ from fastcheck import Verdict
 from fastcheck._record import DeviceMode
 from fastcheck.backends import backend_for
 from op_level import INF, Attention, culprit, model_with
-from training import Net, batches, stopped
+from training import Net, batches, change_gradient, stopped
 
 pytestmark = pytest.mark.usefixtures("op_observer")
 fake: Any = fake_device.load()
@@ -96,14 +96,8 @@ def causal(s: torch.Tensor) -> torch.Tensor:
     return s.masked_fill(torch.ones(s.shape[-2:], device=s.device).triu(1).bool(), -INF)
 
 
-class Bad(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient / 0 * 0
+def bad_gradient(x: torch.Tensor) -> torch.Tensor:
+    return change_gradient(x, lambda gradient: gradient / 0 * 0)
 
 
 def in_place(x: torch.Tensor) -> torch.Tensor:
@@ -133,7 +127,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     ),
     "a float16 matmul": lambda: model_with(half_overflow),
     "where": lambda: model_with(lambda x: torch.where(x > 1e9, torch.sqrt(x * 0), x)),
-    "only backward": lambda: model_with(Bad.apply),
+    "only backward": lambda: model_with(bad_gradient),
     "a view written in place": lambda: model_with(in_place),
     "parts of a whole": lambda: model_with(split),
     "a healthy mask": lambda: masked(causal),
@@ -256,7 +250,7 @@ class TestStopping:
         assert stop.step == 0 and "test_op_async.py" in stop.culprit.line
         assert "aten.sub.Tensor" in str(stop)  # what it read
 
-    @pytest.mark.parametrize("function", [lambda x: torch.log(x * 0) * 0, Bad.apply])
+    @pytest.mark.parametrize("function", [lambda x: torch.log(x * 0) * 0, bad_gradient])
     def test_step_stops_before_the_optimizer_uses_it(self, function: Function) -> None:
         model = model_with(lambda x: x).to(NAME)
         before: list[torch.Tensor] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,7 @@ from training import Apply, Net, batches, nan_gradient, poison, stopped, train, 
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.fixture(autouse=True)
-def _fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a stop writes its log there
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fresh_start")
 
 
 def chain(**modules: nn.Module) -> nn.Sequential:
