@@ -199,8 +199,8 @@ def test_op_level_leaves_a_capture_alone(op_observer: None) -> None:
 
 def test_torch_is_as_it_was_when_no_monitor_is_left() -> None:
     # Models of other tests may still be there, and observed.
-    for follower in list(_graphs._followers):
-        _graphs.disconnect(follower)
+    for follower in _graphs.followers:
+        _graphs.followers.disconnect(follower)
     graph: Any = torch.accelerator.Graph
     before = {name: vars(graph)[name] for name in ("capture_begin", "capture_end", "replay")}
     monitor = fastcheck.install(nn.Linear(2, 2))

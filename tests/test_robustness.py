@@ -247,7 +247,8 @@ class TestLeaks:
                 gc.collect()
                 super().add(item)
 
-        monkeypatch.setattr(_boundaries, "_watchers", Collecting(_boundaries._watchers))
+        watchers = _boundaries.watchers
+        monkeypatch.setattr(watchers, "_alive", Collecting(watchers._alive))
         fastcheck.install(Net())  # nobody holds it, and only the collector frees it
         thread = threading.Thread(target=fastcheck.install, args=(Net(),), daemon=True)
         thread.start()
