@@ -34,8 +34,10 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_devices.py",
         "test_dump_device.py",
         "test_fake_device.py",
+        "test_fake_device_processes.py",
         "test_fake_device_torch.py",
         "test_op_async.py",
+        "test_op_async_beside.py",
         "test_fake_graphs.py",
         "test_graph_ends.py",
         "test_graph_parts.py",
@@ -151,3 +153,12 @@ def graphs_on_fake_device(cuda_on_fake_device: None, fake_accelerator: Any) -> I
     yield
     gc.collect()
     fake_accelerator.empty_cache()
+
+
+@pytest.fixture
+def nothing_compiled(fresh_start: None) -> Iterator[None]:
+    """Neither before nor afterwards."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    gc.collect()  # models and their monitors are cycles

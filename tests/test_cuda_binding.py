@@ -33,7 +33,6 @@ NAME = fake.name()
 CUDA = cuda_on_fake.entry()
 ALL = sorted(DTYPES)
 
-
 pytestmark = pytest.mark.usefixtures("cuda_on_fake_device")
 
 

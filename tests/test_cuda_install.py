@@ -31,7 +31,6 @@ from training import (
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-
 pytestmark = pytest.mark.usefixtures("cuda_on_fake_device")
 
 

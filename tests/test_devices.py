@@ -30,7 +30,6 @@ from training import Apply, Net, batches, nan_gradient, poison, stopped, where
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-
 pytestmark = pytest.mark.usefixtures("fake_accelerator")
 
 

@@ -17,7 +17,6 @@ import fake_device
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-
 pytestmark = pytest.mark.usefixtures("fake_accelerator")
 
 

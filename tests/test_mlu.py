@@ -21,7 +21,6 @@ from training import assert_stops_with_the_culprit, batches, deep, poison, witho
 
 fake: Any = fake_device.load("mlu")
 
-
 pytestmark = pytest.mark.usefixtures("fake_accelerator")
 
 

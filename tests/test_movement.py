@@ -15,7 +15,6 @@ from training import Net, batches
 
 STEPS = 24
 
-
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
 

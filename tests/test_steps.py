@@ -19,7 +19,6 @@ from training import Apply, Net, batches, nan_gradient, stopped, train, where
 
 INF = float("inf")
 
-
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
 

@@ -27,7 +27,6 @@ from vectors import pattern
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-
 pytestmark = pytest.mark.usefixtures("fake_accelerator")
 
 

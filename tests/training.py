@@ -53,6 +53,13 @@ class Apply(nn.Module):
         return self.function(*args, **kwargs)
 
 
+def chain(**modules: nn.Module) -> nn.Sequential:
+    model = nn.Sequential()
+    for name, module in modules.items():
+        model.add_module(name, module)
+    return model
+
+
 class _Changed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, change: Any) -> torch.Tensor:
