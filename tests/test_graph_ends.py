@@ -52,6 +52,7 @@ def test_an_exception_in_a_capture() -> None:
             training.model.zero_grad()
             with pytest.raises(RuntimeError, match="captur"):
                 training.capture(waits)
+            assert training.graph not in monitor._graphs._graphs  # nothing is kept for it
             training.model.zero_grad()
             del graph
             training.graph = None
@@ -94,6 +95,42 @@ def test_a_monitor_that_is_gone_leaves_the_graph_alone(end: str) -> None:
     fake.synchronize()
     assert all(bool(loss.isfinite()) for loss in losses)
     assert not any(bool(other.any()) for other in others)
+
+
+def test_a_monitor_removed_while_captured_keeps_what_it_had() -> None:
+    training = Training(deep(3), NAME)
+    monitor = fastcheck.install(training.model)
+    training.warm_up()
+    before = len(monitor.records())
+
+    def step() -> None:
+        training.backward()
+        monitor.remove()
+        training.optimizer.step()
+
+    training.capture(step)
+    training.run(data(2))
+    assert len(monitor.records()) == before
+    assert monitor.step_index == WARM_UP - 1
+    assert f"{WARM_UP} steps, {before} records" in monitor.summary()
+
+
+def test_a_capture_leaves_no_hook_on_a_leaf() -> None:
+    """A batch that requires a gradient would gather one with each capture."""
+    training = Training(deep(2), NAME)
+    training.x.requires_grad_()
+    monitor = fastcheck.install(training.model)
+
+    def backward() -> None:
+        training.model(training.x).square().mean().backward()
+        assert training.x._backward_hooks
+
+    for _ in range(WARM_UP):
+        training.step()
+    monitor.flush()
+    before = len(training.x._backward_hooks or ())
+    training.capture(backward)
+    assert len(training.x._backward_hooks or ()) == before
 
 
 def test_a_graph_that_is_gone_takes_its_memory_along() -> None:

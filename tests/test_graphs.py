@@ -243,6 +243,36 @@ def test_loss_scaling_is_captured_with_its_decisions() -> None:
     assert "scaled" in {each[4] for each in told}
 
 
+@pytest.mark.parametrize("protect_weights", [False, True])
+def test_a_stop_says_whether_the_update_was_applied(protect_weights: bool) -> None:
+    """The host can't hold it back; ``protect_weights`` can."""
+    training = Training(deep(3), NAME, guarded)
+    fastcheck.install(training.model, sync="step", protect_weights=protect_weights)
+    training.warm_up()
+    training.capture()
+    stop = stopped(lambda: training.run(data(6, 3)))
+    are_intact = all(bool(p.isfinite().all()) for p in training.model.parameters())
+    assert are_intact == protect_weights
+    assert ("No weight has been updated in this step." in str(stop)) == are_intact
+
+
+def test_a_stop_says_the_loss_scale_of_the_capture() -> None:
+    training = Training(deep(3), NAME, guarded)
+    fastcheck.install(training.model)
+    scaler = torch.amp.GradScaler(NAME, init_scale=512.0, growth_interval=10**6)
+
+    def step() -> None:
+        training.optimizer.zero_grad()
+        scaler.scale(training.model(training.x).square().mean()).backward()
+        scaler.step(training.optimizer)
+        scaler.update()
+
+    training.warm_up(step)
+    training.capture(step)
+    stop = stopped(lambda: training.run(data(6, 3)))
+    assert stop.report.scale == scaler.get_scale()
+
+
 def test_nothing_asks_the_device_while_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was on its way when the capture began was taken in before."""
     monkeypatch.setattr(_drain, "_POLL_SECONDS", 0.05)

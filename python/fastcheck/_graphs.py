@@ -126,6 +126,12 @@ class GraphFollower:
         followed.mark()
         followed.is_captured = True
 
+    def leave(self) -> None:
+        """The monitor is removed, maybe in the middle of a capture: it keeps what it had before."""
+        for graph in list(self._graphs):
+            if self._is_capturing(graph):
+                self.capture_ended(graph, is_whole=False)
+
     def _is_capturing(self, graph: Any) -> bool:
         followed = self._graphs.get(graph)
         return followed is not None and followed.tape is self._session.tape
@@ -164,6 +170,7 @@ class GraphFollower:
             if stretch.begins:
                 session.begin_step_if_closed()
                 session.obey_pause()
+            session.step.update_count += stretch.update_count
             if session.is_active:
                 self._follow(stretch)
             if stretch.closes and (stretch.is_explicit or not session.is_explicit):
@@ -248,7 +255,7 @@ def _tell(what: Callable[..., bool], told: Sequence[GraphFollower], *args: Any) 
 
 
 def _end(graph: Any, is_whole: bool) -> None:
-    """Also of those that are off or removed since the capture began."""
+    """Also of those that are off since the capture began."""
     for follower in followers:
         session = follower.watcher.session
         with session.lock:

@@ -338,6 +338,7 @@ class Monitor:
             session.step.leaf_handles.clear()
             _boundaries.watchers.disconnect(self._watcher)
             _graphs.followers.disconnect(self._graphs)
+            self._graphs.leave()
             if self._connection is not None:
                 disconnect(self._connection.number)
             self._watcher.release()
