@@ -135,6 +135,35 @@ def test_a_pause_within_a_step_is_a_matter_of_the_replays() -> None:
     assert batches == [WARM_UP, WARM_UP + 1]
 
 
+def test_a_loss_that_is_told_within_a_graph() -> None:
+    """Minus infinity is a mask until it is the loss: of the replay that computed it."""
+
+    def run(is_captured: bool) -> Any:
+        torch.manual_seed(0)
+        training = Training(deep(2), NAME)
+        word = torch.zeros((), device=NAME)
+        training.model.tail.function = lambda x: x.sum() - word
+        monitor = fastcheck.install(training.model, overflow_nums=-1)
+
+        def step() -> None:
+            loss = training.model(training.x)
+            loss.backward()
+            monitor.step(loss=loss)
+
+        training.warm_up(step)
+        if is_captured:
+            training.capture(step)
+        for index, x in enumerate(data(4)):
+            word.fill_(float("inf") if index == 2 else 0.0)
+            training.run([x], None if is_captured else step)
+        monitor.flush()
+        return [(e.step, *where(e), e.counted) for e in monitor.events]
+
+    here, there = run(False), run(True)
+    assert there == here
+    assert (WARM_UP + 2, "tail", "output", "output", "origin", True) in here
+
+
 def test_what_a_replay_wrote_is_read_again_by_what_is_not_captured() -> None:
     """Its memory has changed, and its version has not."""
     body, head = nn.Linear(8, 8), nn.Linear(8, 8)

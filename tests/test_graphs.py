@@ -6,6 +6,7 @@ The kernels are those of csrc/cuda, over the host shim (tests/cuda_on_fake).
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -24,6 +25,8 @@ from graphs import (
     said,
 )
 from graphs_on_fake import NAME, data, fake
+from test_constant_buffers import Masked
+from test_movement import STEPS, Frozen
 from training import Net, change_gradient, deep, stopped, where
 
 pytestmark = graphs_on_fake.marks
@@ -64,12 +67,12 @@ def test_100_replays_leave_the_records_of_100_steps() -> None:
     assert not any("lost" in note or "replay" in note for note in there._notes())
 
 
-def test_100_replays_leave_the_cpus_records_of_what_they_computed() -> None:
+def test_replays_leave_the_cpus_records_of_what_they_computed() -> None:
     training = Training(Net(), NAME, guarded)
     options: Any = {"overflow_nums": -1, "history": 200, "protect_weights": True}
     monitor = fastcheck.install(training.model, **options)
     training.warm_up()
-    assert_records_what_is_there(training, monitor, 100)
+    assert_records_what_is_there(training, monitor, 30)
 
 
 def test_many_records_need_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +119,35 @@ def test_the_module_and_the_direction_are_named(place: str) -> None:
     ]
     assert counted[0].site.module == "tail"
     assert all(bool(p.isfinite().all()) for p in training.model.parameters())
+
+
+def test_the_evidence_for_a_gradient_is_that_of_the_step() -> None:
+    """The gradients that the blamed module was given, its inputs and its weights."""
+
+    def run(is_captured: bool) -> Any:
+        torch.manual_seed(0)
+        word = torch.zeros((), device=NAME)
+        training = Training(deep(3), NAME)
+        training.model.layer1.register_full_backward_hook(
+            lambda module, of_inputs, of_outputs: (of_inputs[0] + word,)
+        )
+        fastcheck.install(training.model, sync="step")
+        training.warm_up()
+        if is_captured:
+            training.capture()
+
+        def train() -> None:
+            for index, x in enumerate(data(5)):
+                word.fill_(float("inf") if index == 3 else 0.0)
+                training.run([x], None if is_captured else training.step)
+
+        stop = stopped(train)
+        found = [(str(site), record.tobytes()[:112]) for site, record in stop.report.inputs]
+        return where(stop.culprit), stop.step, found
+
+    here, there = run(False), run(True)
+    assert there == here
+    assert any("gradient of output" in site for site, _ in here[2])
 
 
 def test_training_is_not_touched() -> None:
@@ -209,6 +241,32 @@ def test_every_and_steps_are_a_matter_of_the_replays() -> None:
         assert set(monitor.records()["step"]) == wanted
         assert monitor.step_index == 7
         monitor.remove()
+
+
+def test_a_weight_that_does_not_move_is_said_of_replays() -> None:
+    """Healthy replays are looked at too: the host says of them what it would say of steps."""
+    model = Net().to(NAME)
+    frozen = functools.partial(Frozen, out=[model.head.weight], lr=0.01)
+    training = Training(model, NAME, frozen)
+    monitor = fastcheck.install(training.model)
+    training.warm_up()
+    training.capture()
+    with pytest.warns(fastcheck.FastcheckWarning, match="don't move: head.weight kept"):
+        training.run(data(STEPS))
+        monitor.flush()
+
+
+def test_a_constant_buffer_that_changes_is_said_of_replays() -> None:
+    """Its module was called in each of them, as far as the host can tell."""
+    training = Training(Masked(first=10**6), NAME)
+    monitor = fastcheck.install(training.model)
+    training.warm_up()
+    training.capture()
+    training.run(data(STEPS))
+    training.model.mask[0] = 0.5
+    with pytest.warns(fastcheck.FastcheckWarning, match="changed: mask, after"):
+        training.run(data(2))
+        monitor.flush()
 
 
 def test_loss_scaling_is_captured_with_its_decisions() -> None:
