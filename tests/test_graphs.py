@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fastcheck
 import graphs_on_fake
@@ -27,7 +28,7 @@ from graphs import (
 from graphs_on_fake import NAME, data, fake
 from test_constant_buffers import Masked
 from test_movement import STEPS, Frozen
-from training import Net, change_gradient, deep, stopped, where
+from training import Apply, Net, change_gradient, deep, stopped, where
 
 pytestmark = graphs_on_fake.marks
 
@@ -119,6 +120,40 @@ def test_the_module_and_the_direction_are_named(place: str) -> None:
     ]
     assert counted[0].site.module == "tail"
     assert all(bool(p.isfinite().all()) for p in training.model.parameters())
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_verdicts_within_modules_are_those_of_the_step(place: str) -> None:
+    """What the modules around a fault are blamed for goes by which call was within which."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.hole, self.last = nn.Linear(8, 8), Apply(), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            y = y + word if place == "forward" else change_gradient(y, lambda g: g + word)
+            return self.last(self.hole(y)) * 1
+
+    def run(is_captured: bool) -> Any:
+        torch.manual_seed(0)
+        blocks = nn.Sequential(Block(), nn.Tanh())
+        training = Training(nn.Sequential(nn.Linear(8, 8), blocks, nn.Linear(8, 8)), NAME)
+        monitor = fastcheck.install(training.model, overflow_nums=-1)
+        training.warm_up()
+        if is_captured:
+            training.capture()
+        for index, x in enumerate(data(4)):
+            word.fill_(float("inf") if index == 2 else 0.0)
+            training.run([x], None if is_captured else training.step)
+        monitor.flush()
+        return [(e.step, *where(e), e.counted, e.reason) for e in monitor.events]
+
+    word = torch.zeros((), device=NAME)
+    here, there = run(False), run(True)
+    assert there == here
+    assert WARM_UP + 2 in {step for step, *_ in here}
 
 
 def test_the_evidence_for_a_gradient_is_that_of_the_step() -> None:
