@@ -41,10 +41,10 @@ test: $(VENV)/.built $(VENV)/.tools
 	$(PY) -m pytest $(TESTS)
 
 test-fake-device: $(VENV)/.built $(VENV)/.tools
-	FASTCHECK_FAKE_DEVICE=1 $(PY) -m pytest tests/test_fake_device.py tests/test_fake_device_torch.py \
-		tests/test_compat_device.py tests/test_devices.py tests/test_dump_device.py \
-		tests/test_movement_device.py tests/test_op_async.py tests/test_op_device.py tests/test_override_device.py \
-		tests/test_protect_device.py tests/test_reader.py tests/test_recorder.py \
+	FASTCHECK_FAKE_DEVICE=1 $(PY) -m pytest tests/test_fake_device.py tests/test_fake_device_processes.py \
+		tests/test_fake_device_torch.py tests/test_compat_device.py tests/test_devices.py tests/test_dump_device.py \
+		tests/test_movement_device.py tests/test_op_async.py tests/test_op_async_beside.py tests/test_op_device.py \
+		tests/test_override_device.py tests/test_protect_device.py tests/test_reader.py tests/test_recorder.py \
 		tests/test_cuda_binding.py tests/test_cuda_install.py tests/test_selftest_device.py \
 		tests/test_fake_graphs.py tests/test_graphs.py tests/test_graph_parts.py tests/test_graph_ends.py
 	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/test_stats_values.py \

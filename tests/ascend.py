@@ -131,25 +131,9 @@ def fresh_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     yield
-    fake.release()
-    fake.set_device(0)
-    for device in DEVICES:
-        fake.synchronize(device)
+    fake.settle()
     monkeypatch.undo()
     forget_modes()
-
-
-class Backward(torch.autograd.Function):
-    """The identity, whose gradient goes through a function."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, function: Any) -> torch.Tensor:
-        ctx.function = function
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return ctx.function(gradient), None
 
 
 class Net(nn.Module):

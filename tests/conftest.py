@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Optional
 
 import hypothesis
 import pytest
@@ -32,8 +34,10 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "test_devices.py",
         "test_dump_device.py",
         "test_fake_device.py",
+        "test_fake_device_processes.py",
         "test_fake_device_torch.py",
         "test_op_async.py",
+        "test_op_async_beside.py",
         "test_fake_graphs.py",
         "test_graph_ends.py",
         "test_graph_parts.py",
@@ -61,6 +65,23 @@ if os.environ.get("FASTCHECK_FAKE_ACL") != "1":
     collect_ignore += ["test_torch_npu.py", "test_torch_npu_overflow.py"]
 
 
+class _Elsewhere(pytest.Module):
+    """A file of ``collect_ignore`` that was named on the command line: pytest ignores none of
+    those.
+    """
+
+    def collect(self) -> Any:
+        pytest.skip("has a run of its own, see the Makefile", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> Optional[pytest.Module]:
+    """Its import would give every other file of the run the fake accelerator."""
+    if module_path.name not in collect_ignore:
+        return None
+    module: pytest.Module = _Elsewhere.from_parent(parent, path=module_path)
+    return module
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
@@ -77,10 +98,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def op_observer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For tests of level="op": a seed, a place for the log of a stop, and no run left behind."""
+def fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed, and a folder of the test's own: a stop writes its log there."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def op_observer(fresh_start: None) -> Iterator[None]:
+    """For tests of level="op": no run is left behind."""
     yield
     observer = fastcheck._C.op_observer()
     observer.stop(observer.run())
@@ -95,3 +121,46 @@ def torch_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_thread(fresh_start: None, torch_threads: None) -> None:
+    """As a fake device's kernels have: some CPU kernels' sums depend on the number of threads."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def fake_accelerator(one_thread: None) -> Iterator[Any]:
+    """The fake accelerator, on which nothing is left to run afterwards."""
+    import fake_device
+
+    fake: Any = fake_device.load()
+    yield fake
+    fake.settle()
+
+
+@pytest.fixture
+def cuda_on_fake_device(fake_accelerator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CUDA backend reads the fake accelerator's tensors."""
+    import cuda_on_fake
+    from fastcheck import backends
+
+    monkeypatch.setattr(backends, "_of_type", backends._of_type)  # put back as it is now
+    cuda_on_fake.use()
+
+
+@pytest.fixture
+def graphs_on_fake_device(cuda_on_fake_device: None, fake_accelerator: Any) -> Iterator[None]:
+    """That, and graphs and their memory are gone afterwards."""
+    yield
+    gc.collect()
+    fake_accelerator.empty_cache()
+
+
+@pytest.fixture
+def nothing_compiled(fresh_start: None) -> Iterator[None]:
+    """Neither before nor afterwards."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    gc.collect()  # models and their monitors are cycles

@@ -9,6 +9,7 @@ but the three sums. With ``FASTCHECK_TEST_KERNELS=cuda`` besides, the CUDA backe
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 import struct
@@ -23,6 +24,7 @@ import torch
 import fastcheck
 from fastcheck import _C
 from fastcheck.backends import backend_for
+from fastcheck.cli import main
 from reference import DEPTHS, DTYPES, LAYOUT, VALUE_BYTES, fields, record_of_bytes, torch_dtype
 from vectors import pattern
 
@@ -160,6 +162,14 @@ def every_isa(names: Sequence[str] = ISAS) -> Iterator[str]:
             yield name
     finally:
         _C.set_cpu_isa(before)
+
+
+def doctors_row(name: str, capsys: pytest.CaptureFixture[str]) -> tuple[bool, str]:
+    """Whether ``fastcheck doctor`` finds this backend usable, and why."""
+    assert main(["doctor", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["backends"]
+    (row,) = (row for row in rows if row["name"] == name)
+    return row["usable"], row["reason"]
 
 
 def run_python(

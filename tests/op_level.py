@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
@@ -28,8 +28,8 @@ class Attention(nn.Module):
 
 
 def causal(scores: torch.Tensor) -> torch.Tensor:
-    n = scores.shape[-1]
-    return scores.masked_fill(torch.ones(n, n).triu(1).bool(), -INF)
+    ones = torch.ones(scores.shape[-2:], device=scores.device)
+    return scores.masked_fill(ones.triu(1).bool(), -INF)
 
 
 def train(
@@ -50,6 +50,29 @@ def train(
         value.backward()
         optimizer.step()
         losses.append(float(value.detach()))
+    return losses
+
+
+def loop(
+    model: nn.Module,
+    data: list[torch.Tensor],
+    *,
+    before: Callable[[int], None] = lambda step: None,
+    loss: Callable[[torch.Tensor], torch.Tensor] = lambda y: y.float().square().mean(),
+    optimizer: Optional[torch.optim.Optimizer] = None,
+) -> list[torch.Tensor]:
+    """Trains without asking the device for a value."""
+    # One by one, as on the CPU by default.
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
+    losses = []
+    for step, x in enumerate(data):
+        before(step)
+        optimizer.zero_grad()
+        value = loss(model(x))
+        value.backward()
+        optimizer.step()
+        losses.append(value.detach())
+        del value
     return losses
 
 

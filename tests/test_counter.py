@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,7 @@ from fastcheck import Verdict
 from fastcheck._counter import Counter
 from training import Apply, Net, poison, stopped, train
 
-
-@pytest.fixture(autouse=True)
-def _fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a stop writes its log there
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fresh_start")
 
 
 class TestCounter:

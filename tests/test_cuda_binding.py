@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import cuda_on_fake
 import fake_device
 import fastcheck
-from cuda_on_fake.checks import fresh_device, slots_for, spent
+from cuda_on_fake.checks import slots_for, spent
 from fastcheck import backends
 from helpers import SIZES, even, kinds, put, tensor_of
 from on_device import assert_all_same, in_threads, of_cpu, random, rows
@@ -33,12 +33,7 @@ NAME = fake.name()
 CUDA = cuda_on_fake.entry()
 ALL = sorted(DTYPES)
 
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    with fresh_device(monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("cuda_on_fake_device")
 
 
 def many(count: int) -> list[torch.Tensor]:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import nn
 
 import fake_device
 import fastcheck
-from cuda_on_fake.checks import fresh_device, spent
+from cuda_on_fake.checks import spent
 from fastcheck._device_ring import DeviceRing
 from helpers import assert_same
 from on_device import of_cpu, random
@@ -32,12 +31,7 @@ from training import (
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    with fresh_device(monkeypatch):
-        yield
+pytestmark = pytest.mark.usefixtures("cuda_on_fake_device")
 
 
 def test_install_records_what_it_records_on_the_cpu() -> None:

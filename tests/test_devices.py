@@ -13,8 +13,6 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Optional
 
 import pytest
@@ -32,18 +30,7 @@ from training import Apply, Net, batches, nan_gradient, poison, stopped, where
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    fake.set_delay(0)
-    fake.release()
-    fake.set_device(0)
-    for index in range(fake.device_count()):
-        fake.synchronize(index)
+pytestmark = pytest.mark.usefixtures("fake_accelerator")
 
 
 def deep(layers: int = 30, width: int = 8) -> nn.Sequential:

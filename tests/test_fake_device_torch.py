@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import time
-from collections.abc import Iterator
 from typing import Any, Callable
 
 import pytest
@@ -18,16 +17,7 @@ import fake_device
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-
-@pytest.fixture(autouse=True)
-def clean_device(torch_threads: None) -> Iterator[None]:
-    """One thread, as the device's kernels have: some CPU kernels' sums depend on it."""
-    torch.set_num_threads(1)
-    yield
-    fake.release()
-    fake.set_device(0)
-    for index in range(fake.device_count()):
-        fake.synchronize(index)
+pytestmark = pytest.mark.usefixtures("fake_accelerator")
 
 
 # ---- Ops -----------------------------------------------------------------------------------------

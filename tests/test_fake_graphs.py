@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any, Callable
 
 import pytest
 import torch
 
-import fake_device
+from graphs_on_fake import NAME, fake, has_graphs
 
-fake: Any = fake_device.load()
-NAME = fake.name()
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.accelerator, "Graph"), reason="this torch has no graphs of any device"
-)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    yield
-    fake.release()
-    fake.synchronize()
+pytestmark = [has_graphs, pytest.mark.usefixtures("fake_accelerator")]
 
 
 def captured(work: Callable[[], object], **options: Any) -> Any:

@@ -4,10 +4,8 @@ shim: captures that fail, monitors and graphs that go, and what can't be capture
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,37 +13,19 @@ import pytest
 import torch
 from torch import nn
 
-import fake_device
 import fastcheck
-from cuda_on_fake.checks import fresh_device
+import graphs_on_fake
 from fastcheck import _graph_slots, _graphs, backends
 from graphs import (
     WARM_UP,
     Training,
-    batches_on,
     guarded,
     said,
 )
+from graphs_on_fake import NAME, data, fake
 from training import Net, deep, stopped
 
-fake: Any = fake_device.load()
-NAME = fake.name()
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.accelerator, "Graph"), reason="this torch has no graphs of any device"
-)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    with fresh_device(monkeypatch):
-        yield
-        gc.collect()
-        fake.empty_cache()
-
-
-data = functools.partial(batches_on, NAME)
+pytestmark = graphs_on_fake.marks
 
 
 def test_an_exception_in_a_capture() -> None:
@@ -72,6 +52,7 @@ def test_an_exception_in_a_capture() -> None:
             training.model.zero_grad()
             with pytest.raises(RuntimeError, match="captur"):
                 training.capture(waits)
+            assert training.graph not in monitor._graphs._graphs  # nothing is kept for it
             training.model.zero_grad()
             del graph
             training.graph = None
@@ -114,6 +95,42 @@ def test_a_monitor_that_is_gone_leaves_the_graph_alone(end: str) -> None:
     fake.synchronize()
     assert all(bool(loss.isfinite()) for loss in losses)
     assert not any(bool(other.any()) for other in others)
+
+
+def test_a_monitor_removed_while_captured_keeps_what_it_had() -> None:
+    training = Training(deep(3), NAME)
+    monitor = fastcheck.install(training.model)
+    training.warm_up()
+    before = len(monitor.records())
+
+    def step() -> None:
+        training.backward()
+        monitor.remove()
+        training.optimizer.step()
+
+    training.capture(step)
+    training.run(data(2))
+    assert len(monitor.records()) == before
+    assert monitor.step_index == WARM_UP - 1
+    assert f"{WARM_UP} steps, {before} records" in monitor.summary()
+
+
+def test_a_capture_leaves_no_hook_on_a_leaf() -> None:
+    """A batch that requires a gradient would gather one with each capture."""
+    training = Training(deep(2), NAME)
+    training.x.requires_grad_()
+    monitor = fastcheck.install(training.model)
+
+    def backward() -> None:
+        training.model(training.x).square().mean().backward()
+        assert training.x._backward_hooks
+
+    for _ in range(WARM_UP):
+        training.step()
+    monitor.flush()
+    before = len(training.x._backward_hooks or ())
+    training.capture(backward)
+    assert len(training.x._backward_hooks or ()) == before
 
 
 def test_a_graph_that_is_gone_takes_its_memory_along() -> None:
@@ -219,8 +236,8 @@ def test_op_level_leaves_a_capture_alone(op_observer: None) -> None:
 
 def test_torch_is_as_it_was_when_no_monitor_is_left() -> None:
     # Models of other tests may still be there, and observed.
-    for follower in list(_graphs._followers):
-        _graphs.disconnect(follower)
+    for follower in _graphs.followers:
+        _graphs.followers.disconnect(follower)
     graph: Any = torch.accelerator.Graph
     before = {name: vars(graph)[name] for name in ("capture_begin", "capture_end", "replay")}
     monitor = fastcheck.install(nn.Linear(2, 2))

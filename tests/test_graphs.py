@@ -7,47 +7,30 @@ The kernels are those of csrc/cuda, over the host shim (tests/cuda_on_fake).
 from __future__ import annotations
 
 import functools
-import gc
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-import fake_device
 import fastcheck
-from cuda_on_fake.checks import fresh_device
+import graphs_on_fake
 from fastcheck import _drain, _graph_slots
 from graphs import (
     WARM_UP,
     Training,
     assert_records_what_is_there,
-    batches_on,
     guarded,
     said,
 )
-from training import Net, deep, stopped, where
+from graphs_on_fake import NAME, data, fake
+from test_constant_buffers import Masked
+from test_movement import STEPS, Frozen
+from training import Apply, Net, change_gradient, deep, stopped, where
 
-fake: Any = fake_device.load()
-NAME = fake.name()
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.accelerator, "Graph"), reason="this torch has no graphs of any device"
-)
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    with fresh_device(monkeypatch):
-        yield
-        gc.collect()
-        fake.empty_cache()
-
-
-data = functools.partial(batches_on, NAME)
+pytestmark = graphs_on_fake.marks
 
 
 def trained(
@@ -85,12 +68,12 @@ def test_100_replays_leave_the_records_of_100_steps() -> None:
     assert not any("lost" in note or "replay" in note for note in there._notes())
 
 
-def test_100_replays_leave_the_cpus_records_of_what_they_computed() -> None:
+def test_replays_leave_the_cpus_records_of_what_they_computed() -> None:
     training = Training(Net(), NAME, guarded)
     options: Any = {"overflow_nums": -1, "history": 200, "protect_weights": True}
     monitor = fastcheck.install(training.model, **options)
     training.warm_up()
-    assert_records_what_is_there(training, monitor, 100)
+    assert_records_what_is_there(training, monitor, 30)
 
 
 def test_many_records_need_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,17 +105,7 @@ def test_the_module_and_the_direction_are_named(place: str) -> None:
     if place == "output":
         training.model.tail.function = lambda x: x + word
     else:
-
-        class Poisoned(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-                return x.clone()
-
-            @staticmethod
-            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-                return gradient + word
-
-        training.model.tail.function = Poisoned.apply
+        training.model.tail.function = lambda x: change_gradient(x, lambda g: g + word)
     monitor = fastcheck.install(training.model, overflow_nums=-1, protect_weights=True)
     training.warm_up()
     training.capture()
@@ -147,6 +120,69 @@ def test_the_module_and_the_direction_are_named(place: str) -> None:
     ]
     assert counted[0].site.module == "tail"
     assert all(bool(p.isfinite().all()) for p in training.model.parameters())
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_verdicts_within_modules_are_those_of_the_step(place: str) -> None:
+    """What the modules around a fault are blamed for goes by which call was within which."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.hole, self.last = nn.Linear(8, 8), Apply(), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            y = y + word if place == "forward" else change_gradient(y, lambda g: g + word)
+            return self.last(self.hole(y)) * 1
+
+    def run(is_captured: bool) -> Any:
+        torch.manual_seed(0)
+        blocks = nn.Sequential(Block(), nn.Tanh())
+        training = Training(nn.Sequential(nn.Linear(8, 8), blocks, nn.Linear(8, 8)), NAME)
+        monitor = fastcheck.install(training.model, overflow_nums=-1)
+        training.warm_up()
+        if is_captured:
+            training.capture()
+        for index, x in enumerate(data(4)):
+            word.fill_(float("inf") if index == 2 else 0.0)
+            training.run([x], None if is_captured else training.step)
+        monitor.flush()
+        return [(e.step, *where(e), e.counted, e.reason) for e in monitor.events]
+
+    word = torch.zeros((), device=NAME)
+    here, there = run(False), run(True)
+    assert there == here
+    assert WARM_UP + 2 in {step for step, *_ in here}
+
+
+def test_the_evidence_for_a_gradient_is_that_of_the_step() -> None:
+    """The gradients that the blamed module was given, its inputs and its weights."""
+
+    def run(is_captured: bool) -> Any:
+        torch.manual_seed(0)
+        word = torch.zeros((), device=NAME)
+        training = Training(deep(3), NAME)
+        training.model.layer1.register_full_backward_hook(
+            lambda module, of_inputs, of_outputs: (of_inputs[0] + word,)
+        )
+        fastcheck.install(training.model, sync="step")
+        training.warm_up()
+        if is_captured:
+            training.capture()
+
+        def train() -> None:
+            for index, x in enumerate(data(5)):
+                word.fill_(float("inf") if index == 3 else 0.0)
+                training.run([x], None if is_captured else training.step)
+
+        stop = stopped(train)
+        found = [(str(site), record.tobytes()[:112]) for site, record in stop.report.inputs]
+        return where(stop.culprit), stop.step, found
+
+    here, there = run(False), run(True)
+    assert there == here
+    assert any("gradient of output" in site for site, _ in here[2])
 
 
 def test_training_is_not_touched() -> None:
@@ -242,6 +278,32 @@ def test_every_and_steps_are_a_matter_of_the_replays() -> None:
         monitor.remove()
 
 
+def test_a_weight_that_does_not_move_is_said_of_replays() -> None:
+    """Healthy replays are looked at too: the host says of them what it would say of steps."""
+    model = Net().to(NAME)
+    frozen = functools.partial(Frozen, out=[model.head.weight], lr=0.01)
+    training = Training(model, NAME, frozen)
+    monitor = fastcheck.install(training.model)
+    training.warm_up()
+    training.capture()
+    with pytest.warns(fastcheck.FastcheckWarning, match="don't move: head.weight kept"):
+        training.run(data(STEPS))
+        monitor.flush()
+
+
+def test_a_constant_buffer_that_changes_is_said_of_replays() -> None:
+    """Its module was called in each of them, as far as the host can tell."""
+    training = Training(Masked(first=10**6), NAME)
+    monitor = fastcheck.install(training.model)
+    training.warm_up()
+    training.capture()
+    training.run(data(STEPS))
+    training.model.mask[0] = 0.5
+    with pytest.warns(fastcheck.FastcheckWarning, match="changed: mask, after"):
+        training.run(data(2))
+        monitor.flush()
+
+
 def test_loss_scaling_is_captured_with_its_decisions() -> None:
     """A GradScaler and a fused optimizer decide on the device whether an update is skipped."""
 
@@ -272,6 +334,36 @@ def test_loss_scaling_is_captured_with_its_decisions() -> None:
     told = [(e.step, *where(e), e.counted) for e in here.events]
     assert [(e.step, *where(e), e.counted) for e in there.events] == told
     assert "scaled" in {each[4] for each in told}
+
+
+@pytest.mark.parametrize("protect_weights", [False, True])
+def test_a_stop_says_whether_the_update_was_applied(protect_weights: bool) -> None:
+    """The host can't hold it back; ``protect_weights`` can."""
+    training = Training(deep(3), NAME, guarded)
+    fastcheck.install(training.model, sync="step", protect_weights=protect_weights)
+    training.warm_up()
+    training.capture()
+    stop = stopped(lambda: training.run(data(6, 3)))
+    are_intact = all(bool(p.isfinite().all()) for p in training.model.parameters())
+    assert are_intact == protect_weights
+    assert ("No weight has been updated in this step." in str(stop)) == are_intact
+
+
+def test_a_stop_says_the_loss_scale_of_the_capture() -> None:
+    training = Training(deep(3), NAME, guarded)
+    fastcheck.install(training.model)
+    scaler = torch.amp.GradScaler(NAME, init_scale=512.0, growth_interval=10**6)
+
+    def step() -> None:
+        training.optimizer.zero_grad()
+        scaler.scale(training.model(training.x).square().mean()).backward()
+        scaler.step(training.optimizer)
+        scaler.update()
+
+    training.warm_up(step)
+    training.capture(step)
+    stop = stopped(lambda: training.run(data(6, 3)))
+    assert stop.report.scale == scaler.get_scale()
 
 
 def test_nothing_asks_the_device_while_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

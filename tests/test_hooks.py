@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import OrderedDict, namedtuple
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +19,7 @@ from fastcheck import Flag
 from fastcheck._flatten import flatten, flatten_arguments
 from training import Apply, Net, batches, poison, stopped, train, where
 
-
-@pytest.fixture(autouse=True)
-def _fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a stop writes its log there
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fresh_start")
 
 
 def names(monitor: fastcheck.Monitor, step: int = 0) -> list[str]:

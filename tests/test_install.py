@@ -17,11 +17,7 @@ import fastcheck
 from fastcheck._history import History
 from training import Apply, Net, batches, poison, stopped, train
 
-
-@pytest.fixture(autouse=True)
-def _fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a stop writes its log there
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fresh_start")
 
 
 def names(monitor: fastcheck.Monitor, step: int = 0) -> list[str]:

@@ -4,8 +4,6 @@ says that the overflow mode is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,20 +16,12 @@ from fastcheck import DeviceMode
 from fastcheck._device import stream_handle
 from fastcheck.backends import backend_for
 from fastcheck.backends.portable_constants import stream_key
+from helpers import doctors_row
 from training import assert_stops_with_the_culprit, batches, deep, poison, without_waiting
 
 fake: Any = fake_device.load("mlu")
 
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    fake.release()
-    for index in range(fake.device_count()):
-        fake.synchronize(index)
+pytestmark = pytest.mark.usefixtures("fake_accelerator")
 
 
 @pytest.mark.parametrize("sync", ["never", "step", "call"])
@@ -67,6 +57,17 @@ def test_records_say_that_the_mode_is_unknown() -> None:
     assert monitor.events == ()
     said = " ".join(monitor.summary().split())
     assert "what mlu:1 does to a result that does not fit its format is not known" in said
+
+
+def test_doctor_says_how_many_there_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = "read by Triton or the portable backend"
+    assert doctors_row("mlu", capsys) == (True, f"{fake.device_count()} devices, {read}")
+    monkeypatch.setattr(fake, "device_count", lambda: 1)
+    assert doctors_row("mlu", capsys) == (True, f"1 device, {read}")
+    monkeypatch.setattr(fake, "is_available", lambda: False)
+    assert doctors_row("mlu", capsys) == (False, "torch_mlu sees no device")
 
 
 class TestStreamHandle:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Callable, Optional
 
 import pytest
@@ -17,12 +15,7 @@ from training import Net, batches
 
 STEPS = 24
 
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    yield
+pytestmark = pytest.mark.usefixtures("fresh_start")
 
 
 def said(

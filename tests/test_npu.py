@@ -19,6 +19,7 @@ import fastcheck
 from ascend import DEVICES, Net, loop, too_large, use_chip
 from fastcheck import DeviceMode, backends
 from fastcheck.backends import backend_for, npu, triton, whole
+from helpers import doctors_row
 from training import poison, stopped, where
 
 #: Chips in each mode that they have: name, environment, mode.
@@ -131,3 +132,18 @@ class TestMode:
         assert "overflow_status" not in {site.role for site in monitor.sites}
         stop = stopped(loop, model, 9, 1, too_large(chip))
         assert where(stop.culprit) == ("hole", "output", "output", "origin")
+
+
+def test_doctor_says_what_torch_npu_sees(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = "read by Triton or the portable backend"
+    assert doctors_row("npu", capsys) == (True, f"{len(DEVICES)} devices, {read}")
+
+    def broken() -> bool:
+        raise RuntimeError("drvMngGetConsoleLogLevel failed.\nAnd a page of the driver's")
+
+    monkeypatch.setattr(torch.npu, "is_available", broken)
+    assert doctors_row("npu", capsys) == (False, "drvMngGetConsoleLogLevel failed")
+    monkeypatch.delattr(torch, "npu")
+    assert doctors_row("npu", capsys) == (False, "torch_npu is not loaded")

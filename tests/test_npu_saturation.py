@@ -14,11 +14,11 @@ import torch
 
 import ascend
 import fastcheck
-from ascend import SATURATED, Backward, Chip, Net, loop, too_large, use_chip
+from ascend import SATURATED, Chip, Net, loop, too_large, use_chip
 from fastcheck import Verdict
 from fastcheck._device_ring import DeviceRing
 from fastcheck._selftest_checks import Subject, check_found_nonfinite
-from training import poison, stopped, where
+from training import change_gradient, poison, stopped, where
 
 fake = ascend.fake
 SATURATING = [("Ascend910A", {}), ("Ascend910B1", {"INF_NAN_MODE_FORCE_DISABLE": "1"})]
@@ -56,7 +56,7 @@ class TestSaturatedValues:
         model = Net()
         fastcheck.install(model)
         damage = too_large(chip)
-        stop = stopped(loop, model, 20, 3, lambda x: Backward.apply(x, damage))
+        stop = stopped(loop, model, 20, 3, lambda x: change_gradient(x, damage))
         assert (stop.step, stop.culprit.site.direction) == (3, "backward")
         assert stop.culprit.verdict is Verdict.ORIGIN
         assert stop.culprit.site.module == "hole"
@@ -84,7 +84,7 @@ class TestSaturatedValues:
         fastcheck.install(model)
 
         def damage(x: torch.Tensor) -> torch.Tensor:
-            return chip.result(poison(Backward.apply(x, too_large(chip)), float("-inf")))
+            return chip.result(poison(change_gradient(x, too_large(chip)), float("-inf")))
 
         stop = stopped(loop, model, 9, 2, damage)
         assert where(stop.culprit) == ("hole", "output", "output", "origin")

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 import fastcheck
 from fastcheck import Verdict
 from op_level import Attention, culprit, model_with, train
-from training import Net, stopped
+from training import Net, change_gradient, stopped
 
 pytestmark = pytest.mark.usefixtures("op_observer")
 
@@ -64,16 +64,10 @@ def test_in_a_loss_outside_of_the_model() -> None:
 
 
 def test_in_a_backward_of_ones_own() -> None:
-    class Bad(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
+    def change(gradient: torch.Tensor) -> torch.Tensor:
+        return (gradient * 0) / 0  # in backward
 
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return (gradient * 0) / 0  # in backward
-
-    model = model_with(Bad.apply)
+    model = model_with(lambda x: change_gradient(x, change))
     watch(model)
     stop = stopped(train, model, 1)
     assert stop.culprit.site.direction == "backward"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -34,14 +34,7 @@ def a_guard() -> UpdateGuard:
     return UpdateGuard(backend_for(torch.device(NAME)).found_nonfinite)
 
 
-@pytest.fixture(autouse=True)
-def clean_device(torch_threads: None) -> Iterator[None]:
-    torch.set_num_threads(1)
-    yield
-    fake.set_sync_debug_mode("default")
-    fake.release()
-    for index in range(fake.device_count()):
-        fake.synchronize(index)
+pytestmark = pytest.mark.usefixtures("fake_accelerator")
 
 
 def gradients(params: Sequence[nn.Parameter], steps: int, bad: Sequence[int]) -> list[list[Tensor]]:

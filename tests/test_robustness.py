@@ -15,23 +15,19 @@ import torch
 from torch import nn
 
 import fastcheck
-from training import Apply, Net, batches, nan_gradient, poison, stopped, train, where
+from training import (
+    Apply,
+    Net,
+    batches,
+    change_gradient,
+    nan_gradient,
+    poison,
+    stopped,
+    train,
+    where,
+)
 
-
-@pytest.fixture(autouse=True)
-def _fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a stop writes its log there
-    torch.manual_seed(0)
-
-
-class _RaisesInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("out of memory")
+pytestmark = pytest.mark.usefixtures("fresh_start")
 
 
 def fail(x: torch.Tensor) -> torch.Tensor:
@@ -116,7 +112,9 @@ class TestExceptionsOfTheModel:
         assert stop.culprit.reason.startswith("1.forward computed it")
 
     def test_in_backward(self) -> None:
-        model = nn.Sequential(nn.Linear(8, 8), Apply(_RaisesInBackward.apply), nn.Linear(8, 8))
+        model = nn.Sequential(
+            nn.Linear(8, 8), Apply(lambda x: change_gradient(x, fail)), nn.Linear(8, 8)
+        )
         monitor = fastcheck.install(model)
         with pytest.raises(RuntimeError, match="out of memory"):
             train(model, 1)
@@ -249,7 +247,8 @@ class TestLeaks:
                 gc.collect()
                 super().add(item)
 
-        monkeypatch.setattr(_boundaries, "_watchers", Collecting(_boundaries._watchers))
+        watchers = _boundaries.watchers
+        monkeypatch.setattr(watchers, "_alive", Collecting(watchers._alive))
         fastcheck.install(Net())  # nobody holds it, and only the collector frees it
         thread = threading.Thread(target=fastcheck.install, args=(Net(),), daemon=True)
         thread.start()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +19,7 @@ from training import Apply, Net, batches, nan_gradient, stopped, train, where
 
 INF = float("inf")
 
-
-@pytest.fixture(autouse=True)
-def _fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a stop writes its log there
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fresh_start")
 
 
 def steps_of(monitor: fastcheck.Monitor) -> list[int]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,10 +56,7 @@ WAITS = ("synchronisations", "alloc_below_cache")
 
 
 @pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+def _fresh(one_thread: None) -> Iterator[None]:
     yield
     for index in range(len(DEVICES)):
         fake_acl.release(index)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Optional
 
 import pytest
@@ -38,10 +37,7 @@ LARGEST = 65504.0
 
 
 @pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+def _fresh(one_thread: None) -> Iterator[None]:
     yield
     torch_npu.utils.clear_npu_overflow_flag() if SATURATES else None
     torch_npu.synchronize()

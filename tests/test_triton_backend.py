@@ -19,7 +19,7 @@ from fastcheck import _C, ConfigError
 from fastcheck import backends as table
 from fastcheck.backends import triton
 from fastcheck.cli import main
-from helpers import assert_same, run_python
+from helpers import assert_same, doctors_row, run_python
 from reference import VALUE_BYTES
 
 
@@ -200,8 +200,15 @@ def test_the_summary_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
         monitor.remove()
 
 
-def test_doctor_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) == 0
-    assert re.search(
-        r"triton +no +torch finds no accelerator that it would read", capsys.readouterr().out
+def test_doctor_has_a_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the accelerator that torch finds, whichever this machine has."""
+    monkeypatch.setattr(torch._C, "_get_accelerator", lambda: torch.device("cpu"))
+    assert doctors_row("triton", capsys) == (
+        False,
+        "torch finds no accelerator that it would read",
     )
+    monkeypatch.setattr(torch._C, "_get_accelerator", lambda: torch.device("xpu"))
+    install_triton(monkeypatch, "cuda")
+    assert doctors_row("triton", capsys) == (False, "the triton that is installed is for cuda")

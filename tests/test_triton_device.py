@@ -6,7 +6,6 @@ left out. `make test-triton`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,14 +27,7 @@ from vectors import pattern
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-
-@pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
-    yield
-    fake.release()
-    fake.set_device(0)
-    for index in range(fake.device_count()):
-        fake.synchronize(index)
+pytestmark = pytest.mark.usefixtures("fake_accelerator")
 
 
 def test_the_table_has_it() -> None:

@@ -53,19 +53,33 @@ class Apply(nn.Module):
         return self.function(*args, **kwargs)
 
 
-class _NanGradient(torch.autograd.Function):
+def chain(**modules: nn.Module) -> nn.Sequential:
+    model = nn.Sequential()
+    for name, module in modules.items():
+        model.add_module(name, module)
+    return model
+
+
+class _Changed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, change: Any) -> torch.Tensor:
+        ctx.change = change
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * float("nan")
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return ctx.change(gradient), None
+
+
+def change_gradient(x: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    """x, whose gradient goes through ``change``."""
+    changed: torch.Tensor = _Changed.apply(x, change)
+    return changed
 
 
 def nan_gradient(x: torch.Tensor) -> torch.Tensor:
-    """The identity, with a gradient of NaN."""
-    return _NanGradient.apply(x)
+    """x, with a gradient of NaN."""
+    return change_gradient(x, lambda gradient: gradient * float("nan"))
 
 
 def poison(x: torch.Tensor, value: float = float("nan")) -> torch.Tensor:

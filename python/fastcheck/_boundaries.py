@@ -3,7 +3,7 @@ they do.
 
 Connected while at least one monitor is installed. Optimizers have global hooks in torch; GradScaler
 has none, so three methods of it, and of the classes made from it that replace them, are wrapped at
-class level and put back by the last disconnect().
+class level and put back when the last is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
@@ -22,53 +21,36 @@ from torch.optim.optimizer import (
 )
 
 from ._compat import GradScaler
+from ._listeners import Listeners, WrappedMethods
 from ._steps import StepWatcher
 
-__all__ = ["connect", "disconnect"]
+__all__ = ["watchers"]
 
-# Reentrant: the garbage collector may call _release() in the middle of anything.
-_lock = threading.RLock()
-_watchers: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
 _handles: list[Any] = []
-_originals: dict[tuple[Any, str], Callable[..., Any]] = {}
+_methods = WrappedMethods()
 
 
-def connect(watcher: StepWatcher) -> None:
-    """From now on ``watcher`` is told, until disconnect() or until it is gone."""
-    with _lock:
-        _watchers.add(watcher)
-        if not _handles:
-            # Of an optimizer whose step is compiled they break the graph, before it and after it.
-            eager: Any = torch.compiler.disable  # untyped
-            _handles.append(register_optimizer_step_pre_hook(eager(_before_update)))
-            _handles.append(register_optimizer_step_post_hook(eager(_after_update)))
-            _wrap_scaler()
-    # A monitor whose model was deleted goes without remove().
-    weakref.finalize(watcher, _release)
+def _begin() -> None:
+    # Of an optimizer whose step is compiled they break the graph, before it and after it.
+    eager: Any = torch.compiler.disable  # untyped
+    _handles.append(register_optimizer_step_pre_hook(eager(_before_update)))
+    _handles.append(register_optimizer_step_post_hook(eager(_after_update)))
+    _wrap_scaler()
 
 
-def disconnect(watcher: StepWatcher) -> None:
-    """The opposite of connect(); does nothing the second time."""
-    with _lock:
-        _watchers.discard(watcher)
-    _release()
+def _end() -> None:
+    for handle in _handles:
+        handle.remove()
+    _handles.clear()
+    _methods.restore()
 
 
-def _release() -> None:
-    with _lock:
-        # Not len(): it still counts the watcher whose finalizer this is.
-        if any(True for _ in _watchers) or not _handles:
-            return
-        # Taken out first: the collector may call this again in its middle.
-        handles = _handles.copy()
-        _handles.clear()
-        for handle in handles:
-            handle.remove()
-        _unwrap_scaler()
+#: Told from connect() on, until disconnect() or until they are gone.
+watchers: Listeners[StepWatcher] = Listeners(_begin, _end)
 
 
 def _tell(what: str, method: Callable[..., bool], *args: Any) -> None:
-    for watcher in list(_watchers):
+    for watcher in watchers:
         watcher.guarded(what, method, *args)
 
 
@@ -76,7 +58,7 @@ def _tell(what: str, method: Callable[..., bool], *args: Any) -> None:
 def _unread() -> Iterator[None]:
     """Within it no watcher reads the ops of this thread."""
     with contextlib.ExitStack() as stack:
-        for watcher in list(_watchers):
+        for watcher in watchers:
             stack.enter_context(watcher.session.unread())
         yield
 
@@ -101,28 +83,13 @@ def _wrap_scaler() -> None:
     """
     for kind in _kinds(GradScaler):
         for name, wrap in (("scale", _scale), ("step", _step), ("update", _update)):
-            original = vars(kind).get(name)
-            if original is not None and not hasattr(original, "_fastcheck"):
-                _originals[kind, name] = original
-                wrapper: Any = wrap(original)
-                # Tells our wrapper from the original, and from another's.
-                wrapper._fastcheck = True
-                setattr(kind, name, wrapper)
+            _methods.wrap(kind, name, wrap)
 
 
 def _kinds(kind: Any) -> Iterator[Any]:
     yield kind
     for other in kind.__subclasses__():
         yield from _kinds(other)
-
-
-def _unwrap_scaler() -> None:
-    originals = _originals.copy()
-    _originals.clear()
-    for (kind, name), original in originals.items():
-        # Someone may have wrapped it after us: then theirs stays, and ours inside it tells nobody.
-        if getattr(vars(kind).get(name), "_fastcheck", False):
-            setattr(kind, name, original)
 
 
 class _Running(threading.local):
@@ -181,7 +148,7 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
                 with _unread():  # for every watcher: one keeps what another would see
                     _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer, found)
             finally:
-                for watcher in list(_watchers):
+                for watcher in watchers:
                     watcher.scaler_step_left(optimizer)
             return result
 

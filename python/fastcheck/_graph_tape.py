@@ -53,6 +53,8 @@ class Stretch:
         self.begins = False
         #: An optimizer, or monitor.step() if ``is_explicit``, closes the step.
         self.closes = self.is_explicit = False
+        #: Updates of weights that each replay applies.
+        self.update_count = 0
         self.entries: list[Entry] = []
         self.calls: list[Call] = []
         self.slots: dict[DeviceRing, GraphSlots] = {}
@@ -123,6 +125,8 @@ class Tape:
         stretch.step, stretch.stop_seq = step, stop
         known = [self._first_step, *(each.step for each in self.stretches)]
         stretch.begins = not any(step is each for each in known)
+        earlier = [each.update_count for each in self.stretches if each.step is step]
+        stretch.update_count = step.update_count - sum(earlier)
         for slots in stretch.slots.values():
             slots.seal()
         self.stretches.append(stretch)

@@ -8,7 +8,6 @@ wrapped at class level, as those of GradScaler are.
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
@@ -18,10 +17,11 @@ import torch
 from ._calls import ModuleNode
 from ._device import DeviceStreams, streams_of
 from ._graph_tape import Replayed, Stretch, Tape
+from ._listeners import Listeners, WrappedMethods
 from ._op_session import OpSession
 from ._steps import StepWatcher
 
-__all__ = ["GraphFollower", "connect", "disconnect"]
+__all__ = ["GraphFollower", "followers"]
 
 # Where torch keeps them: module, class, type of device (None: the accelerator, whatever it is).
 _CLASSES = (
@@ -30,9 +30,7 @@ _CLASSES = (
     ("accelerator", "Graph", None),
 )
 
-_lock = threading.RLock()
-_followers: weakref.WeakSet[GraphFollower] = weakref.WeakSet()
-_originals: dict[tuple[Any, str], Callable[..., Any]] = {}
+_methods = WrappedMethods()
 
 
 class _Followed:
@@ -128,6 +126,12 @@ class GraphFollower:
         followed.mark()
         followed.is_captured = True
 
+    def leave(self) -> None:
+        """The monitor is removed, maybe in the middle of a capture: it keeps what it had before."""
+        for graph in list(self._graphs):
+            if self._is_capturing(graph):
+                self.capture_ended(graph, is_whole=False)
+
     def _is_capturing(self, graph: Any) -> bool:
         followed = self._graphs.get(graph)
         return followed is not None and followed.tape is self._session.tape
@@ -166,6 +170,7 @@ class GraphFollower:
             if stretch.begins:
                 session.begin_step_if_closed()
                 session.obey_pause()
+            session.step.update_count += stretch.update_count
             if session.is_active:
                 self._follow(stretch)
             if stretch.closes and (stretch.is_explicit or not session.is_explicit):
@@ -218,34 +223,6 @@ class GraphFollower:
 # ---- The classes of torch ------------------------------------------------------------------------
 
 
-def connect(follower: GraphFollower) -> None:
-    """From now on ``follower`` is told, until disconnect() or until it is gone."""
-    with _lock:
-        _followers.add(follower)
-        if not _originals:
-            _wrap()
-    weakref.finalize(follower, _release)
-
-
-def disconnect(follower: GraphFollower) -> None:
-    """The opposite of connect(); does nothing the second time. Graphs may still be replayed."""
-    with _lock:
-        _followers.discard(follower)
-    _release()
-
-
-def _release() -> None:
-    with _lock:
-        if any(True for _ in _followers):
-            return
-        originals = _originals.copy()
-        _originals.clear()
-        for (kind, name), original in originals.items():
-            # Someone may have wrapped it after us: then theirs stays, and ours in it tells nobody.
-            if getattr(vars(kind).get(name), "_fastcheck", False):
-                setattr(kind, name, original)
-
-
 def _wrap() -> None:
     for kind, device_type in _kinds():
         for name, wrap in (
@@ -253,12 +230,7 @@ def _wrap() -> None:
             ("capture_end", _capture_end),
             ("replay", _replay),
         ):
-            original = vars(kind).get(name)
-            if original is not None and not hasattr(original, "_fastcheck"):
-                _originals[kind, name] = original
-                wrapper: Any = wrap(original, device_type)
-                wrapper._fastcheck = True
-                setattr(kind, name, wrapper)
+            _methods.wrap(kind, name, functools.partial(wrap, device_type=device_type))
 
 
 def _kinds() -> Iterator[tuple[Any, Optional[str]]]:
@@ -277,14 +249,14 @@ def _current_device(device_type: Optional[str]) -> torch.device:
     return torch.device(device_type, module.current_device())
 
 
-def _tell(what: Callable[..., bool], followers: Sequence[GraphFollower], *args: Any) -> None:
-    for follower in followers:
+def _tell(what: Callable[..., bool], told: Sequence[GraphFollower], *args: Any) -> None:
+    for follower in told:
         follower.watcher.guarded("captured graphs", lambda _, f: what(f, *args), follower)
 
 
 def _end(graph: Any, is_whole: bool) -> None:
-    """Also of those that are off or removed since the capture began."""
-    for follower in list(_followers):
+    """Also of those that are off since the capture began."""
+    for follower in followers:
         session = follower.watcher.session
         with session.lock:
             try:
@@ -294,7 +266,7 @@ def _end(graph: Any, is_whole: bool) -> None:
 
 
 def _all() -> list[GraphFollower]:
-    return [follower for follower in _followers if not follower.watcher.session.removed]
+    return [follower for follower in followers if not follower.watcher.session.removed]
 
 
 def _capture_begin(original: Callable[..., Any], device_type: Optional[str]) -> Callable[..., Any]:
@@ -328,10 +300,14 @@ def _capture_end(original: Callable[..., Any], device_type: Optional[str]) -> Ca
 def _replay(original: Callable[..., Any], device_type: Optional[str]) -> Callable[..., Any]:
     @functools.wraps(original)
     def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
-        followers = [follower for follower in _all() if follower.follows(self)]
-        _tell(GraphFollower.replay_begins, followers, self)
+        told = [follower for follower in _all() if follower.follows(self)]
+        _tell(GraphFollower.replay_begins, told, self)
         result = original(self, *args, **kwargs)
-        _tell(GraphFollower.replayed, followers, self)
+        _tell(GraphFollower.replayed, told, self)
         return result
 
     return replay
+
+
+#: Told from connect() on. Graphs may still be replayed after disconnect().
+followers: Listeners[GraphFollower] = Listeners(_wrap, _methods.restore)

@@ -147,8 +147,8 @@ class Monitor:
             ):
                 set_hook_id(handle, number)
                 self._handles.append(handle)
-        _boundaries.connect(self._watcher)
-        _graphs.connect(self._graphs)
+        _boundaries.watchers.connect(self._watcher)
+        _graphs.followers.connect(self._graphs)
         if isinstance(self._session, OpSession):
             self._session.begin(self._nodes)
 
@@ -336,8 +336,9 @@ class Monitor:
                 handle.remove()
             self._handles.clear()
             session.step.leaf_handles.clear()
-            _boundaries.disconnect(self._watcher)
-            _graphs.disconnect(self._graphs)
+            _boundaries.watchers.disconnect(self._watcher)
+            _graphs.followers.disconnect(self._graphs)
+            self._graphs.leave()
             if self._connection is not None:
                 disconnect(self._connection.number)
             self._watcher.release()

@@ -1,37 +1,18 @@
-"""What the tests of the CUDA backend on the fake accelerator share: the device between tests, its
+"""What the tests of the CUDA backend on the fake accelerator share: the device's
 slots, and what a call asks of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Callable
 
-import pytest
 import torch
 
-import cuda_on_fake
 import fake_device
 import on_device
-from fastcheck import backends
 
 fake: Any = fake_device.load()
 NAME = fake.name()
-
-
-@contextmanager
-def fresh_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The CUDA backend reads the device's tensors; afterwards nothing is left to run there."""
-    monkeypatch.setattr(backends, "_of_type", backends._of_type)  # put back as it is now
-    cuda_on_fake.use()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    fake.release()
-    fake.set_device(0)
-    for index in range(fake.device_count()):
-        fake.synchronize(index)
 
 
 def slots_for(count: int, index: int = 0) -> torch.Tensor:

@@ -317,6 +317,16 @@ def release(stream: Optional[torch.Stream] = None) -> None:
         _C.release(*each)
 
 
+def settle() -> None:
+    """Between tests: nothing held, delayed or still to run, and device 0 is the current one."""
+    set_delay(0)
+    release()
+    set_sync_debug_mode("default")
+    set_device(0)
+    for index in range(device_count()):
+        synchronize(index)
+
+
 def advance(kernels: int, stream: Optional[torch.Stream] = None) -> None:
     """Lets a held stream run so many more kernels, and the events right behind. Returns at once."""
     current = current_stream() if stream is None else stream

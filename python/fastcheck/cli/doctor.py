@@ -175,7 +175,7 @@ def _backends(torch: Any, found: Findings) -> None:
     reason = "compiled extension" if usable else "no compiled extension: portable reads the CPU"
     found.backends.append(("cpu", usable, reason))
     devices = _cuda_devices(torch)
-    visible = f"{devices} CUDA device{'s' if devices != 1 else ''} visible to torch"
+    visible = f"{_counted(devices, 'CUDA device')} visible to torch"
     if usable and _has_cuda():
         from ..backends import cuda
 
@@ -196,9 +196,17 @@ def _entry(name: str, module: Any) -> tuple[str, bool, str]:
     """A device whose tensors Triton's kernels or the portable backend read."""
     if module is None:
         return name, False, f"torch_{name} is not loaded"
-    if not module.is_available():
+    try:
+        devices = int(module.device_count()) if module.is_available() else 0
+    except Exception as error:  # a driver that breaks on being asked
+        return name, False, _first_line(error)
+    if not devices:
         return name, False, f"torch_{name} sees no device"
-    return name, True, f"{module.device_count()} devices, read by Triton or the portable backend"
+    return name, True, f"{_counted(devices)}, read by Triton or the portable backend"
+
+
+def _counted(devices: int, kind: str = "device") -> str:
+    return f"{devices} {kind}{'s' if devices != 1 else ''}"
 
 
 def _triton(found: Findings) -> tuple[str, bool, str]:
