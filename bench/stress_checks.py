@@ -125,7 +125,7 @@ def left_over() -> dict[str, int]:
         found = {kind.__name__: kinds[kind] for kind in (Segment, Reserve, DeviceRing, Session)}
         names = [thread.name for thread in threading.enumerate()]
         found["drain threads"] = names.count("fastcheck-drain")
-        found["watchers"] = len(list(_boundaries._watchers))
+        found["watchers"] = len(list(_boundaries.watchers))
         found["process hooks"] = len(_boundaries._handles)
         if not any(found.values()) or time.monotonic() > deadline:
             return found
