@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory_resource>
 #include <unordered_map>
 #include <vector>
 
@@ -39,7 +40,9 @@ class SeenTensors {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
   };
 
-  std::unordered_map<Key, Entry, Hash> seen_;
+  // As many come in each step: their memory is kept.
+  std::pmr::unsynchronized_pool_resource pool_;
+  std::pmr::unordered_map<Key, Entry, Hash> seen_{&pool_};
 };
 
 }  // namespace fastcheck

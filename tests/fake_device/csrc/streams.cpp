@@ -144,7 +144,7 @@ bool Stream::submit(TaskKind kind, std::string name, std::function<void()> work)
   if (stopping_) return false;
   queue_.push_back({kind, std::move(name), std::move(work)});
   if (!worker_.joinable()) worker_ = std::thread([this] { loop(); });
-  changed_.notify_all();
+  if (may_run()) changed_.notify_all();  // a held stream's worker sleeps on
   return true;
 }
 
