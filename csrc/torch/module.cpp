@@ -18,6 +18,7 @@
 #include "torch/observe.h"
 #include "torch/observe_from_python.h"
 #include "torch/observer/module.h"
+#include "torch/probe.h"
 #include "torch/python_tensors.h"
 #include "torch/seen_tensors.h"
 #include "torch/session_lock.h"
@@ -167,6 +168,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("observe_list", observe_list, py::arg("tensors"), py::arg("slots"), py::arg("first"),
         py::arg("depth"), py::arg("sites"), py::arg("step"), py::arg("first_seq"),
         py::arg("flags") = 0);
+  m.def("probe", [](py::handle object) { return probe(unpack(object)); }, py::arg("tensor"));
   py::class_<SeenTensors>(m, "SeenTensors")
       .def(py::init<>())
       .def("add", add_seen, py::arg("tensor"), py::arg("token"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Optional
 
 __all__ = ["Site", "SiteTable"]
@@ -45,7 +45,7 @@ class Site:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""
-        return asdict(self)
+        return vars(self).copy()
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Site:

@@ -66,6 +66,8 @@ class OpCalls(Listener):
         self._reference = reference
         self._fresh = FreshMemory()
         self._sites: dict[tuple[object, ...], int] = {}
+        if reference is None:
+            session.follow_writes()
 
     def close(self) -> None:
         self._fresh.clear()
@@ -99,6 +101,7 @@ class OpCalls(Listener):
     def _leave_out(self, name: str) -> None:
         with self.session.lock:
             self.session.leave_out(name, "a higher-order operator: what it runs is not seen")
+            self.session.forget()
 
     # One operator
 
@@ -152,6 +155,7 @@ class OpCalls(Listener):
             for place, _, tensor in inputs_of(info, args, kwargs) if info.written else ():
                 if place in info.written:
                     self._fresh.wrote(tensor, info.overwrites)
+                    self.session.wrote(tensor)
             made = outputs_of(info, args, kwargs, result)
             if info.is_allocation:
                 for tensor in made:

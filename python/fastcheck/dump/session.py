@@ -74,6 +74,19 @@ class DumpSession:
         said, _ = self._records.read(tensor, site, call, flags)
         return said
 
+    def follow_writes(self) -> None:
+        """Every operator is seen, and wrote() is called for what it writes to: what is read again
+        in the meantime keeps its record.
+        """
+        self._records.follow_writes()
+
+    def wrote(self, tensor: torch.Tensor) -> None:
+        self._records.wrote(tensor)
+
+    def forget(self) -> None:
+        """Operators may have run that nobody has seen."""
+        self._records.forget()
+
     def add_call(self, line: Mapping[str, Any]) -> int:
         """A line of the index; its number, which it begins with."""
         number = self.call_count
@@ -120,6 +133,8 @@ class DumpSession:
             self.is_closed = True
             if not self.problem:
                 self.guarded("the end of the dump", self.write)
+            # Now: what is left of the storages lies scattered between what training allocates next.
+            self.forget()
         if self._writer is not None:
             # Not under the lock: it waits for the disk.
             self._writer.close()

@@ -1,0 +1,207 @@
+"""What a dump has read already is not read again, unless something has written to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from fastcheck import _C
+from fastcheck._logread import read_log
+from fastcheck.dump import records
+from fastcheck.dump.known import KnownReadings
+from training import Net, batches
+
+Step = Callable[[], object]
+
+
+@pytest.fixture
+def read_count(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many tensors were read."""
+    count = [0]
+    original = records.host_observers
+
+    def counting() -> Any:
+        observe, observe_list = original()
+
+        def counted(*args: Any) -> Any:
+            count[0] += 1
+            return observe(*args)
+
+        return counted, observe_list
+
+    monkeypatch.setattr(records, "host_observers", counting)
+    yield count
+
+
+def dumped(place: Path, step: Step, **options: Any) -> np.ndarray:
+    with fastcheck.Dumper(os.fspath(place), overwrite=True, **options):
+        step()
+    return read_log(os.fspath(place / "step0" / "rank0")).records
+
+
+def training(seed: int = 0) -> Step:
+    torch.manual_seed(seed)
+    model, (x,) = nn.Sequential(Net(), nn.BatchNorm1d(4), nn.Linear(4, 2)), batches(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    step()  # what the optimizer keeps is there
+    return step
+
+
+def test_records_are_those_of_reading_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_count: list[int]
+) -> None:
+    found = dumped(tmp_path, training())
+    once = read_count[0]
+    monkeypatch.setattr(KnownReadings, "find", lambda self, tensor, seq: None)
+    assert found.tobytes() == dumped(tmp_path, training()).tobytes()
+    again = read_count[0] - once
+    assert again == len(found) and once < 0.75 * again
+
+
+def test_a_tensor_is_read_once(tmp_path: Path, read_count: list[int]) -> None:
+    x = torch.randn(100)
+
+    def step() -> None:
+        for _ in range(5):
+            x.sin()
+
+    found = dumped(tmp_path, step)
+    assert len(found) == 10 and read_count[0] == 6
+    assert len(set(found["checksum"])) == 2 and list(found["seq"]) == list(range(10))
+
+
+def set_data(x: torch.Tensor) -> None:
+    x.data.add_(1)
+
+
+def behind_torch(x: torch.Tensor) -> None:
+    x.numpy()[...] = 7
+
+
+@pytest.mark.parametrize("elements", [3, 100_000])
+@pytest.mark.parametrize("write", [lambda x: x.add_(1), set_data, behind_torch])
+def test_what_was_written_in_between_is_read_again(
+    write: Callable[[torch.Tensor], object], elements: int, tmp_path: Path
+) -> None:
+    x = torch.zeros(elements)
+    wanted = []
+
+    def step() -> None:
+        for _ in range(2):
+            wanted.append(fastcheck.checksum(x))
+            x.sin()
+            write(x)
+
+    found = dumped(tmp_path, step)
+    names = read_log(os.fspath(tmp_path / "step0" / "rank0")).sites
+    inputs = [
+        int(record["checksum"])
+        for record in found
+        if names[int(record["site"])].op == "aten.sin"
+        and "self" in names[int(record["site"])].label
+    ]
+    assert inputs == wanted and len(set(wanted)) == 2
+
+
+def test_an_operator_that_writes_to_few_elements_through_another_version(tmp_path: Path) -> None:
+    """Which a look at a few bytes would not show: the operator tells."""
+    x = torch.zeros(1_000_000)
+    at = 500_000 + 8  # between two places
+
+    def step() -> None:
+        x.sin()
+        x.data[at : at + 1].fill_(float("nan"))
+        x.sin()
+
+    found = dumped(tmp_path, step)
+    assert [int(n) for n in found["nan_count"] if n] == [1, 1, 1]
+
+
+def test_a_record_that_is_kept_still_says_that_it_is_non_finite(tmp_path: Path) -> None:
+    x = torch.full((100,), float("nan"))
+
+    def step() -> None:
+        x.isnan()
+        x.isnan()
+
+    found = dumped(tmp_path, step)
+    bad = found[found["nan_count"] > 0]
+    assert len(bad) == 2 and all(bad["flags"] & int(fastcheck.Flag.NONFINITE))
+
+
+def test_memory_that_is_used_again_is_another_tensor(tmp_path: Path) -> None:
+    def step() -> None:
+        for value in range(1, 21):
+            torch.full((1000,), float(value)).sin()
+
+    found = dumped(tmp_path, step)
+    assert len(set(found["checksum"])) == 40
+
+
+@pytest.mark.parametrize("options", [{"tensors": True}, {"reference": "cpu"}])
+def test_where_values_count_everything_is_read(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(self: KnownReadings, tensor: torch.Tensor, seq: int) -> None:
+        raise AssertionError("it would not be read")
+
+    monkeypatch.setattr(KnownReadings, "find", find)
+    x = torch.randn(4, 8, requires_grad=True)
+    assert len(dumped(tmp_path, lambda: x.sin().sum().backward(), **options))
+
+
+def test_few_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastcheck.dump.known._MOST", 4)
+    whole = dumped(tmp_path / "a", training())
+    monkeypatch.setattr("fastcheck.dump.known._MOST", 65536)
+    assert whole.tobytes() == dumped(tmp_path / "b", training()).tobytes()
+
+
+def test_nothing_is_remembered_of_a_dump_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[KnownReadings] = []
+    monkeypatch.setattr(records, "KnownReadings", lambda: made.append(KnownReadings()) or made[-1])
+    dumped(tmp_path, training())
+    assert [len(one._seen) for one in made] == [0]
+
+
+class TestProbe:
+    @pytest.mark.parametrize("count", [1, 7, 8, 4096, 4097, 1_000_003])
+    def test_the_ends_and_any_byte_of_a_small_one(self, count: int) -> None:
+        x = torch.zeros(count, dtype=torch.uint8)
+        before = _C.probe(x)
+        places = range(count) if count <= 64 else [0, 1, count // 2, count - 1]
+        for place in places if count <= 4096 else [0, 63, count - 1, count - 64]:
+            x[place] = 1
+            assert _C.probe(x) != before
+            x[place] = 0
+        assert _C.probe(x) == before
+
+    def test_equal_bytes_look_equal_wherever_they_are(self) -> None:
+        x = torch.randn(33, 1000)
+        assert _C.probe(x) == _C.probe(x.clone()) != _C.probe(torch.randn(33, 1000))
+        assert _C.probe(x.t()) == _C.probe(x)
+
+    def test_what_can_not_be_looked_at(self) -> None:
+        freed = torch.zeros(1000)
+        freed.untyped_storage().resize_(0)
+        for tensor in (torch.zeros(8, 8)[:, ::2], torch.zeros(3, device="meta"), freed):
+            assert _C.probe(tensor) is None
+        with pytest.raises(TypeError, match=r"expected a torch\.Tensor"):
+            _C.probe(3)  # type: ignore[arg-type]
+        assert _C.probe(torch.zeros(0)) is not None
