@@ -26,7 +26,7 @@ __all__ = ["LIBRARY", "NAMES", "build", "torch_npu_folder"]
 SOURCE = Path(__file__).resolve().parent / "csrc"
 BUILD = Path(__file__).resolve().parents[2] / "build" / "fake_acl"
 UNITS = ("devices", "memory_api", "overflow", "opapi")
-DRIVER_UNITS = ("counters", "streams", "memory")
+DRIVER_UNITS = ("counters", "streams", "memory", "graphs")
 LIBRARY = "libascendcl.so"
 #: Others that torch_npu is linked against or opens by name; all that is in them is in LIBRARY.
 NAMES = (
