@@ -58,12 +58,15 @@ def test_register_hook_takes_a_model_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    session = ptdbg._Session()
+    monkeypatch.setattr(ptdbg, "_session", session)
     model = Net().to(NAME)
     ptdbg.set_dump_path(str(tmp_path / "dump"))
     ptdbg.register_hook(model, ptdbg.overflow_check, overflow_nums=-1)
     model(torch.zeros(2, 4).to(NAME)).sum().backward()
     names = [line["name"] for line in overflows_of(tmp_path / "dump")]
     assert names[0] == "Functional_linear_1_backward"
+    session.release()
 
 
 def test_a_model_on_the_device_is_watched_by_operator() -> None:
