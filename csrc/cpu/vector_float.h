@@ -242,6 +242,8 @@ class FloatTiles {
   static constexpr int kRaw = kLanes / kVectorLanes<Bits>;  // raw vectors in a row
   static constexpr int kBlock = kBlockSums > kWide<Format> ? kBlockSums / kWide<Format> : 1;
   static constexpr int kBlockRaw = kBlock < kRaw ? kBlock : kRaw;
+  static constexpr int kBlockBytes = kBlockRaw * kVectorBytes;
+  static constexpr int kRunBytes = kRunRows * kRaw * kVectorBytes;
 
  public:
   Sums whole(const std::byte* data, std::uint64_t tile) {
@@ -315,7 +317,8 @@ class FloatTiles {
   }
 
   // One reading of whole rows; returns the number of sign bits. With kChains the rows are all of a
-  // tile.
+  // tile. Where the registers hold the sums of a part of each row only, the run is read in strides,
+  // which the processor doesn't foresee: meanwhile the next run is asked for, from end to end.
   template <bool kChains>
   FASTCHECK_FN_MEMBER int scan(const std::byte* data, int rows, std::uint64_t tile,
                                Extremes<Format>& extremes, TileLanes<Accumulator>& lanes) {
@@ -323,14 +326,16 @@ class FloatTiles {
     for (int run = 0; run * kRunRows < rows; ++run) {
       const int left = rows - run * kRunRows;
       const int run_rows = left < kRunRows ? left : kRunRows;
+      const std::byte* next = data + (run + 1) * kRunBytes;
       for (int block = 0; block < kRaw; block += kBlockRaw) {
-        const std::byte* at = data + (run * kRunRows * kRaw + block) * kVectorBytes;
+        const std::byte* at = data + run * kRunBytes + block * kVectorBytes;
         LaneVector<Accumulator> sums[kBlockRaw * kWide<Format>] = {};
         Chains<kBlockRaw> chains;
         if constexpr (kChains) {
           chains.start((tile * kRuns + run) * words_per_row(sizeof(Bits)), block * kWordLanes);
         }
         for (int row = 0; row < run_rows; ++row, at += kRaw * kVectorBytes) {
+          if constexpr (kBlockRaw < kRaw) next = prefetched<kBlockBytes>(next);
           Vec<Bits> row_vectors[kBlockRaw];
 #pragma GCC unroll 8
           for (int j = 0; j < kBlockRaw; ++j) {
