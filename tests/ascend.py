@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Optional
 
 import pytest
@@ -123,17 +121,6 @@ def use_chip(monkeypatch: pytest.MonkeyPatch, name: str, **variables: str) -> Ch
 def forget_modes() -> None:
     """The mode of a device is asked once in a process."""
     backends._completed.cache_clear()
-
-
-@contextmanager
-def fresh_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Afterwards nothing is left to run, and nobody knows of a chip."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    fake.settle()
-    monkeypatch.undo()
-    forget_modes()
 
 
 class Net(nn.Module):

@@ -9,28 +9,14 @@ from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import fastcheck
-from ascend import Chip, Computing
-from fastcheck._op_mode import CallMode
 from op_level import Attention, model_with
 from training import batches
 
 NAME = "npu:0"
-SATURATING = [("Ascend910A", {}), ("Ascend910B1", {"INF_NAN_MODE_FORCE_DISABLE": "1"})]
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-
-
-@contextmanager
-def computing_as(chip: Chip) -> Iterator[Computing]:
-    with Computing(chip) as mode:
-        yield mode
-        # What a stop has left lies above it on the stack.
-        for other in _get_current_dispatch_mode_stack():
-            if isinstance(other, CallMode):
-                other.close()
 
 
 def loop(

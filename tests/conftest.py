@@ -104,15 +104,20 @@ def fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
+def _close_call_modes() -> None:
+    """Those that a stop has left."""
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, CallMode):
+            mode.close()
+
+
 @pytest.fixture
 def op_observer(fresh_start: None) -> Iterator[None]:
     """For tests of level="op": no run is left behind."""
     yield
     observer = fastcheck._C.op_observer()
     observer.stop(observer.run())
-    for mode in _get_current_dispatch_mode_stack():
-        if isinstance(mode, CallMode):
-            mode.close()
+    _close_call_modes()
 
 
 @pytest.fixture
@@ -155,6 +160,39 @@ def graphs_on_fake_device(cuda_on_fake_device: None, fake_accelerator: Any) -> I
     yield
     gc.collect()
     fake_accelerator.empty_cache()
+
+
+@pytest.fixture
+def fresh_npu(fake_accelerator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The fake accelerator as an NPU, of whose chip nobody knows afterwards."""
+    import ascend
+
+    yield
+    fake_accelerator.settle()
+    monkeypatch.undo()
+    ascend.forget_modes()
+
+
+@pytest.fixture(
+    params=[("Ascend910A", {}), ("Ascend910B1", {"INF_NAN_MODE_FORCE_DISABLE": "1"})],
+    ids=["910A", "910B-off"],
+)
+def saturating_chip(request: Any, fresh_npu: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Each NPU that saturates, as an ascend.Chip."""
+    import ascend
+
+    name, variables = request.param
+    return ascend.use_chip(monkeypatch, name, **variables)
+
+
+@pytest.fixture
+def computing(saturating_chip: Any) -> Iterator[Any]:
+    """Within the test every operator overflows as on that chip: an ascend.Computing."""
+    import ascend
+
+    with ascend.Computing(saturating_chip) as mode:
+        yield mode
+        _close_call_modes()  # they lie above it on the stack
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +20,8 @@ from fastcheck.backends import backend_for, npu, triton, whole
 from helpers import doctors_row
 from training import poison, stopped, where
 
+pytestmark = pytest.mark.usefixtures("fresh_npu")
+
 #: Chips in each mode that they have: name, environment, mode.
 CHIPS = [
     ("Ascend910A", {}, DeviceMode.SATURATING),
@@ -31,13 +31,6 @@ CHIPS = [
     ("Ascend950DT", {}, DeviceMode.IEEE),
     ("Ascend950DT", {"INF_NAN_MODE_FORCE_DISABLE": "1"}, DeviceMode.IEEE),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    with ascend.fresh_device(monkeypatch):
-        yield
 
 
 class TestMode:

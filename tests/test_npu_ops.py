@@ -4,8 +4,6 @@ from operator to operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +14,11 @@ from torch.nn import functional as F
 
 import ascend
 import fastcheck
-from ascend import SATURATED, Chip, Computing, use_chip
+from ascend import SATURATED, Computing, use_chip
 from ascend_ops import (
     NAME,
-    SATURATING,
     Function,
     attention,
-    computing_as,
     counted,
     line,
     loop,
@@ -38,28 +34,9 @@ from fastcheck._record import RECORD_DTYPE, DeviceMode
 from op_level import INF, culprit
 from training import Apply, batches, stopped
 
-pytestmark = pytest.mark.usefixtures("op_observer")
+pytestmark = pytest.mark.usefixtures("fresh_npu", "op_observer")
 fake = ascend.fake
 LOWEST = torch.finfo(torch.float16).min
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    with ascend.fresh_device(monkeypatch):
-        yield
-
-
-@pytest.fixture(params=SATURATING, ids=["910A", "910B-off"])
-def chip(request: Any, monkeypatch: pytest.MonkeyPatch) -> Chip:
-    name, variables = request.param
-    return use_chip(monkeypatch, name, **variables)
-
-
-@pytest.fixture
-def computing(chip: Chip) -> Iterator[Computing]:
-    with computing_as(chip) as mode:
-        yield mode
 
 
 class Scaled(torch.autograd.Function):

@@ -5,8 +5,6 @@ behind each operator.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Callable
 
 import pytest
@@ -14,11 +12,9 @@ import torch
 
 import ascend
 import fastcheck
-from ascend import SATURATED, Chip, Computing, use_chip
+from ascend import SATURATED, Chip, Computing
 from ascend_ops import (
     NAME,
-    SATURATING,
-    computing_as,
     counted,
     line,
     loop,
@@ -29,27 +25,8 @@ from ascend_ops import (
 )
 from fastcheck import Verdict
 
-pytestmark = pytest.mark.usefixtures("op_observer")
+pytestmark = pytest.mark.usefixtures("fresh_npu", "op_observer")
 fake = ascend.fake
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    with ascend.fresh_device(monkeypatch):
-        yield
-
-
-@pytest.fixture(params=SATURATING, ids=["910A", "910B-off"])
-def chip(request: Any, monkeypatch: pytest.MonkeyPatch) -> Chip:
-    name, variables = request.param
-    return use_chip(monkeypatch, name, **variables)
-
-
-@pytest.fixture
-def computing(chip: Chip) -> Iterator[Computing]:
-    with computing_as(chip) as mode:
-        yield mode
 
 
 class TestStatus:
@@ -88,27 +65,33 @@ class TestStatus:
         (event,) = monitor.events
         assert "and the backward of aten.tanh #0 in 1 (Apply)" in event.reason
 
-    def test_with_reset_each_hit_is_dated(self, chip: Chip, computing: Computing) -> None:
+    def test_with_reset_each_hit_is_dated(
+        self, saturating_chip: Chip, computing: Computing
+    ) -> None:
         model = net(torch.tanh)
-        chip.words[0].fill_(1)
+        saturating_chip.words[0].fill_(1)
         with watching(model, reset_overflow_status=True) as monitor:
             loop(model, 6, before=self.hit(computing, 1, 2, 4))
         assert [event.step for event in monitor.events] == [1, 2, 4]
         assert {event.site.op for event in monitor.events} == {"aten.tanh"}
-        assert chip.words[0].cpu()[0] == 0
+        assert saturating_chip.words[0].cpu()[0] == 0
         assert "had been set at 3 of " in summary(monitor)
 
-    def test_without_it_the_word_is_left_alone(self, chip: Chip, computing: Computing) -> None:
+    def test_without_it_the_word_is_left_alone(
+        self, saturating_chip: Chip, computing: Computing
+    ) -> None:
         model = net(torch.tanh)
         with watching(model):
             loop(model, 3, before=self.hit(computing, 1))
-        assert chip.words[0].cpu()[0] == 1
+        assert saturating_chip.words[0].cpu()[0] == 1
 
-    def test_what_someone_else_clears_is_seen_again(self, chip: Chip, computing: Computing) -> None:
+    def test_what_someone_else_clears_is_seen_again(
+        self, saturating_chip: Chip, computing: Computing
+    ) -> None:
         model = net(torch.tanh)
 
         def before(step: int) -> None:
-            chip.words[0].zero_()
+            saturating_chip.words[0].zero_()
             self.hit(computing, 1, 3)(step)
 
         with watching(model) as monitor:
@@ -116,8 +99,8 @@ class TestStatus:
         assert [event.step for event in monitor.events] == [1, 3]
         assert "had newly been set at 2 of " in summary(monitor)
 
-    def test_what_was_set_before(self, chip: Chip, computing: Computing) -> None:
-        chip.words[0].fill_(1)
+    def test_what_was_set_before(self, saturating_chip: Chip, computing: Computing) -> None:
+        saturating_chip.words[0].fill_(1)
         model = net(torch.tanh)
         with watching(model) as monitor:
             loop(model, 2)
@@ -145,7 +128,7 @@ class TestStatus:
         assert [int(event.record["call"]) for event in hits] == [0, 1]
 
     def test_what_no_operator_shows_is_left_to_the_boundary(
-        self, chip: Chip, computing: Computing
+        self, saturating_chip: Chip, computing: Computing
     ) -> None:
         """And what one has shown is not said again there."""
         model = net(torch.tanh)
@@ -157,22 +140,24 @@ class TestStatus:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
 
             def overflow(*_: Any) -> None:
-                chip.words[0].fill_(1)
+                saturating_chip.words[0].fill_(1)
 
             optimizer.register_step_pre_hook(overflow)
             loop(model, 2, optimizer=optimizer)
         (event,) = monitor.events
         assert "aten.addmm #0 in 0 (Linear) and the boundary of step 0" in event.reason
 
-    def test_a_loss_explains_what_no_operator_shows(self, chip: Chip, computing: Computing) -> None:
+    def test_a_loss_explains_what_no_operator_shows(
+        self, saturating_chip: Chip, computing: Computing
+    ) -> None:
         model = net(torch.tanh)
         with watching(model, ops=["addmm"]) as monitor, torch.no_grad():
             model(torch.ones(2, 8, dtype=torch.float16, device=NAME))
-            chip.words[0].fill_(1)
+            saturating_chip.words[0].fill_(1)
             monitor.step(loss=torch.full((), SATURATED, dtype=torch.float16, device=NAME))
         assert [event.site.role for event in monitor.events] == ["loss"]
 
-    def test_each_device_has_its_own(self, chip: Chip, computing: Computing) -> None:
+    def test_each_device_has_its_own(self, saturating_chip: Chip, computing: Computing) -> None:
         model = net(torch.tanh)
         with watching(model) as monitor:
             y = model(torch.ones(4, 8, dtype=torch.float16, device=NAME))

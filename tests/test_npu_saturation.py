@@ -5,8 +5,6 @@ overflow status.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,37 +12,25 @@ import torch
 
 import ascend
 import fastcheck
-from ascend import SATURATED, Chip, Net, loop, too_large, use_chip
+from ascend import SATURATED, Chip, Net, loop, too_large
 from fastcheck import Verdict
 from fastcheck._device_ring import DeviceRing
 from fastcheck._selftest_checks import Subject, check_found_nonfinite
 from training import change_gradient, poison, stopped, where
 
+pytestmark = pytest.mark.usefixtures("fresh_npu")
 fake = ascend.fake
-SATURATING = [("Ascend910A", {}), ("Ascend910B1", {"INF_NAN_MODE_FORCE_DISABLE": "1"})]
 #: A ring that is always full: segments of so many slots, and how many segments.
 NO_SLOTS = (4, 0)
 
 
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_threads: None) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    with ascend.fresh_device(monkeypatch):
-        yield
-
-
-@pytest.mark.parametrize(("name", "variables"), SATURATING)
 class TestSaturatedValues:
-    @pytest.fixture(autouse=True)
-    def chip(self, name: str, variables: Any, monkeypatch: pytest.MonkeyPatch) -> Chip:
-        return use_chip(monkeypatch, name, **variables)
-
     @pytest.mark.parametrize("record", ["health", "full"])
     @pytest.mark.parametrize("sync", ["never", "step", "call"])
-    def test_an_output_stops_the_run(self, chip: Chip, sync: str, record: str) -> None:
+    def test_an_output_stops_the_run(self, saturating_chip: Chip, sync: str, record: str) -> None:
         model = Net()
         fastcheck.install(model, sync=sync, record=record)
-        stop = stopped(loop, model, 20, 3, too_large(chip))
+        stop = stopped(loop, model, 20, 3, too_large(saturating_chip))
         assert where(stop.culprit) == ("hole", "output", "output", "origin")
         assert stop.step == 3
         assert stop.culprit.record["saturated_count"] == 1
@@ -52,44 +38,46 @@ class TestSaturatedValues:
         assert str(stop).startswith("1 saturated in output of hole (Apply)")
         assert "1. This device saturates" in str(stop)
 
-    def test_a_gradient_stops_the_run(self, chip: Chip) -> None:
+    def test_a_gradient_stops_the_run(self, saturating_chip: Chip) -> None:
         model = Net()
         fastcheck.install(model)
-        damage = too_large(chip)
+        damage = too_large(saturating_chip)
         stop = stopped(loop, model, 20, 3, lambda x: change_gradient(x, damage))
         assert (stop.step, stop.culprit.site.direction) == (3, "backward")
         assert stop.culprit.verdict is Verdict.ORIGIN
         assert stop.culprit.site.module == "hole"
 
-    def test_a_gradient_of_a_weight(self, chip: Chip) -> None:
+    def test_a_gradient_of_a_weight(self, saturating_chip: Chip) -> None:
         model = Net()
         fastcheck.install(model)
         model.first.weight.register_hook(lambda g: torch.full_like(g, SATURATED))
         stop = stopped(loop, model, 9)
         assert where(stop.culprit) == ("first", "param_grad", "weight", "origin")
 
-    def test_a_negative_one_is_no_event_in_an_output_alone(self, chip: Chip) -> None:
+    def test_a_negative_one_is_no_event_in_an_output_alone(self, saturating_chip: Chip) -> None:
         """A mask: -Inf, or finfo.min, becomes the same number."""
         model = Net()
         monitor = fastcheck.install(model)
-        loop(model, 4, 2, lambda x: chip.result(poison(x, float("-inf"))))
+        loop(model, 4, 2, lambda x: saturating_chip.result(poison(x, float("-inf"))))
         monitor.flush()
         found = [event for event in monitor.events if event.site.module == "hole"]
         assert [event.verdict for event in found] == [Verdict.UNRESOLVED]
         assert "all that saturated is negative" in found[0].reason
         assert monitor.event_count == 0
 
-    def test_a_negative_one_counts_once_harm_follows(self, chip: Chip) -> None:
+    def test_a_negative_one_counts_once_harm_follows(self, saturating_chip: Chip) -> None:
         model = Net()
         fastcheck.install(model)
 
         def damage(x: torch.Tensor) -> torch.Tensor:
-            return chip.result(poison(change_gradient(x, too_large(chip)), float("-inf")))
+            return saturating_chip.result(
+                poison(change_gradient(x, too_large(saturating_chip)), float("-inf"))
+            )
 
         stop = stopped(loop, model, 9, 2, damage)
         assert where(stop.culprit) == ("hole", "output", "output", "origin")
 
-    def test_a_batch_and_a_weight_may_hold_the_largest_number(self, chip: Chip) -> None:
+    def test_a_batch_and_a_weight_may_hold_the_largest_number(self, saturating_chip: Chip) -> None:
         model = Net()
         with torch.no_grad():
             model.first.weight[0, 0] = SATURATED
@@ -101,14 +89,14 @@ class TestSaturatedValues:
         monitor.flush()
         assert monitor.events == ()
 
-    def test_a_nan_from_the_host_still_counts(self, chip: Chip) -> None:
+    def test_a_nan_from_the_host_still_counts(self, saturating_chip: Chip) -> None:
         model = Net()
         fastcheck.install(model)
         stop = stopped(loop, model, 9, 1, poison)
         assert where(stop.culprit) == ("hole", "output", "output", "origin")
         assert str(stop).startswith("1 NaN in output of hole")
 
-    def test_no_fused_update_applies_it(self, chip: Chip) -> None:
+    def test_no_fused_update_applies_it(self, saturating_chip: Chip) -> None:
         model = Net()
         monitor = fastcheck.install(model, protect_weights=True, overflow_nums=-1)
         model.first.bias.register_hook(lambda g: torch.full_like(g, -SATURATED))
@@ -119,7 +107,9 @@ class TestSaturatedValues:
         assert {event.site.label for event in monitor.events} == {"bias"}
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-    def test_found_nonfinite_takes_it_for_what_it_was(self, chip: Chip, dtype: Any) -> None:
+    def test_found_nonfinite_takes_it_for_what_it_was(
+        self, saturating_chip: Chip, dtype: Any
+    ) -> None:
         info = torch.finfo(dtype)
         x = torch.zeros(5, dtype=dtype, device="npu")
         below = torch.nextafter(torch.tensor(info.max, dtype=dtype), torch.tensor(0.0, dtype=dtype))
@@ -127,7 +117,7 @@ class TestSaturatedValues:
             x[3] = value
             assert fastcheck.found_nonfinite([torch.ones(2, device="npu"), x]).item() == found
 
-    def test_found_nonfinite_leaves_other_types_alone(self, chip: Chip) -> None:
+    def test_found_nonfinite_leaves_other_types_alone(self, saturating_chip: Chip) -> None:
         """Whatever stands first in the list."""
         x = torch.full((3,), torch.finfo(torch.float64).max, dtype=torch.float64, device="npu")
         y = torch.ones(2, device="npu")
@@ -135,22 +125,19 @@ class TestSaturatedValues:
         y[0] = torch.finfo(torch.float32).max
         assert fastcheck.found_nonfinite([x, y]).item() == 1
 
-    def test_a_full_ring_keeps_it(self, chip: Chip, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_full_ring_keeps_it(
+        self, saturating_chip: Chip, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(DeviceRing.__init__, "__defaults__", NO_SLOTS)
         model = Net()
         monitor = fastcheck.install(model, overflow_nums=-1)
-        loop(model, 1, 0, too_large(chip))
+        loop(model, 1, 0, too_large(saturating_chip))
         monitor.flush()
         assert "found no slot in a full ring" in monitor.summary()
         assert ("hole", "output", "output", "origin") in map(where, monitor.events)
 
 
-@pytest.mark.parametrize(("name", "variables"), SATURATING)
 class TestStatus:
-    @pytest.fixture(autouse=True)
-    def chip(self, name: str, variables: Any, monkeypatch: pytest.MonkeyPatch) -> Chip:
-        return use_chip(monkeypatch, name, **variables)
-
     def hidden(self, chip: Chip) -> Any:
         """Overflows inside the operation alone: what it returns is an ordinary number."""
 
@@ -160,10 +147,10 @@ class TestStatus:
 
         return damage
 
-    def test_a_hit_that_no_value_shows_is_a_process_overflow(self, chip: Chip) -> None:
+    def test_a_hit_that_no_value_shows_is_a_process_overflow(self, saturating_chip: Chip) -> None:
         model = Net()
         monitor = fastcheck.install(model)
-        loop(model, 6, 2, self.hidden(chip))
+        loop(model, 6, 2, self.hidden(saturating_chip))
         monitor.flush()
         (event,) = monitor.events
         assert (event.verdict, event.step, event.counted) == (Verdict.ABSORBED, 2, False)
@@ -175,7 +162,7 @@ class TestStatus:
         assert "has been set since the boundary of step 2" in summary
         assert "absorbed 1" in summary
 
-    def test_it_is_never_called_clean(self, chip: Chip) -> None:
+    def test_it_is_never_called_clean(self, saturating_chip: Chip) -> None:
         model = Net()
         monitor = fastcheck.install(model)
         loop(model, 3)
@@ -185,34 +172,34 @@ class TestStatus:
         assert "npu:0 saturates" in summary and "a NaN leaves 0" in summary
         assert "newly been set at 0 of 3 step boundaries" in summary
 
-    def test_a_hit_that_values_explain_is_no_event_of_its_own(self, chip: Chip) -> None:
+    def test_a_hit_that_values_explain_is_no_event_of_its_own(self, saturating_chip: Chip) -> None:
         model = Net()
         monitor = fastcheck.install(model, overflow_nums=-1)
-        loop(model, 4, 2, too_large(chip))
+        loop(model, 4, 2, too_large(saturating_chip))
         monitor.flush()
         assert "overflow_status" not in {event.site.role for event in monitor.events}
         assert {event.step for event in monitor.events} == {2}
 
-    def test_the_word_is_left_alone_unless_asked(self, chip: Chip) -> None:
+    def test_the_word_is_left_alone_unless_asked(self, saturating_chip: Chip) -> None:
         model = Net()
         with fastcheck.install(model):
-            loop(model, 4, 1, self.hidden(chip))
-        assert chip.words[0].cpu()[0] == 1
+            loop(model, 4, 1, self.hidden(saturating_chip))
+        assert saturating_chip.words[0].cpu()[0] == 1
 
-    def test_on_request_it_is_cleared_and_dates_each_hit(self, chip: Chip) -> None:
+    def test_on_request_it_is_cleared_and_dates_each_hit(self, saturating_chip: Chip) -> None:
         model = Net()
-        chip.flag(torch.full((1,), float("nan"), device="npu"))
+        saturating_chip.flag(torch.full((1,), float("nan"), device="npu"))
         monitor = fastcheck.install(model, reset_overflow_status=True)
         for _ in range(3):
-            loop(model, 2, 1, self.hidden(chip))
-        loop(model, 1, 0, self.hidden(chip))
+            loop(model, 2, 1, self.hidden(saturating_chip))
+        loop(model, 1, 0, self.hidden(saturating_chip))
         monitor.flush()
         assert [event.step for event in monitor.events] == [1, 3, 5, 6]
-        assert chip.words[0].cpu()[0] == 0
+        assert saturating_chip.words[0].cpu()[0] == 0
         assert "had been set at 4 of 7 step boundaries" in " ".join(monitor.summary().split())
 
-    def test_what_was_set_before_is_said_to_be(self, chip: Chip) -> None:
-        chip.flag(torch.full((1,), float("nan"), device="npu"))
+    def test_what_was_set_before_is_said_to_be(self, saturating_chip: Chip) -> None:
+        saturating_chip.flag(torch.full((1,), float("nan"), device="npu"))
         model = Net()
         monitor = fastcheck.install(model)
         loop(model, 2)
@@ -220,38 +207,40 @@ class TestStatus:
         (event,) = monitor.events
         assert "before the boundary of step 0" in event.reason
 
-    def test_what_someone_else_clears_is_seen_again(self, chip: Chip) -> None:
+    def test_what_someone_else_clears_is_seen_again(self, saturating_chip: Chip) -> None:
         model = Net()
         monitor = fastcheck.install(model)
         for _ in range(2):
-            loop(model, 2, 1, self.hidden(chip))
-            chip.words[0].zero_()
+            loop(model, 2, 1, self.hidden(saturating_chip))
+            saturating_chip.words[0].zero_()
             loop(model, 1)
         monitor.flush()
         assert [event.step for event in monitor.events] == [1, 4]
 
-    def test_the_interval_spans_the_steps_that_every_skips(self, chip: Chip) -> None:
+    def test_the_interval_spans_the_steps_that_every_skips(self, saturating_chip: Chip) -> None:
         model = Net()
         monitor = fastcheck.install(model, every=3)
-        loop(model, 5, 1, self.hidden(chip))
+        loop(model, 5, 1, self.hidden(saturating_chip))
         monitor.flush()
         (event,) = monitor.events
         assert "between the boundaries of step 0 and step 3" in event.reason
 
-    def test_a_full_ring_clears_nothing(self, chip: Chip, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_full_ring_clears_nothing(
+        self, saturating_chip: Chip, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """What was not read yet must be there at the next boundary."""
         monkeypatch.setattr(DeviceRing.__init__, "__defaults__", NO_SLOTS)
         model = Net()
         monitor = fastcheck.install(model, reset_overflow_status=True)
-        loop(model, 1, 0, self.hidden(chip))
+        loop(model, 1, 0, self.hidden(saturating_chip))
         monitor.flush()
-        assert chip.words[0].cpu()[0] == 1
+        assert saturating_chip.words[0].cpu()[0] == 1
 
-    def test_each_device_has_its_own(self, chip: Chip) -> None:
+    def test_each_device_has_its_own(self, saturating_chip: Chip) -> None:
         models = [Net(f"npu:{index}") for index in (0, 1)]
         monitors = [fastcheck.install(model, reset_overflow_status=True) for model in models]
         for index, model in enumerate(models):
-            damage = self.hidden(chip) if index else None
+            damage = self.hidden(saturating_chip) if index else None
             loop(model, 3, 1 if index else None, damage, device=f"npu:{index}")
         for monitor in monitors:
             monitor.flush()
@@ -261,34 +250,34 @@ class TestStatus:
         assert fake.current_device() == 0
 
     @pytest.mark.parametrize("reset", [False, True])
-    def test_nothing_waits(self, chip: Chip, reset: bool) -> None:
+    def test_nothing_waits(self, saturating_chip: Chip, reset: bool) -> None:
         model = Net()
         monitor = fastcheck.install(
             model, max_lag=None, record="health", reset_overflow_status=reset
         )
-        loop(model, 3, 1, self.hidden(chip))
+        loop(model, 3, 1, self.hidden(saturating_chip))
         monitor.flush()
         fake.synchronize()
         before = fake.counters()
-        loop(model, 2, 1, self.hidden(chip))
+        loop(model, 2, 1, self.hidden(saturating_chip))
         spent = fake.counters() - before
         assert spent.synchronisations == spent["blocking_copy"] == 0
         monitor.flush()
         assert "overflow_status" in {site.role for site in monitor.sites}
 
-    def test_training_is_bit_identical(self, chip: Chip) -> None:
+    def test_training_is_bit_identical(self, saturating_chip: Chip) -> None:
         def run(observed: bool) -> list[torch.Tensor]:
             torch.manual_seed(0)
             model = Net()
             if observed:
                 fastcheck.install(model, overflow_nums=-1, reset_overflow_status=True)
-            loop(model, 4, 1, too_large(chip))
+            loop(model, 4, 1, too_large(saturating_chip))
             return [p.cpu() for p in model.parameters()]
 
         assert all(torch.equal(a, b) for a, b in zip(run(False), run(True)))
 
     def test_a_status_that_can_t_be_read_is_said_once(
-        self, chip: Chip, monkeypatch: pytest.MonkeyPatch
+        self, saturating_chip: Chip, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(tensor: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("EZ9999: no such operator")
@@ -303,7 +292,7 @@ class TestStatus:
         assert "no proof that all was well" in " ".join(monitor.summary().split())
 
     def test_a_torch_npu_without_the_operators(
-        self, chip: Chip, monkeypatch: pytest.MonkeyPatch
+        self, saturating_chip: Chip, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delattr(sys.modules["torch_npu"], "npu_get_float_status")
         model = Net()
@@ -318,11 +307,8 @@ def test_the_option_is_checked() -> None:
         fastcheck.install(Net(), reset_overflow_status="yes")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "variables"), SATURATING)
-def test_the_selftest_knows_what_saturates(
-    name: str, variables: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("saturating_chip")
+def test_the_selftest_knows_what_saturates() -> None:
     """The flag is held to what the device's values stand for."""
-    use_chip(monkeypatch, name, **variables)
     said = check_found_nonfinite(Subject(torch.device("npu", 0)))
     assert int(said.split()[0]) > 10
