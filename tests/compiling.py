@@ -13,7 +13,10 @@ import fastcheck
 from fastcheck import RECORD_DTYPE
 from training import Net
 
-pytest.importorskip("torch._higher_order_ops.register_hook")
+pytest.importorskip(
+    "torch._higher_order_ops.register_hook",
+    reason="this torch can't hook a tensor that is made inside a graph",
+)
 from torch._dynamo.testing import CompileCounterWithBackend
 
 # torch's own, from within Dynamo, Inductor and torch.optim.

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-from pathlib import Path
 
 import pytest
 
@@ -141,7 +140,7 @@ def test_progress_leaves_nothing_behind(has_rich: bool, monkeypatch: pytest.Monk
     assert terminal.getvalue().endswith("\x1b[2K" if has_rich else "\x1b[K"), "what erases a line"
 
 
-def test_the_command_on_a_terminal(tmp_path: Path) -> None:
+def test_the_command_on_a_terminal() -> None:
     """All of it: a real terminal of 84 columns, and another process."""
     pytest.importorskip("rich")
     reader, writer = pty.openpty()
