@@ -84,6 +84,11 @@ class Config:
         return self.overflow_nums > 0 and self.action == "raise"
 
     @property
+    def may_wait(self) -> bool:
+        """Whether the host may wait for a device in the middle of a step."""
+        return self.level == "op" and self.sync == "call"
+
+    @property
     def depth(self) -> Depth:
         return _DEPTHS[self.record]
 

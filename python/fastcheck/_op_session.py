@@ -90,8 +90,8 @@ class OpSession(Session):
             int(self.config.depth),
             where,
             **filters,
-            copies=self.may_wait,
-            launch=None if self.may_wait else self._launcher,
+            copies=self.config.may_wait,
+            launch=None if self.config.may_wait else self._launcher,
         )
         self._ops.set_active(self.is_active)
         if self.config.sync == "call":
@@ -232,7 +232,7 @@ class OpSession(Session):
     def _is_readable(self, tensor: torch.Tensor) -> bool:
         if not can_read(tensor):
             return False
-        if tensor.is_cpu or self.may_wait or streams_of(tensor.device) is not None:
+        if tensor.is_cpu or self.config.may_wait or streams_of(tensor.device) is not None:
             return True
         self.unread_devices[tensor.device.type] = None
         return False

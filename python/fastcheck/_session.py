@@ -408,11 +408,6 @@ class Session:
             self.drain.wait()
 
     @property
-    def may_wait(self) -> bool:
-        """Whether the host may wait for a device in the middle of a step."""
-        return self.config.level == "op" and self.config.sync == "call"
-
-    @property
     def rereads_stored(self) -> bool:
         """Whether each step begins with what the model stores: where a verdict can neither wait for
         the reading before the update, nor read in its middle.

@@ -203,7 +203,7 @@ class StepWatcher:
             return False
         skipped = not self._update_reached
         for word in found_inf:
-            if word.is_cpu or self.session.may_wait:
+            if word.is_cpu or self.session.config.may_wait:
                 skipped = skipped or bool(word)
             elif self.session.is_active and streams_of(word.device) is not None:
                 # Reading it here would make the host wait.
