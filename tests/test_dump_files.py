@@ -234,10 +234,12 @@ def test_a_directory_that_cannot_be_made_ends_the_dump_and_not_the_training(
     assert losses == plain
 
 
+@pytest.mark.parametrize("tensors", [False, True], ids=["RecordedOpCalls", "PythonOpCalls"])
 def test_a_fault_of_its_own_ends_the_dump_and_not_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tensors: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fastcheck.dump.op_calls import OpCalls
+    from fastcheck.dump.op_calls import PythonOpCalls
+    from fastcheck.dump.recorded_op_calls import RecordedOpCalls
 
     def broken(*args: Any) -> Any:
         raise ZeroDivisionError("a fault")
@@ -245,9 +247,9 @@ def test_a_fault_of_its_own_ends_the_dump_and_not_the_training(
     plain, _ = dumped_run(None, steps=1)
     for name in ("begin", "end"):
         with monkeypatch.context() as patch:
-            patch.setattr(OpCalls, name, broken)
+            patch.setattr(PythonOpCalls if tensors else RecordedOpCalls, name, broken)
             with pytest.warns(fastcheck.FastcheckWarning, match="ZeroDivisionError: a fault"):
-                losses, _ = dumped_run(tmp_path / name, steps=1)
+                losses, _ = dumped_run(tmp_path / name, steps=1, tensors=tensors)
         assert losses == plain
         assert not index(tmp_path / name)["is_complete"]
 

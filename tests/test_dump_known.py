@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
@@ -15,36 +14,22 @@ from torch import nn
 import fastcheck
 from fastcheck import _C
 from fastcheck._logread import read_log
-from fastcheck.dump import records
-from fastcheck.dump.known import KnownReadings
+from fastcheck.dump.reading import read_index
+from fastcheck.dump.recorded_op_calls import RecordedOpCalls
 from training import Net, batches
 
 Step = Callable[[], object]
-
-
-@pytest.fixture
-def read_count(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many tensors were read."""
-    count = [0]
-    original = records.host_observers
-
-    def counting() -> Any:
-        observe, observe_list = original()
-
-        def counted(*args: Any) -> Any:
-            count[0] += 1
-            return observe(*args)
-
-        return counted, observe_list
-
-    monkeypatch.setattr(records, "host_observers", counting)
-    yield count
 
 
 def dumped(place: Path, step: Step, **options: Any) -> np.ndarray:
     with fastcheck.Dumper(os.fspath(place), overwrite=True, **options):
         step()
     return read_log(os.fspath(place / "step0" / "rank0")).records
+
+
+def reused(place: Path) -> int:
+    """Of how many records the memory was not read again."""
+    return int(read_index(os.fspath(place / "step0" / "rank0"))["reused"])
 
 
 def training(seed: int = 0) -> Step:
@@ -62,17 +47,16 @@ def training(seed: int = 0) -> Step:
 
 
 def test_records_are_those_of_reading_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_count: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = dumped(tmp_path, training())
-    once = read_count[0]
-    monkeypatch.setattr(KnownReadings, "find", lambda self, tensor, seq: None)
+    count = reused(tmp_path)
+    monkeypatch.setattr(RecordedOpCalls, "make", classmethod(lambda *_: None))
     assert found.tobytes() == dumped(tmp_path, training()).tobytes()
-    again = read_count[0] - once
-    assert again == len(found) and once < 0.75 * again
+    assert reused(tmp_path) == 0 and count > 0.25 * len(found)
 
 
-def test_a_tensor_is_read_once(tmp_path: Path, read_count: list[int]) -> None:
+def test_a_tensor_is_read_once(tmp_path: Path) -> None:
     x = torch.randn(100)
 
     def step() -> None:
@@ -80,7 +64,7 @@ def test_a_tensor_is_read_once(tmp_path: Path, read_count: list[int]) -> None:
             x.sin()
 
     found = dumped(tmp_path, step)
-    assert len(found) == 10 and read_count[0] == 6
+    assert len(found) == 10 and reused(tmp_path) == 4
     assert len(set(found["checksum"])) == 2 and list(found["seq"]) == list(range(10))
 
 
@@ -152,32 +136,41 @@ def test_memory_that_is_used_again_is_another_tensor(tmp_path: Path) -> None:
     assert len(set(found["checksum"])) == 40
 
 
-@pytest.mark.parametrize("options", [{"tensors": True}, {"reference": "cpu"}])
-def test_where_values_count_everything_is_read(
-    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("options", [{"tensors": True}, {"reference": "cpu"}, {"level": "module"}])
+def test_where_more_than_records_of_operators_is_wanted_everything_is_read(
+    options: dict[str, Any], tmp_path: Path
 ) -> None:
-    def find(self: KnownReadings, tensor: torch.Tensor, seq: int) -> None:
-        raise AssertionError("it would not be read")
-
-    monkeypatch.setattr(KnownReadings, "find", find)
     x = torch.randn(4, 8, requires_grad=True)
-    assert len(dumped(tmp_path, lambda: x.sin().sum().backward(), **options))
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    assert len(dumped(tmp_path, lambda: model(x).sin().sum().backward(), **options))
+    assert reused(tmp_path) == 0
 
 
-def test_few_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcheck.dump.known._MOST", 4)
-    whole = dumped(tmp_path / "a", training())
-    monkeypatch.setattr("fastcheck.dump.known._MOST", 65536)
-    assert whole.tobytes() == dumped(tmp_path / "b", training()).tobytes()
+def test_few_are_remembered(tmp_path: Path) -> None:
+    """65536: then it begins anew."""
+    x = torch.ones(1)
+
+    def step() -> None:
+        for _ in range(65540):
+            x.sin()
+
+    found = dumped(tmp_path, step, record="health")
+    assert len(found) == 2 * 65540 and reused(tmp_path) == 65540 - 2
 
 
-def test_nothing_is_remembered_of_a_dump_that_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[KnownReadings] = []
-    monkeypatch.setattr(records, "KnownReadings", lambda: made.append(KnownReadings()) or made[-1])
-    dumped(tmp_path, training())
-    assert [len(one._seen) for one in made] == [0]
+def test_what_ran_within_a_higher_order_operator_may_have_written(tmp_path: Path) -> None:
+    from torch._higher_order_ops.cond import cond
+
+    x = torch.ones(2)
+
+    def step() -> None:
+        x.sin()
+        x.sin()
+        cond(torch.tensor(True), lambda t: t + 1, lambda t: t - 1, (x,))
+        x.sin()
+
+    dumped(tmp_path, step)
+    assert reused(tmp_path) == 1
 
 
 class TestProbe:

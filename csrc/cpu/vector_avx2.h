@@ -16,6 +16,8 @@ namespace {
 constexpr int kVectorBytes = 32;
 // Vectors of lane sums kept in registers at once, of three sums each: 6 of 16 registers.
 constexpr int kBlockSums = 2;
+// A comparison gives a vector, which is counted with the next one.
+constexpr bool kCountsInLanes = true;
 
 template <class T>
 struct VectorOf {

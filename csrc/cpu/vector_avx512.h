@@ -16,6 +16,8 @@ namespace {
 constexpr int kVectorBytes = 64;
 // Vectors of lane sums kept in registers at once, of three sums each: 12 of 32 registers.
 constexpr int kBlockSums = 4;
+// A comparison gives a mask, whose bits are counted at once.
+constexpr bool kCountsInLanes = false;
 
 template <class T>
 struct VectorOf {

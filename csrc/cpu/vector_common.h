@@ -40,6 +40,39 @@ FASTCHECK_FN Vec<T> select(Vec<T> mask, Vec<T> x, Vec<T> y) {
   return (x & mask) | (y & ~mask);
 }
 
+// How often lanes compare so, over at most kMost vectors.
+template <class T>
+class LaneCounter {
+ public:
+  static constexpr int kMost = 255;
+
+  FASTCHECK_FN_MEMBER void add_equal(Vec<T> x, Vec<T> y) {
+    if constexpr (kCountsInLanes) {
+      lanes_ -= (Vec<T>)(x == y);
+    } else {
+      total_ += count_equal<T>(x, y);
+    }
+  }
+  // Both without their top bit.
+  FASTCHECK_FN_MEMBER void add_less(Vec<T> x, Vec<T> y) {
+    if constexpr (kCountsInLanes) {
+      using Signed = std::make_signed_t<T>;
+      lanes_ -= (Vec<T>)((Vec<Signed>)x < (Vec<Signed>)y);
+    } else {
+      total_ += count_less<T>(x, y);
+    }
+  }
+  int total() const {
+    int total = total_;
+    for (int i = 0; i < kVectorLanes<T>; ++i) total += static_cast<int>(lanes_[i]);
+    return total;
+  }
+
+ private:
+  Vec<T> lanes_{};
+  int total_ = 0;
+};
+
 // The last row of a partial tile when the tile ends within it, in memory of its own so that whole
 // vectors may be read: first followed by copies of its first component, which leave extremes alone
 // and are easily subtracted from counts; then, for sums and checksum, by zeros.

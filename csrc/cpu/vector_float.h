@@ -114,17 +114,23 @@ struct Extremes {
 template <class Format>
 int count_small(const std::byte* data, int vectors, Counts& counts) {
   using Bits = typename Format::Bits;
-  int small = 0, zero = 0, minus_zero = 0;
-  for (int i = 0; i < vectors; ++i) {
-    const auto x = load<Bits>(data + i * kVectorBytes);
-    const auto absolute = x & splat(Format::kMagnitude);
-    small += count_less<Bits>(absolute, splat(Format::kMinNormal));
-    zero += count_equal<Bits>(absolute, splat<Bits>(0));
-    minus_zero += count_equal<Bits>(x, splat(Format::kSign));
+  int minus_zeros = 0;
+  while (vectors > 0) {
+    const int some = vectors < LaneCounter<Bits>::kMost ? vectors : LaneCounter<Bits>::kMost;
+    LaneCounter<Bits> small, zero, minus_zero;
+    for (int i = 0; i < some; ++i, data += kVectorBytes) {
+      const auto x = load<Bits>(data);
+      const auto absolute = x & splat(Format::kMagnitude);
+      small.add_less(absolute, splat(Format::kMinNormal));
+      zero.add_equal(absolute, splat<Bits>(0));
+      minus_zero.add_equal(x, splat(Format::kSign));
+    }
+    counts.zero += zero.total();
+    counts.subnormal += small.total() - zero.total();
+    minus_zeros += minus_zero.total();
+    vectors -= some;
   }
-  counts.zero += zero;
-  counts.subnormal += small - zero;
-  return minus_zero;
+  return minus_zeros;
 }
 
 template <class Format>

@@ -17,6 +17,8 @@ namespace {
 constexpr int kVectorBytes = 16;
 // Vectors of lane sums kept in registers at once, of three sums each: 12 of 32 registers.
 constexpr int kBlockSums = 4;
+// A comparison gives a vector, which is counted with the next one.
+constexpr bool kCountsInLanes = true;
 
 template <class T>
 struct VectorOf {

@@ -11,6 +11,8 @@
 #include "core/record.h"
 #include "cpu/dispatch.h"
 #include "torch/cuda_module.h"
+#include "torch/dump/op_recorder.h"
+#include "torch/dump/probe.h"
 #include "torch/hook_call.h"
 #include "torch/hook_reader.h"
 #include "torch/hook_recorder.h"
@@ -18,7 +20,6 @@
 #include "torch/observe.h"
 #include "torch/observe_from_python.h"
 #include "torch/observer/module.h"
-#include "torch/probe.h"
 #include "torch/python_tensors.h"
 #include "torch/seen_tensors.h"
 #include "torch/session_lock.h"
@@ -168,7 +169,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("observe_list", observe_list, py::arg("tensors"), py::arg("slots"), py::arg("first"),
         py::arg("depth"), py::arg("sites"), py::arg("step"), py::arg("first_seq"),
         py::arg("flags") = 0);
-  m.def("probe", [](py::handle object) { return probe(unpack(object)); }, py::arg("tensor"));
+  m.def("probe", [](py::handle object) { return dump::probe(unpack(object)); }, py::arg("tensor"));
   py::class_<SeenTensors>(m, "SeenTensors")
       .def(py::init<>())
       .def("add", add_seen, py::arg("tensor"), py::arg("token"))
@@ -179,6 +180,7 @@ PYBIND11_MODULE(_C, m) {
   define_hook_call(m);
   define_hook_recorder(m);
   define_module_recorder(m);
+  dump::define_op_recorder(m);
   cuda::define_functions(m);
   observer::bind(m);
   m.def("cpu_isa", [] { return std::string(cpu::active_kernels().name); });

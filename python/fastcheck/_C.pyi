@@ -205,3 +205,33 @@ def compiler() -> str: ...
 def torch_version() -> str: ...
 def record_layout() -> dict[str, tuple[int, int]]: ...
 def dtype_table() -> list[tuple[int, str, int, int]]: ...
+
+class OpRecorder:
+    """csrc/torch/dump/op_recorder.h; arguments are positional only."""
+
+    reused: int
+    def __new__(
+        cls, python: object, writer: object, slots: Tensor, depth: int, step: int
+    ) -> OpRecorder: ...
+    def begin(
+        self,
+        func: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        node: object,
+        is_recompute: bool,
+        is_in_optimizer: bool,
+    ) -> OpCall: ...
+    def end(
+        self,
+        call: OpCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: object,
+        number: int,
+    ) -> str: ...
+    def forget(self) -> None: ...
+    def clear(self) -> None: ...
+
+class OpCall:
+    """A call that is under way; made by an OpRecorder."""

@@ -2,7 +2,7 @@
 
 ``dumper`` is the context manager; ``options``, ``spelling`` and ``selection`` say what is dumped.
 ``modules`` knows which module runs, ``dispatch`` which operator; ``op_calls`` and ``module_calls``
-take the calls, ``state`` what modules store. They hand all to ``session``, which has ``records``
+take the calls (``recorded_op_calls`` in C++), ``state`` what modules store. They hand all to ``session``, which has ``records``
 read it, ``shards`` write values, and ``files`` the rest. ``reference`` runs ops once more,
 ``elsewhere`` on another device or in a wider dtype. ``reading`` reads all that again.
 

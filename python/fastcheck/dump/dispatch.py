@@ -24,7 +24,7 @@ from .modules import ModuleTracker
 from .records import is_quiet
 from .selection import CallName
 
-__all__ = ["CallNamer", "Forward", "NamedCall", "OpMode"]
+__all__ = ["CallNamer", "Forward", "NamedCall", "OpMode", "recomputes"]
 
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
 _DETACH = torch.ops.aten.detach.default
@@ -34,6 +34,11 @@ _next_sequence: Any = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 _saved_tensor_hooks: Any = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore: None
 )
+
+
+def recomputes() -> bool:
+    """Within backward: whether a checkpointed function is run again."""
+    return torch.is_grad_enabled() and _saved_tensor_hooks(True) is not None
 
 
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it untyped
@@ -109,7 +114,9 @@ class _Local(threading.local):
 
 
 class CallNamer:
-    """Names the calls of one block, in order; its methods expect a lock to be held."""
+    """Names the calls of one block, in order; its methods expect a lock to be held.
+    csrc/torch/dump/call_names.h has the same in C++.
+    """
 
     def __init__(self, tracker: ModuleTracker, apis: Optional[ApiCalls]) -> None:
         self._tracker = tracker
@@ -130,9 +137,7 @@ class CallNamer:
         direction, is_recompute = "forward", False
         forward: Optional[Forward] = None
         if torch._C._current_graph_task_id() != -1:
-            is_recompute = (running is not None and running.is_recompute) or (
-                torch.is_grad_enabled() and _saved_tensor_hooks(True) is not None
-            )
+            is_recompute = (running is not None and running.is_recompute) or recomputes()
             if not is_recompute:
                 direction = "backward"
                 graph_node = _current_node()

@@ -20,8 +20,9 @@ from .dispatch import OpMode
 from .files import claim, place_of
 from .module_calls import ModuleCalls
 from .modules import Listener, ModuleTracker
-from .op_calls import OpCalls
+from .op_calls import PythonOpCalls
 from .options import Options, check_options
+from .recorded_op_calls import RecordedOpCalls
 from .records import quiet
 from .reference import Reference
 from .selection import Names, make_selection
@@ -213,7 +214,8 @@ class Dumper:
             reference = (
                 Reference(session, options.reference_dtype) if options.has_reference else None
             )
-            ops = OpCalls(session, selection, tracker, apis, reference)
+            recorded = None if reference else RecordedOpCalls.make(session, selection, tracker)
+            ops = recorded or PythonOpCalls(session, selection, tracker, apis, reference)
             listeners.append(ops)
             self._stack.callback(ops.close)
             if apis is not None:

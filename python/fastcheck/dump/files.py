@@ -28,6 +28,7 @@ __all__ = [
     "Lines",
     "claim",
     "is_dump_directory",
+    "json_text",
     "place_of",
     "places_in",
     "write_all",
@@ -120,9 +121,9 @@ class Lines:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
         self._descriptor = os.open(path, flags, 0o666)
 
-    def write(self, lines: list[Mapping[str, Any]]) -> None:
+    def write(self, lines: list[str]) -> None:
         """OSError names the file."""
-        text = "".join(_text(line) + "\n" for line in lines)
+        text = "".join(line + "\n" for line in lines)
         before = os.fstat(self._descriptor).st_size
         try:
             write_all(self._descriptor, text.encode())
@@ -138,11 +139,12 @@ class Lines:
             self._descriptor = -1
 
 
-def _text(line: Mapping[str, Any]) -> str:
+def json_text(value: object) -> str:
+    """Strict JSON in one line."""
     try:
-        return json.dumps(line, allow_nan=False)
+        return json.dumps(value, allow_nan=False)
     except ValueError:  # a NaN or an infinity, which is rare: looked for only then
-        return json.dumps(to_json(line), allow_nan=False)
+        return json.dumps(to_json(value), allow_nan=False)
 
 
 def write_json(path: str, value: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from .reference import Reference
 from .selection import CallName, Selection
 from .session import DumpSession
 
-__all__ = ["OpCalls"]
+__all__ = ["OpCalls", "PythonOpCalls"]
 
 
 class OpCall:
@@ -52,25 +52,25 @@ class OpCall:
 
 
 class OpCalls(Listener):
-    def __init__(
-        self,
-        session: DumpSession,
-        selection: Selection,
-        tracker: ModuleTracker,
-        apis: Optional[ApiCalls],
-        reference: Optional[Reference],
-    ) -> None:
+    """What the two ways to do it share."""
+
+    def __init__(self, session: DumpSession, selection: Selection) -> None:
         self.session = session
         self._selection = selection
-        self._namer = CallNamer(tracker, apis)
-        self._reference = reference
-        self._fresh = FreshMemory()
-        self._sites: dict[tuple[object, ...], int] = {}
-        if reference is None:
-            session.follow_writes()
+
+    def begin(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator is about to run: None when it is not dumped."""
+        raise NotImplementedError
+
+    def end(self, call: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """It has returned; ``call`` is begin()'s."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Something has run that may have written to anything."""
 
     def close(self) -> None:
-        self._fresh.clear()
+        """No more calls will come."""
 
     def entered(self, running: Running, inputs: list[tuple[str, torch.Tensor]], args: Any) -> None:
         """What a root takes is what the step was given."""
@@ -101,9 +101,7 @@ class OpCalls(Listener):
     def _leave_out(self, name: str) -> None:
         with self.session.lock:
             self.session.leave_out(name, "a higher-order operator: what it runs is not seen")
-            self.session.forget()
-
-    # One operator
+            self.forget()
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operator itself runs as if nobody looked."""
@@ -113,8 +111,28 @@ class OpCalls(Listener):
             self.session.guarded("an operator", self.end, call, args, kwargs, result)
         return result
 
+
+class PythonOpCalls(OpCalls):
+    """Whatever a dump is asked for."""
+
+    def __init__(
+        self,
+        session: DumpSession,
+        selection: Selection,
+        tracker: ModuleTracker,
+        apis: Optional[ApiCalls],
+        reference: Optional[Reference],
+    ) -> None:
+        super().__init__(session, selection)
+        self._namer = CallNamer(tracker, apis)
+        self._reference = reference
+        self._fresh = FreshMemory()
+        self._sites: dict[tuple[object, ...], int] = {}
+
+    def close(self) -> None:
+        self._fresh.clear()
+
     def begin(self, func: Any, args: Any, kwargs: Any) -> Optional[OpCall]:
-        """It is about to run: None when it is not dumped."""
         info = op_info(func)
         with self.session.lock:
             named = self._namer.name(info.name)
@@ -149,13 +167,11 @@ class OpCalls(Listener):
                 entry.update(self._read(call, "input", label, place, tensor))
 
     def end(self, call: OpCall, args: Any, kwargs: Any, result: Any) -> None:
-        """It has returned."""
         info = call.info
         with self.session.lock:
             for place, _, tensor in inputs_of(info, args, kwargs) if info.written else ():
                 if place in info.written:
                     self._fresh.wrote(tensor, info.overwrites)
-                    self.session.wrote(tensor)
             made = outputs_of(info, args, kwargs, result)
             if info.is_allocation:
                 for tensor in made:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import struct
 import threading
 from collections.abc import Iterator
 from typing import Any, Optional
@@ -17,17 +16,13 @@ from .._host_observe import host_observers
 from .._log import RecordLog
 from .._ops import stats
 from .._readable import can_read, unreadable_reason
-from .._record import RECORD_BYTES, RECORD_DTYPE, Flag, nonfinite, offset_of
-from .known import KnownReadings
+from .._record import RECORD_BYTES, RECORD_DTYPE, Flag, nonfinite
 from .values import ValueStore
 
 __all__ = ["RecordWriter", "is_quiet", "quiet"]
 
 _SLOTS = 1024
 _DEPTHS = ("", "health", "stats", "full")
-# seq, step, call, site and flags of a record.
-_IDENTITY, _IDENTITY_AT = struct.Struct("<qqiiI"), offset_of("seq")
-_FLAGS, _FLAGS_AT = struct.Struct("<I"), offset_of("flags")
 _NOTHING = contextlib.nullcontext()
 
 
@@ -74,6 +69,7 @@ class RecordWriter:
     def __init__(
         self, log: RecordLog, step: int, depth: int, is_logical: bool, store: Optional[ValueStore]
     ) -> None:
+        #: The number of the next record.
         self.count = 0
         self._log = log
         self._step = step
@@ -82,29 +78,20 @@ class RecordWriter:
         self._store = store
         self._observe, _ = host_observers()
         self._slots = torch.zeros(_SLOTS * RECORD_BYTES, dtype=torch.uint8, device="cpu")
-        self._bytes = self._slots.numpy().data
         self._records: np.ndarray = self._slots.numpy().view(RECORD_DTYPE)
-        self._used = 0
+        #: Slots that hold a record which is not in the log yet.
+        self.used = 0
         # Of slots that a device still owes: its record, on the device.
         self._owed: list[tuple[int, torch.Tensor]] = []
         self._identities: list[tuple[int, int, int, int]] = []
-        self._known: Optional[KnownReadings] = None
 
-    def follow_writes(self) -> None:
-        """From now on wrote() is called for all that operators write to: what nobody wrote to is
-        not read again. Values are.
+    def op_recorder(self, python: object) -> Optional[Any]:
+        """An OpRecorder (csrc/torch/dump/op_recorder.h) that writes here as read() does; None: the
+        extension is missing, or values are wanted, or the logical order.
         """
-        if status.module is not None and self._store is None and not self._is_logical:
-            self._known = KnownReadings()
-
-    def wrote(self, tensor: torch.Tensor) -> None:
-        if self._known is not None and can_read(tensor):
-            self._known.wrote(tensor, self.count)
-
-    def forget(self) -> None:
-        """Something has run that may have written to anything."""
-        if self._known is not None:
-            self._known.clear()
+        if status.module is None or self._store is not None or self._is_logical:
+            return None
+        return status.module.OpRecorder(python, self, self._slots, self._depth, self._step)
 
     def read(
         self, tensor: torch.Tensor, site: int, call: int, flags: int = 0
@@ -119,10 +106,14 @@ class RecordWriter:
         if not tensor.is_cpu and self._store is not None:
             with quiet():
                 host = tensor.detach().cpu()
-        index = self._used
+        index = self.used
         try:
             if host.is_cpu and not self._is_logical:
-                self._read_here(host, index, site, call, flags)
+                # Of the two observers only the portable backend is made of operators.
+                with _NOTHING if status.module is not None else quiet():
+                    self._observe(
+                        host, self._slots, index, self._depth, site, call, self._step, seq, flags
+                    )
             else:
                 with quiet():
                     read = stats(
@@ -135,37 +126,15 @@ class RecordWriter:
             return {"problem": str(error)}, -1
         said: dict[str, Any] = {"seq": seq}
         self.count += 1
-        self._used += 1
+        self.used += 1
         if self._store is not None:
             with quiet():
                 slot = self._store.put(host, self._records[index])
             if slot is not None:
                 said["value"] = [slot.file, slot.key]
-        if self._used == _SLOTS:
+        if self.used == _SLOTS:
             self.flush()
         return said, seq
-
-    def _read_here(
-        self, tensor: torch.Tensor, index: int, site: int, call: int, flags: int
-    ) -> None:
-        seq, known = self.count, self._known
-        record = None if known is None else known.find(tensor, seq)
-        if record is not None:
-            (before,) = _FLAGS.unpack_from(record, _FLAGS_AT)
-            at = index * RECORD_BYTES
-            self._bytes[at : at + RECORD_BYTES] = record
-            is_bad = before & Flag.NONFINITE
-            _IDENTITY.pack_into(
-                self._bytes, at + _IDENTITY_AT, seq, self._step, call, site, flags | is_bad
-            )
-            return
-        # Of the two only the portable backend is made of operators.
-        with _NOTHING if status.module is not None else quiet():
-            self._observe(
-                tensor, self._slots, index, self._depth, site, call, self._step, seq, flags
-            )
-        if known is not None:
-            known.keep(seq, self._records[index])
 
     def _put(self, index: int, row: torch.Tensor, site: int, call: int, flags: int) -> None:
         if row.is_cpu:
@@ -191,6 +160,6 @@ class RecordWriter:
                 self._identify(index, *identity)
             self._owed.clear()
             self._identities.clear()
-        if self._used:
-            self._log.append(self._records[: self._used], self._step)
-            self._used = 0
+        if self.used:
+            self._log.append(self._records[: self.used], self._step)
+            self.used = 0

@@ -9,14 +9,14 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 
 from .._errors import FastcheckWarning
 from .._log import RecordLog
 from .._site import SiteTable
-from .files import CALLS, INDEX, REFERENCE, Lines, write_json
+from .files import CALLS, INDEX, REFERENCE, Lines, json_text, write_json
 from .records import RecordWriter
 from .shards import ShardWriter
 from .values import ValueStore
@@ -52,12 +52,14 @@ class DumpSession:
         #: Why it was switched off, in one sentence; empty while it works.
         self.problem = ""
         self.call_count = 0
+        #: Of how many records the memory was not read again.
+        self.reused_count = 0
         self.left_out: dict[tuple[str, str], int] = {}
         self.differences: list[dict[str, Any]] = []
         self.compared_count = 0
         self._started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        self._lines: list[Mapping[str, Any]] = []
-        self._reference_lines: list[Mapping[str, Any]] = []
+        self._lines: list[str] = []
+        self._reference_lines: list[str] = []
         self._index = Lines(os.path.join(place, CALLS))
         self._reference = Lines(os.path.join(place, REFERENCE)) if has_reference else None
         self._log = RecordLog(place, rank, None, self.sites, meta, on_failure=self._log_failed)
@@ -74,30 +76,25 @@ class DumpSession:
         said, _ = self._records.read(tensor, site, call, flags)
         return said
 
-    def follow_writes(self) -> None:
-        """Every operator is seen, and wrote() is called for what it writes to: what is read again
-        in the meantime keeps its record.
-        """
-        self._records.follow_writes()
-
-    def wrote(self, tensor: torch.Tensor) -> None:
-        self._records.wrote(tensor)
-
-    def forget(self) -> None:
-        """Operators may have run that nobody has seen."""
-        self._records.forget()
+    def op_recorder(self, python: object) -> Optional[Any]:
+        """RecordWriter.op_recorder() of this dump's records."""
+        return self._records.op_recorder(python)
 
     def add_call(self, line: Mapping[str, Any]) -> int:
         """A line of the index; its number, which it begins with."""
         number = self.call_count
-        self.call_count += 1
-        self._lines.append({"n": number, **line})
-        if len(self._lines) >= _LINES_AT_ONCE:
-            self.write()
+        self.add_line(json_text({"n": number, **line}))
         return number
 
+    def add_line(self, text: str) -> None:
+        """A line of the index, numbered ``call_count``."""
+        self.call_count += 1
+        self._lines.append(text)
+        if len(self._lines) >= _LINES_AT_ONCE:
+            self.write()
+
     def add_reference(self, line: Mapping[str, Any]) -> None:
-        self._reference_lines.append(line)
+        self._reference_lines.append(json_text(line))
         self.compared_count += 1
 
     def leave_out(self, name: str, reason: str) -> None:
@@ -133,8 +130,6 @@ class DumpSession:
             self.is_closed = True
             if not self.problem:
                 self.guarded("the end of the dump", self.write)
-            # Now: what is left of the storages lies scattered between what training allocates next.
-            self.forget()
         if self._writer is not None:
             # Not under the lock: it waits for the disk.
             self._writer.close()
@@ -162,6 +157,7 @@ class DumpSession:
             "ended_by": ended_by or None,
             "calls": self.call_count,
             "records": self._records.count,
+            "reused": self.reused_count,
             "left_out": [
                 {"name": name, "reason": reason, "times": times}
                 for (name, reason), times in self.left_out.items()

@@ -1,4 +1,4 @@
-#include "torch/probe.h"
+#include "torch/dump/probe.h"
 
 #include <ATen/ATen.h>
 
@@ -8,7 +8,7 @@
 
 #include "torch/tensor_view.h"
 
-namespace fastcheck {
+namespace fastcheck::dump {
 namespace {
 
 constexpr std::size_t kPlaces = 64;
@@ -46,4 +46,4 @@ std::optional<std::uint64_t> probe(const at::Tensor& tensor) {
   return hash;
 }
 
-}  // namespace fastcheck
+}  // namespace fastcheck::dump

@@ -1,0 +1,32 @@
+#include "torch/dump/known_readings.h"
+
+#include <optional>
+
+#include "torch/dump/probe.h"
+
+namespace fastcheck::dump {
+
+KnownReadings::Reading* KnownReadings::find(const at::Tensor& tensor, std::int64_t seq) {
+  const std::optional<std::uint64_t> looks = probe(tensor);
+  if (!looks.has_value() || tensor.is_inference()) return nullptr;
+  if (readings_.size() >= most_) clear();
+  const std::int64_t token = seen_.add(tensor, seq);
+  Reading& reading = readings_[token < 0 ? seq : token];
+  const auto written = written_.find(tensor.storage().unsafeGetStorageImpl());
+  const bool is_older = written != written_.end() && reading.seq < written->second;
+  if (reading.probe != *looks || is_older) reading.seq = -1;
+  reading.probe = *looks;
+  return &reading;
+}
+
+void KnownReadings::wrote(const at::Tensor& tensor, std::int64_t seq) {
+  if (tensor.has_storage()) written_[tensor.storage().unsafeGetStorageImpl()] = seq;
+}
+
+void KnownReadings::clear() {
+  seen_.clear();
+  readings_.clear();
+  written_.clear();
+}
+
+}  // namespace fastcheck::dump
