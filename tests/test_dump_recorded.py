@@ -22,8 +22,11 @@ from torch.nn.utils import stateless
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
+from fastcheck import _C
 from fastcheck._extension import Status
 from fastcheck._logread import read_log
+from fastcheck._record import RECORD_BYTES
+from fastcheck.dump.op_info import op_info
 from fastcheck.dump.reading import read_index
 from fastcheck.dump.recorded_op_calls import RecordedOpCalls
 from training import Apply, Net, batches, chain
@@ -427,51 +430,85 @@ def test_nothing_is_kept_of_a_dump_that_is_over(tmp_path: Path) -> None:
     assert session() is None
 
 
-def test_an_error_of_its_own_ends_the_dump_and_not_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any) -> Any:
-        raise ValueError("out of order")
+@pytest.mark.parametrize("name", ["begin", "end"])
+def test_an_error_of_its_own_ends_the_dump_and_not_the_training(name: str, tmp_path: Path) -> None:
+    class Broken:
+        reused = 0
 
-    monkeypatch.setattr("fastcheck.dump.recorded_op_calls.Site", broken)
+        def __getattr__(self, asked: str) -> Any:
+            if asked == name:
+                raise ZeroDivisionError("a fault")
+            return lambda *_: asked
+
+    make = RecordedOpCalls.make
+
+    def broken(*args: Any) -> Optional[RecordedOpCalls]:
+        made = make(*args)
+        assert made is not None
+        made._recorder = Broken()
+        return made
+
     dumper = fastcheck.Dumper(os.fspath(tmp_path))
-    with pytest.warns(fastcheck.FastcheckWarning, match="ValueError: out of order"), dumper:
-        y = torch.ones(3).sin()
-    assert torch.equal(y, torch.ones(3).sin()) and "out of order" in dumper.problem
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RecordedOpCalls, "make", broken)
+        with pytest.warns(fastcheck.FastcheckWarning, match="ZeroDivisionError: a fault"), dumper:
+            y = torch.ones(3).sin().cos()
+    assert torch.equal(y, torch.ones(3).sin().cos()) and "a fault" in dumper.problem
 
 
-class TestArguments:
-    """Of the type itself: nobody but fastcheck calls it."""
+class Seldom:
+    """What the recorder leaves to Python, and a writer."""
 
-    def recorder(self) -> Any:
-        from fastcheck import _C
+    count = used = 0
+    op_info = staticmethod(op_info)
 
-        slots = torch.zeros(192 * 4, dtype=torch.uint8)
-        python = type("P", (), {"module_text": lambda self, node: ('""', '""')})()
-        return _C.OpRecorder(python, object(), slots, 3, 0)
+    def module_text(self, node: object) -> tuple[str, str]:
+        return '""', '"outside"'
 
-    def test_they_are_checked(self) -> None:
-        recorder = self.recorder()
+    def site(self, *_: object) -> int:
+        return 7
+
+    def flush(self) -> None:
+        self.used = 0
+
+
+class TestTheType:
+    """Nobody but fastcheck calls it."""
+
+    def recorder(self, slots: int = 4) -> Any:
+        python = Seldom()
+        memory = torch.zeros(RECORD_BYTES * slots, dtype=torch.uint8)
+        return _C.OpRecorder(python, python, memory, 3, 0)
+
+    def begun(self, recorder: Any, x: torch.Tensor) -> Any:
+        return recorder.begin(torch.ops.aten.sin.default, (x,), {}, None, False, False)
+
+    def test_arguments_are_checked(self) -> None:
+        recorder, other, x = self.recorder(), self.recorder(), torch.ones(3)
         with pytest.raises(TypeError, match="expected"):
             recorder.begin(1, 2, 3)
         with pytest.raises(TypeError, match="expected"):
             recorder.end(object(), (), {}, None, 0)
-        with pytest.raises(TypeError):
-            type(recorder)(object(), object(), "slots", 3, 0)
+        with pytest.raises(TypeError, match=r"expected \(begin"):
+            other.end(self.begun(recorder, x), (x,), {}, x, 0)
+        with pytest.raises(TypeError, match=r"expected a torch\.Tensor"):
+            _C.OpRecorder(object(), object(), "slots", 3, 0)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="depth"):
-            type(recorder)(object(), object(), torch.zeros(192, dtype=torch.uint8), 4, 0)
-        assert recorder.reused == 0
+            _C.OpRecorder(object(), object(), torch.zeros(192, dtype=torch.uint8), 4, 0)
+
+    def test_a_call_may_outlive_all_but_its_recorder(self) -> None:
+        recorder, x = self.recorder(), torch.ones(3)
+        calls = [self.begun(recorder, x) for _ in range(3)]
+        recorder.clear()
+        lines = [recorder.end(call, (x,), {}, x.sin(), n) for n, call in enumerate(calls)]
+        assert [line[:9] for line in lines] == ['{"n": 0, ', '{"n": 1, ', '{"n": 2, ']
+        assert recorder.reused == 2  # x, by the second and the third
 
     def test_a_cycle_through_it_is_collected(self) -> None:
-        class Python:
-            def module_text(self, node: object) -> tuple[str, str]:
-                return '""', '""'
-
-        from fastcheck import _C
-
-        python = Python()
-        slots = torch.zeros(192 * 4, dtype=torch.uint8)
-        python.recorder = _C.OpRecorder(python, object(), slots, 3, 0)  # type: ignore[attr-defined]
+        python: Any = Seldom()
+        slots = torch.zeros(RECORD_BYTES, dtype=torch.uint8)
+        python.recorder = _C.OpRecorder(python, python, slots, 3, 0)
+        self.begun(python.recorder, torch.ones(3))
         gone = weakref.ref(python)
         del python
         gc.collect()

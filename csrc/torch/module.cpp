@@ -11,7 +11,7 @@
 #include "core/record.h"
 #include "cpu/dispatch.h"
 #include "torch/cuda_module.h"
-#include "torch/dump/op_recorder.h"
+#include "torch/dump/module.h"
 #include "torch/dump/probe.h"
 #include "torch/hook_call.h"
 #include "torch/hook_reader.h"

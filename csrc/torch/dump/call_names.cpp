@@ -78,9 +78,4 @@ void CallNamer::add(const CallName& name) {
   forward = std::make_shared<Forward>(name.op, name.call, name.module);
 }
 
-void CallNamer::clear() {
-  forwards_.clear();
-  modules_.clear();
-}
-
 }  // namespace fastcheck::dump

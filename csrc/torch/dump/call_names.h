@@ -68,7 +68,6 @@ class CallNamer {
   // Remembers which of autograd's nodes a call of forward has made, if it has made one: the first
   // call that finds a new one is the one that it belongs to.
   void add(const CallName& name);
-  void clear();
 
  private:
   const ModuleText* module_of(PyObject* node, const pybind11::object& python);

@@ -9,7 +9,7 @@ namespace fastcheck::dump {
 KnownReadings::Reading* KnownReadings::find(const at::Tensor& tensor, std::int64_t seq) {
   const std::optional<std::uint64_t> looks = probe(tensor);
   if (!looks.has_value() || tensor.is_inference()) return nullptr;
-  if (readings_.size() >= most_) clear();
+  if (readings_.size() >= kMost) clear();
   const std::int64_t token = seen_.add(tensor, seq);
   Reading& reading = readings_[token < 0 ? seq : token];
   const auto written = written_.find(tensor.storage().unsafeGetStorageImpl());

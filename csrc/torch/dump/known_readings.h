@@ -18,8 +18,8 @@ namespace fastcheck::dump {
 // tensor's bytes (torch/dump/probe.h), unless it writes just a few of them. Not thread-safe.
 class KnownReadings {
  public:
-  // At most so many tensors are remembered.
-  explicit KnownReadings(std::size_t most) : most_(most) {}
+  // So many tensors are remembered; then it begins anew.
+  static constexpr std::size_t kMost = 65536;
 
   struct Reading {
     // The number that it was read under; negative: it is to be read, and both to be filled in.
@@ -34,7 +34,6 @@ class KnownReadings {
   void clear();
 
  private:
-  std::size_t most_;
   SeenTensors seen_;
   std::unordered_map<std::int64_t, Reading> readings_;  // by the tokens of seen_
   // The number of the first reading after a storage was written to last.

@@ -9,8 +9,7 @@ namespace py = pybind11;
 namespace fastcheck::dump {
 
 OpFacts::OpFacts(const py::object& from)
-    : info(from),
-      name(from.attr("name").cast<std::string>()),
+    : name(from.attr("name").cast<std::string>()),
       arguments(from.attr("arguments").cast<std::vector<std::string>>()),
       written(arguments.size()),
       overwrites(from.attr("overwrites").cast<bool>()),
@@ -28,10 +27,10 @@ std::size_t OpFacts::place(std::string_view argument) const {
                                   arguments.begin());
 }
 
-const OpFacts& OpTable::of(py::handle func, const py::object& op_info) {
+const OpFacts& OpTable::of(py::handle func, const py::object& python) {
   const auto found = ops_.find(func.ptr());
   if (found != ops_.end()) return *found->second.facts;
-  auto facts = std::make_unique<OpFacts>(op_info(func));
+  auto facts = std::make_unique<OpFacts>(python.attr("op_info")(func));
   Entry entry{py::reinterpret_borrow<py::object>(func), std::move(facts)};
   return *ops_.emplace(func.ptr(), std::move(entry)).first->second.facts;
 }

@@ -19,8 +19,7 @@ struct OpFacts {
   std::size_t place(std::string_view argument) const;
   bool writes(std::size_t place) const { return place < written.size() && written[place]; }
 
-  pybind11::object info;  // the OpInfo
-  std::string name;       // "aten.add.Tensor"
+  std::string name;  // "aten.add.Tensor"
   std::vector<std::string> arguments;
   std::vector<bool> written;  // by place
   bool writes_any = false;
@@ -33,9 +32,8 @@ struct OpFacts {
 // By the OpOverload; each is asked for once.
 class OpTable {
  public:
-  // `op_info(func)` gives the OpInfo.
-  const OpFacts& of(pybind11::handle func, const pybind11::object& op_info);
-  void clear() { ops_.clear(); }
+  // `python.op_info(func)` gives the OpInfo.
+  const OpFacts& of(pybind11::handle func, const pybind11::object& python);
 
  private:
   // Overloads live as long as torch's library does, and are held here all the same.

@@ -42,7 +42,7 @@ def recomputes() -> bool:
 
 
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it untyped
-    """``run(func, args, kwargs)`` is called for every operator in its place, while ``is_on()``.
+    """``run(func, args, kwargs)`` is called for every operator in its place.
     ``pass_by(name)`` is told of a higher-order operator, of which nothing more is seen.
     """
 
@@ -52,17 +52,15 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has i
     def __init__(
         self,
         run: Callable[[Any, Any, Any], Any],
-        is_on: Callable[[], bool] = lambda: True,
         pass_by: Callable[[str], None] = lambda name: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has it untyped
         self._run = run
-        self._is_on = is_on
         self._pass_by = pass_by
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if is_quiet() or not self._is_on():
+        if is_quiet():
             return func(*args, **kwargs)
         if not isinstance(func, torch._ops.OpOverload):
             self._pass_by(str(func))

@@ -220,7 +220,7 @@ class Dumper:
             self._stack.callback(ops.close)
             if apis is not None:
                 self._stack.enter_context(apis)
-            self._stack.enter_context(OpMode(ops.run, lambda: session.is_on, ops.pass_by))
+            self._stack.enter_context(OpMode(ops.run, ops.pass_by))
 
     def __exit__(
         self,

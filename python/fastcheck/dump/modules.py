@@ -120,6 +120,15 @@ class ModuleTracker:
         return self._local.optimizers > 0
 
     @property
+    def whereabouts(self) -> tuple[Optional[ModuleNode], bool, bool]:
+        """The node of ``innermost``, whether that is run again, and ``is_in_optimizer``."""
+        local = self._local
+        if not local.stack:
+            return None, False, local.optimizers > 0
+        running = local.stack[-1]
+        return running.node, running.is_recompute, local.optimizers > 0
+
+    @property
     def nodes(self) -> list[tuple[torch.nn.Module, ModuleNode]]:
         """All modules that are known, in the order in which they were met."""
         return list(self._known.values())

@@ -58,12 +58,8 @@ class OpCalls(Listener):
         self.session = session
         self._selection = selection
 
-    def begin(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operator is about to run: None when it is not dumped."""
-        raise NotImplementedError
-
-    def end(self, call: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """It has returned; ``call`` is begin()'s."""
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operator itself runs as if nobody looked."""
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -103,14 +99,6 @@ class OpCalls(Listener):
             self.session.leave_out(name, "a higher-order operator: what it runs is not seen")
             self.forget()
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The operator itself runs as if nobody looked."""
-        call = self.session.guarded("an operator", self.begin, func, args, kwargs)
-        result = func(*args, **kwargs)
-        if call is not None:
-            self.session.guarded("an operator", self.end, call, args, kwargs, result)
-        return result
-
 
 class PythonOpCalls(OpCalls):
     """Whatever a dump is asked for."""
@@ -132,7 +120,17 @@ class PythonOpCalls(OpCalls):
     def close(self) -> None:
         self._fresh.clear()
 
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not self.session.is_on:
+            return func(*args, **kwargs)
+        call = self.session.guarded("an operator", self.begin, func, args, kwargs)
+        result = func(*args, **kwargs)
+        if call is not None:
+            self.session.guarded("an operator", self.end, call, args, kwargs, result)
+        return result
+
     def begin(self, func: Any, args: Any, kwargs: Any) -> Optional[OpCall]:
+        """It is about to run: None when it is not dumped."""
         info = op_info(func)
         with self.session.lock:
             named = self._namer.name(info.name)
@@ -167,6 +165,7 @@ class PythonOpCalls(OpCalls):
                 entry.update(self._read(call, "input", label, place, tensor))
 
     def end(self, call: OpCall, args: Any, kwargs: Any, result: Any) -> None:
+        """It has returned."""
         info = call.info
         with self.session.lock:
             for place, _, tensor in inputs_of(info, args, kwargs) if info.written else ():

@@ -40,31 +40,36 @@ class RecordedOpCalls(OpCalls):
         self._tracker = tracker
         self._recorder = recorder
 
-    def begin(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tracker = self._tracker
-        with self.session.lock:
-            running = tracker.innermost
-            return self._recorder.begin(
-                func,
-                args,
-                kwargs,
-                None if running is None else running.node,
-                running is not None and running.is_recompute,
-                tracker.is_in_optimizer,
-            )
-
-    def end(self, call: Any, args: Any, kwargs: Any, result: Any) -> None:
-        session = self.session
-        with session.lock:
-            session.add_line(self._recorder.end(call, args, kwargs, result, session.call_count))
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        # In one piece: each frame of Python's counts here, behind an operator that has emptied the
+        # caches.
+        session, call = self.session, None
+        if session.is_closed or session.problem:
+            return func(*args, **kwargs)
+        try:
+            with session.lock:
+                call = self._recorder.begin(func, args, kwargs, *self._tracker.whereabouts)
+        except Exception as error:
+            session.failed("an operator", error)
+        result = func(*args, **kwargs)
+        if call is None:
+            return result
+        try:
+            with session.lock:
+                line = self._recorder.end(call, args, kwargs, result, session.call_count)
+                session.add_line(line)
+        except Exception as error:
+            session.failed("an operator", error)
+        return result
 
     def forget(self) -> None:
         self._recorder.forget()
 
     def close(self) -> None:
-        self.session.reused_count = self._recorder.reused
-        # Now: what is left of the storages lies scattered between what training allocates next.
-        self._recorder.clear()
+        with self.session.lock:
+            self.session.reused_count = self._recorder.reused
+            # Now: what is left of the storages lies scattered between what training allocates next.
+            self._recorder.clear()
 
 
 class _Seldom:

@@ -184,8 +184,12 @@ class DumpSession:
         try:
             return method(*args)
         except Exception as error:
-            self.switch_off(f"{what}: {type(error).__name__}: {error}")
+            self.failed(what, error)
             return None
+
+    def failed(self, what: str, error: Exception) -> None:
+        """An error of fastcheck's own."""
+        self.switch_off(f"{what}: {type(error).__name__}: {error}")
 
     def fail(self, error: OSError) -> None:
         """The disk didn't take something."""
