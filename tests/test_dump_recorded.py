@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import threading
 import warnings
@@ -143,6 +144,20 @@ def checkpointed(*, reentrant: bool) -> Step:
     return lambda: model(x).sum().backward()
 
 
+def a_closure_of_the_optimizer() -> Step:
+    inner, head = nn.Linear(8, 8), nn.Linear(8, 2)
+    optimizer = torch.optim.SGD([*inner.parameters(), *head.parameters()], lr=0.1)
+    (x,) = batches(1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = head(checkpoint(inner, x, use_reentrant=False)).sum()
+        loss.backward()
+        return loss
+
+    return lambda: optimizer.step(closure)
+
+
 def gradients_of_gradients() -> Step:
     x = torch.randn(4, 4, requires_grad=True)
 
@@ -199,6 +214,7 @@ def arguments() -> Step:
         torch.cat([x, x[:1]]), torch.stack((x, x)), torch.einsum("abc,abc->b", x, x)
         torch.split(x, [1, 2], dim=1)
         torch._foreach_mul([x, x + 1], [2.0, 3])
+        torch._foreach_mul([x.to(torch.complex64)] * 2, [2.0, 3j])
         torch._foreach_add_([torch.zeros(2) for _ in range(70)], [float(i) for i in range(70)])
         torch.meshgrid(torch.arange(2), torch.arange(3), indexing="ij")
         nn.functional.interpolate(x, scale_factor=1.5)
@@ -236,6 +252,9 @@ def memory_that_nobody_wrote_to() -> Step:
         y.add(1)
         torch.empty(0).add(1)
         torch.empty_like(y).zero_().exp()
+        for _ in range(3):
+            torch.empty(1000)
+            torch.ones(1000).sin()  # at the address of what was freed
 
     return step
 
@@ -330,6 +349,7 @@ PROGRAMS: list[Callable[[], Step]] = [
     a_second_root,
     shared_and_called_twice,
     names_beyond_ascii,
+    a_closure_of_the_optimizer,
     gradients_of_gradients,
     dtypes,
     numbers,
@@ -495,6 +515,25 @@ class TestTheType:
             _C.OpRecorder(object(), object(), "slots", 3, 0)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="depth"):
             _C.OpRecorder(object(), object(), torch.zeros(192, dtype=torch.uint8), 4, 0)
+
+    def test_what_python_reads_in_between_is_counted(self) -> None:
+        class Reader(Seldom):
+            def tensor_text(self, tensor: torch.Tensor) -> str:
+                return '"shape": []'
+
+            def read_text(self, tensor: torch.Tensor, *_: object) -> str:
+                assert (self.count, self.used) == (1, 1)
+                self.count, self.used = 2, 2
+                return '"seq": 1'
+
+        python, x = Reader(), torch.ones(3)
+        recorder = _C.OpRecorder(python, python, torch.zeros(RECORD_BYTES * 4).byte(), 3, 0)
+        args = (x, torch.ones(3, device="meta"))
+        call = recorder.begin(torch.ops.aten.add.Tensor, args, {}, None, False, False)
+        assert (python.count, python.used) == (2, 2)
+        line = recorder.end(call, args, {}, x + 1, 0)
+        assert [one["seq"] for one in json.loads(line)["in"]] == [0, 1]
+        assert [one["seq"] for one in json.loads(line)["out"]] == [2]
 
     def test_a_call_may_outlive_all_but_its_recorder(self) -> None:
         recorder, x = self.recorder(), torch.ones(3)
