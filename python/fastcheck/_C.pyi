@@ -207,7 +207,7 @@ def record_layout() -> dict[str, tuple[int, int]]: ...
 def dtype_table() -> list[tuple[int, str, int, int]]: ...
 
 class OpRecorder:
-    """csrc/torch/dump/op_recorder.h; arguments are positional only."""
+    """csrc/torch/dump/module.h; arguments are positional only."""
 
     reused: int
     def __new__(

@@ -63,7 +63,7 @@ class CallNamer {
  public:
   CallNamer();
 
-  // The call of `op` that is about to run. `python` has what op_recorder.h says of it.
+  // The call of `op` that is about to run. `python` has what module.h says of it.
   CallName name(const OpFacts& op, const Whereabouts& where, const pybind11::object& python);
   // Remembers which of autograd's nodes a call of forward has made, if it has made one: the first
   // call that finds a new one is the one that it belongs to.

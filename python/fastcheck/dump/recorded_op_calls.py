@@ -73,7 +73,7 @@ class RecordedOpCalls(OpCalls):
 
 
 class _Seldom:
-    """What the recorder leaves to Python (csrc/torch/dump/op_recorder.h)."""
+    """What the recorder leaves to Python (csrc/torch/dump/module.h)."""
 
     def __init__(self, session: DumpSession) -> None:
         self._session = session

@@ -86,7 +86,7 @@ class RecordWriter:
         self._identities: list[tuple[int, int, int, int]] = []
 
     def op_recorder(self, python: object) -> Optional[Any]:
-        """An OpRecorder (csrc/torch/dump/op_recorder.h) that writes here as read() does; None: the
+        """An OpRecorder (csrc/torch/dump/module.h) that writes here as read() does; None: the
         extension is missing, or values are wanted, or the logical order.
         """
         if status.module is None or self._store is not None or self._is_logical:
