@@ -145,6 +145,7 @@ PyType_Spec kSpec = {"fastcheck._C.OpRecorder", sizeof(RecorderObject), 0,
 
 void define_op_recorder(py::module_& m) {
   static PyTypeObject* const kType = new_type(kSpec);
+  m.attr("OpCall") = py::handle(reinterpret_cast<PyObject*>(call_type()));
   m.attr("OpRecorder") = py::handle(reinterpret_cast<PyObject*>(kType));
 }
 

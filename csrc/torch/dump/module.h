@@ -5,7 +5,8 @@
 
 namespace fastcheck::dump {
 
-// Defines the type OpRecorder. All but its making wants the session's lock to be held.
+// Defines the types OpRecorder and OpCall, which begin() makes. All but the making of a recorder
+// wants the session's lock to be held.
 //
 // OpRecorder(python, writer, slots, depth, step)
 //   `python`, for what is seldom:
