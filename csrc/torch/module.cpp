@@ -12,7 +12,6 @@
 #include "cpu/dispatch.h"
 #include "torch/cuda_module.h"
 #include "torch/dump/module.h"
-#include "torch/dump/probe.h"
 #include "torch/hook_call.h"
 #include "torch/hook_reader.h"
 #include "torch/hook_recorder.h"
@@ -169,7 +168,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("observe_list", observe_list, py::arg("tensors"), py::arg("slots"), py::arg("first"),
         py::arg("depth"), py::arg("sites"), py::arg("step"), py::arg("first_seq"),
         py::arg("flags") = 0);
-  m.def("probe", [](py::handle object) { return dump::probe(unpack(object)); }, py::arg("tensor"));
   py::class_<SeenTensors>(m, "SeenTensors")
       .def(py::init<>())
       .def("add", add_seen, py::arg("tensor"), py::arg("token"))

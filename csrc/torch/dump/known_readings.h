@@ -27,8 +27,8 @@ class KnownReadings {
     Record record{};
     std::uint64_t probe = 0;
   };
-  // The next reading is number `seq`. Good until the next call; null of what can't be remembered.
-  Reading* find(const at::Tensor& tensor, std::int64_t seq);
+  // Good until the next call; null of what can't be remembered.
+  Reading* find(const at::Tensor& tensor);
   // An operator has written to it; the next reading is number `seq`.
   void wrote(const at::Tensor& tensor, std::int64_t seq);
   void clear();
@@ -36,6 +36,7 @@ class KnownReadings {
  private:
   SeenTensors seen_;
   std::unordered_map<std::int64_t, Reading> readings_;  // by the tokens of seen_
+  std::int64_t next_ = 0;                               // of these
   // The number of the first reading after a storage was written to last.
   std::unordered_map<const c10::StorageImpl*, std::int64_t> written_;
 };

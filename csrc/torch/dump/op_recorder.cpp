@@ -161,7 +161,7 @@ bool OpRecorder::read_here(std::string& text, const at::Tensor& tensor, const Id
     return false;
   }
   Record& record = *slot(slots_, writer_.used);
-  KnownReadings::Reading* const reading = known_.find(tensor, identity.seq);
+  KnownReadings::Reading* const reading = known_.find(tensor);
   if (reading != nullptr && reading->seq >= 0) {
     record = reading->record;
     record.seq = identity.seq;

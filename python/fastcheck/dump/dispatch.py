@@ -130,19 +130,18 @@ class CallNamer:
 
     def name(self, op: str) -> NamedCall:
         """Of the call that is about to run."""
-        running = self._tracker.innermost
-        node = None if running is None else running.node
+        node, is_repeated, is_in_optimizer = self._tracker.whereabouts
         direction, is_recompute = "forward", False
         forward: Optional[Forward] = None
         if torch._C._current_graph_task_id() != -1:
-            is_recompute = (running is not None and running.is_recompute) or recomputes()
+            is_recompute = is_repeated or recomputes()
             if not is_recompute:
                 direction = "backward"
                 graph_node = _current_node()
                 if graph_node is not None:
                     forward = self._forwards.get(graph_node._sequence_nr())
                 node = None if forward is None else forward.node
-        elif self._tracker.is_in_optimizer:
+        elif is_in_optimizer:
             direction, node = "optimizer", None
         counts = self._counts[direction]
         number = counts[op]

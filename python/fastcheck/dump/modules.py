@@ -110,18 +110,10 @@ class ModuleTracker:
         self._handles.clear()
 
     @property
-    def innermost(self) -> Optional[Running]:
-        """The module that runs in this thread."""
-        stack = self._local.stack
-        return stack[-1] if stack else None
-
-    @property
-    def is_in_optimizer(self) -> bool:
-        return self._local.optimizers > 0
-
-    @property
     def whereabouts(self) -> tuple[Optional[ModuleNode], bool, bool]:
-        """The node of ``innermost``, whether that is run again, and ``is_in_optimizer``."""
+        """In this thread: the module that runs, innermost; whether that is run again, within a
+        backward; whether an optimizer is at work.
+        """
         local = self._local
         if not local.stack:
             return None, False, local.optimizers > 0
