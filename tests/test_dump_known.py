@@ -172,13 +172,13 @@ def test_what_ran_within_a_higher_order_operator_may_have_written(tmp_path: Path
     assert reused(tmp_path) == 1
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 64, 4096, 4097, 1_000_003])
+@pytest.mark.parametrize("count", [1, 7, 8, 64, 2000, 4096, 4097, 1_000_003])
 def test_any_byte_of_a_small_tensor_shows_and_the_ends_of_a_large_one(
     count: int, tmp_path: Path
 ) -> None:
     x = torch.zeros(count, dtype=torch.uint8)
     unseen = x.numpy()
-    places = range(count) if count <= 64 else [0, 1, count // 2, count - 2, count - 1]
+    places = range(count) if count <= 64 else [0, 1, count // 2, count - 70, count - 1]
     if count > 4096:
         places = [0, 63, count - 64, count - 1]
 
