@@ -91,11 +91,6 @@ void use_one_thread() {
   static_cast<void>(done);
 }
 
-void wait_for_stream(c10::Device device, Counter reason) {
-  count_synchronisation(reason);
-  stream_now(device).wait_idle();
-}
-
 namespace {
 
 template <std::size_t n>
@@ -245,10 +240,11 @@ void run_and_wait(const c10::OperatorHandle& op, Stack* stack) {
   const std::size_t count = op.schema().arguments().size();
   const Arguments arguments(name, *stack, count, false);
   const c10::Device device = *arguments.device;
+  count_synchronisation(name == "aten::_local_scalar_dense" ? Counter::item
+                                                            : Counter::data_dependent);
   auto results = std::make_shared<Stack>(arguments.as_aliases());
   enqueue(device, name, [op, results] { op.callBoxed(results.get()); });
-  wait_for_stream(device,
-                  name == "aten::_local_scalar_dense" ? Counter::item : Counter::data_dependent);
+  stream_now(device).wait_idle();
   torch::jit::drop(*stack, count);
   for (const IValue& value : *results) {
     if (!value.isTensor()) {

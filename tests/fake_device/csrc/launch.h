@@ -60,9 +60,6 @@ void enqueue(c10::Device device, const std::string& name, Work work) {
   });
 }
 
-// Counts the reason, then waits.
-void wait_for_stream(c10::Device device, Counter reason);
-
 // The boxed kernels of supported_ops.h.
 void launch(const c10::OperatorHandle& op, Stack* stack);
 void launch_renamed(const c10::OperatorHandle& op, Stack* stack);

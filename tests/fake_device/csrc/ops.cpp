@@ -152,6 +152,8 @@ Tensor copy_from(const Tensor& self, const Tensor& to, bool non_blocking) {
   TORCH_CHECK(host.is_cpu(), "fake device: no copies between it and ", host.device());
   const Tensor host_alias = over(host, const_cast<void*>(host.const_data_ptr()));
   const bool asynchronous = non_blocking && is_pinned(host.const_data_ptr());
+  // A copy that is refused must not be under way: the caller is free to let its memory go.
+  if (!asynchronous) count_synchronisation(Counter::blocking_copy);
   enqueue(device, upload ? "copy (host to device)" : "copy (device to host)",
           [a = upload ? alias_of(to) : host_alias, b = upload ? host_alias : alias_of(from)] {
             a.copy_(b);
@@ -160,7 +162,7 @@ Tensor copy_from(const Tensor& self, const Tensor& to, bool non_blocking) {
     count(Counter::async_copy);
     record_pinned_use(host.const_data_ptr(), stream_now(device));
   } else {
-    wait_for_stream(device, Counter::blocking_copy);
+    stream_now(device).wait_idle();
   }
   return to;
 }
