@@ -2,8 +2,8 @@
 needed.
 
 What it cannot see: threads run one at a time and memory is sequentially consistent, so that a
-missing fence, a torn store or a __syncwarp that only orders memory stays hidden. compute-sanitizer
-on a GPU looks for those.
+missing fence or a __syncwarp that only orders memory stays hidden. test_ptx_machine.py takes out
+those too.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_every_barrier_is_needed(barrier: int, tmp_path: Path) -> None:
     text = path.read_text()
     assert text.count(line + after) == 1
     path.write_text(text.replace(line + after, after))
-    lib = driver.library(driver.build(tmp_path, only_float32=True))
+    lib = driver.open_library(driver.build(tmp_path, only_float32=True))
     x = tensor_of(pattern("random", "float32", 33 * 4096 + 77, 1), "float32")
     cases = [
         ([x[: 5 * 4096 + 77]], Cut(warps=2, share=1, blocks=2)),

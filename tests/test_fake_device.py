@@ -274,7 +274,7 @@ def test_every_wait_is_counted_and_can_be_forbidden(kind: str) -> None:
 
 
 def test_a_copy_that_is_refused_is_not_under_way() -> None:
-    """Who was refused lets the memory go; a copy that came nevertheless would write to another's."""
+    """Who was refused lets the memory go: a copy that comes nevertheless writes to another's."""
     host, x = torch.zeros(4), torch.ones(4, device=NAME)
     fake.set_sync_debug_mode("error")
     with pytest.raises(RuntimeError, match="blocking_copy"):

@@ -1,7 +1,7 @@
 // Single instructions that CUDA C++ has no operator for, each with the plain code that it equals.
 //
-// The plain code serves older GPUs and tests/cuda_on_cpu; that the instruction and the plain code
-// agree on every input is a test that needs a GPU (docs/gpu-status.md).
+// The plain code serves older GPUs and tests/cuda_on_cpu; tests/test_ptx_machine.py holds the
+// instruction to it, as the PTX ISA defines it.
 #pragma once
 
 #include <cstdint>
@@ -135,7 +135,7 @@ FASTCHECK_DEVICE std::uint32_t min_magnitude(std::uint32_t x, std::uint32_t y) {
 #endif
 }
 
-// The value of a float16 in the lower half of `bits`.
+// The value of a finite float16 in the lower half of `bits`.
 FASTCHECK_DEVICE float half_to_float(std::uint32_t bits) {
 #if FASTCHECK_DEVICE_ARCH
   float out;

@@ -177,13 +177,16 @@ FASTCHECK_DEVICE Partial read_share(const Entry& entry, const Layout* layout,
   return part;
 }
 
-// Leaves a chunk's partial where the last block finds it; whether this block is the last.
+// Leaves a chunk's partial where the last block finds it; whether this block is the last. One
+// thread: behind the next barrier, its whole block reads what the others left.
 FASTCHECK_DEVICE bool hand_in(const RecordsLaunch& launch, int index, std::int64_t chunk,
                               std::int64_t chunks, const Partial& part) {
   launch.partials[chunk] = part;
   __threadfence();
   const auto last = static_cast<unsigned int>(chunks - 1);
-  return atomicInc(&launch.counters[kTickets + index], last) == last;  // and 0 again
+  if (atomicInc(&launch.counters[kTickets + index], last) != last) return false;  // and 0 again
+  __threadfence();
+  return true;
 }
 
 // Every warp has put its share of the chunk in shared.parts. The whole block comes here.
@@ -199,13 +202,11 @@ FASTCHECK_DEVICE_CALLED void finish_chunk(const RecordsLaunch& launch, int index
   __syncthreads();
   if (shared.last != 0) {
     if (chunks > 1) {
-      __threadfence();
       // A tensor's tree has no more inner nodes in memory than chunks (level_count).
       merge_chunks(launch.partials + first_chunk, chunks, launch.levels + first_chunk,
                    shared.parts);
     }
     if (warp_index() == 0) {
-      __syncwarp();
       write_record(launch, index, component_size, extreme, depth, shared);
     }
   }

@@ -6,6 +6,7 @@ interface promises nothing about hold garbage; counters must be zero after every
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -13,7 +14,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Optional
@@ -63,22 +64,29 @@ def compiler() -> Optional[str]:
 
 def build(root: Path = ROOT, only_float32: bool = False) -> Path:
     """The shared library of the sources under ``root``, compiled unless it is there already."""
+    sources = FLOAT32_SOURCES if only_float32 else SOURCES
+    return shared_library(BUILD / "libcuda_on_cpu.so", sources, HEADERS, FLAGS, root)
+
+
+def shared_library(
+    path: Path, sources: Sequence[str], headers: Sequence[str], flags: Sequence[str], root: Path
+) -> Path:
+    """A library of C++ sources; ``path`` with the hash of what goes into it as one more folder."""
     cxx = compiler()
     assert cxx is not None
-    sources = FLOAT32_SOURCES if only_float32 else SOURCES
-    inputs = sorted({root / s for s in sources} | {p for h in HEADERS for p in root.glob(h)})
-    digest = hashlib.sha256(repr((cxx, FLAGS)).encode())
-    for path in inputs:
-        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    folder = BUILD / digest.hexdigest()[:16]
-    library = folder / "libcuda_on_cpu.so"
+    inputs = sorted({root / s for s in sources} | {p for h in headers for p in root.glob(h)})
+    digest = hashlib.sha256(repr((cxx, flags)).encode())
+    for source in inputs:
+        digest.update(source.relative_to(root).as_posix().encode() + source.read_bytes())
+    folder = path.parent / digest.hexdigest()[:16]
+    library = folder / path.name
     if library.exists():
         return library
     folder.mkdir(parents=True, exist_ok=True)
 
     def compile_one(source: str) -> str:
         target = folder / (Path(source).stem + f".{os.getpid()}.o")
-        run([cxx, "-x", "c++", *FLAGS, "-c", source, "-o", str(target)], root)
+        run([cxx, "-x", "c++", *flags, "-c", source, "-o", str(target)], root)
         return str(target)
 
     with ThreadPoolExecutor(2) as pool:
@@ -169,12 +177,29 @@ class WorkspaceSize(ctypes.Structure):
 
 
 @functools.cache
-def library(path: Optional[Path] = None) -> ctypes.CDLL:
-    lib = ctypes.CDLL(str(path or build()))
+def open_library(path: Path) -> ctypes.CDLL:
+    lib = ctypes.CDLL(str(path))
     lib.fastcheck_cuda_error_name.restype = ctypes.c_char_p
     lib.cuda_on_cpu_error.restype = ctypes.c_char_p
     lib.cuda_on_cpu_schedule.argtypes = (ctypes.c_uint64, ctypes.c_int)
     return lib
+
+
+_in_use: list[ctypes.CDLL] = []
+
+
+def library() -> ctypes.CDLL:
+    """What calls go to that name no library: the one in use, else the kernels over the shim."""
+    return _in_use[-1] if _in_use else open_library(build())
+
+
+@contextlib.contextmanager
+def using(lib: ctypes.CDLL) -> Iterator[None]:
+    _in_use.append(lib)
+    try:
+        yield
+    finally:
+        _in_use.pop()
 
 
 class LaunchError(Exception):

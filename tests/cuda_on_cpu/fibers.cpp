@@ -62,13 +62,6 @@ const std::function<void()>* kernel_body = nullptr;
 std::vector<Fiber*> ready;
 std::vector<char*> spare_stacks;
 
-std::uint64_t random_word() {  // xorshift64*
-  random_state ^= random_state >> 12;
-  random_state ^= random_state << 25;
-  random_state ^= random_state >> 27;
-  return random_state * 0x2545F4914F6CDD1Dull;
-}
-
 enum Event : int { kYielded = 1, kFailed = 2 };
 
 void to_scheduler(int event) {
@@ -171,6 +164,13 @@ std::string stuck(const std::vector<std::unique_ptr<Block>>& blocks) {
 }
 
 }  // namespace
+
+std::uint64_t random_word() {  // xorshift64*
+  random_state ^= random_state >> 12;
+  random_state ^= random_state << 25;
+  random_state ^= random_state >> 27;
+  return random_state * 0x2545F4914F6CDD1Dull;
+}
 
 const Thread& current_thread() { return running->thread; }
 const char* error_message() { return message.c_str(); }

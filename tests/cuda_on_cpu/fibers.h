@@ -40,6 +40,9 @@ const std::array<std::uint64_t, 32>& warp_exchange(unsigned mask, std::uint64_t 
 // Lets another thread run, or not, as the seed has it.
 void give_way();
 
+// The next word of the seed's sequence.
+std::uint64_t random_word();
+
 // Ends the launch with an error.
 [[noreturn]] void fail(const char* what);
 

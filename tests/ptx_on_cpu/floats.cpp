@@ -1,0 +1,135 @@
+// Floating point. Which of two zeros is the smaller, and what is in a NaN of 64 bits, is drawn; a
+// NaN of 32 or 16 bits that an instruction makes is 0x7fffffff or 0x7fff.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "ptx_on_cpu/table.h"
+
+namespace ptx_on_cpu {
+namespace {
+
+using std::int16_t, std::int32_t, std::int64_t, std::int8_t;
+using std::uint16_t, std::uint32_t, std::uint64_t, std::uint8_t;
+
+float result(float x) {
+  if (x == x) return x;
+  const uint32_t bits = 0x7fffffff;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+double result(double x) {
+  if (x == x) return x;
+  const uint64_t bits = cuda_on_cpu::random_word() | 0x7ff8ull << 48;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+// A NaN is dropped where there is a number beside it.
+struct Smaller {
+  template <class T>
+  T operator()(T a, T b) const {
+    if (a != a || b != b) return result(a != a ? b : a);
+    return a == b ? (draw() ? a : b) : a < b ? a : b;
+  }
+};
+struct Larger {
+  template <class T>
+  T operator()(T a, T b) const {
+    if (a != a || b != b) return result(a != a ? b : a);
+    return a == b ? (draw() ? a : b) : a > b ? a : b;
+  }
+};
+
+void floats(Table& table) {
+  table.binary<float, float>("add.rn.f32", [](float a, float b) { return result(a + b); });
+  table.binary<double, double>("add.rn.f64", [](double a, double b) { return result(a + b); });
+  table.binary<float, float>("mul.rn.f32", [](float a, float b) { return result(a * b); });
+  table.binary<double, double>("mul.rn.f64", [](double a, double b) { return result(a * b); });
+  table.ternary<float>("fma.rn.f32",
+                       [](float a, float b, float c) { return result(std::fma(a, b, c)); });
+  table.ternary<double>("fma.rn.f64",
+                        [](double a, double b, double c) { return result(std::fma(a, b, c)); });
+  table.unary<float, float>("abs.f32", [](float a) { return result(std::fabs(a)); });
+  table.unary<double, double>("abs.f64", [](double a) { return std::fabs(a); });
+  table.unary<float, float>("neg.f32", [](float a) { return result(-a); });
+  table.unary<double, double>("neg.f64", [](double a) { return -a; });
+  table.binary<float, float>("min.f32", Smaller{});
+  table.binary<double, double>("min.f64", Smaller{});
+  table.binary<float, float>("max.f32", Larger{});
+  table.binary<double, double>("max.f64", Larger{});
+  table.binary<float, float>("max.NaN.f32", [](float a, float b) {
+    return a != a || b != b ? result(a + b) : Larger{}(a, b);
+  });
+}
+
+// 16-bit floats by their bits: order of the numbers as order of integers, both zeros 0.
+int order(uint16_t half) { return (half & 0x8000) != 0 ? -(half & 0x7fff) : half & 0x7fff; }
+
+constexpr int kHalf = 0x7c00, kBrain = 0x7f80;  // infinity
+
+template <int kInfinity>
+bool is_nan(uint16_t half) {
+  return (half & 0x7fff) > kInfinity;
+}
+
+template <int kInfinity>
+struct SmallerHalf {
+  uint16_t operator()(uint16_t a, uint16_t b) const {
+    if (is_nan<kInfinity>(a) && is_nan<kInfinity>(b)) return 0x7fff;
+    if (is_nan<kInfinity>(a) || is_nan<kInfinity>(b)) return is_nan<kInfinity>(a) ? b : a;
+    return order(a) == order(b) ? (draw() ? a : b) : order(a) < order(b) ? a : b;
+  }
+};
+
+template <int kInfinity>
+struct LargerHalfOrNan {
+  uint16_t operator()(uint16_t a, uint16_t b) const {
+    if (is_nan<kInfinity>(a) || is_nan<kInfinity>(b)) return 0x7fff;
+    return order(a) == order(b) ? (draw() ? a : b) : order(a) > order(b) ? a : b;
+  }
+};
+
+// The smaller magnitude, with the signs' difference as its sign.
+template <int kInfinity>
+struct SmallerMagnitude {
+  uint16_t operator()(uint16_t a, uint16_t b) const {
+    const uint16_t least = SmallerHalf<kInfinity>{}(a & 0x7fff, b & 0x7fff);
+    return static_cast<uint16_t>((least & 0x7fff) | ((a ^ b) & 0x8000));
+  }
+};
+
+float float_of_half(uint16_t half) {
+  const int exponent = half >> 10 & 31;
+  const int mantissa = half & 1023;
+  float magnitude = 0;
+  if (exponent == 31) {
+    magnitude = mantissa == 0 ? std::numeric_limits<float>::infinity()
+                              : std::numeric_limits<float>::quiet_NaN();
+  } else if (exponent == 0) {
+    magnitude = std::ldexp(static_cast<float>(mantissa), -24);
+  } else {
+    magnitude = std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
+  }
+  return result((half & 0x8000) != 0 ? -magnitude : magnitude);
+}
+
+void packed_floats(Table& table) {
+  define_packed<uint16_t, SmallerHalf<kHalf>>(table, "min.f16x2");
+  define_packed<uint16_t, SmallerHalf<kBrain>>(table, "min.bf16x2");
+  define_packed<uint16_t, LargerHalfOrNan<kHalf>>(table, "max.NaN.f16x2");
+  define_packed<uint16_t, LargerHalfOrNan<kBrain>>(table, "max.NaN.bf16x2");
+  define_packed<uint16_t, SmallerMagnitude<kHalf>>(table, "min.xorsign.abs.f16x2");
+  define_packed<uint16_t, SmallerMagnitude<kBrain>>(table, "min.xorsign.abs.bf16x2");
+  table.unary<double, float>("cvt.f64.f32", [](float a) { return result(static_cast<double>(a)); });
+  table.unary<float, uint16_t>("cvt.f32.f16", [](uint16_t a) { return float_of_half(a); });
+}
+
+}  // namespace
+
+void define_floats(Table& table) {
+  floats(table);
+  packed_floats(table);
+}
+
+}  // namespace ptx_on_cpu

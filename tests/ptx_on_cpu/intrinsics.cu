@@ -1,0 +1,57 @@
+// Each function of cuda/intrinsics.cuh that has a branch for the GPU, over arrays: as a kernel, and
+// through a host compiler (-DPLAIN) as the plain code that it must equal.
+#include "cuda/intrinsics.cuh"
+
+namespace {
+
+using namespace fastcheck::cuda;
+using fastcheck::bit_cast;
+
+FASTCHECK_DEVICE std::uint32_t permute(std::uint32_t x, std::uint32_t y) {
+  return permute_bytes(x, ~x, y);
+}
+FASTCHECK_DEVICE std::uint32_t max_float(std::uint32_t x, std::uint32_t y) {
+  return bit_cast<std::uint32_t>(max_or_nan(bit_cast<float>(x), bit_cast<float>(y)));
+}
+FASTCHECK_DEVICE std::uint32_t half_value(std::uint32_t x, std::uint32_t) {
+  return bit_cast<std::uint32_t>(half_to_float(x));
+}
+FASTCHECK_DEVICE std::uint32_t dots(std::uint32_t x, std::uint32_t y) {
+  return dot_unsigned(x, y, 7) ^ static_cast<std::uint32_t>(dot_signed(x, y, -7)) << 1;
+}
+
+struct Arguments {
+  const std::uint32_t* x;
+  const std::uint32_t* y;
+  std::uint32_t* out;
+  std::int64_t count;
+};
+
+}  // namespace
+
+#if defined(PLAIN)
+#define PROBE(name, function)                                                                      \
+  extern "C" void plain_##name(const std::uint32_t* x, const std::uint32_t* y, std::uint32_t* out, \
+                               std::int64_t count) {                                               \
+    for (std::int64_t i = 0; i < count; ++i) out[i] = function(x[i], y[i]);                        \
+  }
+#else
+#define PROBE(name, function)                                                              \
+  extern "C" __global__ void device_##name(const __grid_constant__ Arguments a) {          \
+    const std::int64_t step = gridDim.x * blockDim.x;                                      \
+    for (std::int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < a.count; i += step) { \
+      a.out[i] = function(a.x[i], a.y[i]);                                                 \
+    }                                                                                      \
+  }
+#endif
+
+PROBE(permute, permute)
+PROBE(dots, dots)
+PROBE(max_brain, max_or_nan<true>)
+PROBE(max_half, max_or_nan<false>)
+PROBE(min_brain, min_number<true>)
+PROBE(min_half, min_number<false>)
+PROBE(magnitude_brain, min_magnitude<true>)
+PROBE(magnitude_half, min_magnitude<false>)
+PROBE(max_float, max_float)
+PROBE(half_value, half_value)

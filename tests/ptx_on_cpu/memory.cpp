@@ -1,0 +1,226 @@
+#include "ptx_on_cpu/memory.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ptx_on_cpu/machine.h"
+
+namespace ptx_on_cpu {
+namespace {
+
+bool draw() { return (cuda_on_cpu::random_word() >> 63) != 0; }
+
+std::string hex(std::uint64_t x) {
+  char text[24];
+  std::snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(x));
+  return text;
+}
+
+std::string bytes_at(int size, std::uint64_t address) {
+  return std::to_string(size) + " bytes at " + hex(address);
+}
+
+bool has(const Stores& stores, std::uintptr_t begin, int size) {
+  for (int i = 0; i < size; ++i) {
+    if (stores.count(begin + static_cast<unsigned>(i)) != 0) return true;
+  }
+  return false;
+}
+
+void check_alignment(Thread& thread, std::uint64_t address, int size) {
+  if (address % static_cast<unsigned>(size) != 0) {
+    fail(thread, "misaligned access of " + bytes_at(size, address));
+  }
+}
+
+}  // namespace
+
+// ---- global memory ------------------------------------------------------------------------------
+
+const Range& GlobalMemory::find(Thread& thread, std::uint64_t address, int size,
+                                bool is_store) const {
+  check_alignment(thread, address, size);
+  for (const Range& range : ranges_) {
+    if (address < range.begin || address + static_cast<unsigned>(size) > range.end) continue;
+    if (is_store && range.use == Use::kRead) fail(thread, std::string("a store to ") + range.name);
+    return range;
+  }
+  fail(thread, "out of bounds: " + bytes_at(size, address));
+}
+
+bool GlobalMemory::is_whole(const Range& range) const {
+  for (std::uintptr_t at = range.begin; at < range.end; ++at) {
+    if (changes_.count(at) == 0) return false;
+  }
+  return true;
+}
+
+Bytes GlobalMemory::load(Thread& thread, std::uint64_t address, int size, bool is_constant) {
+  const Range& range = find(thread, address, size, false);
+  Bytes bytes{};
+  if (range.use == Use::kRead) {
+    std::memcpy(bytes.data(), reinterpret_cast<const void*>(address),
+                static_cast<std::size_t>(size));
+    return bytes;
+  }
+  if (is_constant) fail(thread, std::string("ld.global.nc of ") + range.name);
+  if (range.use == Use::kWrite || range.use == Use::kAnnounced) {
+    fail(thread, std::string("a load of ") + range.name);
+  }
+  const bool is_late = draw();
+  for (int i = 0; i < size; ++i) {
+    const std::uintptr_t at = address + static_cast<unsigned>(i);
+    unsigned char& byte = bytes[static_cast<std::size_t>(i)];
+    if (const auto own = thread.stores.find(at); own != thread.stores.end()) {
+      byte = own->second;
+      continue;
+    }
+    if (const auto shown = thread.block.stores.find(at); shown != thread.block.stores.end()) {
+      byte = shown->second;
+      continue;
+    }
+    const auto change = changes_.find(at);
+    if (change == changes_.end()) {
+      if (range.use == Use::kScratch) {
+        fail(thread, std::string("uninitialised: ") + range.name + ", " + bytes_at(size, address));
+      }
+      byte = *reinterpret_cast<const unsigned char*>(at);
+    } else if (is_late && change->second.number > thread.seen &&
+               change->second.block != thread.block_index) {
+      byte = change->second.before;
+    } else {
+      byte = *reinterpret_cast<const unsigned char*>(at);
+    }
+  }
+  return bytes;
+}
+
+void GlobalMemory::commit(Thread& thread, const Stores& stores) {
+  for (const auto& [at, now] : stores) {
+    auto* const byte = reinterpret_cast<unsigned char*>(at);
+    changes_[at] = {*byte, ++number_, thread.block_index};
+    *byte = now;
+  }
+}
+
+void GlobalMemory::commit(Thread& thread, std::uint64_t address, int size, const Bytes& bytes) {
+  Stores stores;
+  for (int i = 0; i < size; ++i) {
+    stores[address + static_cast<unsigned>(i)] = bytes[static_cast<std::size_t>(i)];
+  }
+  commit(thread, stores);
+}
+
+void GlobalMemory::store(Thread& thread, std::uint64_t address, int size, const Bytes& bytes,
+                         bool is_flag) {
+  find(thread, address, size, true);
+  if (is_flag) {
+    const auto whole = std::count_if(ranges_.begin(), ranges_.end(), [this](const Range& range) {
+      return range.use == Use::kAnnounced && is_whole(range);
+    });
+    if (whole < ++flags_) fail(thread, "a flag is stored before what it stands for");
+  }
+  const bool at_once = is_flag || (draw() && !has(thread.stores, address, size));
+  if (at_once) return commit(thread, address, size, bytes);
+  for (int i = 0; i < size; ++i) {
+    thread.stores[address + static_cast<unsigned>(i)] = bytes[static_cast<std::size_t>(i)];
+  }
+}
+
+Bytes GlobalMemory::load_newest(Thread& thread, std::uint64_t address, int size) {
+  find(thread, address, size, true);
+  if (has(thread.stores, address, size)) fail(thread, "an atomic on what the thread itself stored");
+  thread.met = number_;
+  Bytes bytes{};
+  std::memcpy(bytes.data(), reinterpret_cast<const void*>(address), static_cast<std::size_t>(size));
+  return bytes;
+}
+
+void GlobalMemory::fence(Thread& thread) {
+  commit(thread, thread.block.stores);
+  commit(thread, thread.stores);
+  thread.block.stores.clear();
+  thread.stores.clear();
+  thread.seen = std::max(thread.seen, thread.met);
+}
+
+void GlobalMemory::show(Thread& thread) {
+  for (const auto& [at, now] : thread.stores) thread.block.stores[at] = now;
+  thread.stores.clear();
+}
+
+void GlobalMemory::finish(Thread& thread) {
+  commit(thread, thread.block.stores);
+  thread.block.stores.clear();
+}
+
+// ---- shared memory ------------------------------------------------------------------------------
+
+namespace {
+
+// Whether all of the warp, or of the block, has met since then.
+template <class Access>
+bool is_over(const Access& access, const Thread& thread) {
+  return access.thread < 0 || access.thread == static_cast<int>(thread.index) ||
+         access.epoch.block != thread.epoch.block ||
+         (static_cast<unsigned>(access.thread) / 32 == thread.warp() &&
+          access.epoch.warp != thread.epoch.warp);
+}
+
+[[noreturn]] void fail_race(Thread& thread, std::uint64_t address, const char* what, int other) {
+  fail(thread, "race: shared memory at " + hex(address) + " was " + what + " by thread " +
+                   std::to_string(other) + " with no barrier since");
+}
+
+}  // namespace
+
+SharedMemory::Byte* SharedMemory::find(Thread& thread, std::uint64_t address, int size) {
+  check_alignment(thread, address, size);
+  if (address < begin_ || address - begin_ + static_cast<unsigned>(size) > bytes_.size()) {
+    fail(thread, "out of bounds of shared memory: " + bytes_at(size, address));
+  }
+  return &bytes_[address - begin_];
+}
+
+Bytes SharedMemory::load(Thread& thread, std::uint64_t address, int size) {
+  Byte* const from = find(thread, address, size);
+  Bytes bytes{};
+  const Access me{static_cast<std::int16_t>(thread.index), thread.epoch};
+  for (int i = 0; i < size; ++i) {
+    Byte& byte = from[i];
+    if (!byte.is_written) {
+      fail(thread, "uninitialised: shared memory, " + bytes_at(size, address));
+    }
+    if (!is_over(byte.write, thread)) fail_race(thread, address, "written", byte.write.thread);
+    if (byte.read_epoch != thread.epoch.block) {
+      byte.read_epoch = static_cast<std::uint16_t>(thread.epoch.block);
+      byte.read_warps = 0;
+    }
+    byte.read_warps = static_cast<std::uint8_t>(byte.read_warps | 1u << thread.warp());
+    if (byte.reads[0].thread != me.thread) byte.reads[1] = byte.reads[0];
+    byte.reads[0] = me;
+    bytes[static_cast<std::size_t>(i)] = byte.value;
+  }
+  return bytes;
+}
+
+void SharedMemory::store(Thread& thread, std::uint64_t address, int size, const Bytes& bytes) {
+  Byte* const to = find(thread, address, size);
+  for (int i = 0; i < size; ++i) {
+    Byte& byte = to[i];
+    if (!is_over(byte.write, thread)) fail_race(thread, address, "written", byte.write.thread);
+    for (const Access& read : byte.reads) {
+      if (!is_over(read, thread)) fail_race(thread, address, "read", read.thread);
+    }
+    if (byte.read_epoch == thread.epoch.block && (byte.read_warps & ~(1u << thread.warp())) != 0) {
+      fail_race(thread, address, "read", byte.reads[1].thread);
+    }
+    byte.value = bytes[static_cast<std::size_t>(i)];
+    byte.is_written = true;
+    byte.write = {static_cast<std::int16_t>(thread.index), thread.epoch};
+    byte.reads = {};
+    byte.read_warps = 0;
+  }
+}
+
+}  // namespace ptx_on_cpu

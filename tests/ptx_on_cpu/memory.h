@@ -1,0 +1,113 @@
+// What a kernel may touch, and what it then sees: as little as the PTX memory model promises.
+//
+// Every access is held to the ranges that the launch was given and to its alignment. Shared memory
+// knows who read and wrote each byte since which barrier. A store to global memory stays with its
+// thread until a barrier shows it to the block, or a fence to everyone; and until a reader has met
+// it by an atomic, a fence behind that, and a barrier if that was another thread's, it may still be
+// given what was there before.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace ptx_on_cpu {
+
+struct Thread;
+
+enum class Use {
+  kRead,       // never written by the launch
+  kWrite,      // only written
+  kAnnounced,  // likewise, and each is whole before a flag says that one more is
+  kScratch,    // written before it is read
+  kState,      // holds something when the launch begins
+};
+
+struct Range {
+  std::uintptr_t begin, end;
+  Use use;
+  const char* name;
+};
+
+using Bytes = std::array<unsigned char, 16>;
+
+// ---- global memory ------------------------------------------------------------------------------
+
+// The last one of each byte.
+using Stores = std::unordered_map<std::uintptr_t, unsigned char>;
+
+class GlobalMemory {
+ public:
+  explicit GlobalMemory(std::vector<Range> ranges) : ranges_(std::move(ranges)) {}
+
+  Bytes load(Thread& thread, std::uint64_t address, int size, bool is_constant);
+  void store(Thread& thread, std::uint64_t address, int size, const Bytes& bytes, bool is_flag);
+  // The bytes for an atomic, which everyone sees at once; commit() puts the new ones there.
+  Bytes load_newest(Thread& thread, std::uint64_t address, int size);
+  void commit(Thread& thread, std::uint64_t address, int size, const Bytes& bytes);
+  // What the thread, and those whose stores it has been shown, stored is there for everyone; and
+  // what was there when it last looked by an atomic, it sees from now on.
+  void fence(Thread& thread);
+  // Shows the thread's stores to its block.
+  void show(Thread& thread);
+  // The block has ended.
+  void finish(Thread& thread);
+
+ private:
+  struct Change {
+    unsigned char before;
+    std::uint64_t number;
+    unsigned block;
+  };
+
+  bool is_whole(const Range& range) const;
+  const Range& find(Thread& thread, std::uint64_t address, int size, bool is_store) const;
+  void commit(Thread& thread, const Stores& stores);
+
+  std::vector<Range> ranges_;
+  std::unordered_map<std::uintptr_t, Change> changes_;  // the last one of each byte
+  std::uint64_t number_ = 0;                            // of changes so far
+  int flags_ = 0;
+};
+
+// ---- shared memory ------------------------------------------------------------------------------
+
+// How far a thread has come: it has seen all that others did in earlier epochs.
+struct Epoch {
+  std::uint16_t block = 1;  // barriers of the block
+  std::uint16_t warp = 1;   // those, and bar.warp.sync
+};
+
+class SharedMemory {
+ public:
+  // The one variable of a kernel; empty where it has none.
+  SharedMemory(std::uint32_t begin, std::uint32_t end) : begin_(begin), bytes_(end - begin) {}
+
+  Bytes load(Thread& thread, std::uint64_t address, int size);
+  void store(Thread& thread, std::uint64_t address, int size, const Bytes& bytes);
+
+ private:
+  struct Access {
+    std::int16_t thread = -1;
+    Epoch epoch;
+  };
+  struct Byte {
+    unsigned char value = 0;
+    bool is_written = false;
+    Access write;
+    // Since the last write: the last two threads to read it, and the warps of the last epoch that
+    // did.
+    std::array<Access, 2> reads;
+    std::uint16_t read_epoch = 0;
+    std::uint8_t read_warps = 0;
+  };
+
+  Byte* find(Thread& thread, std::uint64_t address, int size);
+
+  std::uint32_t begin_;
+  std::vector<Byte> bytes_;
+};
+
+}  // namespace ptx_on_cpu
