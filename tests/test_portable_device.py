@@ -144,6 +144,19 @@ def test_public_functions_do_not_wait() -> None:
     assert done["kernel"] == 1
 
 
+def test_the_ops_do_not_wait() -> None:
+    x, y, slots = on_device(5000), on_device(70, torch.float16), slots_for(2)
+    ops = torch.ops.fastcheck
+    for call in (
+        lambda: ops.stats(x),
+        lambda: ops.stats_list([x, y], 2),
+        lambda: ops.checksum(x),
+        lambda: ops.found_nonfinite([x, y]),
+        lambda: ops.observe_(x, slots, 1, 3, 7, 8, 9, 10, 0),
+    ):
+        launches(call)
+
+
 def test_a_list_of_new_sizes_does_not_wait() -> None:
     """Its index comes from pinned memory. (Constants are another matter: once for each device.)"""
     slots = slots_for(3)

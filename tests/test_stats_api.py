@@ -283,40 +283,53 @@ def test_found_nonfinite_in_every_float_dtype(dtype: str) -> None:
 # --- torch.ops.fastcheck -------------------------------------------------------------------------
 
 OPS = torch.ops.fastcheck
+ROWS = torch.zeros(2, 192, dtype=torch.uint8, device=DEVICE)
 SAMPLES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "stats": (OPS.stats, (X,)),
     "stats, depth and order": (OPS.stats, (X, 2, True)),
-    "stats, grad": (OPS.stats, (torch.ones(3, requires_grad=True),)),
-    "stats, strided": (OPS.stats, (torch.ones(6, 4)[:, ::2],)),
-    "stats, bool": (OPS.stats, (torch.tensor([True]),)),
-    "stats_list": (OPS.stats_list, ([X, torch.ones(2, 3)],)),
+    "stats, grad": (OPS.stats, (put(torch.ones(3)).requires_grad_(),)),
+    "stats, strided": (OPS.stats, (put(torch.ones(6, 4))[:, ::2],)),
+    "stats, bool": (OPS.stats, (put(torch.tensor([True])),)),
+    "stats_list": (OPS.stats_list, ([X, put(torch.ones(2, 3))],)),
     "checksum": (OPS.checksum, (X,)),
-    "found_nonfinite": (OPS.found_nonfinite, ([X, torch.ones(2)],)),
-    "observe_": (OPS.observe_, (X, torch.zeros(2, 192, dtype=torch.uint8), 1, 3, 0, 0, 0, 0, 0)),
+    "found_nonfinite": (OPS.found_nonfinite, ([X, put(torch.ones(2))],)),
+    "observe_": (OPS.observe_, (X, ROWS, 1, 3, 0, 0, 0, 0, 0)),
 }
 
 
-@cpu_only
 @pytest.mark.parametrize("sample", sorted(SAMPLES))
 def test_opcheck(sample: str) -> None:
     op, arguments = SAMPLES[sample]
-    opcheck(op.default, arguments)
+    # torch checks the registration for autograd on the devices that it knows.
+    known = ("test_autograd_registration",) if DEVICE in ("cpu", "cuda", "xpu") else ()
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic", *known)
+    opcheck(op.default, arguments, test_utils=checks)
 
 
-@cpu_only
 def test_ops_agree_with_the_functions() -> None:
-    y = torch.arange(24).reshape(4, 6).t()
-    for x in (X, y, torch.zeros(4000, dtype=torch.complex64).conj()):
-        assert_same(OPS.stats(x).numpy().tobytes(), kernel(x))
-        assert_same(OPS.stats(x, 1, True).numpy().tobytes(), kernel(x, "health", "logical"))
+    y = put(torch.arange(24).reshape(4, 6).t())
+    for x in (X, y, put(torch.zeros(4000, dtype=torch.complex64).conj())):
+        assert_same(OPS.stats(x).cpu().numpy().tobytes(), kernel(x))
+        assert_same(OPS.stats(x, 1, True).cpu().numpy().tobytes(), kernel(x, "health", "logical"))
         assert int(OPS.checksum(x)) % 2**64 == fastcheck.checksum(x)
+        found = OPS.found_nonfinite([x])
+        assert (found.device, found.item()) == (x.device, fastcheck.found_nonfinite(x).item())
     assert int(OPS.checksum(y, True)) % 2**64 == fastcheck.checksum(y, order="logical")
-    rows = OPS.stats_list([X, y], 2).numpy()
-    assert_same(rows[0].tobytes(), kernel(X, "stats"))
-    assert_same(rows[1].tobytes(), kernel(y, "stats"))
-    slots = torch.zeros(3, 192, dtype=torch.uint8)
-    OPS.observe_(X, slots, 2, 3, 0, 0, 0, 0, 0)
-    assert_same(slots[2].numpy().tobytes(), kernel(X))
+    rows = OPS.stats_list([X, y], 2)
+    assert rows.device == X.device
+    assert_same(rows[0].cpu().numpy().tobytes(), kernel(X, "stats"))
+    assert_same(rows[1].cpu().numpy().tobytes(), kernel(y, "stats"))
+    assert not OPS.stats(X.clone().requires_grad_()).requires_grad
+
+
+def test_an_op_puts_a_record_into_its_slot() -> None:
+    slots = torch.zeros(3, 192, dtype=torch.uint8, device=DEVICE)
+    OPS.observe_(X, slots, 2, 3, 17, -5, 2**40, 2**41, 4)
+    record = slots[2].cpu().numpy()
+    assert_same(record[:VALUE_BYTES].tobytes(), kernel(X)[:VALUE_BYTES])
+    got = record.view(fastcheck.RECORD_DTYPE)[0]
+    assert [got[name] for name in ("site", "call", "step", "seq")] == [17, -5, 2**40, 2**41]
+    assert got["flags"] == 4 | fastcheck.Flag.NONFINITE
     assert not slots[:2].any()
 
 
@@ -335,10 +348,19 @@ def test_ops_on_fake_and_meta_tensors_give_shapes() -> None:
         check(torch.empty(5))
 
 
-@cpu_only
 def test_ops_trace() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     graph = make_fx(lambda x: OPS.stats(x * 2), tracing_mode="fake")(X)
     assert "torch.ops.fastcheck.stats.default" in graph.code
-    assert_same(graph(X).numpy().tobytes(), kernel(X * 2))
+    assert_same(graph(X).cpu().numpy().tobytes(), kernel(X * 2))
+
+
+def test_ops_compile_without_a_graph_break() -> None:
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        return y + 1, OPS.stats(y)
+
+    y, record = torch.compile(both, backend="aot_eager", fullgraph=True)(X)
+    assert torch.equal(y.nan_to_num(), (X * 2 + 1).nan_to_num())
+    assert_same(record.cpu().numpy().tobytes(), kernel(X * 2))

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastcheck
 from fastcheck import UnsupportedTensorError
-from helpers import DEVICE, ON_CPU, cpu_only, put
+from helpers import DEVICE, ON_CPU, put
 from reference import DTYPES
 
 OPS = torch.ops.fastcheck
@@ -144,17 +144,16 @@ def test_options_are_keyword_only() -> None:
         fastcheck.stats(X, "full")  # type: ignore[call-overload]
 
 
-@cpu_only
 def test_the_ops_own_checks() -> None:
     with pytest.raises(ValueError, match="depth 1"):
         OPS.stats(X, 7)
-    slots = torch.zeros(2, 192, dtype=torch.uint8)
+    slots = torch.zeros(2, 192, dtype=torch.uint8, device=DEVICE)
     for bad, index in ((slots, 2), (slots, -1), (slots.float(), 0), (slots.t(), 0)):
         with pytest.raises((IndexError, ValueError), match="expected slots"):
             OPS.observe_(X, bad, index, 3, 0, 0, 0, 0, 0)
     assert not slots.any()
     with pytest.raises(TypeError, match="supported dtypes"):
-        OPS.stats(quiet(lambda: torch.empty(3, dtype=torch.complex32)))
+        OPS.stats(quiet(lambda: torch.empty(3, dtype=torch.complex32, device=DEVICE)))
 
 
 def test_errors_leave_things_as_they_were() -> None:

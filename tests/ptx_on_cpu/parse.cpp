@@ -123,7 +123,6 @@ class Parser {
     if (words.back() == ".func") fail("a function that returns something");
     Function function;
     function.name = words.back();
-    function.is_kernel = is_kernel;
     const std::vector<std::string> inside = tokens_of(until(")"));
     std::vector<std::string> names;
     for (std::size_t i = 0; i < inside.size(); ++i) {
@@ -203,7 +202,7 @@ class Parser {
   }
 
   void operands(const std::vector<std::string>& words, std::size_t w, Instruction& made) {
-    int groups = 0;
+    bool is_address = false;
     for (int nth = 0; w < words.size(); ++w) {
       const std::string& word = words[w];
       if (word == ",") {
@@ -211,16 +210,16 @@ class Parser {
       } else if (word == "{" && (made.name == "mov.b64" || made.name == "mov.b32")) {
         made.name += nth == 0 ? ".unpack" : ".pack";
       } else if (word == "[") {
-        ++groups;
-      } else if (word == "+" && groups > 0) {
+        is_address = true;
+      } else if (word == "+" && is_address) {
         made.offset = static_cast<std::int64_t>(number(words[++w]));
-      } else if (groups > 0 && word[0] == '-') {
+      } else if (is_address && word[0] == '-') {
         made.offset = static_cast<std::int64_t>(number(word));
       } else if (is_in_name(word[0]) || word[0] == '-') {
         if (made.operands == static_cast<int>(made.operand.size())) fail("too many operands");
         made.operand[made.operands++] = place(word);
       } else if (word == "]") {
-        groups = 0;
+        is_address = false;
       }
     }
   }

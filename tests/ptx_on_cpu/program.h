@@ -24,7 +24,7 @@ constexpr std::uint64_t kOutgoing = 3ull << 48;   // of the function that it is 
 constexpr std::uint64_t kShared = 4ull << 48;  // as a generic address; ld.shared takes it without
 constexpr int kParameterBytes = 8;             // of a function that is no kernel: each its own word
 
-// Operands are places in a frame: registers first, then a place for each constant.
+// Operands are places in a frame: each register and each constant has one.
 struct Instruction {
   Execute execute = nullptr;
   std::string name;  // with all its modifiers
@@ -39,14 +39,13 @@ struct Instruction {
 
 struct Function {
   std::string name;
-  bool is_kernel = false;
   std::size_t argument_bytes = 0;  // of a kernel
   int parameters = 0;
   std::vector<Instruction> code;
   std::vector<std::uint64_t> frame;  // as a thread finds it: garbage, then the constants
   int shared = -1;                   // the module's variable that it names
-  int tid = -1, ntid = -1, ctaid = -1,
-      nctaid = -1;  // places of %tid.x and the like, if it reads them
+  // Where the frame holds %tid.x and the like; -1 where the function does not read it.
+  int tid = -1, ntid = -1, ctaid = -1, nctaid = -1;
 };
 
 struct SharedVariable {
