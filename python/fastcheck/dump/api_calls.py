@@ -16,7 +16,7 @@ from .records import is_quiet
 
 __all__ = ["ApiCalls", "api_of"]
 
-_TENSOR_METHODS = (torch.Tensor, torch._C.TensorBase)
+_TENSOR_METHODS = torch.Tensor.__mro__[:2]  # the second is C++, its name is not the same everywhere
 
 
 class _Local(threading.local):
