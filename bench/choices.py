@@ -221,21 +221,21 @@ def vector_isa() -> str:
 
 
 def flags(isa: str) -> list[str]:
-    """Those of CMakeLists.txt for this kernel, less its warnings: they are the real build's."""
-    text = (harness.ROOT / "CMakeLists.txt").read_text()
+    """Those of the real build for this kernel, less its warnings."""
+    sources = ("CMakeLists.txt", "csrc/cpu/kernels.cmake")
+    text = "\n".join((harness.ROOT / source).read_text() for source in sources)
 
     def find(pattern: str) -> str:
         found = re.search(pattern, text)
-        assert found, f"CMakeLists.txt has no {pattern!r}"
+        assert found, f"{' and '.join(sources)} have no {pattern!r}"
         return found.group(1)
 
-    kernel = find(rf'kernel_{isa}\.cpp PROPERTIES COMPILE_OPTIONS\s+"([^"]*);\$\{{FASTCHECK_VECTOR')
     return [
         "-std=c++" + find(r"CMAKE_CXX_STANDARD (\d+)"),
         "-fPIC",
         "-fvisibility=hidden",
         *(f for f in find(r"set\(FASTCHECK_OPTIONS ([^)]*)\)").split() if f[:2] != "-W"),
-        *kernel.split(";"),
+        *find(rf"fastcheck_vector_kernel\({isa} ([^)]*)\)").split(),
         "-w",
         "-O3",
         "-DNDEBUG",

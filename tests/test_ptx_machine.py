@@ -183,6 +183,9 @@ def test_what_it_does_not_know_is_said(tmp_path: Path) -> None:
     target.write_text(source.replace("add.rn.f32", "add.rz.f32", 1))
     with pytest.raises(RuntimeError, match=r"a\.ptx:\d+: no definition of add\.rz\.f32"):
         ptx_on_cpu.load([target])
+    lib = ptx_on_cpu.load(ptx_on_cpu.ptx(ptx_on_cpu.FLOAT32_KERNELS, "90"))
+    with pytest.raises(LaunchError, match=r"no kernel .* was loaded"):
+        Call([torch.ones(3, dtype=torch.bfloat16)], lib=lib).records()
 
 
 # ---- instructions --------------------------------------------------------------------------------

@@ -174,6 +174,7 @@ std::uint64_t random_word() {  // xorshift64*
 
 const Thread& current_thread() { return running->thread; }
 const char* error_message() { return message.c_str(); }
+void set_error_message(const std::string& what) { message = what; }
 void fail(const char* what) { fail_with(std::string(what) + " in " + name(*running)); }
 
 void give_way() {

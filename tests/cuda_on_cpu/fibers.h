@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 
 namespace cuda_on_cpu {
 
@@ -30,6 +31,8 @@ const Thread& current_thread();
 // the threads that were under way are dropped where they stood.
 bool run_grid(unsigned grid, unsigned block, const std::function<void()>& kernel);
 const char* error_message();
+// Of a launch that did not begin.
+void set_error_message(const std::string& what);
 
 // Waits for all threads of the block.
 void block_barrier(Place place);

@@ -93,14 +93,18 @@ std::string mangled() {
   return "NS_" + name.substr(scope.size());
 }
 
+cudaError_t refuse(const std::string& why) {
+  cuda_on_cpu::set_error_message(why);
+  return cudaErrorLaunchFailure;
+}
+
 template <class Component, class Launch>
 cudaError_t start(const std::string& entry, unsigned grid, unsigned block, const Launch& launch) {
   for (const auto& module : modules) {
     const auto found = module->function_by_name.find(entry);
     if (found == module->function_by_name.end()) continue;
     const ptx_on_cpu::Function& kernel = module->functions[static_cast<std::size_t>(found->second)];
-    if (kernel.argument_bytes != sizeof(Launch))
-      throw std::runtime_error("arguments of another size");
+    if (kernel.argument_bytes != sizeof(Launch)) return refuse(entry + " takes other arguments");
     Ranges ranges;
     if constexpr (std::is_same_v<Launch, RecordsLaunch>) {
       ranges.add(launch, Shape<Component>::kSize);
@@ -111,8 +115,7 @@ cudaError_t start(const std::string& entry, unsigned grid, unsigned block, const
     const bool ok = ptx_on_cpu::run(*module, kernel, grid, block, &launch, ranges.take(*module));
     return ok ? cudaSuccess : cudaErrorLaunchFailure;
   }
-  load_error = "no kernel " + entry;
-  return cudaErrorLaunchFailure;
+  return refuse("no kernel " + entry + " was loaded");
 }
 
 }  // namespace

@@ -213,7 +213,8 @@ void SharedMemory::store(Thread& thread, std::uint64_t address, int size, const 
       if (!is_over(read, thread)) fail_race(thread, address, "read", read.thread);
     }
     if (byte.read_epoch == thread.epoch.block && (byte.read_warps & ~(1u << thread.warp())) != 0) {
-      fail_race(thread, address, "read", byte.reads[1].thread);
+      fail(thread, "race: shared memory at " + hex(address) +
+                       " was read by another warp with no barrier since");
     }
     byte.value = bytes[static_cast<std::size_t>(i)];
     byte.is_written = true;
