@@ -7,7 +7,6 @@ wait, and names the first place where the numbers went wrong in time to stop.
 
 from __future__ import annotations
 
-from . import _device_ops
 from ._bisect import Bisection, bisect
 from ._compare import compare
 from ._environment import environment
@@ -73,5 +72,3 @@ __all__ = [
     "seed_all",
     "stats",
 ]
-
-_device_ops.register()

@@ -8,6 +8,7 @@ from typing import Union, overload
 
 import torch
 
+from . import _device_ops
 from ._errors import ConfigError, UnsupportedTensorError, did_you_mean, explain
 from ._extension import extension, status
 from ._readable import unreadable_reason, without_bytes
@@ -17,6 +18,7 @@ from .backends import backend_for
 from .backends.whole import record, record_list
 
 _IS_COMPILED = status.module is not None
+_device_ops.register()
 
 _DEPTHS = {"health": int(Depth.HEALTH), "stats": int(Depth.STATS), "full": int(Depth.FULL)}
 _ORDERS = {"storage": int(Order.STORAGE), "logical": int(Order.LOGICAL)}
