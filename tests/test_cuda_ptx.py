@@ -47,7 +47,7 @@ __all__ = [
     "test_workspace_is_left_as_found",
 ]
 
-ARCHS = os.environ.get("FASTCHECK_CUDA_ARCHS", "90").replace("+PTX", "").split()
+ARCHS = os.environ.get("FASTCHECK_CUDA_ARCHS", "90").split()
 
 pytestmark = pytest.mark.skipif(
     ptx_on_cpu.nvcc() is None or driver.compiler() is None, reason="no nvcc, or no C++ compiler"

@@ -356,11 +356,16 @@ def test_ops_trace() -> None:
     assert_same(graph(X).cpu().numpy().tobytes(), kernel(X * 2))
 
 
-def test_ops_compile_without_a_graph_break() -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, from within Inductor
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_ops_compile_without_a_graph_break(compiler: str) -> None:
+    if compiler == "inductor" and DEVICE not in ("cpu", "cuda"):
+        pytest.skip("Inductor does not know this device")
+
     def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = x * 2
         return y + 1, OPS.stats(y)
 
-    y, record = torch.compile(both, backend="aot_eager", fullgraph=True)(X)
+    y, record = torch.compile(both, backend=compiler, fullgraph=True)(X)
     assert torch.equal(y.nan_to_num(), (X * 2 + 1).nan_to_num())
     assert_same(record.cpu().numpy().tobytes(), kernel(X * 2))

@@ -156,6 +156,18 @@ def test_the_ops_own_checks() -> None:
         OPS.stats(quiet(lambda: torch.empty(3, dtype=torch.complex32, device=DEVICE)))
 
 
+@pytest.mark.skipif(ON_CPU, reason="two devices")
+def test_the_ops_want_one_device() -> None:
+    here = torch.ones(3)
+    for op in (OPS.stats_list, OPS.found_nonfinite):
+        for xs in ([X, here], [here, X]):
+            with pytest.raises(TypeError, match=r"item 1: expected a .*tensor"):
+                op(xs)
+    slots = torch.zeros(2, 192, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"expected slots in .* came torch\.uint8 on cpu"):
+        OPS.observe_(X, slots, 0, 3, 0, 0, 0, 0, 0)
+
+
 def test_errors_leave_things_as_they_were() -> None:
     x = X.clone()
     with pytest.raises(UnsupportedTensorError):

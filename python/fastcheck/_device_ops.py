@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from ._errors import UnsupportedTensorError
+from ._checks import check, check_list
 from ._extension import status
-from ._readable import unreadable_reason
 from ._record import RECORD_BYTES, offset_of
 from .backends import backend_for
 from .backends.whole import record, record_list
@@ -39,12 +38,14 @@ def register() -> None:
 
 
 def _stats(x: torch.Tensor, depth: int = 3, logical: bool = False) -> torch.Tensor:
-    _check(depth, [x])
+    _check_depth(depth)
+    check(x)
     return record(x, depth, logical)
 
 
 def _stats_list(xs: list[torch.Tensor], depth: int = 3, logical: bool = False) -> torch.Tensor:
-    _check(depth, xs)
+    _check_depth(depth)
+    check_list(xs)
     return record_list(xs, depth, logical)
 
 
@@ -53,7 +54,7 @@ def _checksum(x: torch.Tensor, logical: bool = False) -> torch.Tensor:
 
 
 def _found_nonfinite(xs: list[torch.Tensor]) -> torch.Tensor:
-    _check(1, xs)
+    check_list(xs)
     device = xs[0].device if xs else torch.device("cpu")
     return backend_for(device).found_nonfinite(xs)
 
@@ -69,9 +70,8 @@ def _observe(
     seq: int,
     flags: int,
 ) -> None:
-    _check(depth, [x])
     _check_slots(x, slots, index)
-    row = record(x, depth, False)
+    row = _stats(x, depth)
     for name, dtype, value in (
         ("seq", torch.int64, seq),
         ("step", torch.int64, step),
@@ -88,13 +88,9 @@ def _cells(row: torch.Tensor, dtype: torch.dtype, field: str) -> torch.Tensor:
     return row.view(dtype)[offset_of(field) // dtype.itemsize]
 
 
-def _check(depth: int, tensors: list[torch.Tensor]) -> None:
+def _check_depth(depth: int) -> None:
     if not 1 <= depth <= 3:
         raise ValueError(f"expected depth 1 (health), 2 (stats) or 3 (full), came {depth}")
-    for x in tensors:
-        reason = unreadable_reason(x)
-        if reason is not None:
-            raise UnsupportedTensorError(reason)
 
 
 def _check_slots(x: torch.Tensor, slots: torch.Tensor, index: int) -> None:

@@ -9,9 +9,10 @@ from typing import Union, overload
 import torch
 
 from . import _device_ops
+from ._checks import check, check_devices, check_list, not_a_tensor
 from ._errors import ConfigError, UnsupportedTensorError, did_you_mean, explain
 from ._extension import extension, status
-from ._readable import unreadable_reason, without_bytes
+from ._readable import without_bytes
 from ._record import Depth, Order
 from ._stats import Stats, StatsList
 from .backends import backend_for
@@ -38,10 +39,6 @@ def _option(name: str, value: str, choices: dict[str, int]) -> int:
             do=did_you_mean(str(value), choices),
         )
     )
-
-
-def _not_a_tensor(x: object, expected: str = "a torch.Tensor") -> UnsupportedTensorError:
-    return UnsupportedTensorError(f"expected {expected}, came {type(x).__name__}")
 
 
 @overload
@@ -79,55 +76,27 @@ def stats(
     logical = _option("order", order, _ORDERS) == Order.LOGICAL
     if isinstance(x, torch.Tensor):
         if not (_IS_COMPILED and x.is_cpu):
-            _check(x)
+            check(x)
             return Stats(record(x, level, logical))
         try:
             return Stats(extension.record(x, level, logical))
         except TypeError as error:
             raise UnsupportedTensorError(str(error)) from None
     if not isinstance(x, (list, tuple)):
-        raise _not_a_tensor(x, "a torch.Tensor or a list of them")
+        raise not_a_tensor(x, "a torch.Tensor or a list of them")
     if not _is_compiled_for(x[0] if x else None):
-        _check_list(x)
+        check_list(x)
         return StatsList(record_list(x, level, logical))
     try:
         return StatsList(extension.record_list(x, level, logical))
     except TypeError as error:
-        _check_devices(x)
+        check_devices(x)
         raise UnsupportedTensorError(str(error)) from None
 
 
 def _is_compiled_for(x: object) -> bool:
     """Whether the compiled extension reads ``x``, or says why it can't be read."""
     return _IS_COMPILED and not (isinstance(x, torch.Tensor) and not x.is_cpu)
-
-
-def _check(x: torch.Tensor) -> None:
-    if status.error is ConfigError:  # an instruction set was asked for that this machine lacks
-        raise status.error(status.problem)
-    reason = unreadable_reason(x)
-    if reason is not None:
-        raise UnsupportedTensorError(reason)
-
-
-def _check_list(tensors: Sequence[object]) -> None:
-    if status.error is ConfigError:
-        raise status.error(status.problem)
-    for number, x in enumerate(tensors):
-        reason = unreadable_reason(x) if isinstance(x, torch.Tensor) else str(_not_a_tensor(x))
-        if reason is not None:
-            raise UnsupportedTensorError(f"item {number}: {reason}")
-    _check_devices(tensors)
-
-
-def _check_devices(tensors: Sequence[object]) -> None:
-    devices = [x.device for x in tensors if isinstance(x, torch.Tensor)]
-    for number, device in enumerate(devices):
-        if device != devices[0] and device.type != "meta":
-            raise UnsupportedTensorError(
-                f"item {number}: expected a tensor on {devices[0]}, where the first one is, came "
-                f"one on {device}; read the tensors of each device in a call of their own"
-            )
 
 
 def checksum(x: torch.Tensor, *, order: str = "storage") -> int:
@@ -137,7 +106,7 @@ def checksum(x: torch.Tensor, *, order: str = "storage") -> int:
     device: ``stats(x)``. Specified in ``docs/record-format.md``.
     """
     if not isinstance(x, torch.Tensor):
-        raise _not_a_tensor(x)
+        raise not_a_tensor(x)
     value = stats(x, order=order).checksum
     assert value is not None
     return value
@@ -153,7 +122,7 @@ def crc32(x: torch.Tensor) -> int:
         UnsupportedTensorError: x is not a dense tensor with memory.
     """
     if not isinstance(x, torch.Tensor):
-        raise _not_a_tensor(x)
+        raise not_a_tensor(x)
     problem = without_bytes(x)
     if problem is not None:
         raise UnsupportedTensorError(f"expected a dense tensor with memory, came {problem}")
@@ -185,14 +154,14 @@ def found_nonfinite(tensors: Union[torch.Tensor, Iterable[torch.Tensor]]) -> tor
     """
     items = [tensors] if isinstance(tensors, torch.Tensor) else tensors
     if not isinstance(items, Iterable):
-        raise _not_a_tensor(items, "tensors")
+        raise not_a_tensor(items, "tensors")
     listed = list(items)
     if not _is_compiled_for(listed[0] if listed else None):
-        _check_list(listed)
+        check_list(listed)
         device = listed[0].device if listed else torch.device("cpu")
         return backend_for(device).found_nonfinite(listed)
     try:
         return extension.found_nonfinite(listed)
     except TypeError as error:
-        _check_devices(listed)
+        check_devices(listed)
         raise UnsupportedTensorError(str(error)) from None

@@ -74,11 +74,7 @@ def shared_library(
     """A library of C++ sources; ``path`` with the hash of what goes into it as one more folder."""
     cxx = compiler()
     assert cxx is not None
-    inputs = sorted({root / s for s in sources} | {p for h in headers for p in root.glob(h)})
-    digest = hashlib.sha256(repr((cxx, flags)).encode())
-    for source in inputs:
-        digest.update(source.relative_to(root).as_posix().encode() + source.read_bytes())
-    folder = path.parent / digest.hexdigest()[:16]
+    folder = path.parent / fingerprint((cxx, *flags), (*sources, *headers), root)
     library = folder / path.name
     if library.exists():
         return library
@@ -97,6 +93,14 @@ def shared_library(
     for item in objects:
         os.unlink(item)
     return library
+
+
+def fingerprint(command: Sequence[str], patterns: Sequence[str], root: Path) -> str:
+    """Of a compilation: another one where the command or a file of these patterns is."""
+    digest = hashlib.sha256(repr(tuple(command)).encode())
+    for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def run(command: Sequence[str], cwd: Path) -> None:

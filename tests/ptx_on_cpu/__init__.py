@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -57,17 +56,13 @@ def ptx(sources: Sequence[str], arch: str, root: Path = ROOT) -> list[Path]:
     """What nvcc makes of each source for a compute capability, compiled unless it is there."""
     compiler = nvcc()
     assert compiler is not None
-    headers = {path for h in driver.HEADERS for path in root.glob(h)}
-    digest = hashlib.sha256(repr((compiler, NVCC_FLAGS, arch)).encode())
-    for path in sorted({root / source for source in sources} | headers):
-        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    folder = BUILD / digest.hexdigest()[:16]
+    command = (compiler, *NVCC_FLAGS, f"-arch=compute_{arch}", "-ptx")
+    folder = BUILD / driver.fingerprint(command, (*sources, *driver.HEADERS), root)
     targets = [folder / f"{Path(source).stem}.sm_{arch}.ptx" for source in sources]
     if not all(target.exists() for target in targets):
         folder.mkdir(parents=True, exist_ok=True)
         for source, target in zip(sources, targets):
-            flags = [*NVCC_FLAGS, f"-arch=compute_{arch}"]
-            driver.run([compiler, *flags, "-ptx", source, "-o", str(target)], root)
+            driver.run([*command, source, "-o", str(target)], root)
     return targets
 
 

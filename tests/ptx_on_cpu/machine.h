@@ -72,6 +72,9 @@ struct Thread {
   unsigned warp() const { return index / 32; }
 };
 
+// Heads or tails, as the seed has it.
+inline bool draw() { return (cuda_on_cpu::random_word() >> 63) != 0; }
+
 // Ends the launch; what is wrong, and where.
 [[noreturn]] void fail(const Thread& thread, const std::string& what);
 

@@ -8,8 +8,6 @@
 namespace ptx_on_cpu {
 namespace {
 
-bool draw() { return (cuda_on_cpu::random_word() >> 63) != 0; }
-
 std::string hex(std::uint64_t x) {
   char text[24];
   std::snprintf(text, sizeof(text), "0x%llx", static_cast<unsigned long long>(x));

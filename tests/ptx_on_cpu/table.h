@@ -66,8 +66,6 @@ void define_packed(Table& table, const std::string& name) {
   });
 }
 
-inline bool draw() { return (cuda_on_cpu::random_word() >> 63) != 0; }
-
 void define_integers(Table& table);  // integers.cpp
 void define_floats(Table& table);    // floats.cpp
 void define_moves(Table& table);     // moves.cpp
