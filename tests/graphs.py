@@ -81,6 +81,7 @@ class Training:
     def warm_up(self, step: Optional[Callable[[], None]] = None, count: int = WARM_UP) -> None:
         """On a stream of its own, as torch asks for."""
         self.stream = self.module.Stream()
+        self.stream.wait_stream(self.module.current_stream())  # what zeroes x may be under way
         with self.module.stream(self.stream):
             for x in batches(count, *self.x.shape, seed=77):
                 self.x.copy_(x)

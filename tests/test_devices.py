@@ -222,6 +222,7 @@ class TestStops:
         model = deep(2).to(NAME)
         monitor = fastcheck.install(model)
         loop(model, 2)
+        fake.synchronize()
         with fake.held():
             loop(model, 1, fault=0)
         stop = stopped(monitor.remove)
@@ -414,7 +415,11 @@ class TestRing:
         thread = monitor._session.drain._thread
         session = weakref.ref(monitor._session)
         del monitor, model
-        gc.collect()
+        for _ in range(3000):  # the thread may be holding it at this moment
+            gc.collect()
+            if session() is None:
+                break
+            time.sleep(0.01)
         assert session() is None
         thread.join(30)
         assert not thread.is_alive()

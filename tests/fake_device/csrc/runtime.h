@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -105,7 +106,7 @@ enum class TaskKind {
 
 class Stream {
  public:
-  Stream(int device, int id) : device_(device), id_(id) {}
+  Stream(int device, int id);
   int device() const { return device_; }
   int id() const { return id_; }
 
@@ -138,8 +139,10 @@ class Stream {
   };
   void loop();
   bool may_run() const;
+  void stumble();  // with FAKE_DEVICE_UNEVEN: waits, now and then
 
   const int device_, id_;
+  std::minstd_rand chance_;  // of the stream's thread alone
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> queue_;

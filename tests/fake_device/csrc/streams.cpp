@@ -41,6 +41,12 @@ void require_device(int device) {
                              std::to_string(device));
 }
 
+// What begins the streams' random numbers. 0: no kernel begins late.
+const unsigned uneven_seed = [] {
+  const char* const said = std::getenv("FAKE_DEVICE_UNEVEN");
+  return said == nullptr ? 0U : static_cast<unsigned>(std::strtoul(said, nullptr, 10));
+}();
+
 }  // namespace
 
 // ---- Completion and events
@@ -159,6 +165,14 @@ void Stream::wait_for(std::shared_ptr<Completion> completion) {
   submit(TaskKind::marker, "wait", [completion] { completion->wait(); });
 }
 
+Stream::Stream(int device, int id)
+    : device_(device), id_(id), chance_(uneven_seed + 977U * device + 31U * id) {}
+
+void Stream::stumble() {
+  if (uneven_seed == 0 || chance_() % 16 != 0) return;
+  std::this_thread::sleep_for(std::chrono::microseconds(chance_() % 5000));
+}
+
 bool Stream::idle() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return queue_.empty() && !running_;
@@ -242,6 +256,7 @@ void Stream::loop() {
     const std::int64_t delay = task.kind == TaskKind::kernel ? delay_us_ : 0;
     lock.unlock();
     if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+    if (task.kind == TaskKind::kernel) stumble();
     try {
       task.work();
     } catch (const std::exception& error) {
