@@ -253,16 +253,19 @@ def test_a_fault_of_its_own_ends_the_dump_and_not_the_training(
 
 def test_a_killed_process_leaves_what_was_complete(tmp_path: Path) -> None:
     code = """
-import os, sys, torch, fastcheck
+import os, sys, time, torch, fastcheck
+from pathlib import Path
 from fastcheck.dump import records, session, shards
 records._SLOTS, session._LINES_AT_ONCE, shards._SHARD_BYTES = 8, 4, 4096
 with fastcheck.Dumper(sys.argv[1], tensors=True):
     x = torch.ones(64)
     for i in range(100):
         x = x + 1
+    while len(list(Path(sys.argv[1]).rglob("*.safetensors"))) < 3:  # a thread writes them
+        time.sleep(0.01)
     os.kill(os.getpid(), 9)
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=600)
     path = os.fspath(place(tmp_path))
     lines = list(read_calls(path))
     assert len(lines) > 90 and read_index(path) == {}

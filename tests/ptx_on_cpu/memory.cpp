@@ -156,16 +156,8 @@ void GlobalMemory::finish(Thread& thread) {
 
 namespace {
 
-// Whether all of the warp, or of the block, has met since then.
-template <class Access>
-bool is_over(const Access& access, const Thread& thread) {
-  return access.thread < 0 || access.thread == static_cast<int>(thread.index) ||
-         access.epoch.block != thread.epoch.block ||
-         (static_cast<unsigned>(access.thread) / 32 == thread.warp() &&
-          access.epoch.warp != thread.epoch.warp);
-}
-
-[[noreturn]] void fail_race(Thread& thread, std::uint64_t address, const char* what, int other) {
+[[noreturn]] void fail_race(Thread& thread, std::uint64_t address, const char* what,
+                            unsigned other) {
   fail(thread, "race: shared memory at " + hex(address) + " was " + what + " by thread " +
                    std::to_string(other) + " with no barrier since");
 }
@@ -180,23 +172,46 @@ SharedMemory::Byte* SharedMemory::find(Thread& thread, std::uint64_t address, in
   return &bytes_[address - begin_];
 }
 
+// Only the thread itself, or those whom its warp or its block has met since, may go on from there.
+void SharedMemory::check_written(Thread& thread, std::uint64_t address, const Byte& byte) const {
+  const auto writer = static_cast<unsigned>(byte.writer);
+  if (byte.writer < 0 || writer == thread.index) return;
+  if (byte.written.block != thread.epoch.block) return;
+  if (writer / 32 == thread.warp() && byte.written.warp != thread.epoch.warp) return;
+  fail_race(thread, address, "written", writer);
+}
+
+// As check_written, of all who have read it.
+void SharedMemory::check_read(Thread& thread, std::uint64_t address, const Byte& byte) const {
+  if (byte.read.block != thread.epoch.block) return;
+  const std::uint32_t others = byte.read_warps & ~(1u << thread.warp());
+  if (others != 0) {
+    fail(thread, "race: shared memory at " + hex(address) + " was read by warp " +
+                     std::to_string(__builtin_ctz(others)) + " with no barrier since");
+  }
+  if (byte.read.warp != thread.epoch.warp) return;
+  const std::uint32_t lanes = byte.read_lanes & ~(1u << thread.index % 32);
+  if (lanes != 0) {
+    fail_race(thread, address, "read",
+              thread.warp() * 32 + static_cast<unsigned>(__builtin_ctz(lanes)));
+  }
+}
+
 Bytes SharedMemory::load(Thread& thread, std::uint64_t address, int size) {
   Byte* const from = find(thread, address, size);
   Bytes bytes{};
-  const Access me{static_cast<std::int16_t>(thread.index), thread.epoch};
   for (int i = 0; i < size; ++i) {
     Byte& byte = from[i];
     if (!byte.is_written) {
       fail(thread, "uninitialised: shared memory, " + bytes_at(size, address));
     }
-    if (!is_over(byte.write, thread)) fail_race(thread, address, "written", byte.write.thread);
-    if (byte.read_epoch != thread.epoch.block) {
-      byte.read_epoch = static_cast<std::uint16_t>(thread.epoch.block);
-      byte.read_warps = 0;
-    }
+    check_written(thread, address, byte);
+    if (byte.read.block != thread.epoch.block) byte.read_warps = 0;
+    if (byte.last_warp != thread.warp() || byte.read.warp != thread.epoch.warp) byte.read_lanes = 0;
     byte.read_warps = static_cast<std::uint8_t>(byte.read_warps | 1u << thread.warp());
-    if (byte.reads[0].thread != me.thread) byte.reads[1] = byte.reads[0];
-    byte.reads[0] = me;
+    byte.read_lanes |= 1u << thread.index % 32;
+    byte.last_warp = static_cast<std::uint8_t>(thread.warp());
+    byte.read = thread.epoch;
     bytes[static_cast<std::size_t>(i)] = byte.value;
   }
   return bytes;
@@ -206,19 +221,12 @@ void SharedMemory::store(Thread& thread, std::uint64_t address, int size, const 
   Byte* const to = find(thread, address, size);
   for (int i = 0; i < size; ++i) {
     Byte& byte = to[i];
-    if (!is_over(byte.write, thread)) fail_race(thread, address, "written", byte.write.thread);
-    for (const Access& read : byte.reads) {
-      if (!is_over(read, thread)) fail_race(thread, address, "read", read.thread);
-    }
-    if (byte.read_epoch == thread.epoch.block && (byte.read_warps & ~(1u << thread.warp())) != 0) {
-      fail(thread, "race: shared memory at " + hex(address) +
-                       " was read by another warp with no barrier since");
-    }
+    check_written(thread, address, byte);
+    check_read(thread, address, byte);
     byte.value = bytes[static_cast<std::size_t>(i)];
     byte.is_written = true;
-    byte.write = {static_cast<std::int16_t>(thread.index), thread.epoch};
-    byte.reads = {};
-    byte.read_warps = 0;
+    byte.writer = static_cast<std::int16_t>(thread.index);
+    byte.written = thread.epoch;
   }
 }
 

@@ -89,22 +89,22 @@ class SharedMemory {
   void store(Thread& thread, std::uint64_t address, int size, const Bytes& bytes);
 
  private:
-  struct Access {
-    std::int16_t thread = -1;
-    Epoch epoch;
-  };
   struct Byte {
     unsigned char value = 0;
     bool is_written = false;
-    Access write;
-    // Since the last write: the last two threads to read it, and the warps of the last epoch that
-    // did.
-    std::array<Access, 2> reads;
-    std::uint16_t read_epoch = 0;
+    std::int16_t writer = -1;  // thread
+    Epoch written;
+    // The warps that read it in the block's epoch of the last read, and the lanes of the last of
+    // them that did in its own.
     std::uint8_t read_warps = 0;
+    std::uint8_t last_warp = 0;
+    std::uint32_t read_lanes = 0;
+    Epoch read;
   };
 
   Byte* find(Thread& thread, std::uint64_t address, int size);
+  void check_written(Thread& thread, std::uint64_t address, const Byte& byte) const;
+  void check_read(Thread& thread, std::uint64_t address, const Byte& byte) const;
 
   std::uint32_t begin_;
   std::vector<Byte> bytes_;
