@@ -1,5 +1,9 @@
 """Small tensors: the cost of one call from Python, and of each tensor of a list in one.
 
+"Again" is a list a second time, at once. The first large request behind many small ones has glibc
+sort what these left in its fast bins; here that is the list's 192 KB of records. With
+GLIBC_TUNABLES=glibc.malloc.mxfast=0 there are no fast bins, and no difference.
+
 python bench/small.py [--rounds N]     writes bench/results/small.json, prints a Markdown table
 """
 
@@ -53,9 +57,8 @@ def measure(name: str, numel: int, rounds: int) -> list[dict[str, Any]]:
     }
     for depth in DEPTHS:
         cases[f"one call, {depth}"] = each(lambda x, depth=depth: fastcheck.stats(x, depth=depth))
-        cases[f"list of {LIST_LENGTH}, {depth}"] = lambda _, depth=depth: fastcheck.stats(
-            tensors, depth=depth
-        )
+        for case in (f"list of {LIST_LENGTH}, {depth}", f"list of {LIST_LENGTH}, {depth}, again"):
+            cases[case] = lambda _, depth=depth: fastcheck.stats(tensors, depth=depth)
         # "The reading itself": the same bytes, as one tensor.
         cases[f"as one tensor, {depth}"] = lambda _, depth=depth: fastcheck.stats(
             joined, depth=depth
