@@ -13,6 +13,7 @@ import fastcheck
 from fastcheck import RECORD_DTYPE
 from training import Net
 
+# Without it modules in compiled code are not observed, and these tests have no subject.
 pytest.importorskip(
     "torch._higher_order_ops.register_hook",
     reason="this torch can't hook a tensor that is made inside a graph",

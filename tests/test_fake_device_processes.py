@@ -36,6 +36,36 @@ def run_python(source: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+UNEVEN = """
+stream = fake.Stream()
+x = torch.ones(4, device=fake.name())
+fake.synchronize()
+events = [fake.Event(enable_timing=True) for _ in range(200)]
+with fake.stream(stream):
+    for event in events:
+        x.add_(1)
+        event.record()
+fake.synchronize()
+state = 7 + 31 * stream.stream_id  # std::minstd_rand of this stream
+
+def draw():
+    global state
+    state = state * 48271 % 2147483647
+    return state
+
+late = [draw() % 5000 if draw() % 16 == 0 else 0 for _ in events]
+spent = [1000 * begin.elapsed_time(end) for begin, end in zip(events, events[1:])]
+print(sum(us > 1000 for us in late[1:]) > 3, all(s + 1 > us for s, us in zip(spent, late[1:])))
+"""
+
+
+def test_uneven_streams_begin_some_kernels_late() -> None:
+    done = run_python(UNEVEN, FAKE_DEVICE_UNEVEN="7")
+    assert done.stdout == "True True\n", done.stderr
+    done = run_python("", FAKE_DEVICE_UNEVEN="very")
+    assert "FAKE_DEVICE_UNEVEN: expected a number, came 'very'" in done.stderr
+
+
 def test_host_read_of_device_memory_faults() -> None:
     source = """
 import ctypes

@@ -79,23 +79,25 @@ SYNCHRONISATION = re.compile(
     r"^ *__(syncwarp|syncthreads|threadfence|threadfence_system)\(\);.*\n", re.M
 )
 PLACES = [
-    (path.name, match.start(), match.end(), path.read_text()[: match.start()].count("\n") + 1)
+    (path.name, match.start(), match.end(), text[: match.start()].count("\n") + 1, match[1])
     for path in sorted((ROOT / "csrc" / "cuda").glob("*.cuh"))
-    for match in SYNCHRONISATION.finditer(path.read_text())
+    for text in [path.read_text()]
+    for match in SYNCHRONISATION.finditer(text)
 ]
 
 
 def test_all_kinds_of_synchronisation_are_among_the_faults() -> None:
-    found = {
-        SYNCHRONISATION.match((ROOT / "csrc/cuda" / file).read_text(), begin).group(1)  # type: ignore[union-attr]
-        for file, begin, _, _ in PLACES
+    assert {kind for *_, kind in PLACES} == {
+        "syncwarp",
+        "syncthreads",
+        "threadfence",
+        "threadfence_system",
     }
-    assert found == {"syncwarp", "syncthreads", "threadfence", "threadfence_system"}
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0]}:{place[3]}")
 def test_every_barrier_and_fence_is_needed(
-    place: tuple[str, int, int, int], tmp_path: Path
+    place: tuple[str, int, int, int, str], tmp_path: Path
 ) -> None:
     assert next(faults(changed(tmp_path, *place[:3]), seeds=12), None) is not None
 
@@ -209,7 +211,8 @@ def test_faults_are_named(name: str, tmp_path: Path) -> None:
 def test_what_a_barrier_orders_is_no_fault(tmp_path: Path) -> None:
     """A flag that every warp has read is read and written by one of them, behind a barrier."""
     text = (ROOT / "csrc" / "cuda" / "records.cuh").read_text()
-    end = text.index("  __syncthreads();\n}\n", text.index("void finish_chunk(")) + 19
+    barrier = "  __syncthreads();\n"
+    end = text.index(barrier + "}\n", text.index("void finish_chunk(")) + len(barrier)
     added = "  if (threadIdx.x == 0) shared.last += 1;\n"
     assert list(faults(changed(tmp_path, "records.cuh", end, end, added), seeds=3)) == []
 

@@ -32,7 +32,7 @@ class Fault(Exception):  # noqa: N818  (what a check found, not a mistake of its
     """The device, or its backend, does not do what it should."""
 
 
-class NotCheckable(Exception):  # noqa: N818  (nor this one)
+class NotCheckable(Exception):  # noqa: N818  (no mistake: the place it runs on has no means to tell)
     """Nothing here can tell."""
 
 

@@ -44,7 +44,14 @@ void require_device(int device) {
 // What begins the streams' random numbers. 0: no kernel begins late.
 const unsigned uneven_seed = [] {
   const char* const said = std::getenv("FAKE_DEVICE_UNEVEN");
-  return said == nullptr ? 0U : static_cast<unsigned>(std::strtoul(said, nullptr, 10));
+  if (said == nullptr) return 0U;
+  char* end = nullptr;
+  const unsigned seed = static_cast<unsigned>(std::strtoul(said, &end, 10));
+  if (end == said || *end != 0) {
+    std::fprintf(stderr, "fake device: FAKE_DEVICE_UNEVEN: expected a number, came '%s'\n", said);
+    std::abort();
+  }
+  return seed;
 }();
 
 }  // namespace
