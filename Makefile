@@ -9,71 +9,100 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX_URL ?=
 # Of `make wheel`: cpu, cuda or generic.
 ACCELERATOR ?= cpu
-# Passed to pytest, for example TESTS="tests/test_checksum.py -x".
+# Passed to pytest, for example TESTS="tests/statistics/test_checksum.py -x".
 TESTS ?= tests
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help demo test test-fake-device test-neon test-triton test-npu-lab test-old-torch lint types \
+.PHONY: help demo test test-quick test-fake-device test-fake-accelerator test-fake-statistics test-fake-cuda \
+	test-fake-npu test-fake-mlu test-neon test-triton test-npu-lab test-old-torch lint types \
 	format build wheel sdist test-wheel clean
 help:
-	@echo "make demo    train a small float16 GPT until it overflows, and see fastcheck stop it"
-	@echo "make test    run the tests"
-	@echo "make test-fake-device   what needs an accelerator, on a fake one"
-	@echo "make test-neon          the AArch64 kernel, under emulation; skips where that can't be had"
-	@echo "make test-triton        the Triton kernels, in Triton's interpreter"
-	@echo "make test-npu-lab       torch_npu's own wheel over a runtime of our own; the Triton kernels through"
-	@echo "                        Ascend's compiler, as far as it goes without CANN"
-	@echo "make test-old-torch     the pure-Python path with torch 2.1; slow, under emulation"
-	@echo "make wheel   a wheel into dist/; ACCELERATOR=cpu, cuda or generic;  make sdist the sources"
-	@echo "make test-wheel         installs each wheel of dist/ into a fresh environment and tries it"
-	@echo "make lint    ruff and clang-format;  make format applies them"
-	@echo "make types   mypy --strict"
-	@echo "make bench   the CPU benches, about ten minutes; results under bench/results"
+	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
+	@echo "make test              run the tests; TESTS=... selects"
+	@echo "make test-quick        those of them that take little, in under 90 seconds"
+	@echo "make test-fake-device  tests of accelerators, on a fake accelerator"
+	@echo "make test-neon         the AArch64 kernel, emulated; skipped where no emulator can be had"
+	@echo "make test-triton       the Triton kernels, in Triton's interpreter"
+	@echo "make test-npu-lab      torch_npu's own wheel over a substitute runtime; the Triton kernels through"
+	@echo "                       Ascend's compiler, as far as it goes without CANN"
+	@echo "make test-old-torch    the pure-Python path with torch 2.1, emulated; slow"
+	@echo "make lint              ruff, clang-format, import-linter"
+	@echo "make format            apply ruff and clang-format"
+	@echo "make types             mypy --strict"
+	@echo "make bench             the CPU benches, about ten minutes; results under bench/results"
+	@echo "make wheel             build a wheel into dist/; ACCELERATOR=cpu, cuda or generic"
+	@echo "make sdist             build a source distribution into dist/"
+	@echo "make test-wheel        install each wheel of dist/ into a fresh environment and test it"
+	@echo "make clean             remove the environment and all builds"
 	@echo "variables: PYTHON, VENV, TORCH, TORCH_INDEX_URL, TESTS, ACCELERATOR, FASTCHECK_CUDA_ARCHS"
 
-demo: $(VENV)/.built
+# A wheel of dist/ that fits saves the compilation; what is built in place goes before it.
+demo: $(if $(wildcard $(VENV)/.built),$(VENV)/.built,$(VENV)/.demo)
 	$(PY) -m fastcheck demo
 
 test: $(VENV)/.built $(VENV)/.tools
 	$(PY) -m pytest $(TESTS)
 
-test-fake-device: $(VENV)/.built $(VENV)/.tools
-	FASTCHECK_FAKE_DEVICE=1 $(PY) -m pytest tests/test_fake_device.py tests/test_fake_device_processes.py \
-		tests/test_fake_device_torch.py tests/test_compat_device.py tests/test_devices.py tests/test_dump_device.py \
-		tests/test_movement_device.py tests/test_op_async.py tests/test_op_async_beside.py tests/test_op_device.py \
-		tests/test_override_device.py tests/test_protect_device.py tests/test_reader.py tests/test_recorder.py \
-		tests/test_cuda_binding.py tests/test_cuda_install.py tests/test_selftest_device.py \
-		tests/test_fake_graphs.py tests/test_graphs.py tests/test_graph_parts.py tests/test_graph_ends.py
-	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/test_stats_values.py \
-		tests/test_stats_api.py tests/test_stats_errors.py tests/test_checksum.py tests/test_properties.py \
-		tests/test_portable_device.py
-	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TEST_DEVICE=fake FASTCHECK_TEST_KERNELS=cuda \
-		$(PY) -m pytest tests/test_stats_values.py tests/test_stats_api.py tests/test_selftest_device.py
-	FASTCHECK_FAKE_DEVICE=1 FAKE_DEVICE_NAME=npu $(PY) -m pytest tests/test_npu.py tests/test_npu_saturation.py \
-		tests/test_npu_ops.py tests/test_npu_ops_status.py
-	FASTCHECK_FAKE_DEVICE=1 FAKE_DEVICE_NAME=mlu $(PY) -m pytest tests/test_mlu.py
+test-quick: $(VENV)/.built $(VENV)/.tools
+	$(PY) -m pytest -m "not slow" $(TESTS)
+
+test-fake-device: test-fake-accelerator test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu
+
+FAKE := FASTCHECK_FAKE_DEVICE=1
+test-fake-accelerator: $(VENV)/.built $(VENV)/.tools
+	$(FAKE) $(PY) -m pytest tests/fakes/test_fake_device.py tests/fakes/test_fake_device_processes.py \
+		tests/fakes/test_fake_device_torch.py tests/fakes/test_fake_device_training.py tests/compat/test_device.py \
+		tests/monitor/test_devices.py tests/monitor/test_devices_stops.py tests/dump/test_device.py \
+		tests/monitor/weight_updates/test_movement_device.py tests/monitor/op_level/test_async.py \
+		tests/monitor/op_level/test_async_modes.py tests/monitor/op_level/test_device.py \
+		tests/substitution/test_override_device.py tests/monitor/hooks/protect/test_protect_device.py \
+		tests/ring/test_reader.py tests/monitor/hooks/test_recorder.py tests/monitor/hooks/test_recorder_ends.py \
+		tests/monitor/hooks/test_clipping.py tests/monitor/hooks/test_losses.py \
+		tests/backends/cuda/test_binding.py tests/backends/cuda/test_binding_launches.py \
+		tests/monitor/hooks/test_cuda.py tests/selftest/test_device.py tests/fakes/test_fake_graphs.py \
+		tests/monitor/hooks/graphs/test_graphs.py tests/monitor/hooks/graphs/test_graph_parts.py \
+		tests/monitor/hooks/graphs/test_graph_streams.py tests/monitor/hooks/graphs/test_graph_ends.py \
+		tests/monitor/hooks/test_observe_elsewhere.py
+
+test-fake-statistics: $(VENV)/.built $(VENV)/.tools
+	$(FAKE) FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/statistics/test_stats_values.py \
+		tests/statistics/test_stats_api.py tests/statistics/test_stats_errors.py \
+		tests/statistics/test_checksum.py tests/record/test_properties.py tests/record/test_bit_patterns.py \
+		tests/backends/portable/test_device.py
+
+test-fake-cuda: $(VENV)/.built $(VENV)/.tools
+	$(FAKE) FASTCHECK_TEST_DEVICE=fake FASTCHECK_TEST_KERNELS=cuda $(PY) -m pytest \
+		tests/statistics/test_stats_values.py tests/statistics/test_stats_api.py tests/selftest/test_device.py
+
+test-fake-npu: $(VENV)/.built $(VENV)/.tools
+	$(FAKE) FAKE_DEVICE_NAME=npu $(PY) -m pytest tests/backends/test_npu.py tests/monitor/test_npu_saturation.py \
+		tests/monitor/op_level/test_npu.py tests/monitor/op_level/test_npu_status.py
+
+test-fake-mlu: $(VENV)/.built $(VENV)/.tools
+	$(FAKE) FAKE_DEVICE_NAME=mlu $(PY) -m pytest tests/backends/test_mlu.py
 
 test-neon: $(VENV)/.built $(VENV)/.tools
-	PYTHON=$(abspath $(PY)) tests/neon.sh
+	PYTHON=$(abspath $(PY)) tests/lab/neon.sh
 
 test-triton: $(VENV)/.built $(VENV)/.tools
-	TRITON_INTERPRET=1 $(PY) -m pytest tests/test_triton.py tests/test_triton_lists.py
-	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TRITON=on TRITON_INTERPRET=1 $(PY) -m pytest tests/test_triton_device.py
+	TRITON_INTERPRET=1 $(PY) -m pytest tests/backends/triton/test_kernels.py tests/backends/triton/test_lists.py
+	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TRITON=on TRITON_INTERPRET=1 $(PY) -m pytest tests/backends/triton/test_device.py
 
 test-npu-lab:
-	PYTHON=$(PYTHON) TORCH_INDEX_URL=$(TORCH_INDEX_URL) tests/torch_npu.sh
-	PYTHON=$(PYTHON) TORCH_INDEX_URL=$(TORCH_INDEX_URL) tests/npu_lab.sh
+	PYTHON=$(PYTHON) TORCH_INDEX_URL=$(TORCH_INDEX_URL) tests/lab/torch_npu.sh
+	PYTHON=$(PYTHON) TORCH_INDEX_URL=$(TORCH_INDEX_URL) tests/lab/npu_lab.sh
 
 test-old-torch:
-	PYTHON=$(PYTHON) tests/old_torch.sh
+	PYTHON=$(PYTHON) tests/lab/old_torch.sh
 
 lint: $(VENV)/.tools
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
+	PYTHONPATH=python $(VENV)/bin/lint-imports --no-cache
 
 format: $(VENV)/.tools
 	$(PY) -m ruff check --fix .
@@ -116,11 +145,24 @@ $(VENV)/.wheel-tools: requirements-wheel.txt $(VENV)/.torch
 	$(PIP) install -r requirements-wheel.txt
 	@touch $@
 
-# Editable: Python sources are used in place, C++ is built again when it changed.
-$(VENV)/.built: $(VENV)/.torch CMakeLists.txt pyproject.toml python/fastcheck/_build_info.py.in \
-		python/fastcheck/_version.py $(shell find csrc -type f)
+# Editable: Python sources are used in place, C++ is built again when it changed. The installation
+# lists the Python files, so it is renewed where one was added, moved or deleted. Two makes may run
+# at once (.ci/run), hence a file name of its own for each.
+SOURCES = CMakeLists.txt pyproject.toml python/fastcheck/_build_info.py.in \
+	python/fastcheck/_version.py $(shell find csrc -type f)
+$(VENV)/.built: $(VENV)/.torch $(VENV)/.modules $(SOURCES)
 	$(PIP) install --no-build-isolation --no-deps --editable .
 	@touch $@
 
+$(VENV)/.modules: $(VENV)/.torch always
+	@new=$$(mktemp $@.XXXXXX); find python -name '*.py' | LC_ALL=C sort > "$$new"; \
+	if cmp -s "$$new" $@; then rm "$$new"; else mv "$$new" $@; fi
+
+$(VENV)/.demo: $(VENV)/.torch $(SOURCES) $(shell find python -name '*.py')
+	wheel=$$($(PY) wheels/fitting.py) && if test -n "$$wheel"; then \
+		$(PIP) install --no-deps --force-reinstall "$$wheel" && touch $@; \
+	else $(MAKE) $(VENV)/.built; fi
+
+.PHONY: always
 clean:
 	rm -rf $(VENV) build dist

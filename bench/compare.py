@@ -1,10 +1,10 @@
-"""Compares two results of the same bench: what changed by more than both spreads.
+"""Compares two results of one bench: lists changes larger than both spreads.
 
-python bench/compare.py OLD.json NEW.json [--all]
+    python bench/compare.py OLD.json NEW.json [--all]
 
-Exit status 1 when something became slower. Ratios taken within a run (of a pure read, of a step
-without a tool) are compared where there are any: they stand a change of machine load that times do
-not.
+Exit status 1 when something became slower. Ratios within a run (to a pure read, to a step without a
+tool) are compared where the result has them, because the machine's load changes them less than
+times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 from harness import table, with_spread
 
-# What a row is known by, and what is compared, the first that the row has; whether more is better.
+# Keys that identify a row; measures, of which a row's first is compared; whether more is better.
 IDENTITY = ("dtype", "data", "numel", "threads", "case", "tool", "beside", "depth", "counts")
 MEASURES = {
     "fraction_of_pure_read": True,
@@ -60,7 +60,7 @@ def main() -> int:
     if "rows" not in old or "rows" not in new:
         parser.error("expected results with timed rows; the collision search has none")
     if old["bench"] != new["bench"]:
-        parser.error(f"expected two results of one bench, came {old['bench']} and {new['bench']}")
+        parser.error(f"expected two results of one bench, got {old['bench']} and {new['bench']}")
     for key in ("cpu", "cores", "isa", "torch", "numpy", "compiler", "python"):
         if old["machine"][key] != new["machine"][key]:
             print(f"not the same {key}: {old['machine'][key]} -> {new['machine'][key]}")

@@ -1,10 +1,10 @@
-"""What comparing two logs costs: seconds and memory, up to a million records a side.
+"""The time and memory of comparing two logs of up to a million records each.
 
-python bench/compare_logs.py [--quick]
+    python bench/compare_logs.py [--quick]
 
-The logs are made by hand, 1,000 records a step of 250 modules. Each case runs in a process of its
-own; CPU seconds are there because they stand other work on the machine. Memory is the peak of the
-process (ru_maxrss) above what it was when fastcheck was imported and had compared a log of one step
+The logs are synthetic: 250 modules, 1,000 records a step. Each case runs in a process of its own.
+CPU seconds are reported because other work on the machine changes them less. Memory is the peak of
+the process (ru_maxrss) above its value after importing fastcheck and comparing a log of one step
 with itself. Each verdict is checked.
 """
 
@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 import harness
-from fastcheck._log import RecordLog
-from fastcheck._record import RECORD_DTYPE
-from fastcheck._site import Site, SiteTable
+from fastcheck.log.writer import RecordLog
+from fastcheck.record.format import RECORD_DTYPE
+from fastcheck.record.site import Site, SiteTable
 
 MODULES = 250
 ROLES = (
@@ -34,7 +34,7 @@ ROLES = (
     ("optimizer", "param_grad", "weight"),
 )
 A_STEP = MODULES * len(ROLES)
-# What the actual side has that the reference has not, and what compare() must say.
+# How the actual side differs from the reference, and the expected verdict of compare().
 CASES = {
     "identical": "identical",
     "other order in every step": "identical",
@@ -82,7 +82,7 @@ def changed(made: np.ndarray, case: str, step: int, steps: int) -> np.ndarray:
     if case == "other order in every step":
         return rng.permutation(made)
     if case == "other last bits everywhere":
-        # First weights are given: they have to be equal to the bit.
+        # Initial weights are given, not computed: they have to be equal to the bit.
         computed = made["site"] // MODULES != 2 if step == 0 else np.ones(A_STEP, bool)
         made["checksum"][computed] += 1
         made["max"][computed] *= 1 + 1e-6

@@ -1,14 +1,13 @@
-"""How many records a second the drain takes in: decoded, judged, kept, and written to the log.
+"""Records per second through the drain: decoded, judged, kept, and written to the log.
 
-python bench/drain.py [--rounds N]     writes bench/results/drain.json, prints a Markdown table
+    python bench/drain.py [--rounds N]     writes bench/results/drain.json, prints a Markdown table
 
 A step of 4096 finite records in four segments, filled through the ring of the fake accelerator of
-the tests (built on first use, needs g++) with a stand-in for the backend that writes nothing. What
-is timed begins when the copies are done: the drain's own code, in one thread, from the segments to
-the ledger and the log on a temporary directory. Hooks leave an entry for each call
-in the journal; lists of parameters leave one for many records. The garbage collector runs
-between the steps, as what it goes through is not the drain's.
-"""
+the tests (built on first use, needs g++), with a stub of the backend that writes nothing. The timed
+part begins when the copies are complete: the drain's own code, in one thread, from the segments to
+the event store and a log in a temporary directory. Hooks leave a journal entry for each call; lists
+of parameters leave one entry for many records. The garbage collector runs between the steps, so
+that its time is not counted."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ from torch import nn
 
 import fastcheck
 import harness
-from fastcheck._calls import ModuleNode, new_call
-from fastcheck._drain import Part
-from fastcheck._journal import Journal, ListReading, Note
-from fastcheck._record import RECORD_BYTES
-from fastcheck._session import Session
-from fastcheck._verdict import Judge
+from fastcheck.calls.calls import ModuleNode, new_call
+from fastcheck.monitor.session.drain import Part
+from fastcheck.monitor.session.session import Session
+from fastcheck.record.format import RECORD_BYTES
+from fastcheck.verdict.journal import Journal, ListReading, Note
+from fastcheck.verdict.module_level import Judge
 
 sys.path.insert(0, str(harness.ROOT / "tests"))
 
@@ -51,11 +50,11 @@ def nothing(*args: Any) -> None:
 
 
 class Steps:
-    """A monitor that nothing is hooked to, and steps that are handed to its drain ready made."""
+    """A monitor without hooks, and steps that are handed to its drain complete."""
 
     def __init__(self, device: torch.device, log_dir: Optional[str]) -> None:
         model = nn.Linear(2, 2).to(device)
-        self.monitor = fastcheck.install(model, log_dir=log_dir, history=HISTORY)
+        self.monitor = fastcheck.install(model, log=fastcheck.Log(log_dir, history=HISTORY))
         self.session: Session = self.monitor._session
         self.ring = ring = self.session._ring(device)
         ring.backend = dataclasses.replace(ring.backend, observe=nothing)
@@ -68,9 +67,9 @@ class Steps:
         self.count = 0
 
     def fill(self, entries_of: str) -> None:
-        """Puts the next step into the drain's queue, all of its copies done."""
+        """Puts the next step into the drain's queue, with all of its copies complete."""
         session, count = self.session, self.count
-        step = session.ledger.new_step(count)
+        step = session.event_store.new_step(count)
         journal = Journal()
         for k in range(RECORDS):
             seq = count * RECORDS + k
@@ -83,8 +82,8 @@ class Steps:
             elif k % LIST_LENGTH == 0:
                 roles = ["param"] * min(LIST_LENGTH, RECORDS - k)
                 journal.entries.append(ListReading(seq, roles, Judge.parameter, (None,)))
-        journal.note(Note(session.ledger.close, step))
-        journal.note(Note(session.ledger.end, step))
+        journal.note(Note(session.event_store.close, step))
+        journal.note(Note(session.event_store.end, step))
         records, segments = self.ring.cut()
         part = Part(step, journal, records, [(self.ring, s) for s in segments], True)
         part.wait()
@@ -92,7 +91,7 @@ class Steps:
         self.count = count + 1
 
     def take(self) -> float:
-        """Seconds for what fill() has put there."""
+        """Seconds for the drain to take in what fill() has queued."""
         gc.collect(1)
         gc.disable()
         start = time.perf_counter()
@@ -103,7 +102,7 @@ class Steps:
         return seconds
 
     def check(self) -> None:
-        """All of the records are there, once each and in order."""
+        """All records are there, once each and in order."""
         held = self.monitor.records()
         steps = self.count if self.session.config.log_dir else min(self.count, HISTORY)
         first = (self.count - steps) * RECORDS
@@ -113,7 +112,7 @@ class Steps:
 
 
 def written(directory: str, block: bytes) -> float:
-    """Seconds for as many bytes as a round of steps has, written without fastcheck."""
+    """Seconds to write as many bytes as a round of steps has, without fastcheck."""
     path = os.path.join(directory, "plain")
     start = time.perf_counter()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -173,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     rounds = parser.parse_args().rounds
-    import fake_device
+    from fakes import fake_device
 
     device = torch.device(fake_device.load().name(), 0)
     torch.set_num_threads(1)

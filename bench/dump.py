@@ -1,13 +1,13 @@
-"""What a dump costs: a training step with records of every operator, or with all values on disk.
+"""The cost of a dump: a training step with records of every operator, or with all values on disk.
 
-python bench/dump.py [--rounds N] [--threads N ...] [--directory DIR]
+    python bench/dump.py [--rounds N] [--threads N ...] [--directory DIR]
     writes bench/results/dump.json
 
-The step is that of bench/train_step.py (6 layers, width 512, batch 8, sequence 128, AdamW). A step
-with and one without a Dumper are taken in turn, on two models that are made alike; each dump
-overwrites the one before. For values the disk's own speed is measured beside it: the same number of
-bytes, written in pieces of 16 MiB to one file in the same directory, in the same round. Both count
-as written when fsync has returned, of a dump for each of its files.
+The step is that of bench/train_step.py (6 layers, width 512, batch 8, sequence 128, AdamW). Steps
+with and without a Dumper alternate, on two identically initialised models; each dump overwrites the
+one before. For values the disk's own speed is measured beside it: the same number of bytes, written
+in pieces of 16 MiB to one file in the same directory, in the same round. Both are timed up to the
+return of fsync, for a dump of each of its files.
 
 Memory: the peak of the resident set of a process that takes two steps with a Dumper, less that of
 one that takes them without.
@@ -28,7 +28,7 @@ import torch
 
 import fastcheck
 import harness
-from fastcheck.dump.reading import read_index
+from fastcheck.dump.storage.reading import read_index
 from transformer import Trainer
 
 MODES: dict[str, dict[str, Any]] = {
@@ -49,13 +49,13 @@ HEADER = [
     "MiB extra",
 ]
 PIECE = 16 * 1024 * 1024
-# What a dump of values may take beside what training takes.
+# The bar for the memory of a dump of values.
 ALLOWED_BYTES = 512 * 1024 * 1024
 STEPS_OF_MEMORY = 2
 
 
 def write_plain(path: Path, count: int) -> None:
-    """What the disk takes when nothing else is done."""
+    """Writes the same bytes without a dump: the speed of the disk."""
     piece = os.urandom(PIECE)
     with open(path, "wb") as file:
         for start in range(0, count, PIECE):
@@ -65,7 +65,7 @@ def write_plain(path: Path, count: int) -> None:
 
 
 def settle(place: Path) -> None:
-    """Waits until all files below are on the disk."""
+    """Waits until all files below the directory are on the disk."""
     for path in place.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -74,7 +74,7 @@ def settle(place: Path) -> None:
 
 
 def peak_bytes() -> int:
-    """The most that this program had resident. Not getrusage's, which counts its parent's too."""
+    """The peak resident memory of this process. getrusage would include its parent's."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

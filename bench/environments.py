@@ -1,7 +1,7 @@
 """Virtual environments for the tools that fastcheck is compared with, outside the repository.
 
-torch comes first and from the same place as in the Makefile (``TORCH_INDEX_URL``); what comes after
-is installed so that it can't replace it.
+torch is installed first, from the same index as in the Makefile (``TORCH_INDEX_URL``); later
+packages are installed so that they can't replace it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pure_read import cache_dir
 
 @dataclass(frozen=True)
 class Environment:
-    """``packages`` may depend on torch, as long as the one there satisfies them; ``alone`` is
-    installed without its dependencies, which ``packages`` then has to name."""
+    """``packages`` may depend on torch, if the installed one satisfies them. ``alone`` is installed
+    without its dependencies, which ``packages`` has to list.
+    """
 
     name: str
     packages: tuple[str, ...]
@@ -39,7 +40,7 @@ NVDISASM = Environment("nvdisasm", (), alone=("nvidia-cuda-nvdisasm",))
 
 
 def make(environment: Environment, torch: Optional[str] = "torch==2.13.0") -> Path:
-    """Makes the environment unless it is there, and returns its Python."""
+    """Creates the environment if it does not exist, and returns its Python."""
     where = cache_dir() / environment.name
     python = where / "bin" / "python"
     done = where / ".complete"

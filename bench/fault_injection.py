@@ -1,13 +1,12 @@
-"""Faults put into single operators at random, and whether level="op" names them.
+"""Injects faults into random operators, and counts how many level="op" names exactly.
 
-python bench/fault_injection.py [--faults N] [--seed S]
+    python bench/fault_injection.py [--faults N] [--seed S]
 
-Writes bench/results/fault_injection.json. A fault is one element of the first output of one
-operator call, forward, backward or in the optimizer, set to NaN or to an infinity in its memory,
-where no operator sees it done. It is named exactly when the culprit is that operator, by name,
-call, pass and step; an infinity may also be told to have been absorbed, at that very place. The
-exit status is 1 below 99 %.
-"""
+Writes bench/results/fault_injection.json. A fault sets one element of the first output of one
+operator call, in forward, backward or the optimizer, to NaN or an infinity, by a write to memory
+that no operator sees. It is named exactly when the culprit is that operator, by name, call, pass
+and step; an infinity may also have the verdict absorbed at that place. The exit status is 1 below
+99 %."""
 
 from __future__ import annotations
 
@@ -95,7 +94,7 @@ class Call(NamedTuple):
 
 
 class Faulty(TorchDispatchMode):
-    """Counts the operators of a step as the observer does, and damages what one of them returns."""
+    """Counts the operators of a step as the observer does, and sets an element of one result."""
 
     def __init__(self, watch: Callable[[], str]) -> None:
         super().__init__()
@@ -180,7 +179,7 @@ def places(monitor: Any, step: int, calls: list[Call]) -> dict[Call, int]:
 
 
 def how_named(monitor: Any, seq: int) -> str:
-    """ "origin" or "absorbed" when that record is named exactly, else what was said instead."""
+    """ "origin" or "absorbed" when that record is named exactly, else what was reported instead."""
     for event in monitor.events:
         is_named = event.verdict in (Verdict.ORIGIN, Verdict.ABSORBED)
         if int(event.record["seq"]) == seq and is_named:
@@ -227,7 +226,7 @@ def main() -> int:
         ]
         for name in MODELS
     ]
-    print(harness.table(["model", "named as origin", "told to be absorbed", "missed"], rows))
+    print(harness.table(["model", "named as origin", "absorbed there", "missed"], rows))
     for miss in misses:
         print(miss)
     share = exact_count / options.faults

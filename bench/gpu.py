@@ -1,11 +1,11 @@
-"""The CUDA kernels on a GPU: bandwidth beside a copy of the device's memory, small tensors, lists,
-what a call costs the host, and the Triton kernels beside them. Needs a GPU and an extension built
-with the kernels.
+"""The CUDA kernels on a GPU: bandwidth, small tensors, lists, host time of a call, and the Triton
+kernels beside them.
 
-python bench/gpu.py [--rounds N]
+    python bench/gpu.py [--rounds N]
 
-Writes bench/results/gpu.json, prints Markdown tables. Times of the device are taken between two
-events around launches that were all queued behind a pause: the host is not what is measured.
+Needs a GPU and an extension with CUDA kernels. Bandwidth is compared with a copy of device memory.
+Writes bench/results/gpu.json, prints Markdown tables. Device times are taken between two events
+around launches that were all queued behind a pause, so that host time is not included.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 import harness
-from fastcheck import _C, backends
-from fastcheck._device import streams_of
-from fastcheck._device_ring import DeviceRing
+from fastcheck import _C
+from fastcheck.backends import table
+from fastcheck.ring.device import DeviceRing
+from fastcheck.utils.torch.streams import streams_of
 
 MIB = 2**20
 SIZES_BYTES = (64 * MIB, 512 * MIB)
@@ -59,7 +60,7 @@ cuda = torch.device("cuda")
 
 
 def device_seconds(call: Call, launches: int, rounds: int) -> np.ndarray:
-    """Seconds of the device for one of ``launches`` calls, in each round."""
+    """Device seconds of one of ``launches`` calls, in each round."""
     seconds = np.empty(rounds)
     call(0)
     torch.cuda.synchronize()
@@ -76,7 +77,7 @@ def device_seconds(call: Call, launches: int, rounds: int) -> np.ndarray:
 
 
 def host_seconds(call: Call, calls: int, rounds: int) -> np.ndarray:
-    """Seconds of the host for one call while the device has other things to do."""
+    """Host seconds of one call while the device is busy with other work."""
     seconds = np.empty(rounds)
     call(0)
     for index in range(rounds):
@@ -106,7 +107,7 @@ def tensor(dtype: torch.dtype, data: str, size_bytes: int) -> torch.Tensor:
 
 
 def composite(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What torch makes of the same question."""
+    """The same statistics from torch operations."""
     low, high = x.aminmax()
     return x.isnan().sum(), x.isinf().sum(), low, high, x.abs().sum()
 
@@ -121,15 +122,15 @@ def others(dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor], object]]:
     }
 
 
-def check(x: torch.Tensor, entry: backends.Backend, slots: torch.Tensor) -> None:
-    """Correctness first: the CPU's record."""
+def check(x: torch.Tensor, entry: table.Backend, slots: torch.Tensor) -> None:
+    """Correctness first: compares with the CPU's record."""
     part = x[: 4 * MIB]
     entry.observe(part, slots, 0, 3)
     if not torch.equal(slots[0].cpu(), _C.record(part.cpu())):
         raise RuntimeError(f"the record of {x.dtype} is not the CPU's")
 
 
-def large(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
+def large(entry: table.Backend, rounds: int) -> list[dict[str, Any]]:
     slots = torch.zeros(4, 192, dtype=torch.uint8, device=cuda)
     rows: list[dict[str, Any]] = []
 
@@ -177,18 +178,18 @@ def large(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def triton_beside(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
-    """The Triton kernels on the same data as the CUDA kernels: equal but for the sums' last bits,
-    and how fast. Nothing where triton is missing or its compiler refuses them.
+def triton_beside(entry: table.Backend, rounds: int) -> list[dict[str, Any]]:
+    """The Triton kernels on the same data: equal but for the last bits of the sums, and their
+    speed. Empty where triton is missing or its compiler fails.
     """
-    other = backends.triton.entry("cuda")
+    other = table.triton.triton_backend("cuda")
     slots = torch.zeros(4, 192, dtype=torch.uint8, device=cuda)
     rows: list[dict[str, Any]] = []
     for name in ("float32", "bfloat16", "int8"):
         xs = [tensor(DTYPES[name], "normal", SIZES_BYTES[-1]) for _ in range(2)]
         entry.observe(xs[0], slots, 0, 3)
         other.observe(xs[0], slots, 1, 3)
-        refused = backends.triton.remarks()
+        refused = table.triton.remarks()
         if refused:
             print(*refused, sep="\n")
             return []
@@ -224,7 +225,7 @@ def _observe_list(entry: Any, tensors: Any, slots: Any, level: int, _: int) -> N
     entry.observe_list(tensors, slots, 0, level)
 
 
-def small(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
+def small(entry: table.Backend, rounds: int) -> list[dict[str, Any]]:
     rows = []
     slots = torch.zeros(1024, 192, dtype=torch.uint8, device=cuda)
 
@@ -277,7 +278,7 @@ def small(entry: backends.Backend, rounds: int) -> list[dict[str, Any]]:
 
 
 def bars_of(rows: list[dict[str, Any]], little: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every bar, and the figure that it is held to."""
+    """Every bar, and the figure that is compared with it."""
     bars = []
     seconds = {
         (r["bytes"], r["dtype"], r["case"]): r["seconds"]["median"]
@@ -308,10 +309,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
-    problem = backends.cuda.problem()
+    problem = table.cuda.cuda_problem()
     if problem is not None:
         raise SystemExit(f"no kernels to measure: {problem}")
-    entry = backends.backend_for(cuda)
+    entry = table.backend_for(cuda)
     gpu = {
         "name": torch.cuda.get_device_name(),
         "capability": list(torch.cuda.get_device_capability()),

@@ -1,12 +1,11 @@
-"""Training steps on a GPU in bfloat16, under fastcheck and under nothing: how much longer they are,
-and the model FLOP utilisation of each.
+"""Training steps on a GPU in bfloat16, with and without fastcheck: time and model FLOP utilisation.
 
-python bench/gpu_train.py [--rounds N] [--device cpu --tiny]
+    python bench/gpu_train.py [--rounds N] [--device cpu --tiny]
 
-Writes bench/results/gpu_train.json, prints a Markdown table and which bars are met. Every case has
-a model of its own, all made alike and given the same batches; a round takes one step of each, in an
+Writes bench/results/gpu_train.json, prints a Markdown table and the bars. Every case has a model of
+its own, identically initialised and given the same batches. A round takes one step of each, in an
 order that rotates, and the host waits for the GPU at its end. Losses have to be bit-identical.
-``--tiny`` is to see that it runs.
+``--tiny`` only shows that the bench runs.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from torch import nn
 
 import fastcheck
 import harness
-from fastcheck import backends
-from fastcheck._device import streams_of
-from fastcheck._device_ring import DeviceRing
+from fastcheck.backends import table as backends
+from fastcheck.ring.device import DeviceRing
+from fastcheck.utils.torch.streams import streams_of
 
 # Dense bfloat16 of the tensor cores, from the datasheets of NVIDIA's SXM modules.
 PEAK_FLOPS = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}
@@ -53,7 +52,7 @@ WIDE = Shape("4 blocks, d=4096", 4, 4096, 32, 0, 2, 2048)
 TINY = Shape("tiny", 2, 32, 2, 64, 2, 16)
 TINY_BLOCKS = Shape("tiny blocks", 2, 32, 2, 0, 2, 16)
 
-# Times a step under nothing: the project's own bars.
+# The project's bars, in times a step without a tool.
 BARS = {
     ("GPT-2 124M", "gradients and parameters"): 1.02,
     ("GPT-2 124M", "modules, full"): 1.15,
@@ -102,7 +101,7 @@ class Decoder(nn.Module):
 
 
 class Run:
-    """One model, its optimizer, and the tool that watches it."""
+    """One model, its optimizer, and the tool that observes it."""
 
     def __init__(self, shape: Shape, device: torch.device, watch: Callable[..., Any]) -> None:
         torch.manual_seed(0)
@@ -195,7 +194,7 @@ def batch_of(shape: Shape, device: torch.device, index: int) -> torch.Tensor:
 def measure(shape: Shape, device: torch.device, rounds: int) -> list[dict[str, Any]]:
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     runs = {name: Run(shape, device, watch) for name, watch in CASES.items()}
-    # Ten steps each time: what every=10 reads has to be in it.
+    # Ten steps each time, so that every=10 reads one of them.
     steps = 10
     seconds = {name: np.empty(rounds) for name in runs}
     for index in range(-1, rounds):
@@ -239,7 +238,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     if device.type == "cuda":
-        problem = backends.cuda.problem()
+        problem = backends.cuda.cuda_problem()
         if problem is not None:
             raise SystemExit(f"no kernels to measure: {problem}")
         device = torch.device("cuda", torch.cuda.current_device())

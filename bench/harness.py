@@ -1,8 +1,8 @@
-"""What every bench shares: interleaved timing, median and spread, the machine, JSON and Markdown.
+"""What all benches share: interleaved timing, median and spread, the machine, JSON and Markdown.
 
 Cases of one run are timed in rounds: each round runs every case once, in an order that rotates, so
-that a change of the machine's speed meets all of them alike. A ratio is the median of the ratios
-within a round, not the ratio of medians.
+that a change of the machine's speed affects all of them. A ratio is the median of the ratios within
+a round, not the ratio of medians.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ def time_rounds(
 ) -> dict[str, np.ndarray]:
     """Seconds of each case in each round.
 
-    ``pause_seconds`` before each: OpenMP's threads go on spinning for some milliseconds after the
-    work of one case is done, on a core that the next case wants.
-    """
+    ``pause_seconds`` before each case: OpenMP's threads spin for some milliseconds after the work
+    of one case, on a core that the next case needs."""
     names = list(cases)
     seconds = {name: np.empty(rounds) for name in names}
     for index in range(warmup + rounds):
@@ -81,7 +80,7 @@ def _cpu_model() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What a figure must be read with: processor, memory, commit and versions."""
+    """What a figure depends on: processor, memory, commit and versions."""
     import fastcheck
     from fastcheck import _C
 
@@ -119,7 +118,7 @@ def bar(
     at_least: Optional[float] = None,
     at_most: Optional[float] = None,
 ) -> dict[str, Any]:
-    """A figure and what it has to be, for print_bars() and the JSON."""
+    """A figure and its limit, for print_bars() and the JSON."""
     is_met = (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
     return {
         "what": what,
@@ -131,7 +130,7 @@ def bar(
 
 
 def print_bars(bars: Sequence[dict[str, Any]]) -> None:
-    """Met or missed, a line each; those that were missed first."""
+    """Met or missed, one line each; missed bars first."""
     for each in sorted(bars, key=lambda each: each["is_met"]):
         limits = [
             f"{sign} {each[key]:g}"

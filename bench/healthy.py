@@ -1,10 +1,10 @@
-"""Healthy architectures at level="op": how many events are counted, which has to be none.
+"""Trains healthy architectures at level="op" and counts events; the expected number is 0.
 
-python bench/healthy.py [--steps N] [--seeds N]
+    python bench/healthy.py [--steps N] [--seeds N]
 
-Writes bench/results/healthy.json. Each architecture of healthy_models.py trains in float32, under
-bfloat16 autocast, and under float16 autocast with a GradScaler, which skips steps on its way to a
-scale. The exit status is 1 if anything was counted.
+Writes bench/results/healthy.json. Each architecture of healthy_models.py and of
+healthy_transformers.py trains in float32, under bfloat16 autocast, and under float16 autocast with
+a GradScaler, which skips steps until its scale fits. The exit status is 1 if any event was counted.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import torch
 
 import fastcheck
 import harness
+import healthy_models
 from fastcheck import Verdict
-from healthy_models import MODELS
+from healthy_transformers import TRANSFORMERS
 
+MODELS = {**healthy_models.MODELS, **TRANSFORMERS}
 PRECISIONS: dict[str, Optional[torch.dtype]] = {
     "float32": None,
     "bfloat16": torch.bfloat16,
@@ -37,7 +39,7 @@ NOT_COUNTED = (
 
 
 def train(name: str, precision: str, steps: int, seed: int = 0, level: str = "op") -> Any:
-    """The monitor, after a run with nothing wrong in it, and the last loss."""
+    """The monitor after a healthy run, and the last loss."""
     torch.manual_seed(seed)
     model = MODELS[name]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

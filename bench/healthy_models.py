@@ -1,5 +1,6 @@
-"""Small architectures that train without a fault, and hold every infinity that healthy models do:
-masks, padding, log-sum-exps, guarded logarithms. Each returns its loss on a batch of its own.
+"""Small architectures that train without a fault, with the infinities of healthy models: masks,
+padding, log-sum-exps, guarded logarithms. Each returns its loss on a batch of its own. Those with
+attention are in healthy_transformers.py.
 """
 
 from __future__ import annotations
@@ -24,11 +25,6 @@ class Healthy(nn.Module):
 
     def forward(self) -> Tensor:
         raise NotImplementedError
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[Tensor], Tensor]) -> Tensor:
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    return mask(scores).softmax(-1) @ v
 
 
 class Mlp(Healthy):
@@ -73,89 +69,6 @@ class ResNet(Healthy):
         return F.cross_entropy(self.head(x.mean((2, 3))), torch.randint(4, (4,)))
 
 
-class Gpt(Healthy):
-    """Causal, masked with -inf."""
-
-    def __init__(self, words: int = 32, width: int = 16) -> None:
-        super().__init__()
-        self.embed, self.place = nn.Embedding(words, width), nn.Embedding(8, width)
-        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
-        self.up, self.down = nn.Linear(width, 32), nn.Linear(32, width)
-        self.head = nn.Linear(width, words, bias=False)
-        self.head.weight = self.embed.weight
-
-    def mask(self, scores: Tensor) -> Tensor:
-        n = scores.shape[-1]
-        return scores.masked_fill(torch.ones(n, n).triu(1).bool(), -INF)
-
-    def forward(self) -> Tensor:
-        ids = torch.randint(32, (2, 9))
-        x = self.embed(ids[:, :-1]) + self.place(torch.arange(8))
-        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        x = x + attend(q, k, v, self.mask)
-        x = x + self.down(F.gelu(self.up(x)))
-        return F.cross_entropy(self.head(x).flatten(0, 1), ids[:, 1:].flatten())
-
-
-class Alibi(Gpt):
-    """A bias with finfo.min added to a mask with finfo.min: -inf in float16, and no harm."""
-
-    def mask(self, scores: Tensor) -> Tensor:
-        n, low = scores.shape[-1], torch.finfo(scores.dtype).min
-        place = torch.arange(n)
-        slope = (place[None] - place[:, None]).to(scores.dtype)
-        causal = torch.full((n, n), low, dtype=scores.dtype).triu(1)
-        padding = torch.zeros(n, dtype=scores.dtype)
-        padding[-1] = low
-        return scores + slope * 0.5 + (causal + padding)
-
-
-class Encoder(Healthy):
-    """torch's own, with a padding mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
-        self.net = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(16, 2)
-
-    def forward(self) -> Tensor:
-        padding = torch.arange(6)[None] >= torch.tensor([6, 3, 1])[:, None]
-        y = self.net(self.batch(3, 6, 16), src_key_padding_mask=padding)
-        return F.cross_entropy(self.head(y[:, 0]), torch.randint(2, (3,)))
-
-
-class Bert(Gpt):
-    """Rows that are padded entirely, masked with a large finite number, and not in the loss."""
-
-    def mask(self, scores: Tensor) -> Tensor:
-        padded = torch.zeros((*scores.shape[:-2], 1, scores.shape[-1]), dtype=torch.bool)
-        padded[0] = True
-        padded[1, ..., 5:] = True
-        return scores.masked_fill(padded, torch.finfo(scores.dtype).min)
-
-    def forward(self) -> Tensor:
-        ids = torch.randint(32, (2, 8))
-        x = self.embed(ids) + self.place(torch.arange(8))
-        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        x = x + attend(q, k, v, self.mask)
-        targets = torch.where(torch.rand(2, 8) < 0.3, ids, -100)
-        targets[1, 0] = ids[1, 0]
-        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten(), ignore_index=-100)
-
-
-class Fused(Gpt):
-    """scaled_dot_product_attention, causal."""
-
-    def forward(self) -> Tensor:
-        ids = torch.randint(32, (2, 9))
-        x = self.embed(ids[:, :-1]) + self.place(torch.arange(8))
-        heads = [t.view(2, 8, 2, 8).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1)]
-        y = F.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + y.transpose(1, 2).flatten(2)
-        return F.cross_entropy(self.head(x).flatten(0, 1), ids[:, 1:].flatten())
-
-
 class Recurrent(Healthy):
     def __init__(self, kind: Any = nn.LSTM) -> None:
         super().__init__()
@@ -167,7 +80,7 @@ class Recurrent(Healthy):
         )
         out, _ = self.rnn(packed)
         y, _ = nn.utils.rnn.pad_packed_sequence(out, batch_first=True, padding_value=-INF)
-        # The largest over time; the padding is -inf, so that it never is.
+        # The maximum over time; padding is -inf, so it is never the maximum.
         return F.cross_entropy(self.head(y.amax(1)), torch.randint(2, (3,)))
 
 
@@ -288,20 +201,6 @@ class UNet(Healthy):
         return F.binary_cross_entropy_with_logits(y, mask) + dice
 
 
-class Vit(Healthy):
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch, self.token = nn.Conv2d(3, 16, 4, 4), nn.Parameter(torch.zeros(1, 1, 16))
-        self.block = nn.TransformerEncoderLayer(16, 4, 32, 0.1, "gelu", batch_first=True)
-        self.head = nn.Linear(16, 4)
-
-    def forward(self) -> Tensor:
-        x = self.patch(self.batch(3, 3, 8, 8)).flatten(2).mT
-        x = torch.cat([self.token.expand(3, -1, -1).to(x.dtype), x], 1)
-        targets = torch.randint(4, (3,))
-        return F.cross_entropy(self.head(self.block(x)[:, 0]), targets, label_smoothing=0.1)
-
-
 class Mixture(Healthy):
     """Mixture density: a log-sum-exp of weighted Gaussians."""
 
@@ -382,7 +281,7 @@ class Guarded(Healthy):
         pinball = torch.maximum(quantile * away, (quantile - 1) * away).mean()
         safe = torch.where(y > 0, y, torch.ones_like(y))
         logs = torch.where(y > 0, safe.log1p(), torch.zeros_like(y)).mean()
-        # Of a number that is not there: inf under a where that never takes it, and no gradient.
+        # 1 / 0 gives an inf that torch.where replaces; there is no gradient.
         with torch.no_grad():
             inverse = torch.where(away == 0, 0.0, 1 / away.trunc())
             inverse = torch.where(inverse.isinf(), torch.zeros_like(inverse), inverse)
@@ -466,11 +365,6 @@ MODELS: dict[str, Callable[[], Healthy]] = {
     "mlp": Mlp,
     "cnn with batch norm": Cnn,
     "resnet block": ResNet,
-    "gpt, causal": Gpt,
-    "gpt, fused attention": Fused,
-    "alibi, finfo.min twice": Alibi,
-    "encoder with padding": Encoder,
-    "bert, rows all padding": Bert,
     "lstm, padded with -inf": Recurrent,
     "gru": Gru,
     "vae": Vae,
@@ -479,7 +373,6 @@ MODELS: dict[str, Callable[[], Healthy]] = {
     "mixture of experts": Experts,
     "graph, scatter": Graph,
     "u-net": UNet,
-    "vit": Vit,
     "mixture density": Mixture,
     "ctc": Ctc,
     "diffusion": Diffusion,

@@ -1,18 +1,17 @@
-"""What the host pays for each observed tensor: hooks, session, journal, ring; nothing is computed.
+"""Host time for each observed tensor: hooks, session, journal and ring, without computing records.
 
-python bench/host_time.py [--rounds N]     writes bench/results/host_time.json, prints a table
+    python bench/host_time.py [--rounds N]     writes bench/results/host_time.json, prints a table
 
-Device cases run on the fake accelerator of the tests (built on first use, needs g++), with a
-stand-in for the backend that launches nothing: the runtime's own bookkeeping is all that is timed.
-What the drain's thread does with the records afterwards is bench/drain.py. On the CPU the compiled
-extension reads the tensors, of 64 elements, and the reading is part of the time.
+Device cases run on the fake accelerator of the tests (built on first use, needs g++), with a stub
+of the backend that launches nothing, so that only the runtime's bookkeeping is timed.
+bench/drain.py times what the drain's thread does with the records afterwards. On the CPU the
+compiled extension reads tensors of 64 elements, and the reading is part of the time.
 
-A round of the hooks is one step through 500 modules that hand out one ready tensor each: a call is
-one new tensor, two hooks, and one input that was read already as the output before. Hooks that do
-nothing are timed beside it and taken off. "session" is one reading on the way of everything that is
-out of the ordinary, hooks not counted. In the training cases each module is one multiplication,
-and each call is two observed tensors: an output, and its gradient.
-"""
+A round of the hooks is one step through 500 modules that return one existing tensor each: a call is
+one new tensor, two hooks, and one input that was read before as an output. Empty hooks are timed
+beside it and subtracted. "session" is one reading on the path of unusual cases, without hooks. In
+the training cases each module is one multiplication, and each call has two observed tensors: an
+output and its gradient."""
 
 from __future__ import annotations
 
@@ -30,15 +29,15 @@ from torch import nn
 import fastcheck
 import harness
 from fastcheck import _C
-from fastcheck._session import Session
-from fastcheck._verdict import Judge
+from fastcheck.monitor.session.session import Session
+from fastcheck.verdict.module_level import Judge
 
 sys.path.insert(0, str(harness.ROOT / "tests"))
 
 TENSORS = 500
 NUMEL = 64
 
-# The project's bars, in microseconds for each observed tensor, and the cases that they are for.
+# The project's bars, in microseconds for each observed tensor, and their cases.
 # From C++: one call into the extension for all tensors, their reading included.
 BARS = {
     "hooks, less empty hooks": 2.0,
@@ -51,7 +50,7 @@ Run = Callable[[], object]
 
 
 class Give(nn.Module):
-    """Returns its own tensor, whatever it is called with."""
+    """Returns its own tensor, whatever its input is."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ def chain(modules: Sequence[nn.Module], device: str) -> nn.Sequential:
 
 
 def with_empty_hooks(model: nn.Module, *, gradients: bool) -> nn.Module:
-    """Hooks registered as fastcheck's are, which do nothing."""
+    """Registers hooks as fastcheck does, which do nothing."""
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
         pass
@@ -91,15 +90,17 @@ def with_empty_hooks(model: nn.Module, *, gradients: bool) -> nn.Module:
     return model
 
 
-# Takes whatever it is given and does nothing with it, in C like a real backend's function.
+# Accepts any arguments and does nothing, in C like a real backend's function.
 nothing = "".format
 
 
 class Observed:
-    """A monitor on a model, whose device's backend is replaced by one that launches nothing."""
+    """A monitor on a model, with its device's backend replaced by one that launches nothing."""
 
     def __init__(self, model: nn.Module, run: Run) -> None:
-        self.monitor = fastcheck.install(model, record="health", max_lag=None, overflow_nums=-1)
+        self.monitor = fastcheck.install(
+            model, record="health", stop=fastcheck.Stop(max_lag=None), overflow_nums=-1
+        )
         self.session: Session = self.monitor._session
         run()
         self.settle()
@@ -109,7 +110,7 @@ class Observed:
                 segment.slots.zero_()  # nobody writes them: records of nothing, and all finite
 
     def settle(self) -> None:
-        """Between two rounds: the step is over and taken in, and the next one open."""
+        """Between two rounds: the drain has taken in the step, and the next one is open."""
         self.monitor.step()
         self.monitor.flush()
         with self.session.lock:
@@ -117,7 +118,7 @@ class Observed:
 
 
 def cases_on(device: str) -> tuple[dict[str, Run], Callable[[], None]]:
-    """The cases, each over all tensors, and what is to be done after each of them."""
+    """The cases, each over all tensors, and the clean-up after each of them."""
     tensors = [torch.randn(NUMEL).to(device) for _ in range(TENSORS)]
     given = [chain(list(map(Give, tensors)), device) for _ in range(3)]
     trained = [chain([Multiply() for _ in tensors], device) for _ in range(3)]
@@ -176,7 +177,7 @@ def cases_on(device: str) -> tuple[dict[str, Run], Callable[[], None]]:
 
 
 def check(monitors: Sequence[Observed], device: str) -> None:
-    """Correctness first: each tensor of a step has its record, under a site of its own."""
+    """Correctness first: each tensor of a step has a record, under a site of its own."""
     forward, training = (monitor.monitor.records() for monitor in monitors)
     for records, least in ((forward, TENSORS), (training, 2 * TENSORS)):
         assert len(set(records["site"][records["numel"] == NUMEL])) >= least, device
@@ -189,7 +190,7 @@ def measure(device: str, rounds: int, fake: Any) -> list[dict[str, Any]]:
     for index in range(-3, rounds):  # three to warm up; the order rotates
         shift = index % len(names)
         for name in names[shift:] + names[:shift]:
-            # What is launched stays queued: its kernels would run on the cores of the host.
+            # Launches stay queued: their kernels would run on the cores of the host.
             with fake.held():
                 start = time.perf_counter()
                 cases[name]()
@@ -218,7 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=41)
     rounds = parser.parse_args().rounds
-    import fake_device
+    from fakes import fake_device
 
     fake = fake_device.load()
     torch.set_num_threads(1)

@@ -1,12 +1,12 @@
-"""Counts the GPU instructions that one component costs: instructions.cu for sm_90, read as SASS.
+"""Counts the GPU instructions for one component: instructions.cu for sm_90, read as SASS.
 
-python bench/instructions.py     writes bench/results/instructions.json, prints a Markdown table
+    python bench/instructions.py     writes bench/results/instructions.json, prints a Markdown table
 
 Needs nvcc. nvdisasm is taken from PATH, else from an environment of its own (environments.py).
 Nothing runs on a GPU: these are issue slots, not times. An H100 SXM (132 multiprocessors, 4
-schedulers of 32 lanes each, 1.755 GHz) has 29.7 T of them a second; at 3.35 TB/s of memory, of
-which 90% is what a read gets, 1.5 T 16-bit components pass: about 20 slots each, and 39 for a
-32-bit one. The integer pipe takes half a warp a cycle: an instruction of it counts twice there.
+schedulers of 32 lanes each, 1.755 GHz) has 29.7 T of them a second. At 90% of its memory bandwidth
+of 3.35 TB/s, 1.5 T 16-bit components pass a second: about 20 slots each, and 39 for a 32-bit one.
+The integer pipe takes half a warp a cycle: its instructions count twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPES = {"float32": 4, "bfloat16": 8, "float16": 8}  # components in a thread's
 DEPTHS = ("health", "stats", "full")
 BUDGET = {name: 132 * 4 * 32 * 1.755e9 / (0.9 * 3.35e12 / (16 / n)) for name, n in DTYPES.items()}
 
-# Which pipe an opcode goes to, where that is 16 lanes wide instead of 32: CUDA programming guide,
+# The pipe of an opcode, if it is 16 lanes wide instead of 32: CUDA programming guide,
 # "Arithmetic instructions", compute capability 9.0 (64 results a cycle and multiprocessor).
 INTEGER_PIPE = ("SHF", "LOP3", "IADD3", "VIMNMX", "VIMNMX3", "LEA", "ISETP", "SEL", "PRMT", "PLOP3")
 MULTIPLY_PIPE = ("IMAD",)
@@ -100,7 +100,7 @@ def summary(
         "budget": round(BUDGET[name], 1),
         "integer_pipe_slots": round(2 * sum(per.get(op, 0) for op in INTEGER_PIPE), 2),
         "multiply_pipe_slots": round(2 * sum(per.get(op, 0) for op in MULTIPLY_PIPE), 2),
-        # What a thread spends once for its 16 rows: seeds, finish_chain, addresses, stores.
+        # The instructions of a thread once per 16 rows: seeds, finish_chain, addresses, stores.
         "once_per_thread": round(short.total() - slots * 16 * DTYPES[name]),
         "opcodes": {
             op: round(n, 2) for op, n in sorted(per.items(), key=lambda p: -p[1]) if n > 0.005

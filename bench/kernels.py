@@ -1,6 +1,6 @@
-"""One pass over 256 MiB: fastcheck, a pure read of the same memory, x.sum(), other ways in torch.
+"""One pass over 256 MiB: fastcheck, a pure read of the same memory, x.sum() and other torch ops.
 
-python bench/kernels.py [--rounds N] [--only DTYPE]
+    python bench/kernels.py [--rounds N] [--only DTYPE]
 
 Writes bench/results/kernels.json, prints a Markdown table.
 """
@@ -30,7 +30,7 @@ DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
 }
-# Data that a tile has to be looked at twice for. float16 has no numbers below 2^-40.
+# Data whose tiles are read twice. float16 has no numbers below 2^-40.
 DATA = {
     "float32": ("normal", "half zeros", "tiny", "one NaN"),
     "bfloat16": ("normal", "half zeros", "tiny", "one NaN"),
@@ -89,13 +89,13 @@ def check(x: torch.Tensor) -> None:
 
 
 def composite(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What one writes without a tool: NaN and Inf counts, extremes and the sum of magnitudes."""
+    """The same checks without a tool: NaN and Inf counts, extremes and the sum of magnitudes."""
     low, high = torch.aminmax(x)
     return torch.isnan(x).sum(), torch.isinf(x).sum(), low, high, x.abs().sum()
 
 
 def runs(function: harness.Case) -> Optional[str]:
-    """None when it runs, else why not."""
+    """None if it runs, else the reason why not."""
     try:
         function(0)
     except (RuntimeError, NotImplementedError) as error:

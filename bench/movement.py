@@ -1,11 +1,11 @@
-"""What it costs to tell whether weights move: of each update, beside what is read for it anyway.
+"""The cost of the check for weights that do not move, per optimizer update.
 
-python bench/movement.py [--rounds N]     writes bench/results/movement.json, prints a table
+    python bench/movement.py [--rounds N]     writes bench/results/movement.json, prints a table
 
 optimizer.step() of a model of small Linears and BatchNorms, with a constant buffer each, under
-install(model), on the CPU, where all that is noted is settled in the call: with the watch, and with
-it switched off, in turn. Beside it the update without fastcheck, and the whole training step,
-forward and backward included.
+install(model), on the CPU, where everything is judged within the call. Updates with the check and
+with the check switched off alternate. Beside them are the update without fastcheck, and the whole
+training step with forward and backward.
 """
 
 from __future__ import annotations

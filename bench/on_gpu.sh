@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What only a GPU can show, within eight minutes: builds fastcheck from source here, runs the tests that need a GPU,
-# the benches with their bars, and compute-sanitizer over the kernels. Uses no network and installs nothing outside a
-# scratch folder.
+# Builds fastcheck from source on a machine with a GPU, runs the tests that need one, the benches with their bars, and
+# compute-sanitizer over the kernels, within eight minutes. Uses no network and installs nothing outside a scratch
+# folder.
 #
 # Logs, summary.json, gpu.json and gpu_train.json go to OUT (default: bench/results/gpu). Exit code 1 when anything
-# failed, missed a bar, ran out of time, or could not be run. Without a GPU it builds what can be built, says that
-# there is none, and exits with 1.
+# failed, missed a bar, ran out of time, or could not be run. Without a GPU it builds fastcheck, prints that there
+# is none, and exits with 1.
 # PYTHON (default python3) has torch for CUDA, numpy, pybind11, pytest and hypothesis; cmake (3.22 on), a C++ compiler
 # and nvcc are in PATH, ninja if it is there. scikit-build-core is not needed.
 # FASTCHECK_CUDA_ARCHS (default: the GPU's own), SECONDS_IN_ALL (default 470), BUILD_SECONDS (of them, default 200).
@@ -21,7 +21,7 @@ trap 'rm -rf "$scratch"' EXIT
 : >"$scratch/phases"
 failed=0
 
-# phase NAME SECONDS LOG COMMAND...: runs it within its share of what time is left, and notes how it ended.
+# phase NAME SECONDS LOG COMMAND...: runs the command within its share of the remaining time, and records the result.
 phase() {
   local name=$1 share=$2 log=$3 left start code state
   shift 3
@@ -58,14 +58,14 @@ tests() { # arguments of pytest
 sanitized() { # tool
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 FASTCHECK_REQUIRE_GPU=1 \
     compute-sanitizer --tool "$1" --error-exitcode 9 --target-processes all --print-limit 20 \
-    "$python" -m pytest -q -x -p no:cacheprovider tests/test_gpu.py -k "TestKernels and (float32 or bfloat16 or int8 or list)"
+    "$python" -m pytest -q -x -p no:cacheprovider tests/backends/cuda/test_gpu.py -k "TestKernels and (float32 or bfloat16 or int8 or list)"
 }
 
 values() {
-  FASTCHECK_TEST_DEVICE=cuda tests tests/test_stats_values.py tests/test_stats_api.py tests/test_checksum.py
+  FASTCHECK_TEST_DEVICE=cuda tests tests/statistics/test_stats_values.py tests/statistics/test_stats_api.py tests/statistics/test_checksum.py
 }
 
-# What the wheel would install, put together by hand: no build backend has to be there.
+# The contents of the wheel, assembled without a build backend.
 build() { # value of FASTCHECK_CUDA, architectures
   local generator=()
   if command -v ninja >/dev/null; then generator=(-G Ninja); fi
@@ -104,8 +104,8 @@ if [ "$has_gpu" != 1 ]; then
   echo "There is no GPU here: torch finds no CUDA device. Nothing was measured."
   exit 1
 fi
-phase "tests on the GPU" 120 gpu.log bash -c 'tests tests/test_gpu.py --durations=10'
-phase "captured graphs" 60 gpu.log bash -c 'tests tests/test_gpu_graphs.py --durations=5'
+phase "tests on the GPU" 120 gpu.log bash -c 'tests tests/backends/cuda/test_gpu.py --durations=10'
+phase "captured graphs" 60 gpu.log bash -c 'tests tests/monitor/hooks/graphs/test_gpu_graphs.py --durations=5'
 phase bench 100 bench.log env FASTCHECK_BENCH_RESULTS="$out" "$python" bench/gpu.py
 phase "training steps" 90 bench.log env FASTCHECK_BENCH_RESULTS="$out" "$python" -W ignore bench/gpu_train.py --rounds 3
 for tool in memcheck racecheck initcheck synccheck; do

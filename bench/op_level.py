@@ -1,16 +1,14 @@
-"""What level="op" costs: for a single op, and for a training step of a small float32 transformer;
-beside them an empty TorchDispatchMode, torch's DebugMode with hashes, and msprobe.
+"""The cost of level="op" for a single operator, and for a step of a small float32 transformer.
 
-python bench/op_level.py [--rounds N] [--without-msprobe]
+    python bench/op_level.py [--rounds N] [--without-msprobe]
 
-Writes bench/results/op_level.json, prints Markdown tables and which bars were missed.
+Beside it: an empty TorchDispatchMode, torch's DebugMode with hashes, and msprobe. Writes
+bench/results/op_level.json, prints Markdown tables and the missed bars.
 
-The op is an addition of two one-element tensors, so that all of the difference is overhead; with
-"health" that is the provenance and the smallest of readings. The step is that of
-bench/train_step.py; a step under the observer and one without, for which it is paused, are taken in
-turn, on models that are made alike. msprobe runs in an environment of its own (environments.py),
-beside a "none" of its own.
-"""
+The operator adds two one-element tensors, so that the whole difference is overhead; with "health"
+that is the provenance and the smallest reading. The step is that of bench/train_step.py. Steps
+under the observer and steps for which it is paused alternate, on identically initialised models.
+msprobe runs in an environment of its own (environments.py), beside a "none" of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ import environments
 import fastcheck
 import harness
 from fastcheck import _C
-from fastcheck._record import DTYPES
+from fastcheck.record.format import DTYPES
 from pure_read import PureRead
 from train_step import work
 from transformer import Trainer
@@ -43,7 +41,7 @@ PEER_ROUNDS = 5
 
 
 class Empty(TorchDispatchMode):
-    """What every tool in Python pays at least."""
+    """An empty mode: the least that a tool in Python costs."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -97,7 +95,9 @@ def per_op(rounds: int) -> list[dict[str, Any]]:
 def step(threads: int, record: str, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     plain, watched = Trainer(), Trainer()
-    monitor = fastcheck.install(watched.model, level="op", record=record, history=2)
+    monitor = fastcheck.install(
+        watched.model, level="op", record=record, log=fastcheck.Log(None, history=2)
+    )
     seconds = harness.time_rounds({"none": paused(plain.step), "op": watched.step}, rounds)
     records = monitor.records()
     last = records[records["step"] == records["step"].max() - 1]
@@ -132,7 +132,7 @@ def paused(case: harness.Case) -> harness.Case:
 
 
 def read_speed(threads: int) -> float:
-    """Seconds that a byte takes that is only read, of tensors as large as most of the step's."""
+    """Seconds per byte of a pure read, for tensors of the sizes of the step."""
     sample = torch.ones(1 << 20)
     read = PureRead(threads, sample)
     seconds = harness.time_rounds({"read": lambda _: read(sample)}, 20)["read"]
@@ -140,7 +140,7 @@ def read_speed(threads: int) -> float:
 
 
 def peers(threads: int, rounds: int) -> list[dict[str, Any]]:
-    """In this process: what torch has itself."""
+    """Tools of torch itself, in this process."""
     torch.set_num_threads(threads)
     names = ["none", "empty TorchDispatchMode", "DebugMode, hashes"]
     trainers = {name: Trainer() for name in names}
@@ -169,7 +169,7 @@ def peers(threads: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def msprobe(threads: int, rounds: int) -> tuple[list[dict[str, Any]], str]:
-    """In its environment; or why it could not be run."""
+    """msprobe in its environment, or the reason why it could not run."""
     try:
         python = str(environments.make(environments.MSPROBE))
         rows = work(python, threads, rounds, MSPROBE)
@@ -223,12 +223,12 @@ def show(
         ]
         for row in steps
     ]
-    print("\n" + harness.table([*header, "of a step, if only read", "same weights"], rows))
+    print("\n" + harness.table([*header, "a pure read, of a step", "same weights"], rows))
     rows = [
         [row["tool"], str(row["threads"]), harness.with_spread(row["times_none"], 3)]
         for row in others
     ]
-    print("\n" + harness.table(["beside it", "threads", "times a step without"], rows))
+    print("\n" + harness.table(["other tool", "threads", "times a step without"], rows))
 
 
 def main() -> None:

@@ -1,13 +1,11 @@
-"""The portable backend: launches for a tensor and for a list, and time beside the operations that
-people write by hand.
+"""The portable backend: launches and temporaries, and time beside common checks written in torch.
 
-python bench/portable.py [--rounds N]     writes bench/results/portable.json, prints Markdown tables
+    python bench/portable.py [--rounds N]     writes bench/results/portable.json, prints tables
 
 Launches and the bytes of temporaries are counted on the fake accelerator of the tests (built on
 first use, needs g++). Times are those of plain CPU tensors on one thread, where the compiled kernel
-would be used: what a launch or a byte costs on an accelerator is another matter, but the operations
-are the same.
-"""
+would normally run. A launch or a byte costs something else on an accelerator, but the operations
+are the same."""
 
 from __future__ import annotations
 
@@ -18,7 +16,8 @@ from typing import Any, Callable
 import torch
 
 import harness
-from fastcheck.backends import portable
+from fastcheck.backends.portable import backend as portable
+from fastcheck.backends.portable.any_nonfinite import any_nonfinite
 
 sys.path.insert(0, str(harness.ROOT / "tests"))
 
@@ -29,19 +28,19 @@ LIST_LENGTH = 200
 
 
 def by_hand(x: torch.Tensor) -> list[torch.Tensor]:
-    """The counts that most checks take, each with a pass of its own."""
+    """The counts of common checks, each in a pass of its own."""
     return [torch.isnan(x).sum(), torch.isinf(x).sum()]
 
 
 def by_hand_with_numbers(x: torch.Tensor) -> list[torch.Tensor]:
-    """And the numbers that most loggers take; a NaN makes all of them NaN."""
+    """And the statistics of common loggers; a NaN makes all of them NaN."""
     low, high = torch.aminmax(x)
     wide = x.float()
     return [*by_hand(x), low, high, wide.sum(), wide.abs().sum(), wide.square().sum()]
 
 
 def parameters(dtype: torch.dtype) -> list[torch.Tensor]:
-    """Sizes as a small transformer has them: matrices, biases, norms."""
+    """Sizes of a small transformer's parameters: matrices, biases, norms."""
     sizes = (256 * 256, 256, 256, 1024)
     return [torch.randn(sizes[k % 4]).to(dtype) for k in range(LIST_LENGTH)]
 
@@ -49,7 +48,7 @@ def parameters(dtype: torch.dtype) -> list[torch.Tensor]:
 def cases_for(
     x: torch.Tensor, xs: list[torch.Tensor], slots: torch.Tensor
 ) -> dict[str, Callable[[], object]]:
-    """What is measured of one tensor, and of the list where there is one."""
+    """The measurements of one tensor, and of the list if there is one."""
     cases: dict[str, Callable[[], object]] = {}
     for depth, number in DEPTHS.items():
         if xs:
@@ -57,18 +56,18 @@ def cases_for(
         else:
             cases[depth] = lambda n=number: portable.observe(x, slots, 0, n)
     if xs:
-        cases["found_nonfinite"] = lambda: portable.found_nonfinite(xs)
+        cases["found_nonfinite"] = lambda: any_nonfinite(xs)
         cases["isnan, isinf"] = lambda: [by_hand(x) for x in xs]
         cases["and numbers"] = lambda: [by_hand_with_numbers(x) for x in xs]
     else:
-        cases["found_nonfinite"] = lambda: portable.found_nonfinite([x])
+        cases["found_nonfinite"] = lambda: any_nonfinite([x])
         cases["isnan, isinf"] = lambda: by_hand(x)
         cases["and numbers"] = lambda: by_hand_with_numbers(x)
     return cases
 
 
 def check(x: torch.Tensor, slots: torch.Tensor) -> None:
-    """Correctness first: the counts are torch's."""
+    """Correctness first: the counts equal torch's."""
     y = x.clone()
     y[::7] = float("nan")
     y[3::70] = float("-inf")
@@ -78,11 +77,11 @@ def check(x: torch.Tensor, slots: torch.Tensor) -> None:
     for row in (0, 2):
         nan_count, posinf_count, neginf_count = slots.view(torch.int64)[row, 1:4].tolist()
         assert [nan_count, posinf_count + neginf_count] == wanted
-    assert float(portable.found_nonfinite([x, y])) == 1.0 and not portable.found_nonfinite([x])
+    assert float(any_nonfinite([x, y])) == 1.0 and not any_nonfinite([x])
 
 
 def launches(fake: Any, call: Callable[[], object]) -> tuple[int, float]:
-    """How many, and the MiB of temporaries that they need at a time."""
+    """The number of launches, and the peak of temporaries in MiB."""
     call()
     fake.synchronize()
     fake.reset_peak_memory_stats()
@@ -125,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
-    import fake_device
+    from fakes import fake_device
 
     fake = fake_device.load()
     torch.set_num_threads(1)  # threads that wait for each other would be most of a small case

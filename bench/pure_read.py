@@ -1,4 +1,4 @@
-"""A pure read of memory, as fast as this machine gives: pure_read.cpp through ctypes."""
+"""The fastest pure read of memory on this machine: pure_read.cpp through ctypes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCE = Path(__file__).with_name("pure_read.cpp")
 
 
 def cache_dir() -> Path:
-    """Where benches keep what they build or install, outside the repository."""
+    """The directory where benches keep what they build or install, outside the repository."""
     base = os.environ.get("FASTCHECK_BENCH_CACHE")
     if base is None:
         base = os.path.join(
@@ -43,7 +43,7 @@ class PureRead:
     """Calling it with a dense tensor reads its bytes once, with ``threads`` threads."""
 
     def __init__(self, threads: int, sample: torch.Tensor) -> None:
-        """Picks the width of load that reads ``sample`` fastest."""
+        """Chooses the load width that reads ``sample`` fastest."""
         self._read = _compile().pure_read
         self._read.restype = ctypes.c_uint64
         self._read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]

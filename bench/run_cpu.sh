@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# All CPU benches, about a quarter of an hour on two cores: JSON under bench/results, the tables in bench/results/tables.md.
-# Wants an otherwise idle machine. PYTHON: the Python that has fastcheck (default: .venv/bin/python, else python3).
+# Runs all CPU benches, about a quarter of an hour on two cores: JSON under bench/results, tables in
+# bench/results/tables.md. Run it on an otherwise idle machine. PYTHON: a Python with fastcheck (default:
+# .venv/bin/python, else python3).
 set -euo pipefail
 cd "$(dirname "$0")"
 if [ -z "${PYTHON:-}" ]; then
@@ -38,7 +39,7 @@ collisions() {
   section "The portable backend" "$PYTHON" portable.py
   section "Host time for a tensor" "$PYTHON" host_time.py
   section "The drain" "$PYTHON" drain.py
-  section "Whether weights move" "$PYTHON" movement.py
+  section "Weights that do not move" "$PYTHON" movement.py
   if command -v nvcc >/dev/null; then
     section "GPU instructions a component" "$PYTHON" instructions.py
   fi

@@ -1,10 +1,10 @@
-"""Small tensors: the cost of one call from Python, and of each tensor of a list in one.
+"""Small tensors: the cost of one call from Python, and of each tensor of a list in one call.
 
-"Again" is a list a second time, at once. The first large request behind many small ones has glibc
-sort what these left in its fast bins; here that is the list's 192 KB of records. With
+    python bench/small.py [--rounds N]     writes bench/results/small.json, prints a Markdown table
+
+"again" is the same list a second time, at once. glibc sorts its fast bins at the first large
+request after many small ones, which here is the 192 KB of the list's records. With
 GLIBC_TUNABLES=glibc.malloc.mxfast=0 there are no fast bins, and no difference.
-
-python bench/small.py [--rounds N]     writes bench/results/small.json, prints a Markdown table
 """
 
 from __future__ import annotations

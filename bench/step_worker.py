@@ -1,10 +1,10 @@
-"""Times training steps under tools, paired with steps under none, in the Python that runs it.
+"""Times training steps under tools, paired with steps without, in the Python that runs it.
 
-python step_worker.py THREADS ROUNDS TOOL...    prints one line of JSON
+    python step_worker.py THREADS ROUNDS TOOL...    prints one line of JSON
 
-Every tool has a model of its own, all made alike; a round takes one step of each, in an order that
-rotates, on the same batch with the same dropout. Whether the models stayed bit-identical is
-reported with the times. Imports nothing of fastcheck unless asked to: it also runs where only
+Every tool has a model of its own, identically initialised. A round takes one step of each, in an
+order that rotates, on the same batch with the same dropout. The result includes whether the models
+stayed bit-identical. Imports fastcheck only for its own tools, so that it also runs where only
 another tool is installed.
 """
 
@@ -62,7 +62,7 @@ def debug_underflow_overflow(trainer: Trainer, scratch: str) -> Step:
 
 def msprobe(level: str, mode: str = "statistics") -> Callable[[Trainer, str], Step]:
     def tool(trainer: Trainer, scratch: str) -> Step:
-        from msprobe.pytorch import PrecisionDebugger
+        from support.msprobe.pytorch import PrecisionDebugger
 
         place = os.path.join(scratch, f"{level}-{mode}")
         os.makedirs(place)
@@ -114,7 +114,7 @@ def main(threads: int, rounds: int, names: list[str]) -> dict[str, Any]:
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as scratch:
         trainers = {name: Trainer() for name in names}
-        # What tools print goes where it does not break the line of JSON.
+        # The output of tools goes to stderr, so that stdout has the line of JSON only.
         with contextlib.redirect_stdout(sys.stderr):
             steps = {name: TOOLS[name](trainers[name], scratch) for name in names}
             seconds: dict[str, list[float]] = {name: [] for name in names}

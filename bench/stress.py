@@ -1,15 +1,15 @@
-"""Everything at once, on the fake accelerator of the tests: 8 threads train models of random sizes
-on 2 devices and 4 streams under monitors with random options, for a minute.
+"""Stress test on the fake accelerator: 8 threads train random models under random monitors for a
+minute, on 2 devices and 4 streams.
 
-python bench/stress.py [--seconds 60] [--seed 0]     writes bench/results/stress.json
+    python bench/stress.py [--seconds 60] [--seed 0]     writes bench/results/stress.json
 
-Forwards raise in their middle, streams change between layers and stand still, NaNs appear, monitors
-are removed by other threads or die with their models, rings are so small that they overflow, a
-served model is called by all threads of its device. Of every tensor that is observed a copy is
-kept; afterwards each record has to say of its copy what the CPU's kernel says (all but the three
-sums, which a device adds up in another order). Nothing may be missing but what the rings say that
-they lost, every stop has to name the module that was damaged, and in the end no thread, session,
-segment or byte of the devices may be left. Exit status 1 otherwise.
+Forwards raise in the middle, streams change between layers and stall, NaNs appear, monitors are
+removed by other threads or freed with their models, rings are so small that they overflow, and one
+model is called by all threads of its device. Every observed tensor is copied; afterwards each
+record has to equal the CPU kernel's record of the copy (all but the three sums, which a device adds
+up in another order). No record may be missing but those that the rings count as lost, every stop
+has to name the damaged module, and in the end no thread, session, segment or byte of the devices
+may be left. Exit status 1 otherwise.
 
 Needs g++ for the fake accelerator, built on first use.
 """
@@ -36,9 +36,9 @@ from torch import nn
 
 import fastcheck
 import harness
-from fastcheck import _session
-from fastcheck._device_ring import DeviceRing
-from fastcheck._record import Depth
+from fastcheck.monitor.session import session as session_module
+from fastcheck.record.format import Depth
+from fastcheck.ring.device import DeviceRing
 from stress_checks import (
     Failures,
     check_count,
@@ -52,7 +52,7 @@ from stress_checks import (
 from stress_models import Book, ServedBook, Trouble, go_on, make_model
 
 sys.path.insert(0, str(harness.ROOT / "tests"))
-import fake_device
+from fakes import fake_device
 
 fake: Any = fake_device.load()
 
@@ -63,7 +63,7 @@ SERVED_CALLS = 150  # at most, by each thread: all copies are kept to the end
 
 
 class Shared:
-    """What the threads have in common."""
+    """The state that the threads share."""
 
     def __init__(self, seconds: float, seed: int) -> None:
         self.seed = seed
@@ -73,7 +73,7 @@ class Shared:
             [fake.Stream(device=index) for _ in range(STREAMS)]
             for index in range(fake.device_count())
         ]
-        #: Monitors at work, for any thread to remove.
+        #: Installed monitors, which any thread may remove.
         self.victims: queue.SimpleQueue[fastcheck.Monitor] = queue.SimpleQueue()
         self.served = [self._served(index) for index in range(fake.device_count())]
 
@@ -85,7 +85,7 @@ class Shared:
         return model, book, fastcheck.install(model, overflow_nums=-1)
 
     def check_served(self, tally: Counter[str]) -> None:
-        """As often as each tensor came by, so often it was recorded."""
+        """Each tensor has as many records as it had calls."""
         for _, book, monitor in self.served:
             monitor.flush()
             records, missing = check_count(monitor, self.failures)
@@ -101,7 +101,7 @@ class Shared:
 
 
 class Worker:
-    """One thread: installs, trains, is stopped, checks, removes, again and again."""
+    """One thread: installs, trains, is stopped, checks and removes, in a loop."""
 
     def __init__(self, number: int, shared: Shared) -> None:
         self.random = random.Random(f"{shared.seed}-{number}")
@@ -126,7 +126,7 @@ class Worker:
                 self.failures.add("an unexpected error", traceback.format_exc())
 
     def remove_others(self) -> None:
-        """What was found goes to whoever removes: training learns nothing any more."""
+        """Removes other threads' monitors. Their stops are raised here, not in training."""
         with contextlib.suppress(queue.Empty, fastcheck.OverflowDetected):
             while True:
                 monitor = self.shared.victims.get_nowait()
@@ -156,7 +156,7 @@ class Worker:
             model,
             record=rng.choice(("full", "full", "full", "stats", "health")),
             sync=rng.choice(("never", "never", "never", "step", "call")),
-            max_lag=rng.choice((1, 2, None)),
+            stop=fastcheck.Stop(max_lag=rng.choice((1, 2, None))),
             log_dir=tempfile.mkdtemp(dir=".") if rng.random() < 0.2 else None,
         )
         tally["monitors"] += 1
@@ -181,7 +181,7 @@ class Worker:
     def train(
         self, model: nn.Sequential, book: Book, monitor: fastcheck.Monitor, on_host: bool
     ) -> Optional[str]:
-        """The path of the module that was damaged, if one was."""
+        """Trains; returns the path of the damaged module, if any."""
         rng, tally = self.random, self.tally
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         closes = monitor.step if rng.random() < 0.2 else None
@@ -206,16 +206,16 @@ class Worker:
         return damaged
 
     def arm(self, model: nn.Sequential, on_host: bool, may_damage: bool) -> None:
-        for trouble in model:
-            if isinstance(trouble, Trouble):
-                trouble.todo = None
+        for report_internal_error in model:
+            if isinstance(report_internal_error, Trouble):
+                report_internal_error.todo = None
                 chance = self.random.random()
                 if chance < 0.05:
-                    trouble.todo = "raise"
+                    report_internal_error.todo = "raise"
                 elif chance < 0.08 and may_damage:
-                    trouble.todo, may_damage = "nan", False
+                    report_internal_error.todo, may_damage = "nan", False
                 elif chance < 0.25 and not on_host:
-                    trouble.todo = self.random.choice(self.streams)
+                    report_internal_error.todo = self.random.choice(self.streams)
 
     def step(
         self,
@@ -253,13 +253,13 @@ def was_damaged(module: nn.Module) -> bool:
 
 
 def ring_of_any_size(*args: Any) -> DeviceRing:
-    """Many of them too small for a step."""
+    """A ring of random size, often too small for a step."""
     slots, segments = random.choice(((1024, 64), (16, 4), (8, 2)))
     return DeviceRing(*args, segment_slots=slots, max_segments=segments)
 
 
 def disturb(shared: Shared) -> None:
-    """Streams that are slow, or stand still for a while; until the time is over."""
+    """Slows streams down or stalls them, until the time is over."""
     rng = random.Random(shared.seed)
     while time.monotonic() < shared.deadline:
         stream = rng.choice(rng.choice(shared.streams))
@@ -276,7 +276,7 @@ def disturb(shared: Shared) -> None:
 def run(seconds: float, seed: int) -> tuple[Counter[str], Failures]:
     random.seed(seed)
     torch.manual_seed(seed)
-    module: Any = _session
+    module: Any = session_module
     module.DeviceRing = ring_of_any_size
     before = held_bytes(fake)
     shared = Shared(seconds, seed)

@@ -1,6 +1,4 @@
-"""What the stress run holds to be right: each record against the copy of its tensor, none missing,
-and nothing left over.
-"""
+"""Checks of the stress test: each record equals that of its tensor's copy, and nothing is left."""
 
 from __future__ import annotations
 
@@ -14,21 +12,17 @@ import numpy as np
 import torch
 
 import fastcheck
-from fastcheck import _boundaries
-from fastcheck._device_ring import DeviceRing
-from fastcheck._record import RECORD_DTYPE, VALUE_BYTES, Depth, nonfinite
-from fastcheck._reserve import Reserve
-from fastcheck._segment import Segment
-from fastcheck._session import Session
-from fastcheck.backends import (
-    portable_checksum,
-    portable_constants,
-    portable_many,
-    portable_values,
-)
+from fastcheck.backends.portable import checksum, constants, values
+from fastcheck.backends.portable import many as portable_many
+from fastcheck.monitor.hooks import optimizers
+from fastcheck.monitor.session.session import Session
+from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES, Depth, nonfinite
+from fastcheck.ring.device import DeviceRing
+from fastcheck.ring.reserve import Reserve
+from fastcheck.ring.segment import Segment
 from stress_models import Book, Key
 
-#: What a record says of its tensor whatever the order of sums.
+#: The fields of a record that do not depend on the order of sums.
 EXACT = tuple(
     name
     for name, (_, offset, *_) in (RECORD_DTYPE.fields or {}).items()
@@ -53,7 +47,7 @@ def value_bytes(record: np.void) -> bytes:
 
 
 def reference(copy: torch.Tensor, depth: int) -> np.void:
-    """What the CPU's kernel says of a copy."""
+    """The CPU kernel's record of a copy."""
     s = fastcheck.stats(copy.cpu(), depth=Depth(depth).name.lower())
     record: np.void = np.frombuffer(s.record.tobytes(), RECORD_DTYPE)[0]
     return record
@@ -65,7 +59,7 @@ def key_of(monitor: fastcheck.Monitor, record: np.void) -> Key:
 
 
 def check_count(monitor: fastcheck.Monitor, failures: Failures) -> tuple[np.ndarray, int]:
-    """All records of a monitor, and how many are missing: none but those that it says it lost."""
+    """All records of a monitor, and how many are missing: only those that it counts as lost."""
     session = monitor._session
     with session.lock:
         records = monitor.records()
@@ -84,7 +78,7 @@ def check_count(monitor: fastcheck.Monitor, failures: Failures) -> tuple[np.ndar
 def check_records(
     monitor: fastcheck.Monitor, records: np.ndarray, book: Book, failures: Failures
 ) -> None:
-    """Each says what its copy does."""
+    """Each record equals that of its copy."""
     for record in records:
         key = key_of(monitor, record)
         copy = book.copies.get(key)
@@ -103,8 +97,8 @@ def check_records(
 
 
 def held_bytes(fake: Any) -> list[int]:
-    """Of each device, without what the portable backend keeps for good."""
-    for module in (portable_checksum, portable_constants, portable_many, portable_values):
+    """Allocated bytes of each device, without the portable backend's constants."""
+    for module in (checksum, constants, portable_many, values):
         for function in vars(module).values():
             if hasattr(function, "cache_clear"):
                 function.cache_clear()
@@ -117,7 +111,7 @@ def held_bytes(fake: Any) -> list[int]:
 
 
 def left_over() -> dict[str, int]:
-    """What of fastcheck is alive; all zero when nothing is installed."""
+    """Live objects of fastcheck by kind; all zero when nothing is installed."""
     deadline = time.monotonic() + 5  # for threads to see that nobody needs them
     while True:
         gc.collect()
@@ -125,8 +119,8 @@ def left_over() -> dict[str, int]:
         found = {kind.__name__: kinds[kind] for kind in (Segment, Reserve, DeviceRing, Session)}
         names = [thread.name for thread in threading.enumerate()]
         found["drain threads"] = names.count("fastcheck-drain")
-        found["watchers"] = len(list(_boundaries.watchers))
-        found["process hooks"] = len(_boundaries._handles)
+        found["watchers"] = len(list(optimizers.watchers))
+        found["process hooks"] = len(optimizers._handles)
         if not any(found.values()) or time.monotonic() > deadline:
             return found
         time.sleep(0.05)

@@ -1,6 +1,4 @@
-"""The models of the stress run: they keep a copy of everything that a monitor may see of them, and
-make trouble when told to.
-"""
+"""Models of the stress test: they copy every tensor a monitor may observe, and inject faults."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ Key = tuple[str, str, str, int, int]  # role, module, label, step, call
 
 
 class Book:
-    """Copies of all that one model's monitor may observe, by what the records say."""
+    """Copies of all tensors that one model's monitor may observe, by the records' identity."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -31,7 +29,7 @@ class Book:
         self.copies[role, path, label, self.step, call] = tensor.detach().clone()
 
     def keep_output(self, path: str, call: int, y: torch.Tensor) -> None:
-        """What a module returns, and the gradient that comes back."""
+        """Keeps a copy of a module's output and of its gradient."""
         self.keep("output", path, "output", call, y)
         if y.requires_grad:
             key = ("grad_output", path, "output", self.step, call)
@@ -43,7 +41,7 @@ class Book:
 
 
 class ServedBook(Book):
-    """That of a model which many threads call at once: who comes first, only the monitor knows."""
+    """The copies of a model that many threads call at once: only the monitor has the order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +52,7 @@ class ServedBook(Book):
 
 
 class Layer(nn.Linear):
-    """Keeps what it returns."""
+    """Keeps a copy of its output."""
 
     def __init__(self, path: str, book: Book, *sizes: int) -> None:
         super().__init__(*sizes)
@@ -68,7 +66,7 @@ class Layer(nn.Linear):
 
 
 class Trouble(nn.Module):
-    """Hands its input on; when told to, raises, spoils an element, or changes the stream."""
+    """The identity, with a fault on request: it raises, sets an element, or changes the stream."""
 
     def __init__(self, path: str, book: Book) -> None:
         super().__init__()
@@ -94,7 +92,7 @@ class Trouble(nn.Module):
 
 
 def go_on(stream: Any) -> None:
-    """Makes ``stream`` the current one of its device, behind what was put on the one before."""
+    """Makes ``stream`` the current one of its device, after the work queued on the previous one."""
     module = getattr(torch, stream.device.type)
     stream.wait_stream(module.current_stream(stream.device))
     module.set_stream(stream)

@@ -1,10 +1,10 @@
-"""A training step of a small float32 transformer under each tool, and the same step under none.
+"""A training step of a small float32 transformer under each tool, and the same step without one.
 
-python bench/train_step.py [--rounds N] [--only-fastcheck]
+    python bench/train_step.py [--rounds N] [--only-fastcheck]
 
-Writes bench/results/train_step.json (or train_step_fastcheck.json), prints a Markdown table. The
-other tools run in environments of their own (environments.py), each beside its own "none": a ratio
-never crosses processes.
+Writes bench/results/train_step.json (or train_step_fastcheck.json), prints a Markdown table. Other
+tools run in environments of their own (environments.py), each beside its own "none": a ratio is
+always within one process.
 """
 
 from __future__ import annotations

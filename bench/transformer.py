@@ -1,4 +1,4 @@
-"""The model whose step is timed: a float32 transformer with AdamW. Needs torch alone."""
+"""The model of the training benches: a float32 transformer with AdamW. Needs torch only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Transformer(nn.Module):
 
 
 class Trainer:
-    """A model with its optimizer. Trainers made with the same seed take bit-identical steps."""
+    """A model with its optimizer. Trainers with the same seed take bit-identical steps."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)

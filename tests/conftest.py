@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -14,7 +15,9 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import fastcheck
-from fastcheck._op_mode import CallMode
+from fastcheck.monitor.op_level.mode import CallMode
+
+TESTS = Path(__file__).resolve().parent
 
 # No deadline: a slow machine is not a defect. What fails is printed so that it can be replayed.
 hypothesis.settings.register_profile(
@@ -28,41 +31,117 @@ hypothesis.settings.load_profile("fastcheck")
 collect_ignore = []
 if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
     collect_ignore += [
-        "test_compat_device.py",
-        "test_cuda_binding.py",
-        "test_cuda_install.py",
-        "test_devices.py",
-        "test_dump_device.py",
-        "test_fake_device.py",
-        "test_fake_device_processes.py",
-        "test_fake_device_torch.py",
-        "test_op_async.py",
-        "test_op_async_beside.py",
-        "test_fake_graphs.py",
-        "test_graph_ends.py",
-        "test_graph_parts.py",
-        "test_graphs.py",
-        "test_op_device.py",
-        "test_mlu.py",
-        "test_npu.py",
-        "test_npu_ops.py",
-        "test_npu_ops_status.py",
-        "test_npu_saturation.py",
-        "test_movement_device.py",
-        "test_override_device.py",
-        "test_protect_device.py",
-        "test_selftest_device.py",
-        "test_triton_device.py",
+        "compat/test_device.py",
+        "backends/cuda/test_binding.py",
+        "backends/cuda/test_binding_launches.py",
+        "monitor/hooks/test_cuda.py",
+        "monitor/test_devices.py",
+        "monitor/test_devices_stops.py",
+        "dump/test_device.py",
+        "fakes/test_fake_device.py",
+        "fakes/test_fake_device_processes.py",
+        "fakes/test_fake_device_torch.py",
+        "fakes/test_fake_device_training.py",
+        "monitor/op_level/test_async.py",
+        "monitor/op_level/test_async_modes.py",
+        "fakes/test_fake_graphs.py",
+        "monitor/hooks/graphs/test_graph_ends.py",
+        "monitor/hooks/graphs/test_graph_parts.py",
+        "monitor/hooks/graphs/test_graph_streams.py",
+        "monitor/hooks/graphs/test_graphs.py",
+        "monitor/op_level/test_device.py",
+        "backends/test_mlu.py",
+        "backends/test_npu.py",
+        "monitor/op_level/test_npu.py",
+        "monitor/op_level/test_npu_status.py",
+        "monitor/test_npu_saturation.py",
+        "monitor/weight_updates/test_movement_device.py",
+        "substitution/test_override_device.py",
+        "monitor/hooks/protect/test_protect_device.py",
+        "selftest/test_device.py",
+        "backends/triton/test_device.py",
     ]
 elif os.environ.get("FASTCHECK_TEST_KERNELS") == "cuda":
-    import cuda_on_fake
+    from fakes import cuda_on_fake
 
     cuda_on_fake.use()  # before test modules ask for a backend
 
 
 # torch_npu takes the place of the fake accelerator, and needs an environment of its own.
 if os.environ.get("FASTCHECK_FAKE_ACL") != "1":
-    collect_ignore += ["test_torch_npu.py", "test_torch_npu_overflow.py"]
+    collect_ignore += ["monitor/test_torch_npu.py", "monitor/test_torch_npu_overflow.py"]
+
+
+#: Files, or single tests, that ``make test-quick`` leaves out: those that compile, train at length
+#: or start several processes. Each room keeps others.
+SLOW = (
+    "backends/cuda/test_build.py",
+    "backends/cuda/test_core.py",
+    "backends/cuda/test_extension_build.py",
+    "backends/cuda/test_kernels.py",
+    "backends/cuda/test_ptx.py",
+    "backends/portable/test_reading.py",
+    "backends/portable/test_values.py",
+    "backends/test_extension.py",
+    "backends/test_pure_python.py::TestInAProcessOfItsOwn",
+    "backends/triton/test_backend.py::test_importing_and_using",
+    "backends/triton/test_compilers.py",
+    "callbacks/test_package.py",
+    "cli/test_commands.py::test_doctor_says_which_variable",
+    "cli/test_commands.py::test_doctor_with",
+    "cli/test_demo.py",
+    "cli/test_fuzz.py",
+    "cli/test_run.py",
+    "cli/test_show.py::test_a_closed_pipe",
+    "cli/test_show.py::test_an_ascii_terminal",
+    "comparison/test_machines.py",
+    "compat/test_catch.py::test_enabled_steps",
+    "compat/test_msprobe.py",
+    "compat/test_ptdbg.py",
+    "dump/test_dumper.py::test_the_filters_of_warnings_are_as_before",
+    "dump/test_files.py",
+    "dump/test_on_stop.py",
+    "dump/test_on_stop_conditions.py",
+    "fakes/",
+    "log/test_failures.py::test_kill_9",
+    "monitor/distributed/test_agreement.py",
+    "monitor/distributed/test_replicas.py",
+    "monitor/distributed/test_blame.py",
+    "monitor/distributed/test_meeting.py",
+    "monitor/distributed/test_training.py",
+    "monitor/hooks/test_compile.py",
+    "monitor/hooks/test_compile_again.py",
+    "monitor/hooks/test_observe_compiled.py",
+    "monitor/hooks/test_loss_scaling.py::TestGradScaler",
+    "monitor/hooks/test_steps.py::test_the_boundaries_go_with_a_model_that_is_dropped",
+    "monitor/op_level/test_unobserved.py::test_compiled_code",
+    "monitor/test_bit_identical.py",
+    "monitor/test_process_exit.py",
+    "monitor/test_robustness.py::TestLeaks",
+    "monitor/test_transformers.py",
+    "package/test_markers.py",
+    "package/test_wheels.py",
+    "record/test_bit_patterns.py",
+    "record/test_properties.py",
+    "report/test_console.py::test_the_command_on_a_terminal",
+    "reproducibility/test_environment.py::test_asking_starts_no_device",
+    "reproducibility/test_environment.py::test_every_switch_shows",
+    "reproducibility/test_environment.py::test_workers_draw_the_same_again_and_each_its_own",
+    "ring/test_native_types.py::TestLock",
+    "selftest/test_checks.py::test_passes",
+    "statistics/test_checksum.py",
+    "statistics/test_elements.py",
+    "statistics/test_flush_denormal.py",
+    "statistics/test_stats_values.py",
+    "substitution/test_bisect.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        name = f"{item.path.relative_to(TESTS).as_posix()}::{item.nodeid.partition('::')[2]}"
+        if name.startswith(SLOW):
+            item.add_marker("slow")
 
 
 class _Elsewhere(pytest.Module):
@@ -76,17 +155,22 @@ class _Elsewhere(pytest.Module):
 
 def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> Optional[pytest.Module]:
     """Its import would give every other file of the run the fake accelerator."""
-    if module_path.name not in collect_ignore:
+    if module_path.relative_to(TESTS).as_posix() not in collect_ignore:
         return None
     module: pytest.Module = _Elsewhere.from_parent(parent, path=module_path)
     return module
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell without job control starts what follows it with `&` (.ci/run) with SIGINT ignored, and
+    # processes of tests that are interrupted on purpose would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(
         "markers",
         "gpu: needs a CUDA device; without one skipped, or failed if FASTCHECK_REQUIRE_GPU=1",
     )
+    config.addinivalue_line("markers", "slow: left out by make test-quick (SLOW in conftest.py)")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -137,7 +221,7 @@ def one_thread(fresh_start: None, torch_threads: None) -> None:
 @pytest.fixture
 def fake_accelerator(one_thread: None) -> Iterator[Any]:
     """The fake accelerator, on which nothing is left to run afterwards."""
-    import fake_device
+    from fakes import fake_device
 
     fake: Any = fake_device.load()
     yield fake
@@ -147,10 +231,10 @@ def fake_accelerator(one_thread: None) -> Iterator[Any]:
 @pytest.fixture
 def cuda_on_fake_device(fake_accelerator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CUDA backend reads the fake accelerator's tensors."""
-    import cuda_on_fake
-    from fastcheck import backends
+    from fakes import cuda_on_fake
+    from fastcheck.backends import table
 
-    monkeypatch.setattr(backends, "_of_type", backends._of_type)  # put back as it is now
+    monkeypatch.setattr(table, "_of_type", table._of_type)  # put back as it is now
     cuda_on_fake.use()
 
 
@@ -165,7 +249,7 @@ def graphs_on_fake_device(cuda_on_fake_device: None, fake_accelerator: Any) -> I
 @pytest.fixture
 def fresh_npu(fake_accelerator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The fake accelerator as an NPU, of whose chip nobody knows afterwards."""
-    import ascend
+    from support.devices import ascend
 
     yield
     fake_accelerator.settle()
@@ -179,7 +263,7 @@ def fresh_npu(fake_accelerator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterato
 )
 def saturating_chip(request: Any, fresh_npu: None, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Each NPU that saturates, as an ascend.Chip."""
-    import ascend
+    from support.devices import ascend
 
     name, variables = request.param
     return ascend.use_chip(monkeypatch, name, **variables)
@@ -188,7 +272,7 @@ def saturating_chip(request: Any, fresh_npu: None, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def computing(saturating_chip: Any) -> Iterator[Any]:
     """Within the test every operator overflows as on that chip: an ascend.Computing."""
-    import ascend
+    from support.devices import ascend
 
     with ascend.Computing(saturating_chip) as mode:
         yield mode

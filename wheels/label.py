@@ -1,6 +1,6 @@
-"""The version of what is built. A wheel's has a local label, which says what the wheel fits.
+"""The version of a build. A wheel's version has a local label that names the torch it fits.
 
-``FASTCHECK_ACCELERATOR`` in the environment says what kind of wheel is built, and gives its label:
+The environment variable ``FASTCHECK_ACCELERATOR`` chooses the kind of wheel and its label:
 
 ===========  ================  ====================================================================
 cpu          ``+pt213.cpu``    built against torch 2.13, without CUDA kernels
@@ -8,8 +8,8 @@ cuda         ``+pt213.cu13``   with CUDA kernels, by nvcc of CUDA 13
 generic      ``+generic``      pure Python: any torch, any accelerator
 ===========  ================  ====================================================================
 
-Without it, and for the source distribution, there is no label: it belongs to what is handed on, not
-to what was built where it runs. pyproject.toml names this file as the version's provider.
+Without it, and for the source distribution, there is no label: a build that is installed where it
+was made needs none. pyproject.toml names this file as the version's provider.
 """
 
 from __future__ import annotations
@@ -30,18 +30,23 @@ _state = "wheel"
 
 
 def build_state(state: str) -> None:
-    """Told by the build backend before it asks for the version."""
+    """Called by the build backend before it reads the version."""
     global _state
     _state = state
 
 
 def dynamic_metadata(_settings: Mapping[str, Any], _project: Mapping[str, Any]) -> dict[str, str]:
     """The version, for the build backend."""
+    accelerator = None if _state == "sdist" else os.environ.get(VARIABLE)
+    return {"version": version() + label(accelerator)}
+
+
+def version() -> str:
+    """The source tree's, without a label."""
     found = re.search(r'^__version__ = "(.+)"$', VERSION_FILE.read_text("utf-8"), re.MULTILINE)
     if found is None:
         raise ValueError(f'expected a line __version__ = "..." in {VERSION_FILE}, found none')
-    accelerator = None if _state == "sdist" else os.environ.get(VARIABLE)
-    return {"version": found[1] + label(accelerator)}
+    return found[1]
 
 
 def label(accelerator: Optional[str]) -> str:
@@ -59,10 +64,10 @@ def label(accelerator: Optional[str]) -> str:
         )
     if accelerator == "generic":
         return "+generic"
-    return f"+pt{_torch_release()}.{'cpu' if accelerator == 'cpu' else f'cu{_cuda_major()}'}"
+    return f"+pt{torch_release()}.{'cpu' if accelerator == 'cpu' else f'cu{_cuda_major()}'}"
 
 
-def _torch_release() -> str:
+def torch_release() -> str:
     """``213`` for torch 2.13.0: its C++ interface holds within a minor release."""
     try:
         import torch
@@ -75,15 +80,15 @@ def _torch_release() -> str:
 
 
 def _cuda_major() -> str:
-    """``13`` for nvcc of CUDA 13.0, the one that CMake will take."""
+    """``13`` for nvcc of CUDA 13.0, the nvcc that CMake uses."""
     nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
     if nvcc is None:
         raise RuntimeError(
             "a wheel with CUDA kernels needs nvcc, and there is none in PATH; "
             "CUDACXX=/path/to/nvcc names one"
         )
-    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"release (\d+)\.", said)
+    output = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"release (\d+)\.", output)
     if found is None:
-        raise RuntimeError(f"expected a release number from {nvcc} --version, came {said!r}")
+        raise RuntimeError(f"expected a release number from {nvcc} --version, got {output!r}")
     return found[1]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs each wheel of dist/ into an environment of its own, torch first, and runs
-# tests/wheel_smoke.py there, from outside the source tree. `make test-wheel` calls it.
+# tests/package/wheel_smoke.py there, from outside the source tree. `make test-wheel` calls it.
 #
 # PYTHON makes the environments; TORCH (and TORCH_INDEX_URL) is what they get. An environment is a
 # copy of the first one, which pip fills once.
@@ -28,7 +28,7 @@ for wheel in "${wheels[@]}"; do
   cp -al with-torch fresh
   { fresh/bin/python "${pip[@]}" install --no-deps --no-index "$wheel" &&
     fresh/bin/python "${pip[@]}" check &&
-    fresh/bin/python -I "$root/tests/wheel_smoke.py" "$wheel"; } || failed=1
+    fresh/bin/python -I "$root/tests/package/wheel_smoke.py" "$wheel"; } || failed=1
   rm -rf fresh
 done
 exit "$failed"

@@ -1,8 +1,8 @@
 // The Record: the fixed-size result of one pass over one tensor, format version 1.
 //
 // 192 bytes, little-endian, no padding. docs/record-format.md specifies every field;
-// python/fastcheck/_record.py mirrors this layout and tests/test_record_layout.py holds them
-// together.
+// python/fastcheck/record/format.py mirrors this layout and tests/record/test_record_layout.py
+// holds them together.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ enum class Order : std::uint8_t { kStorage = 0, kLogical = 1 };
 // What the device does to a result that does not fit its format.
 enum class DeviceMode : std::uint8_t { kIeee = 0, kSaturating = 1, kUnknown = 2 };
 
-// Bits of Record::flags. Bits 8 to 11 hold the host's verdict (python/fastcheck/_record.py).
+// Bits of Record::flags. Bits 8 to 11 hold the host's verdict (python/fastcheck/record/format.py).
 enum RecordFlag : std::uint32_t {
   kFlagNonfinite = 1u << 0,  // the tensor has a NaN or an infinity
   kFlagRecompute = 1u << 1,  // seen while activation checkpointing ran a forward again

@@ -1,4 +1,4 @@
-# The CPU kernels: no torch, no Python. tests/neon builds them by this file for another machine.
+# The CPU kernels: no torch, no Python. tests/fakes/neon builds them by this file for another machine.
 
 # The canonical order is a promise about rounding: nothing may be contracted, reordered or flushed.
 set(FASTCHECK_OPTIONS -Wall -Wextra -Werror -ffp-contract=off -fno-fast-math -fno-math-errno)

@@ -1,7 +1,7 @@
 // Single instructions that CUDA C++ has no operator for, each with the plain code that it equals.
 //
-// The plain code serves older GPUs and tests/cuda_on_cpu; tests/test_ptx_machine.py holds the
-// instruction to it, as the PTX ISA defines it.
+// The plain code serves older GPUs and tests/fakes/cuda_on_cpu; tests/fakes/test_ptx_machine.py
+// holds the instruction to it, as the PTX ISA defines it.
 #pragma once
 
 #include <cstdint>

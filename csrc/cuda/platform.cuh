@@ -1,7 +1,8 @@
 // What the kernels need of the CUDA language, under nvcc or under a host compiler.
 //
-// tests/cuda_on_cpu compiles the same kernels with a host compiler, over a shim that gives every
-// thread a fiber; the launch syntax and shared memory are all that has to be spelt differently.
+// tests/fakes/cuda_on_cpu compiles the same kernels with a host compiler, over a shim that gives
+// every thread a fiber; the launch syntax and shared memory are all that has to be spelt
+// differently.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,5 +1,6 @@
-"""Reads every tensor of a training run once, on the device it lives on, without making the host
-wait, and names the first place where the numbers went wrong in time to stop.
+"""Finds the first non-finite tensor of a PyTorch training run and stops there, without a host sync.
+
+Every tensor is read once, on its device.
 
     import fastcheck
     monitor = fastcheck.install(model, overflow_nums=1)
@@ -7,32 +8,39 @@ wait, and names the first place where the numbers went wrong in time to stop.
 
 from __future__ import annotations
 
-from ._bisect import Bisection, bisect
-from ._compare import compare
-from ._environment import environment
-from ._errors import (
+from fastcheck import callbacks
+from fastcheck.comparison.compare import compare
+from fastcheck.dump.dumper import Dumper
+from fastcheck.monitor.install import install
+from fastcheck.monitor.monitor import Monitor
+from fastcheck.monitor.named_tensors.observe import observe
+from fastcheck.monitor.session.options import Filter, Log, Stop, Training
+from fastcheck.record.event import Event
+from fastcheck.record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Order, Verdict
+from fastcheck.record.site import Site
+from fastcheck.report.error import OverflowDetected
+from fastcheck.reproducibility.inventory import inventory
+from fastcheck.reproducibility.process import environment
+from fastcheck.reproducibility.seeds import Seeds, seed_all
+from fastcheck.sealing.seal import NonFiniteWeightsError, Seal, seal
+from fastcheck.sealing.verification import Verification, verify
+from fastcheck.statistics.functions import checksum, crc32, found_nonfinite, stats
+from fastcheck.statistics.stats import Stats, StatsList
+from fastcheck.substitution.bisect import Bisection, bisect
+from fastcheck.substitution.override import Override, override
+from fastcheck.verdict.allowed import allow_nonfinite
+from fastcheck.verdict.op_rules import benign
+
+from ._version import __version__
+from .errors import (
     CompareError,
     ConfigError,
     ExtensionError,
     FastcheckError,
     FastcheckWarning,
     LogError,
-    OverflowDetected,
     UnsupportedTensorError,
 )
-from ._install import install
-from ._inventory import inventory
-from ._monitor import Monitor
-from ._op_rules import benign
-from ._ops import checksum, crc32, found_nonfinite, stats
-from ._override import Override, override
-from ._record import RECORD_DTYPE, Depth, DeviceMode, Flag, Order, Verdict
-from ._seeds import Seeds, seed_all
-from ._site import Site
-from ._stats import Stats, StatsList
-from ._verdict import Event
-from ._version import __version__
-from .dump import Dumper
 
 __all__ = [
     "RECORD_DTYPE",
@@ -46,21 +54,30 @@ __all__ = [
     "ExtensionError",
     "FastcheckError",
     "FastcheckWarning",
+    "Filter",
     "Flag",
+    "Log",
     "LogError",
     "Monitor",
+    "NonFiniteWeightsError",
     "Order",
     "OverflowDetected",
     "Override",
+    "Seal",
     "Seeds",
     "Site",
     "Stats",
     "StatsList",
+    "Stop",
+    "Training",
     "UnsupportedTensorError",
     "Verdict",
+    "Verification",
     "__version__",
+    "allow_nonfinite",
     "benign",
     "bisect",
+    "callbacks",
     "checksum",
     "compare",
     "crc32",
@@ -68,7 +85,10 @@ __all__ = [
     "found_nonfinite",
     "install",
     "inventory",
+    "observe",
     "override",
+    "seal",
     "seed_all",
     "stats",
+    "verify",
 ]

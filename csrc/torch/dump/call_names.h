@@ -1,4 +1,4 @@
-// The names that the calls of a dump go by: python/fastcheck/dump/dispatch.py, CallNamer, has the
+// The names that the calls of a dump go by: python/fastcheck/calls/namer.py, CallNamer, has the
 // same in Python, and says what they are.
 #pragma once
 
@@ -7,15 +7,17 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
 #include <string>
 #include <thread>
 #include <unordered_map>
 
-#include "torch/dump/op_facts.h"
+#include "torch/operators/filter.h"
+#include "torch/operators/op_table.h"
+#include "torch/read/own_pages.h"
 
 namespace fastcheck::dump {
 
-enum class Direction { kForward, kBackward, kOptimizer };
 constexpr std::array<const char*, 3> kDirections{"forward", "backward", "optimizer"};
 
 // A module, and how the index names it, in JSON.
@@ -26,10 +28,10 @@ struct ModuleText {
 
 // What backward has to know of a call of the forward pass.
 struct Forward {
-  Forward(const OpFacts* op, std::int64_t call, const ModuleText* module)
+  Forward(const Op* op, std::int64_t call, const ModuleText* module)
       : op(op), call(call), module(module) {}
 
-  const OpFacts* op;
+  const Op* op;
   std::int64_t call;
   const ModuleText* module;
 
@@ -43,7 +45,7 @@ struct Forward {
 // One call: of backward it goes by the call of forward that it is the backward of, where that is
 // known.
 struct CallName {
-  const OpFacts* op;
+  const Op* op;
   std::int64_t call;
   Direction direction;
   const ModuleText* module;
@@ -51,20 +53,17 @@ struct CallName {
   bool is_recompute = false;
 };
 
-// Where Python is.
-struct Whereabouts {
-  PyObject* node;  // the innermost module's, or None
-  bool is_recompute;
-  bool is_in_optimizer;
-};
-
 // Of one dump. Not thread-safe.
 class CallNamer {
  public:
   CallNamer();
 
-  // The call of `op` that is about to run. `python` has what module.h says of it.
-  CallName name(const OpFacts& op, const Whereabouts& where, const pybind11::object& python);
+  // `python` has what module.h says of it. This thread has entered or left a module or an
+  // optimizer's step: `node` is the innermost module that runs now, None outside of all.
+  void move(PyObject* node, bool is_recompute, bool is_in_optimizer,
+            const pybind11::object& python);
+  // The call of `op` that is about to run.
+  CallName name(const Op& op, const pybind11::object& python);
   // Remembers which of autograd's nodes a call of forward has made, if it has made one: the first
   // call that finds a new one is the one that it belongs to.
   void add(const CallName& name);
@@ -72,16 +71,22 @@ class CallNamer {
  private:
   const ModuleText* module_of(PyObject* node, const pybind11::object& python);
 
-  // What a thread has seen last of the nodes that it makes.
   struct Thread {
+    // What it has seen last of autograd's nodes that it makes.
     std::int64_t newest = -1;
     bool is_first = false;
+    // Where its Python is; null: outside of all modules.
+    const ModuleText* module = nullptr;
+    bool is_recompute = false, is_in_optimizer = false;
   };
 
+  OwnPool pool_;
   std::int64_t oldest_;  // nodes up to this one belong to nothing that was seen
   std::unordered_map<std::thread::id, Thread> threads_;
-  std::array<std::unordered_map<const OpFacts*, std::int64_t>, 3> counts_;
-  std::unordered_map<std::int64_t, std::shared_ptr<Forward>> forwards_;
+  using Counts = std::pmr::unordered_map<const Op*, std::int64_t>;
+  std::array<Counts, 3> counts_{Counts(pool_.get()), Counts(pool_.get()), Counts(pool_.get())};
+  // By the number of autograd's node. Each Forward lies in the pool.
+  std::pmr::unordered_map<std::int64_t, std::shared_ptr<Forward>> forwards_{pool_.get()};
   std::unordered_map<const PyObject*, std::unique_ptr<ModuleText>> modules_;
 };
 

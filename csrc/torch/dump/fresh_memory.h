@@ -1,31 +1,38 @@
 // Memory that was allocated and not written yet. What it holds is left over from something else: no
-// two runs agree on it, so that nobody should be told of it. python/fastcheck/dump/fresh_memory.py
-// has the same in Python.
+// two runs agree on it, so that nobody should be told of it.
+// python/fastcheck/utils/torch/uninitialised.py has the same in Python.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <unordered_map>
+
+#include "torch/read/storage_table.h"
 
 namespace fastcheck::dump {
 
-// By storage, held weakly: no other gets its address. Not thread-safe.
+// Not thread-safe.
 class FreshMemory {
  public:
   // `tensor` was allocated.
-  void add(const at::Tensor& tensor);
+  void add(const at::Tensor& tensor) {
+    if (!tensor.has_storage() || tensor.storage().nbytes() == 0) return;
+    left_.at(tensor) = static_cast<std::int64_t>(tensor.storage().nbytes());
+  }
   // Whether some of the tensor may have been written by nobody.
-  bool is_fresh(const at::Tensor& tensor) const;
+  bool is_fresh(const at::Tensor& tensor) const { return left_.find(tensor) != nullptr; }
   // An operator has written to it: over all of it, or somewhere in it.
-  void wrote(const at::Tensor& tensor, bool is_overwriting);
-  void clear();
+  void wrote(const at::Tensor& tensor, bool is_overwriting) {
+    std::int64_t* const left = left_.find(tensor);
+    if (left == nullptr) return;
+    if (is_overwriting) *left -= tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
+    // What is written here and there has an author who knows where.
+    if (!is_overwriting || *left <= 0) left_.erase(tensor);
+  }
+  void clear() { left_.clear(); }
 
  private:
-  using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
-  // How many bytes nobody has written yet.
-  std::unordered_map<const c10::StorageImpl*, std::int64_t> left_;
-  std::unordered_map<const c10::StorageImpl*, Weak> held_;
+  StorageTable<std::int64_t> left_;  // how many bytes nobody has written yet
 };
 
 }  // namespace fastcheck::dump

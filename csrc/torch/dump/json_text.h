@@ -11,7 +11,8 @@ namespace fastcheck::dump {
 std::string in_quotes(std::string_view name);
 
 void append(std::string& text, std::int64_t number);
-// Where JSON has no such number: "nan", "inf" or "-inf", as fastcheck._numbers.to_json has it.
+// Where JSON has no such number: "nan", "inf" or "-inf", as fastcheck.utils.text.numbers.to_json
+// has it.
 void append(std::string& text, double number);
 
 // "[", the items with commas between them, "]".

@@ -4,52 +4,34 @@
 #include <stdexcept>
 #include <string>
 
-#include "torch/dump/op_recorder.h"
-#include "torch/python_tensors.h"
-#include "torch/python_types.h"
-#include "torch/slots.h"
+#include "torch/dump/op_mode.h"
+#include "torch/python/tensors.h"
+#include "torch/python/types.h"
+#include "torch/read/slots.h"
 
 namespace py = pybind11;
 
 namespace fastcheck::dump {
 namespace {
 
-using CallObject = Object<OpCall>;
-
-PyType_Slot kCallSlots[] = {
-    {Py_tp_dealloc, as_slot(&CallObject::destroy)},
-    {0, nullptr},
-};
-
-PyType_Spec kCallSpec = {"fastcheck._C.OpCall", sizeof(CallObject), 0, Py_TPFLAGS_DEFAULT,
-                         kCallSlots};
-
-PyTypeObject* call_type() {
-  static PyTypeObject* const made = [] {
-    PyTypeObject* const fresh = new_type(kCallSpec);
-    fresh->tp_new = nullptr;  // made by begin() alone
-    return fresh;
-  }();
-  return made;
-}
-
 // In memory of its own: it can't be moved.
 struct HeldRecorder {
-  std::unique_ptr<OpRecorder> recorder;
+  std::shared_ptr<OpMode> mode;
 
   template <class Visit>
   int each(const Visit& visit) const {
-    return recorder == nullptr ? 0 : recorder->each(visit);
+    return mode == nullptr ? 0 : mode->each(visit);
   }
-  void clear() { recorder.reset(); }
+  void clear() { mode.reset(); }
 };
 
 using RecorderObject = Object<HeldRecorder>;
 
-OpRecorder& recorder_of(PyObject* self) {
-  const std::unique_ptr<OpRecorder>& recorder = RecorderObject::of(self).recorder;
-  if (recorder == nullptr) throw std::invalid_argument("this OpRecorder was collected already");
-  return *recorder;
+// Held by those who use it: the object may be collected meanwhile.
+std::shared_ptr<OpMode> mode_of(PyObject* self) {
+  std::shared_ptr<OpMode> mode = RecorderObject::of(self).mode;
+  if (mode == nullptr) throw std::invalid_argument("this OpRecorder was collected already");
+  return mode;
 }
 
 PyObject* new_recorder(PyTypeObject* type, PyObject* arguments, PyObject*) {
@@ -62,62 +44,63 @@ PyObject* new_recorder(PyTypeObject* type, PyObject* arguments, PyObject*) {
   }
   return translated([&] {
     return RecorderObject::make(
-        type, std::make_unique<OpRecorder>(borrowed(python), borrowed(writer), unpack(slots),
-                                           checked_depth(depth), static_cast<std::int64_t>(step)));
+        type, std::make_shared<OpMode>(borrowed(python), borrowed(writer), unpack(slots),
+                                       checked_depth(depth), static_cast<std::int64_t>(step)));
   });
 }
 
-PyObject* begin(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 6 || !PyTuple_Check(arguments[1]) || !PyDict_Check(arguments[2])) {
-    return PyErr_Format(PyExc_TypeError,
-                        "expected (func, tuple, dict, node, is_recompute, is_in_optimizer)");
+// Whatever calls it in the place of a mode's method, from C++ or from Python: `types` may be a
+// list.
+PyObject* dispatch(PyObject* self, PyObject* arguments, PyObject* keywords) {
+  static const char* const kNames[] = {"", "func", "types", "args", "kwargs", nullptr};
+  PyObject *mode = nullptr, *func = nullptr, *types = nullptr, *args = nullptr, *kwargs = nullptr;
+  if (PyArg_ParseTupleAndKeywords(arguments, keywords, "OOO|OO:dispatch",
+                                  const_cast<char**>(kNames), &mode, &func, &types, &args,
+                                  &kwargs) == 0) {
+    return nullptr;
   }
   return translated([&] {
-    const Whereabouts where{arguments[3], PyObject_IsTrue(arguments[4]) == 1,
-                            PyObject_IsTrue(arguments[5]) == 1};
-    return CallObject::make(call_type(), recorder_of(self).begin(self, arguments[0], arguments[1],
-                                                                 arguments[2], where));
+    const bool has_kwargs = kwargs != nullptr && PyObject_IsTrue(kwargs) == 1;
+    const py::object given = owned(args == nullptr ? PyTuple_New(0) : PySequence_Tuple(args));
+    const py::object named = has_kwargs ? py::object(py::dict(borrowed(kwargs))) : py::dict();
+    return mode_of(self)->dispatch(func, owned(PySequence_Tuple(types)).ptr(), given.ptr(),
+                                   named.ptr());
   });
 }
 
-PyObject* end(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  const bool is_ours = count == 5 && Py_TYPE(arguments[0]) == call_type() &&
-                       CallObject::of(arguments[0]).recorder.is(py::handle(self));
-  if (!is_ours || !PyTuple_Check(arguments[1]) || !PyDict_Check(arguments[2])) {
-    return PyErr_Format(PyExc_TypeError,
-                        "expected (begin()'s OpCall, tuple, dict, result, number)");
+PyObject* move(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 3) {
+    return PyErr_Format(PyExc_TypeError, "expected (node, is_recompute, is_in_optimizer)");
   }
   return translated([&] {
-    const long long number = PyLong_AsLongLong(arguments[4]);
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-    const std::string line = recorder_of(self).end(CallObject::of(arguments[0]), arguments[1],
-                                                   arguments[2], arguments[3], number);
-    return PyUnicode_DecodeASCII(line.data(), static_cast<Py_ssize_t>(line.size()), nullptr);
+    mode_of(self)->recorder().move(arguments[0], arguments[1] == Py_True, arguments[2] == Py_True);
+    Py_RETURN_NONE;
   });
 }
 
 PyObject* forget(PyObject* self, PyObject*) {
   return translated([&] {
-    recorder_of(self).forget();
+    mode_of(self)->recorder().forget();
     Py_RETURN_NONE;
   });
 }
 
 PyObject* clear_all(PyObject* self, PyObject*) {
   return translated([&] {
-    recorder_of(self).clear();
+    mode_of(self)->recorder().clear();
     Py_RETURN_NONE;
   });
 }
 
 PyObject* get_reused(PyObject* self, void*) {
-  return translated([&] { return PyLong_FromLongLong(recorder_of(self).reused()); });
+  return translated([&] { return PyLong_FromLongLong(mode_of(self)->recorder().reused()); });
 }
 
 PyMethodDef kMethods[] = {
-    {"begin", as_method(&begin), METH_FASTCALL,
-     "begin(self, func, args, kwargs, node, is_recompute, is_in_optimizer) -> OpCall"},
-    {"end", as_method(&end), METH_FASTCALL, "end(self, call, args, kwargs, result, number) -> str"},
+    {"dispatch", as_method(&dispatch), METH_VARARGS | METH_KEYWORDS,
+     "dispatch(self, mode, func, types, args=(), kwargs=None) -> Any"},
+    {"move", as_method(&move), METH_FASTCALL,
+     "move(self, node, is_recompute, is_in_optimizer) -> None"},
     {"forget", &forget, METH_NOARGS, "forget(self) -> None"},
     {"clear", &clear_all, METH_NOARGS, "clear(self) -> None"},
     {nullptr, nullptr, 0, nullptr},
@@ -145,7 +128,6 @@ PyType_Spec kSpec = {"fastcheck._C.OpRecorder", sizeof(RecorderObject), 0,
 
 void define_op_recorder(py::module_& m) {
   static PyTypeObject* const kType = new_type(kSpec);
-  m.attr("OpCall") = py::handle(reinterpret_cast<PyObject*>(call_type()));
   m.attr("OpRecorder") = py::handle(reinterpret_cast<PyObject*>(kType));
 }
 

@@ -9,18 +9,18 @@
 
 namespace fastcheck::dump {
 
-std::vector<PyObject*> made_by(const OpFacts& op, PyObject* args, PyObject* kwargs,
-                               PyObject* result) {
-  std::vector<PyObject*> made;
-  if (op.writes_any) {
+Made made_by(const Op& op, PyObject* args, PyObject* kwargs, PyObject* result) {
+  Made made;
+  std::vector<PyObject*>& tensors = made.tensors;
+  if (!op.written.empty()) {
     each_input(op, args, kwargs, [&](std::size_t place, const std::string&, PyObject* tensor) {
-      if (op.writes(place)) made.push_back(tensor);
+      if (op.writes(place)) tensors.push_back(tensor);
     });
   }
-  const std::size_t written = made.size();
+  made.written = tensors.size();
   each_tensor(result, "", [&](const std::string&, PyObject* tensor) {
-    const auto end = made.begin() + static_cast<std::ptrdiff_t>(written);
-    if (std::find(made.begin(), end, tensor) == end) made.push_back(tensor);
+    const auto end = tensors.begin() + static_cast<std::ptrdiff_t>(made.written);
+    if (std::find(tensors.begin(), end, tensor) == end) tensors.push_back(tensor);
   });
   return made;
 }

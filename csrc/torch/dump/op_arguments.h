@@ -1,5 +1,6 @@
 // What an operator is called with and what it returns, as Python has it: its tensors by label, and
-// everything else as JSON can hold it. python/fastcheck/dump/arguments.py has the same in Python.
+// everything else as JSON can hold it. python/fastcheck/utils/torch/operators.py has the same in
+// Python.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "torch/dump/op_facts.h"
+#include "torch/operators/op_table.h"
 
 namespace fastcheck::dump {
 
@@ -35,7 +36,7 @@ void each_tensor(PyObject* value, const std::string& label, const Visit& visit) 
 
 // visit(name, place in the schema, value) for each argument.
 template <class Visit>
-void each_argument(const OpFacts& op, PyObject* args, PyObject* kwargs, const Visit& visit) {
+void each_argument(const Op& op, PyObject* args, PyObject* kwargs, const Visit& visit) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
     const auto place = static_cast<std::size_t>(i);
     visit(op.arguments.at(place), place, PyTuple_GET_ITEM(args, i));
@@ -50,16 +51,20 @@ void each_argument(const OpFacts& op, PyObject* args, PyObject* kwargs, const Vi
 
 // visit(place, label, tensor)
 template <class Visit>
-void each_input(const OpFacts& op, PyObject* args, PyObject* kwargs, const Visit& visit) {
+void each_input(const Op& op, PyObject* args, PyObject* kwargs, const Visit& visit) {
   each_argument(op, args, kwargs, [&](const std::string& name, std::size_t place, PyObject* value) {
     each_tensor(value, name,
                 [&](const std::string& label, PyObject* tensor) { visit(place, label, tensor); });
   });
 }
 
-// What an operator has written in place, and what it has returned beside that.
-std::vector<PyObject*> made_by(const OpFacts& op, PyObject* args, PyObject* kwargs,
-                               PyObject* result);
+// What an operator has written in place, and behind the first `written` what it has returned beside
+// that.
+struct Made {
+  std::vector<PyObject*> tensors;
+  std::size_t written = 0;
+};
+Made made_by(const Op& op, PyObject* args, PyObject* kwargs, PyObject* result);
 
 // A tensor, or a list or tuple of some.
 bool holds_tensor(PyObject* value);

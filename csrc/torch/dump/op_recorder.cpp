@@ -8,11 +8,11 @@
 
 #include "torch/dump/json_text.h"
 #include "torch/dump/op_arguments.h"
-#include "torch/observe_from_python.h"
-#include "torch/python_tensors.h"
-#include "torch/python_types.h"
-#include "torch/slots.h"
-#include "torch/tensor_view.h"
+#include "torch/python/observe.h"
+#include "torch/python/tensors.h"
+#include "torch/python/types.h"
+#include "torch/read/slots.h"
+#include "torch/read/tensor_view.h"
 
 namespace py = pybind11;
 
@@ -47,10 +47,8 @@ void Writer::store() const {
   checked(PyObject_SetAttr(object.ptr(), names().used, py::int_(used).ptr()));
 }
 
-OpCall OpRecorder::begin(PyObject* self, PyObject* func, PyObject* args, PyObject* kwargs,
-                         const Whereabouts& where) {
-  const OpFacts& op = ops_.of(func, python_);
-  OpCall call{borrowed(self), &op, namer_.name(op, where, python_), {}};
+OpCall OpRecorder::begin(const Op& op, PyObject* args, PyObject* kwargs) {
+  OpCall call{&op, namer_.name(op, python_), {}};
   if (call.name.direction == Direction::kForward) namer_.add(call.name);
   const bool reads_values = !(op.is_view || op.ignores_values || op.is_allocation);
   writer_.load();
@@ -63,7 +61,7 @@ OpCall OpRecorder::begin(PyObject* self, PyObject* func, PyObject* args, PyObjec
     } else if (fresh_.is_fresh(unpack(tensor))) {
       text.append(", \"problem\": ").append(kUnwritten);
     } else if (reads_values) {
-      read(text, call, Role::kInput, label, place, tensor);
+      read(text, call, Role::kInput, label, place, tensor, false);
     }
     text += '}';
   });
@@ -71,30 +69,31 @@ OpCall OpRecorder::begin(PyObject* self, PyObject* func, PyObject* args, PyObjec
   return call;
 }
 
-std::string OpRecorder::end(OpCall& call, PyObject* args, PyObject* kwargs, PyObject* result,
+std::string OpRecorder::end(const OpCall& call, PyObject* args, PyObject* kwargs, PyObject* result,
                             std::int64_t number) {
-  const OpFacts& op = *call.op;
+  const Op& op = *call.op;
   writer_.load();
-  const std::vector<PyObject*> made = made_by(op, args, kwargs, result);
-  if (op.writes_any) {
+  const Made made = made_by(op, args, kwargs, result);
+  if (!op.written.empty()) {
     each_input(op, args, kwargs, [&](std::size_t place, const std::string&, PyObject* tensor) {
       if (!op.writes(place)) return;
       fresh_.wrote(unpack(tensor), op.overwrites);
-      known_.wrote(unpack(tensor), writer_.count);
+      cache_.wrote(unpack(tensor));
     });
   }
   if (op.is_allocation) {
-    for (PyObject* const tensor : made) fresh_.add(unpack(tensor));
+    for (PyObject* const tensor : made.tensors) fresh_.add(unpack(tensor));
   }
   std::string outputs;
-  for (std::size_t i = 0; i < made.size(); ++i) {
+  for (std::size_t i = 0; i < made.tensors.size(); ++i) {
+    PyObject* const tensor = made.tensors[i];
     const std::string label = i == 0 ? "output" : "output[" + std::to_string(i) + "]";
     outputs += i == 0 ? "{" : ", {";
-    describe(outputs, label, made[i]);
-    if (!op.overwrites && fresh_.is_fresh(unpack(made[i]))) {
+    describe(outputs, label, tensor);
+    if (!op.overwrites && fresh_.is_fresh(unpack(tensor))) {
       outputs.append(", \"problem\": ").append(kUnwritten);
     } else if (!op.is_view) {
-      read(outputs, call, Role::kOutput, label, i, made[i]);
+      read(outputs, call, Role::kOutput, label, i, tensor, i < made.written);
     }
     outputs += '}';
   }
@@ -115,7 +114,7 @@ std::string OpRecorder::end(OpCall& call, PyObject* args, PyObject* kwargs, PyOb
   if (name.forward != nullptr) line.append(", \"ran\": ").append(in_quotes(op.name));
   append_others(line, op, args, kwargs);
   if (op.is_view) line += ", \"view\": true";
-  if (op.writes_any) line += ", \"in_place\": true";
+  if (!op.written.empty()) line += ", \"in_place\": true";
   if (name.is_recompute) line += ", \"recompute\": true";
   line += '}';
   return line;
@@ -142,13 +141,13 @@ void OpRecorder::describe(std::string& text, const std::string& label, PyObject*
 
 // Its record, and behind what the index says of the tensor: `, "seq": 3`
 void OpRecorder::read(std::string& text, const OpCall& call, Role role, const std::string& label,
-                      std::size_t place, PyObject* object) {
+                      std::size_t place, PyObject* object, bool is_written) {
   const at::Tensor& tensor = unpack(object);
   const std::uint32_t flags = call.name.is_recompute ? std::uint32_t{kFlagRecompute} : 0;
   const std::int32_t number = site(call, role, label, place);
   const Identity identity{writer_.count, step_, static_cast<std::int32_t>(call.name.call), number,
                           flags};
-  if (read_here(text, tensor, identity)) return;
+  if (read_here(text, tensor, identity, is_written)) return;
   writer_.store();
   text += ", ";
   text += python_.attr("read_text")(py::handle(object), number, call.name.call, flags)
@@ -156,13 +155,14 @@ void OpRecorder::read(std::string& text, const OpCall& call, Role role, const st
   writer_.load();
 }
 
-bool OpRecorder::read_here(std::string& text, const at::Tensor& tensor, const Identity& identity) {
+bool OpRecorder::read_here(std::string& text, const at::Tensor& tensor, const Identity& identity,
+                           bool is_written) {
   if (!has_plain_memory(tensor) || !tensor.is_cpu() || !unreadable_reason(tensor).empty()) {
     return false;
   }
   Record& record = *slot(slots_, writer_.used);
-  KnownReadings::Reading* const reading = known_.find(tensor);
-  if (reading != nullptr && reading->seq >= 0) {
+  ReadCache::Reading* const reading = cache_.find(tensor, is_written);
+  if (reading != nullptr && reading->is_known) {
     record = reading->record;
     record.seq = identity.seq;
     record.step = identity.step;
@@ -174,7 +174,7 @@ bool OpRecorder::read_here(std::string& text, const at::Tensor& tensor, const Id
     observe_from_python(tensor, depth_, false, identity, record);
     if (reading != nullptr) {
       reading->record = record;
-      reading->seq = identity.seq;
+      reading->is_known = true;
     }
   }
   text += ", \"seq\": ";
@@ -199,8 +199,8 @@ std::int32_t OpRecorder::site(const OpCall& call, Role role, const std::string& 
     spelt = std::string(role == Role::kInput ? "grad_output[" : "grad_input[") +
             std::to_string(index) + "] (" + call.op->name + ")";
   }
-  const auto [found, is_new] =
-      sites_.try_emplace(SiteKey{name.module, name.op, name.direction, role, spelt});
+  const auto [found, is_new] = sites_.try_emplace(
+      SiteKey{name.module, name.op, name.direction, role, std::pmr::string(spelt, pool_.get())});
   if (is_new) {
     const char* const spelt_role = role == Role::kInput ? (is_backward ? "grad_output" : "input")
                                                         : (is_backward ? "grad_input" : "output");
@@ -214,8 +214,7 @@ std::int32_t OpRecorder::site(const OpCall& call, Role role, const std::string& 
 }
 
 // `, "args": {...}`: those that are no tensors, where there are any.
-void OpRecorder::append_others(std::string& text, const OpFacts& op, PyObject* args,
-                               PyObject* kwargs) {
+void OpRecorder::append_others(std::string& text, const Op& op, PyObject* args, PyObject* kwargs) {
   bool is_first = true;
   each_argument(op, args, kwargs, [&](const std::string& name, std::size_t, PyObject* value) {
     if (holds_tensor(value)) return;

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory_resource>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -16,16 +17,17 @@
 #include "core/record.h"
 #include "torch/dump/call_names.h"
 #include "torch/dump/fresh_memory.h"
-#include "torch/dump/known_readings.h"
-#include "torch/dump/op_facts.h"
-#include "torch/observe.h"
+#include "torch/dump/read_cache.h"
+#include "torch/operators/filter.h"
+#include "torch/operators/op_table.h"
+#include "torch/read/observe.h"
+#include "torch/read/own_pages.h"
 
 namespace fastcheck::dump {
 
 // A call that is under way.
 struct OpCall {
-  pybind11::object recorder;  // which has what is pointed to
-  const OpFacts* op;
+  const Op* op;
   CallName name;
   std::string inputs;  // the items of a JSON list
 };
@@ -51,14 +53,17 @@ class OpRecorder {
         depth_(depth),
         step_(step) {}
 
-  OpCall begin(PyObject* self, PyObject* func, PyObject* args, PyObject* kwargs,
-               const Whereabouts& where);
-  std::string end(OpCall& call, PyObject* args, PyObject* kwargs, PyObject* result,
+  OpCall begin(const Op& op, PyObject* args, PyObject* kwargs);
+  // The call's line of the index.
+  std::string end(const OpCall& call, PyObject* args, PyObject* kwargs, PyObject* result,
                   std::int64_t number);
-  void forget() { known_.clear(); }
+  void move(PyObject* node, bool is_recompute, bool is_in_optimizer) {
+    namer_.move(node, is_recompute, is_in_optimizer, python_);
+  }
+  void forget() { cache_.clear(); }
   // Other threads may be within a call.
   void clear() {
-    known_.clear();
+    cache_.clear();
     fresh_.clear();
   }
   std::int64_t reused() const { return reused_; }
@@ -70,15 +75,15 @@ class OpRecorder {
   }
 
  private:
-  enum class Role { kInput, kOutput };
-  using SiteKey = std::tuple<const ModuleText*, const OpFacts*, Direction, Role, std::string>;
+  using SiteKey = std::tuple<const ModuleText*, const Op*, Direction, Role, std::pmr::string>;
 
   void describe(std::string& text, const std::string& label, PyObject* object);
   void read(std::string& text, const OpCall& call, Role role, const std::string& label,
-            std::size_t place, PyObject* object);
-  bool read_here(std::string& text, const at::Tensor& tensor, const Identity& identity);
+            std::size_t place, PyObject* object, bool is_written);
+  bool read_here(std::string& text, const at::Tensor& tensor, const Identity& identity,
+                 bool is_written);
   std::int32_t site(const OpCall& call, Role role, const std::string& label, std::size_t place);
-  void append_others(std::string& text, const OpFacts& op, PyObject* args, PyObject* kwargs);
+  void append_others(std::string& text, const Op& op, PyObject* args, PyObject* kwargs);
 
   pybind11::object python_;
   Writer writer_;
@@ -86,11 +91,11 @@ class OpRecorder {
   std::int64_t capacity_;
   Depth depth_;
   std::int64_t step_;
-  OpTable ops_;
   CallNamer namer_;
   FreshMemory fresh_;
-  KnownReadings known_;
-  std::map<SiteKey, std::int32_t> sites_;
+  ReadCache cache_;
+  OwnPool pool_;
+  std::pmr::map<SiteKey, std::int32_t> sites_{pool_.get()};
   std::int64_t reused_ = 0;
 };
 

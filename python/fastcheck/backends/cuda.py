@@ -10,15 +10,15 @@ from typing import Any, Optional
 
 import torch
 
-from .._extension import status
-from .._record import DeviceMode
-from . import portable
-from .entry import Backend
+from fastcheck.extension import status
+from fastcheck.record.format import DeviceMode
 
-__all__ = ["entry", "problem"]
+from .backend import Backend
+
+__all__ = ["cuda_backend", "cuda_problem"]
 
 
-def problem(index: Optional[int] = None) -> Optional[str]:
+def cuda_problem(index: Optional[int] = None) -> Optional[str]:
     """Why tensors of this CUDA device are read by the portable backend; None where the kernels read
     them. The device (the current one by default) gets a context if it has none yet.
     """
@@ -29,22 +29,19 @@ def problem(index: Optional[int] = None) -> Optional[str]:
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
     device = torch.cuda.current_device() if index is None else index
-    said: str = status.module.cuda_problem(device)
-    return f"the kernels can't run: {said}" if said else None
+    reason: str = status.module.cuda_problem(device)
+    return f"the kernels can't run: {reason}" if reason else None
 
 
-def entry(module: Any) -> Backend:
-    """The table's entry for what ``module``'s kernels read."""
+def cuda_backend(module: Any) -> Backend:
+    """The backend of the CUDA kernels of ``module``, the compiled extension."""
     return Backend(
         name="cuda",
-        is_immediate=False,
         determinism="bitwise",
         device_mode=DeviceMode.IEEE,
-        has_host_flag=False,
         observe=module.cuda_observe,
         observe_list=module.cuda_observe_list,
         found_nonfinite=module.cuda_found_nonfinite,
-        identity=portable.identity,
         is_capturable=True,
         observe_list_logical=functools.partial(module.cuda_observe_list, logical=True),
     )

@@ -1,8 +1,8 @@
-"""Cambricon's MLU, through torch_mlu: what is known of the device, whichever kernels read it.
+"""Cambricon's MLU, through torch_mlu: the overflow mode of the device, whichever kernels read it.
 
-Its streams, events and pinned memory are those of any PrivateUse1 device (``_device``). No public
-document says what its arithmetic does to a result that does not fit, nor how to ask the device: NaN
-and infinities are found by their bits, and every record says that the mode is unknown.
+No public document specifies how its arithmetic stores a result that is out of range, nor how to
+query the device. NaN and infinities are found by their bits, and records have
+``DeviceMode.UNKNOWN``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import dataclasses
 
 import torch
 
-from .._record import DeviceMode
-from .entry import Backend
+from fastcheck.record.format import DeviceMode
 
-__all__ = ["completed"]
+from .backend import Backend
+
+__all__ = ["mlu_backend"]
 
 
-def completed(kernels: Backend, device: torch.device) -> Backend:
-    """The table's entry for an MLU whose tensors ``kernels`` read."""
+def mlu_backend(kernels: Backend, device: torch.device) -> Backend:
+    """``kernels``, the backend that reads an MLU's tensors, with the MLU's overflow mode."""
     return dataclasses.replace(kernels, device_mode=DeviceMode.UNKNOWN)

@@ -5,9 +5,9 @@ In saturation mode the chip gives the largest finite number where IEEE 754 has a
 where it has a NaN, and sets a status word: a few numbers per device that any operator sets and none
 clears. The 910 (Atlas training series) and the 310P have only that mode; the 910B and 910_93 (Atlas
 A2 and A3) give Inf and NaN unless INF_NAN_MODE_FORCE_DISABLE=1; the 950 gives them always.
-torch_npu sets one device of a process to the mode that ``is_support_inf_nan()`` tells, the one that
-is current when it initialises itself, and leaves the others as they are. So each device is asked,
-and torch_npu where CANN can't be.
+torch_npu sets one device of a process to the mode of ``is_support_inf_nan()``, the device that is
+current when it initialises itself, and leaves the others as they are. So each device is queried
+through CANN, and torch_npu is the fallback.
 Sources: the descriptions of INF_NAN_MODE_ENABLE and of ``npu_get_float_status`` in torch_npu's
 documentation, its ``npu_sys_ctrl.cpp``, and ``aclrtFloatOverflowMode`` in CANN's ``acl_rt.h``.
 """
@@ -25,35 +25,38 @@ from typing import Any, Optional
 
 import torch
 
-from .._record import RECORD_BYTES, Depth, DeviceMode
-from .entry import Backend, OverflowStatus
-from .portable_formats import FORMATS
+from fastcheck.backends.portable.formats import FORMATS
+from fastcheck.record.format import RECORD_BYTES, Depth, DeviceMode
 
-__all__ = ["SATURABLE", "completed", "mode"]
+from .backend import Backend, OverflowStatus
+
+__all__ = ["SATURABLE", "npu_backend", "overflow_mode"]
 
 #: Chips by torch_npu's name for them. "Ascend910B", without a digit, is one of the first 910s.
 _EITHER = re.compile(r"Ascend910(B\d|_93)")
 _ALWAYS_IEEE = re.compile(r"Ascend(950|910_95)")
 _ALWAYS_SATURATING = re.compile(r"Ascend(910(A|B|ProA|ProB|PremiumA)?|310P\d?)$")
 
-#: Where the largest number is taken for an infinity, in the flag that skips an update.
+#: Dtypes whose largest number counts as an infinity for the flag that skips an update.
 SATURABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
-#: Numbers in what npu_get_float_status gives and takes.
+#: Length of the tensor that npu_get_float_status takes and returns.
 _STATUS_NUMBERS = 8
 
 #: Counts of a record, by 64-bit cell: NaN and infinities; saturated ones.
 _NONFINITE = slice(1, 4)
 _SATURATED = 7
 
-#: CANN's runtime, which torch_npu has loaded, and what its aclrtGetDeviceSatMode() answers.
+#: CANN's runtime, which torch_npu has loaded, and the modes of its aclrtGetDeviceSatMode().
 _RUNTIME = "libascendcl.so"
-_ANSWERS = {0: DeviceMode.SATURATING, 1: DeviceMode.IEEE}
+_SAT_MODES = {0: DeviceMode.SATURATING, 1: DeviceMode.IEEE}
 
 
-def completed(kernels: Backend, device: torch.device) -> Backend:
-    """The table's entry for an NPU whose tensors ``kernels`` read."""
-    found = mode(device)
+def npu_backend(kernels: Backend, device: torch.device) -> Backend:
+    """``kernels``, the backend that reads an NPU's tensors, with the NPU's overflow mode and
+    status.
+    """
+    found = overflow_mode(device)
     if found is not DeviceMode.SATURATING:
         return dataclasses.replace(kernels, device_mode=found)
     return dataclasses.replace(
@@ -64,34 +67,34 @@ def completed(kernels: Backend, device: torch.device) -> Backend:
     )
 
 
-def mode(device: torch.device) -> DeviceMode:
-    """What becomes on ``device`` of a result that does not fit. Host only."""
+def overflow_mode(device: torch.device) -> DeviceMode:
+    """How ``device`` stores a result that is out of range. Host only."""
     found = _mode_of_device(device)
     if found is not None:
         return found
     utils: Any = getattr(getattr(torch, "npu", None), "utils", None)
-    ask = getattr(utils, "is_support_inf_nan", None)
-    if ask is None:  # a release before the function
+    supports_inf_nan = getattr(utils, "is_support_inf_nan", None)
+    if supports_inf_nan is None:  # a release before the function
         return _mode_of_chip()
     try:
-        return DeviceMode.IEEE if ask() else DeviceMode.SATURATING
+        return DeviceMode.IEEE if supports_inf_nan() else DeviceMode.SATURATING
     except RuntimeError:  # variables that contradict each other or the chip
         return _mode_of_chip()
 
 
 def _mode_of_device(device: torch.device) -> Optional[DeviceMode]:
-    """None where CANN doesn't tell."""
+    """The mode that CANN reports; None where it reports none."""
     if "torch_npu" not in sys.modules:
         return None
     module, _ = _modules()
     try:
-        ask = ctypes.CDLL(_RUNTIME).aclrtGetDeviceSatMode
-        answer = ctypes.c_int(-1)
-        with module.device(device):  # it answers of the calling thread's device
-            status = ask(ctypes.byref(answer))
+        get_mode = ctypes.CDLL(_RUNTIME).aclrtGetDeviceSatMode
+        reported = ctypes.c_int(-1)
+        with module.device(device):  # the query is about the current device of the thread
+            status = get_mode(ctypes.byref(reported))
     except (AttributeError, OSError, RuntimeError):  # no such function, no such library, no device
         return None
-    return _ANSWERS.get(answer.value) if status == 0 else None
+    return _SAT_MODES.get(reported.value) if status == 0 else None
 
 
 def _mode_of_chip() -> DeviceMode:

@@ -1,4 +1,4 @@
-"""``fastcheck compare``: two logs, dumps or checkpoints, and what differs first."""
+"""``fastcheck compare``: prints the first difference between two logs, dumps or checkpoints."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 import sys
 from typing import Any
 
-from .._errors import ConfigError, explain
-from .._layout import wants_ascii, wants_color
-from ._console import progress, show_sections
+from fastcheck.errors import ConfigError, explain
+from fastcheck.utils.text.layout import wants_ascii, wants_color
+
+from .console import progress, show_sections
 
 _DESCRIPTION = """\
 Compares two runs, dumps, checkpoints, environments or inventories: ACTUAL, and the REFERENCE that
@@ -20,19 +21,20 @@ hyper-parameters, batches, initial weights, forward, loss, gradients, update; an
 What can be compared:
   record logs      directories that install(log_dir=...) or a stop has written
   dumps            of fastcheck.Dumper: a directory, a step or a rank in it; against a log, too
-  checkpoints      .pt, .pth, .bin, .safetensors, .npy, .npz, or a directory of them
+  checkpoints      of torch, safetensors or NumPy, or a directory of them
   msprobe dumps    dump_path, a step or rank in it, or a dump.json; against a log, too
   settings         the JSON of fastcheck.environment() or fastcheck.inventory()"""
 
 _EPILOG = """\
 examples:
   fastcheck compare runs/npu/log runs/gpu/log         where do these two runs part?
-  fastcheck compare A B --accept environment          we know that they ran on different machines
+  fastcheck compare A B --accept environment          they ran on different machines
   fastcheck compare A B --exact                       the same machine: equal to the bit, or not?
   fastcheck compare a.safetensors b.pt --csv all.csv  every pair that differs, with its measures
   fastcheck compare ms.npz pt.pth --rename mindspore  gamma is weight, moving_mean is running_mean
   fastcheck compare A B --rename names.json           {"encoder.layers.*": "blocks.*"}
   fastcheck compare A B --threshold bfloat16=0.05     allow more of one dtype
+  fastcheck compare A B --steps 3:7                   two iterations: what changed, what did not
   fastcheck compare A B --json | python -m json.tool  strict JSON: "nan" and "inf" are strings
 
 what may be accepted: environment, hyper-parameters, batches, weights, dtype, order (only a checksum
@@ -78,6 +80,18 @@ def add_parser(commands: Any) -> None:
         metavar="DTYPE=ERROR",
         help="relative error that is still equal for this dtype; may be given several times",
     )
+    parser.add_argument(
+        "--steps",
+        metavar="A:B",
+        help="step A of ACTUAL with step B of REFERENCE; several: 3:7,4:8",
+    )
+    parser.add_argument(
+        "--loss-drift",
+        type=float,
+        default=0.01,
+        metavar="ERROR",
+        help="relative difference at which two losses have drifted apart (default: 0.01)",
+    )
     parser.add_argument("--all", action="store_true", help="go on after the first no")
     parser.add_argument(
         "--csv", metavar="FILE", help="write every pair that is not equal to the bit"
@@ -92,10 +106,10 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0 when the two agree, 1 when they differ."""
     # Here: it imports torch, which `fastcheck --help` can do without.
-    from .._compare import compare
-    from ..comparison.render import sections
+    from fastcheck.comparison.compare import compare
+    from fastcheck.comparison.render import sections
 
-    with progress("comparing", "blocks") as told:
+    with progress("comparing", "blocks") as show_progress:
         comparison = compare(
             options.actual,
             options.reference,
@@ -105,8 +119,10 @@ def run(options: argparse.Namespace) -> int:
             thresholds=_thresholds(options.threshold),
             ask_all=options.all,
             csv=options.csv,
-            progress=told,
+            progress=show_progress,
             trust=options.trust,
+            steps=options.steps,
+            loss_drift=options.loss_drift,
         )
     if options.json:
         print(json.dumps(comparison.to_dict(), allow_nan=False, indent=1))
@@ -123,6 +139,6 @@ def _thresholds(given: list[str]) -> dict[str, float]:
             found[dtype] = float(error)
         except ValueError:
             raise ConfigError(
-                explain("--threshold is not one", expected="DTYPE=ERROR: bfloat16=0.05", came=text)
+                explain("--threshold is not one", expected="DTYPE=ERROR: bfloat16=0.05", got=text)
             ) from None
     return found

@@ -1,8 +1,8 @@
-"""``fastcheck demo``: a real float16 run that overflows, is stopped, understood and cured.
+"""``fastcheck demo``: a real float16 run overflows, is stopped, and is fixed.
 
 A small GPT (``demo_gpt.py``) learns the Python standard library's own sources. Its author forgot
-to call one norm; the loss falls as it should, until a number no longer fits float16. Nothing
-non-finite is planted.
+to call one norm. The loss falls normally until a number exceeds float16. No non-finite value is
+injected.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ import torch
 from torch import Tensor, nn
 
 import fastcheck
+from fastcheck.utils.text.numbers import to_json
 
-from .._numbers import to_json
 from .demo_gpt import GPT, random_batch, standard_library_text
 
 STEPS = 120
 WARMUP_STEPS = 100
 PEAK_LR = 1.5e-2
-# Keeps float16 gradients clear of zero. Adam divides it out again, so nothing has to unscale them.
-LOSS_SCALE = 1024.0
+# Keeps float16 gradients clear of zero, and Adam's squares of them below float16's end. Adam
+# divides it out again, so nothing has to unscale them.
+LOSS_SCALE = 256.0
 # Adam's usual epsilon, 1e-8, is zero in float16.
 ADAM_EPSILON = 1e-4
 
@@ -56,7 +57,7 @@ class Run:
     stop: Optional[fastcheck.OverflowDetected] = None
 
     def loss(self, step: int, window: int = 10) -> float:
-        """The mean of the ``window`` steps up to ``step``: one batch alone says little."""
+        """The mean of the ``window`` steps up to ``step``: one batch alone is noise."""
         recent = self.losses[max(step + 1 - window, 0) : step + 1]
         return mean(recent) if recent else math.nan
 
@@ -74,7 +75,10 @@ def train(text: Tensor, *, norm_forgotten: bool, seed: int) -> Run:
 
     run = Run()
     monitor = fastcheck.install(
-        model, criterion, optimizer=optimizer, overflow_nums=1, history=STEPS
+        model,
+        criterion,
+        overflow_nums=1,
+        log=fastcheck.Log(None, history=STEPS),
     )
     try:
         for step in range(STEPS):
@@ -139,7 +143,7 @@ def chart(run: Run, module: str) -> str:
     return "\n".join(lines)
 
 
-def explain(broken: Run, stop: fastcheck.OverflowDetected) -> str:
+def _explain_cure(broken: Run, stop: fastcheck.OverflowDetected) -> str:
     """From the tensor that overflowed to the line of code."""
     step = stop.step - 1
     acts = [values for module, values in broken.abs_max.items() if module.endswith(".act")]
@@ -152,7 +156,7 @@ def explain(broken: Run, stop: fastcheck.OverflowDetected) -> str:
 {CURE}"""
 
 
-def compare(broken: Run, cured: Run, module: str) -> str:
+def side_by_side(broken: Run, cured: Run, module: str) -> str:
     """Both runs side by side."""
     lines = [
         "              without norm2         with norm2",
@@ -165,7 +169,7 @@ def compare(broken: Run, cured: Run, module: str) -> str:
 
 
 def promises(broken: Run, cured: Run) -> dict[str, bool]:
-    """What the demo says that it shows, and whether it did."""
+    """The claims of the demo, and whether each held."""
     stop = broken.stop
     if stop is None:
         return {f"without norm2, float16 overflows within {STEPS} steps": False}
@@ -215,30 +219,30 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(f"fastcheck demo: {error}", file=sys.stderr)
         return 1
     with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
-        told = tell(text, options.seed)
+        results = run_both(text, options.seed)
     if options.json:
-        print(json.dumps(to_json(told), allow_nan=False, indent=1))
-    return 0 if all(told["promises"].values()) else 1
+        print(json.dumps(to_json(results), allow_nan=False, indent=1))
+    return 0 if all(results["promises"].values()) else 1
 
 
-def tell(text: Tensor, seed: int) -> dict[str, Any]:
-    """The story; what came of it, for ``--json``."""
+def run_both(text: Tensor, seed: int) -> dict[str, Any]:
+    """Trains without and with norm2, and prints the story; the results, for ``--json``."""
     started = time.perf_counter()
 
     print("1. A small GPT learns Python's own sources in float16, watched by one line:")
-    print("   fastcheck.install(model, criterion, optimizer=optimizer, overflow_nums=1)\n")
+    print("   fastcheck.install(model, criterion, overflow_nums=1)\n")
     broken = train(text, norm_forgotten=True, seed=seed)
     stop = broken.stop
     if stop is not None:
         module = stop.culprit.site.module
-        print(f"\n2. What fastcheck says\n\n{stop}")
+        print(f"\n2. The report of fastcheck\n\n{stop}")
         print(f"\n3. The loss gave no warning. The abs max of {module} did\n")
         print(chart(broken, module))
-        print(f"\n4. The cause\n\n{explain(broken, stop)}")
+        print(f"\n4. The cause\n\n{_explain_cure(broken, stop)}")
         print("\n5. The cure, from the same seed\n")
     cured = train(text, norm_forgotten=False, seed=seed)
     if stop is not None:
-        print(f"\n{compare(broken, cured, module)}")
+        print(f"\n{side_by_side(broken, cured, module)}")
 
     seconds = time.perf_counter() - started
     print(f"\nIn {seconds:.0f} seconds:")

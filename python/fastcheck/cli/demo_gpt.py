@@ -1,6 +1,6 @@
-"""The training run of the demo: a small GPT in pure float16, and the text that it learns.
+"""The training run of the demo: a small GPT in pure float16, and its training text.
 
-Plain PyTorch, as anyone would write it: nothing in this file knows about fastcheck.
+Plain PyTorch: this file does not use fastcheck.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class MLP(nn.Module):
         return projected
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and MLP around a residual stream, each with its norm in front.
 
-    ``norm_forgotten=True`` is the mistake of the demo: ``norm2`` is there and nobody calls it.
+    ``norm_forgotten=True`` is the mistake of the demo: ``norm2`` exists and is never called.
     Then every block squares what the block before left in the stream, while the norm behind the
     last block hides the size of it from the logits, and so from the loss.
     """
@@ -68,7 +68,8 @@ class Block(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
         self.attn = Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
+        # Without requires_grad where it is not called, or fastcheck warns that it has no gradient.
+        self.norm2 = nn.LayerNorm(width).requires_grad_(not norm_forgotten)
         self.mlp = MLP(width)
         self.norm_forgotten = norm_forgotten
 
@@ -87,7 +88,9 @@ class GPT(nn.Module):
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, width)
         self.position = nn.Embedding(CONTEXT, width)
-        self.blocks = nn.Sequential(*(Block(width, heads, norm_forgotten) for _ in range(layers)))
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(width, heads, norm_forgotten) for _ in range(layers))
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 

@@ -1,4 +1,4 @@
-"""``fastcheck doctor``: what is installed here, what runs and what doesn't, and why."""
+"""``fastcheck doctor``: lists installed versions, kernels and devices, and why some can't run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from .._extension import status
-from .._layout import Part, Section, Table, paint, wants_color, wrap
-from .._numbers import to_json
-from .._version import __version__
-from ._console import show_sections
+from fastcheck._version import __version__
+from fastcheck.errors import first_line
+from fastcheck.extension import status
+from fastcheck.utils.text.layout import Part, Section, Table, paint, wants_color, wrap
+from fastcheck.utils.text.numbers import to_json
+
+from .console import show_sections
 
 _WIDTH = 88
 _ISA_VARIABLE = "FASTCHECK_CPU_ISA"
@@ -67,7 +69,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 when there is a problem, else 0."""
-    found = examine()
+    found = diagnose()
     if options.json:
         print(json.dumps(to_json(_document(found)), allow_nan=False, indent=1))
     else:
@@ -75,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if found.problems else 0
 
 
-def examine() -> Findings:
+def diagnose() -> Findings:
     """Looks at everything; what fails becomes a problem, never an exception."""
     found = Findings()
     found.versions["fastcheck"] = __version__
@@ -95,7 +97,7 @@ def _module(name: str, found: Findings) -> Any:
         module = importlib.import_module(name)
     except Exception as error:  # a broken install raises all sorts of things
         found.versions[name] = "missing"
-        found.problems.append(f"{name} can't be imported: {_first_line(error)}.")
+        found.problems.append(f"{name} can't be imported: {first_line(error)}.")
         return None
     found.versions[name] = str(module.__version__)
     return module
@@ -103,20 +105,15 @@ def _module(name: str, found: Findings) -> Any:
 
 def _tools() -> str:
     """The packages of ``fastcheck[tools]``, which single commands use."""
-    said, missing = [], []
+    found, missing = [], []
     for name in _TOOLS:
         try:
-            said.append(f"{name} {metadata.version(name)}")
+            found.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        said.append(f"not {', '.join(missing)} (pip install 'fastcheck[tools]')")
-    return ", ".join(said)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+        found.append(f"not {', '.join(missing)} (pip install 'fastcheck[tools]')")
+    return ", ".join(found)
 
 
 def _build(found: Findings) -> None:
@@ -160,7 +157,7 @@ def _kernels(found: Findings) -> None:
     try:
         found.cpu_kernel = str(extension.cpu_isa())
     except Exception as error:
-        found.problems.append(f"{_ISA_VARIABLE}={forced!r} can't be used: {_first_line(error)}.")
+        found.problems.append(f"{_ISA_VARIABLE}={forced!r} can't be used: {first_line(error)}.")
         return
     if forced and forced != "auto":
         found.cpu_kernel_reason = f"{_ISA_VARIABLE}={forced}"
@@ -177,9 +174,9 @@ def _backends(torch: Any, found: Findings) -> None:
     devices = _cuda_devices(torch)
     visible = f"{_counted(devices, 'CUDA device')} visible to torch"
     if usable and _has_cuda():
-        from ..backends import cuda
+        from fastcheck.backends import cuda
 
-        problem = cuda.problem() if devices else None
+        problem = cuda.cuda_problem() if devices else None
         reason = f"built; {visible}" + (f"; {problem}" if problem else "")
         found.backends.append(("cuda", devices > 0 and not problem, reason))
     else:
@@ -198,8 +195,8 @@ def _entry(name: str, module: Any) -> tuple[str, bool, str]:
         return name, False, f"torch_{name} is not loaded"
     try:
         devices = int(module.device_count()) if module.is_available() else 0
-    except Exception as error:  # a driver that breaks on being asked
-        return name, False, _first_line(error)
+    except Exception as error:  # a driver may raise here
+        return name, False, first_line(error)
     if not devices:
         return name, False, f"torch_{name} sees no device"
     return name, True, f"{_counted(devices)}, read by Triton or the portable backend"
@@ -210,20 +207,20 @@ def _counted(devices: int, kind: str = "device") -> str:
 
 
 def _triton(found: Findings) -> tuple[str, bool, str]:
-    from ..backends import triton
+    from fastcheck.backends.triton import backend as triton
 
     try:
-        usable, reason = triton.examine()
+        usable, reason = triton.try_triton()
     except Exception as error:  # a bad FASTCHECK_TRITON, or a device that can't be used at all
         found.problems.append(f"Triton: {error}")
-        return "triton", False, _first_line(error)
+        return "triton", False, first_line(error)
     return "triton", usable, reason
 
 
 def _cuda_devices(torch: Any) -> int:
     try:
         return int(torch.cuda.device_count())
-    except Exception:  # no torch, or a driver that breaks on being asked
+    except Exception:  # no torch, or a driver that raises
         return 0
 
 
@@ -246,8 +243,8 @@ def _sections(found: Findings, color: bool) -> list[Section]:
         lines = [line for text in found.problems for line in wrap(text, body, "- ", "  ")]
         blocks.append(Section("problems", lines))
     else:
-        said = paint("fastcheck can be used here.", "green", color)
-        blocks.append(Section("result", [said]))
+        result = paint("fastcheck can be used here.", "green", color)
+        blocks.append(Section("result", [result]))
     return blocks
 
 

@@ -1,4 +1,4 @@
-"""``fastcheck export``: a log as a table that other tools read: CSV, Parquet or Arrow."""
+"""``fastcheck export``: writes a log as a table: CSV, Parquet or Arrow."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import csv
 import importlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from itertools import chain
 from typing import Any, Callable
 
 import numpy as np
 
-from .._errors import CompareError, ConfigError, explain
-from .._log_table import COLUMNS, log_table
-from .._logread import find_logs, read_log
-from ..dump.files import places_in
+from fastcheck.dump.storage.files import places_in
+from fastcheck.errors import CompareError, ConfigError, explain
+from fastcheck.log.reader import find_logs, read_log
+from fastcheck.log.steps import StepRow, step_rows
+from fastcheck.log.table import COLUMNS, log_table
+from fastcheck.utils.text.csv_cells import csv_text
 
 _DESCRIPTION = """\
 Writes the records of a log, or of a dump, as a table, one row a record, with its place, counts,
@@ -28,16 +31,20 @@ _EPILOG = """\
 examples:
   fastcheck export fastcheck_log records.parquet
   fastcheck export LOG records.csv
+  fastcheck export LOG steps.csv --steps
   fastcheck export dump/step3 step3.csv
   duckdb -c "select step, max(l2_norm) from 'records.parquet' where module = 'head' group by step"
 
 .parquet and .arrow need pyarrow: pip install 'fastcheck[tools]'. .csv needs nothing; its checksums
-are 16 hexadecimal digits, and a cell is empty where a record's depth doesn't cover it.
+are 16 hexadecimal digits, and a cell is empty where a record's depth doesn't cover it. A name that
+a spreadsheet would take for a formula (it begins with = + - @) has an apostrophe before it.
 
 exit codes: 0 written; 2 no log or dump, a file that is there already or can't be written, wrong
 usage"""
 
 Piece = dict[str, np.ndarray]
+
+_STEP_COLUMNS = tuple(field.name for field in fields(StepRow))
 
 
 def add_parser(commands: Any) -> None:
@@ -53,6 +60,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("file", help="what to write: NAME.csv, NAME.parquet or NAME.arrow")
     parser.add_argument("--force", action="store_true", help="replace the file if it is there")
+    parser.add_argument(
+        "--steps",
+        action="store_true",
+        help="of a log: a row for each step, with loss, overflow, scale, learning rate, norm",
+    )
     parser.add_argument("--json", action="store_true", help="say what was written as JSON")
     parser.set_defaults(run=run)
 
@@ -60,7 +72,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0; what goes wrong is raised."""
     suffix = os.path.splitext(options.file)[1].lower()
-    writers: dict[str, Callable[[Iterable[Piece], str], int]] = {
+    writers: dict[str, Callable[[Iterable[Piece], str, Sequence[str]], int]] = {
         ".csv": _write_csv,
         ".parquet": _write_parquet,
         ".arrow": _write_arrow,
@@ -70,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
             explain(
                 "the format is that of the file's name",
                 expected=" or ".join(writers),
-                came=options.file,
+                got=options.file,
             )
         )
     if os.path.exists(options.file) and not options.force:
@@ -78,30 +90,39 @@ def run(options: argparse.Namespace) -> int:
             explain(
                 "this file is there already",
                 expected="a new name",
-                came=options.file,
-                do="--force replaces it",
+                got=options.file,
+                hint="--force replaces it",
             )
         )
     path, places = options.log, [place for _, _, place in sorted(places_in(options.log))]
+    if options.steps and places:
+        raise ConfigError(
+            explain("--steps is for logs", expected="a log directory", got=f"{path}, a dump")
+        )
     if not places:
         places = find_logs(options.log)[-1:]
         path = places[0] if places else path
     if not places:
-        read_log(options.log)  # says what is wrong with it
+        read_log(options.log)  # raises the error
         raise ConfigError(
-            explain("export reads whole logs", expected="a log directory", came=options.log)
+            explain("export reads whole logs", expected="a log directory", got=options.log)
         )
     # Under another name until it is whole: half a table must not pass for one.
     part = options.file + ".part"
+    damaged: list[int] = []
     try:
-        rows = writers[suffix](chain.from_iterable(map(log_table, places)), part)
+        if options.steps:
+            rows = writers[suffix]([_step_columns(path)], part, _STEP_COLUMNS)
+        else:
+            pieces = (log_table(place, damaged.append) for place in places)
+            rows = writers[suffix](chain.from_iterable(pieces), part, COLUMNS)
         os.replace(part, options.file)
     except OSError as error:
         raise CompareError(
             explain(
                 "the table can't be written",
                 expected="a file that can be created, and room for it",
-                came=f"{options.file}: {error.strerror or error}",
+                got=f"{options.file}: {error.strerror or error}",
             )
         ) from error
     finally:
@@ -109,26 +130,43 @@ def run(options: argparse.Namespace) -> int:
             os.unlink(part)
     size = os.path.getsize(options.file)
     if options.json:
-        said = {"log": path, "file": options.file, "rows": rows, "bytes": size}
-        print(json.dumps({**said, "columns": list(COLUMNS)}))
+        written = {"log": path, "file": options.file, "rows": rows, "bytes": size}
+        written["damaged_records"] = sum(damaged)
+        print(json.dumps({**written, "columns": list(COLUMNS)}))
     else:
         print(f"{options.file}: {rows:,} rows of {len(COLUMNS)} columns, {size:,} bytes")
+        if damaged:
+            print(f"{sum(damaged):,} damaged records of the log are left out")
     return 0
 
 
-def _write_csv(pieces: Iterable[Piece], path: str) -> int:
+def _step_columns(directory: str) -> Piece:
+    rows = step_rows(read_log(directory))
+    kinds = {"rank": np.int64, "step": np.int64, "overflow": np.bool_}
+    return {
+        name: np.array(
+            [float("nan") if (v := getattr(row, name)) is None else v for row in rows],
+            kinds.get(name, np.float64),
+        )
+        for name in _STEP_COLUMNS
+    }
+
+
+def _write_csv(pieces: Iterable[Piece], path: str, names: Sequence[str]) -> int:
     rows = 0
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
+        writer.writerow(names)
         for piece in pieces:
-            columns = [_cells(name, piece[name]) for name in COLUMNS]
+            columns = [_cells(name, piece[name]) for name in names]
             writer.writerows(zip(*columns))
             rows += len(columns[0])
     return rows
 
 
 def _cells(name: str, column: np.ndarray) -> list[object]:
+    if column.dtype.kind == "O":
+        return [csv_text(text) for text in column.tolist()]
     if name == "checksum":
         return [f"{value:016x}" for value in column.tolist()]
     if column.dtype.kind == "f":
@@ -139,19 +177,21 @@ def _cells(name: str, column: np.ndarray) -> list[object]:
     return cells
 
 
-def _write_parquet(pieces: Iterable[Piece], path: str) -> int:
+def _write_parquet(pieces: Iterable[Piece], path: str, names: Sequence[str]) -> int:
     parquet = _need("pyarrow.parquet")
-    return _write_batches(pieces, lambda schema: parquet.ParquetWriter(path, schema))
+    return _write_batches(pieces, names, lambda schema: parquet.ParquetWriter(path, schema))
 
 
-def _write_arrow(pieces: Iterable[Piece], path: str) -> int:
+def _write_arrow(pieces: Iterable[Piece], path: str, names: Sequence[str]) -> int:
     ipc = _need("pyarrow.ipc")
-    return _write_batches(pieces, lambda schema: ipc.new_file(path, schema))
+    return _write_batches(pieces, names, lambda schema: ipc.new_file(path, schema))
 
 
-def _write_batches(pieces: Iterable[Piece], open_writer: Callable[[Any], Any]) -> int:
+def _write_batches(
+    pieces: Iterable[Piece], names: Sequence[str], open_writer: Callable[[Any], Any]
+) -> int:
     arrow = _need("pyarrow")
-    schema = _schema(arrow)
+    schema = _schema(arrow, names)
     rows = 0
     with open_writer(schema) as writer:
         for piece in pieces:
@@ -166,7 +206,7 @@ def _write_batches(pieces: Iterable[Piece], open_writer: Callable[[Any], Any]) -
     return rows
 
 
-def _schema(arrow: Any) -> Any:
+def _schema(arrow: Any, names: Sequence[str]) -> Any:
     kinds = {
         "O": arrow.string(),
         "i": arrow.int64(),
@@ -174,7 +214,7 @@ def _schema(arrow: Any) -> Any:
         "u": arrow.uint64(),
         "b": arrow.bool_(),
     }
-    return arrow.schema([(name, kinds[_KINDS.get(name, "i")]) for name in COLUMNS])
+    return arrow.schema([(name, kinds[_KINDS.get(name, "i")]) for name in names])
 
 
 _KINDS = {
@@ -183,6 +223,8 @@ _KINDS = {
     **dict.fromkeys(("min", "max", "sum", "abs_sum", "sum_sq", "mean", "rms", "l2_norm"), "f"),
     **dict.fromkeys(("recomputed", "scaled", "event"), "b"),
     "checksum": "u",
+    **dict.fromkeys(("loss", "scale", "learning_rate", "gradient_norm"), "f"),
+    "overflow": "b",
 }
 
 
@@ -194,7 +236,7 @@ def _need(name: str) -> Any:
             explain(
                 "this format needs pyarrow",
                 expected="pyarrow, installed",
-                came=str(error),
-                do="pip install 'fastcheck[tools]', or write .csv, which needs nothing",
+                got=str(error),
+                hint="pip install 'fastcheck[tools]', or write .csv, which needs nothing",
             )
         ) from error

@@ -1,4 +1,4 @@
-"""``fastcheck selftest``: whether fastcheck keeps its promises on this machine's device."""
+"""``fastcheck selftest``: prints the results of the checks on this machine's device."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import sys
 from typing import Any
 
-from .._layout import paint, section, to_ascii, wants_ascii, wants_color, wrap
-from .._numbers import to_json
+from fastcheck.utils.text.layout import paint, section, to_ascii, wants_ascii, wants_color, wrap
+from fastcheck.utils.text.numbers import to_json
 
 _WIDTH = 88
 
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 when a check failed, else 0."""
-    from .._selftest import begin
+    from fastcheck.selftest.run import begin
 
     report = begin(options.device, options.check)
     if options.json:
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     _print(["", *section("device", _pairs(report.device), color), ""])
     for outcome in report.run():
         _print(section("check", _lines(outcome, color), color))
-    verdict = _verdict(report)
+    verdict = _result_line(report)
     _print(["", *section("result", [paint(verdict, _style(report), color)], color)])
     _print(["", *section("paste", ["this into an issue:"], color), "", *_block(report, verdict)])
     return 1 if report.failed else 0
@@ -86,27 +86,27 @@ def _pairs(entries: dict[str, str]) -> list[str]:
 def _lines(outcome: Any, color: bool) -> list[str]:
     style = {"passed": "green", "FAILED": "red"}.get(outcome.status, "yellow")
     head = f"{outcome.name:<16}{paint(outcome.status, style, color)}  {outcome.seconds:.1f} s"
-    told = [outcome.detail] if outcome.status == "passed" else [outcome.about, outcome.detail]
-    return [head, *(line for text in told for line in wrap(text, _WIDTH - 10, "  "))]
+    texts = [outcome.detail] if outcome.status == "passed" else [outcome.about, outcome.detail]
+    return [head, *(line for text in texts for line in wrap(text, _WIDTH - 10, "  "))]
 
 
 def _style(report: Any) -> str:
     return "red" if report.failed else "green"
 
 
-def _verdict(report: Any) -> str:
-    from .._selftest import NOT_CHECKABLE, PASSED
+def _result_line(report: Any) -> str:
+    from fastcheck.selftest.run import NOT_CHECKABLE, PASSED
 
     counts = {
         status: sum(outcome.status == status for outcome in report.outcomes)
         for status in (PASSED, NOT_CHECKABLE)
     }
-    said = f"{counts[PASSED]} passed, {len(report.failed)} failed"
+    text = f"{counts[PASSED]} passed, {len(report.failed)} failed"
     if counts[NOT_CHECKABLE]:
-        said += f", {counts[NOT_CHECKABLE]} not checkable here"
+        text += f", {counts[NOT_CHECKABLE]} not checkable here"
     if report.failed:
-        said += ": " + ", ".join(outcome.name for outcome in report.failed)
-    return f"{said}  ({report.seconds:.0f} s)"
+        text += ": " + ", ".join(outcome.name for outcome in report.failed)
+    return f"{text}  ({report.seconds:.0f} s)"
 
 
 def _block(report: Any, verdict: str) -> list[str]:

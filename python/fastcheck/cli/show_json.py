@@ -1,4 +1,4 @@
-"""What ``fastcheck show --json`` prints, before it is made strict JSON."""
+"""The data of ``fastcheck show --json``, before conversion to strict JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._logread import LogView, first_event
-from .._numbers import read
+from fastcheck.log.steps import step_rows
+from fastcheck.log.view import LogView, first_event
+from fastcheck.record.statistics import statistics_of
 
 if TYPE_CHECKING:
-    from .._verdict import Event
+    from fastcheck.record.event import Event
 
 __all__ = ["document"]
 
@@ -27,6 +28,7 @@ def document(
         "path": path,
         "meta": {str(rank): meta for rank, meta in view.meta.items()},
         "dropped_bytes": view.dropped_bytes,
+        "damaged_records": view.damaged_records,
         "ranks": sorted(view.meta),
         "first": first and {"step": first.step, "rank": first.rank, "site": first.site.to_dict()},
         "events": [
@@ -37,18 +39,19 @@ def document(
                 "counted": event.counted,
                 "reason": event.reason,
                 "site": event.site.to_dict(),
-                "record": _record(event.record),
+                "record": _record_fields(event.record),
             }
             for event in events
         ],
         "records": [
             {
-                **_record(view.records[index]),
+                **_record_fields(view.records[index]),
                 "rank": int(view.ranks[index]),
                 "site": view.sites[int(view.records[index]["site"])].to_dict(),
             }
             for index in shown
         ],
+        "steps": [row.to_dict() for row in step_rows(view)],
         "left_out": {
             "records": len(indices) - len(shown),
             "events": len(all_events) - len(events),
@@ -56,8 +59,8 @@ def document(
     }
 
 
-def _record(record: np.void) -> dict[str, Any]:
-    reading = read(record)
+def _record_fields(record: np.void) -> dict[str, Any]:
+    reading = statistics_of(record)
     names = (
         "step seq call dtype numel nan_count posinf_count neginf_count zero_count "
         "subnormal_count negative_count saturated_count min max abs_max mean rms checksum flags"

@@ -1,10 +1,8 @@
-"""Matches the tensors of two blocks: by name, and the calls of one name in their order, with
-missing and extra ones left over.
+"""Matches the tensors of two blocks: by name, then repeated calls of a name in their order.
 
-The order of different names among each other takes no part: threads may change it from run to run.
-Within a name, calls whose contents are equal to the bit belong together wherever they came; the
-others are aligned as a diff aligns lines, with the least total distance between their statistics.
-"""
+The order of different names is ignored: threads may change it from run to run. Calls of one name
+with bit-identical contents are matched whatever their order; the others are aligned as a diff
+aligns lines, with the least total distance between their statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._record import Depth, Flag
+from fastcheck.record.format import Depth, Flag
+
 from .block import BYTES_BEFORE_SUMS, Block, same_bits
 from .names import NameTable
 
@@ -63,8 +62,8 @@ def align(actual: Block, reference: Block, names: NameTable) -> Alignment:
             parts.append((mine[pairs[:, 0]], other[pairs[:, 1]]))
         ours = np.concatenate([part[0] for part in parts])
         theirs = np.concatenate([part[1] for part in parts])
-    only_ours = _rest(len(actual), ours)
-    only_theirs = _rest(len(reference), theirs)
+    only_ours = _unmatched(len(actual), ours)
+    only_theirs = _unmatched(len(reference), theirs)
     moved = 0
     lookalikes: tuple[tuple[int, int], ...] = ()
     if len(only_ours) and len(only_theirs):
@@ -75,8 +74,8 @@ def align(actual: Block, reference: Block, names: NameTable) -> Alignment:
         moved = len(extra)
         ours = np.concatenate([ours, extra[:, 0]])
         theirs = np.concatenate([theirs, extra[:, 1]])
-        only_ours = _rest(len(actual), ours)
-        only_theirs = _rest(len(reference), theirs)
+        only_ours = _unmatched(len(actual), ours)
+        only_theirs = _unmatched(len(reference), theirs)
     order = np.argsort(theirs, kind="stable")
     ours, theirs = ours[order], theirs[order]
     has_changed = bool(len(doubtful) or moved)
@@ -85,8 +84,8 @@ def align(actual: Block, reference: Block, names: NameTable) -> Alignment:
         ours,
         theirs,
         same,
-        _without_recomputed(actual, only_ours),
-        _without_recomputed(reference, only_theirs),
+        _without_repeated(actual, only_ours, names),
+        _without_repeated(reference, only_theirs, names),
         reordered,
         moved,
         lookalikes,
@@ -101,7 +100,7 @@ def _by_occurrence(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _occurrence(names: np.ndarray) -> np.ndarray:
-    """How many of the same name came before each."""
+    """For each element, how many of the same name precede it."""
     order = np.argsort(names, kind="stable")
     ordered = names[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(names) else order
@@ -157,8 +156,8 @@ def _align_calls(
     for _, position in pairs:
         swapped += position < latest
         latest = max(latest, position)
-    left = _rest(len(mine), np.array([pair[0] for pair in pairs], np.int64))
-    right = _rest(len(other), np.array([pair[1] for pair in pairs], np.int64))
+    left = _unmatched(len(mine), np.array([pair[0] for pair in pairs], np.int64))
+    right = _unmatched(len(other), np.array([pair[1] for pair in pairs], np.int64))
     if len(left) and len(right):
         pairs += [
             (int(left[i]), int(right[j]))
@@ -168,7 +167,7 @@ def _align_calls(
 
 
 def _content(block: Block, index: int) -> object:
-    """What two readings of equal bits have in common; None where that isn't known."""
+    """A key that is equal for equal bits; None where the record has no checksum."""
     record = block.records[index]
     if record["depth"] == Depth.FULL:
         return record.tobytes()[:BYTES_BEFORE_SUMS], int(record["checksum"]), int(record["dtype"])
@@ -233,14 +232,22 @@ def _by_content(
     return pairs
 
 
-def _rest(size: int, taken: np.ndarray) -> np.ndarray:
+def _unmatched(size: int, taken: np.ndarray) -> np.ndarray:
     free = np.ones(size, bool)
     free[taken] = False
     return np.flatnonzero(free)
 
 
-def _without_recomputed(block: Block, indices: np.ndarray) -> np.ndarray:
-    """What activation checkpointing runs again is no extra call of the model."""
+def _without_repeated(block: Block, indices: np.ndarray, names: NameTable) -> np.ndarray:
+    """Without recomputed calls of activation checkpointing, which are not extra calls, and without
+    inputs that were read elsewhere already: in eager mode a tensor is read once, where it is made.
+    """
     again = (block.records["flags"][indices] & int(Flag.RECOMPUTE)) != 0
     kept: np.ndarray = indices[~again]
-    return kept
+    inputs = [i for i in kept.tolist() if names[int(block.names[i])].role in _READ]
+    if not inputs:
+        return kept
+    others = np.setdiff1d(np.arange(len(block)), inputs).tolist()
+    made = {_content(block, index) for index in others} - {None}
+    copies = [index for index in inputs if _content(block, index) in made]
+    return np.setdiff1d(kept, copies)

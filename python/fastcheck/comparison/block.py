@@ -1,4 +1,4 @@
-"""What every source gives the comparison: the tensors of one step of one rank, as Records.
+"""The form that every source gives its side: the tensors of one step of one rank, as records.
 
 The Record is the common form: a log has it already, a tensor is read once into one, and what an
 msprobe dump says of a tensor fills those of its fields that it knows.
@@ -14,19 +14,20 @@ from typing import Any, Callable, Optional, Protocol
 import numpy as np
 import torch
 
-from .._record import RECORD_DTYPE, Depth, offset_of
+from fastcheck.record.format import RECORD_DTYPE, Depth, offset_of
+
 from .names import NameTable, Renaming
 
 __all__ = ["SOME", "UNKNOWN_COUNT", "Block", "Extra", "Kind", "Phase", "Source", "same_bits"]
 
-#: In a count of a record: the source doesn't say. (A sum that it doesn't say is NaN.)
+#: In a count of a record: unknown in this source. (An unknown sum is NaN.)
 UNKNOWN_COUNT = -1
-#: In ``nan_count``: NaN or infinities, nobody says how many of which.
+#: In ``nan_count``: NaN or infinities are present, their counts are unknown.
 SOME = -2
 
 
 class Phase(enum.IntEnum):
-    """The questions, in the order in which a person should ask them."""
+    """The questions, in the order of cause and effect."""
 
     ENVIRONMENT = 0
     HYPERPARAMETERS = 1
@@ -36,7 +37,7 @@ class Phase(enum.IntEnum):
     LOSS = 5
     GRADIENTS = 6
     UPDATE = 7  #: weights after a step, optimizer states
-    #: Not a question: a batch if all that came before it in its step agrees, else FORWARD.
+    #: Not a question: BATCHES if everything before it in its step agrees, else FORWARD.
     ARRIVED = 8
 
 
@@ -57,7 +58,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Extra:
-    """What a source knows of a tensor beyond its Record. ``load`` fetches the values, row-major or
+    """The data of a tensor that its record does not have. ``load`` fetches the values, row-major or
     not, from memory or disk; None where there are only statistics.
     """
 
@@ -71,7 +72,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Block:
-    """The tensors of one step of one rank, in the order in which they were seen.
+    """The tensors of one step of one rank, in the order in which they were recorded.
 
     ``names`` are numbers of a NameTable, ``phases`` values of Phase, ``records`` of RECORD_DTYPE;
     all of one length, as ``extras`` where there are any.
@@ -102,6 +103,10 @@ class Source(Protocol):
     notes: list[str]
     #: Nested dictionaries that are compared key by key, by the question that they answer.
     settings: dict[Phase, Any]
+    #: How many modules ran inside torch.compile, as far as the source records it.
+    compiled_modules: int
+    #: Whether names were chosen, so that what lies between them is not there.
+    is_partial: bool
 
     def places(self) -> list[tuple[int, int]]:
         """The (step, rank) that there are blocks of, sorted."""
@@ -131,7 +136,7 @@ _BITS = np.dtype(
 
 def same_bits(actual: Block, ours: np.ndarray, reference: Block, theirs: np.ndarray) -> np.ndarray:
     """Which of the pairs are equal to the bit by their records: checksum, counts, extremes, and
-    shape where it is known. (A CRC32 takes longer to look at.)
+    shape where it is known. (A CRC32 takes longer to compute.)
     """
     left, right = actual.records[ours], reference.records[theirs]
     same: np.ndarray = left.view(_BITS)["before"] == right.view(_BITS)["before"]

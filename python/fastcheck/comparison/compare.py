@@ -1,44 +1,97 @@
-"""What fastcheck.compare() does: opens both sides, runs over them, and asks the questions."""
+"""compare(): opens both sides, runs the comparison, and returns the result."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
-from typing import Any, Optional, Union
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, Optional, Union
 
-from .._compare import Accept, Progress, Rename
-from .._errors import CompareError, ConfigError, did_you_mean, explain, near_matches
+from fastcheck.comparison.sources.checkpoint import look_through_wrappers
+from fastcheck.comparison.sources.log import LogSource
+from fastcheck.comparison.sources.open import open_source
+from fastcheck.errors import CompareError, ConfigError, did_you_mean, explain, near_matches
+from fastcheck.statistics.thresholds import make_thresholds
+from fastcheck.utils.reading import read_json
+from fastcheck.utils.text.numbers import format_steps
+
+from .along.losses import LOSS_DRIFT, drift_start
+from .along.schedules import parted
+from .along.steps import Pairing, Steps, pair_steps
 from .block import Kind, Phase, Source
+from .comparison import Comparison
+from .csv_file import CsvRows
 from .measure import State
 from .names import Renaming
-from .result import Comparison
+from .notes import expects_bits, notes_of
+from .questions import ACCEPTABLE, Answer, Questions
 from .run import Runner
 from .settings import Setting, differing_settings
-from .sources import open_source
-from .spelling import spell_steps
-from .tables import CsvRows
 from .tally import COMPUTED, Found, Tally
-from .thresholds import make_thresholds
-from .verdict import ACCEPTABLE, Answer, Questions
 
-__all__ = ["compare_sides"]
+__all__ = ["compare"]
+
+Rename = Union[str, os.PathLike[str], Mapping[str, str], None]
+Accept = Union[str, Iterable[str]]
+Progress = Callable[[int, int], None]
 
 
-def compare_sides(
+def compare(
     actual: Any,
     reference: Any,
     *,
-    rename: Rename,
-    accept: Accept,
-    exact: bool,
-    thresholds: Optional[Mapping[str, float]],
-    ask_all: bool,
-    csv: Union[str, os.PathLike[str], None],
-    progress: Optional[Progress],
-    trust: bool,
+    rename: Rename = None,
+    accept: Accept = (),
+    exact: bool = False,
+    thresholds: Optional[Mapping[str, float]] = None,
+    ask_all: bool = False,
+    csv: Union[str, os.PathLike[str], None] = None,
+    progress: Optional[Progress] = None,
+    trust: bool = False,
+    steps: Steps = None,
+    loss_drift: float = LOSS_DRIFT,
 ) -> Comparison:
-    """:func:`fastcheck.compare` says what these are."""
+    """Compares two runs, dumps, checkpoints, environments or inventories, and finds what differs
+    first, in the order of cause and effect: environment, hyper-parameters, batches,
+    initial weights, forward, loss, gradients, update.
+
+    Args:
+        actual, reference: each a path: of a record log (``install(log_dir=...)``), of a dump
+            (``Dumper``), of a checkpoint (.pt, .pth, .safetensors, .npy, .npz, or a directory of
+            them), of an msprobe dump, or of the JSON of ``environment()`` or ``inventory()``. Or
+            in memory: a tensor, a state_dict, a module, or what those two return.
+        rename: names of ``actual`` and what they are called in ``reference``: a mapping, the path
+            of a JSON file with one, or ``"mindspore"`` (gamma, beta, moving_mean,
+            moving_variance). A rule is about a path and all below it; ``*`` stands for one part.
+        accept: what may differ: ``"environment"``, ``"hyper-parameters"``, ``"batches"``,
+            ``"weights"``, ``"dtype"``, ``"order"`` (only a checksum differs), ``"missing"``.
+        exact: everything has to be equal to the bit, as far as both sides have checksums or
+            values; of the rest the statistics have to be equal within the thresholds.
+        thresholds: the relative error allowed of some dtypes, instead of those in
+            ``docs/compare.md``: ``{"bfloat16": 0.05}``.
+        ask_all: continue after the first "no".
+        csv: a file to write every pair to that is not equal to the bit; one that is there is
+            replaced, unless it belongs to a side.
+        progress: called with (done, total) blocks.
+        trust: load files that torch.load only reads with ``weights_only=False``. That runs code
+            in the file.
+        steps: which step of ``actual`` is compared with which of ``reference``: ``"3:7"``,
+            ``"3:7,4:8"`` or ``[(3, 7)]``. Left out: equal numbers, or the only step of each side.
+            Of two different steps all questions are asked, and what did not change is listed.
+        loss_drift: two losses of a step have drifted apart where they differ by more than this,
+            relative to the reference's.
+
+    Returns:
+        A Comparison: ``print()`` it, or read ``.agrees``, ``["batches"].answer``, ``.first``,
+        ``.to_dict()``.
+
+    Raises:
+        CompareError: a side can't be read, the two are of different kinds, or have nothing in
+            common.
+        ConfigError: an option that can't be used, or a renaming that fits nothing.
+
+    Tensors are read on the host; device tensors given in memory are copied there. Of two logs, one
+    step of one rank is in memory at a time.
+    """
     accepted = _accepted(accept)
     limits = make_thresholds(thresholds)
     renaming = Renaming.of(_mapping(rename))
@@ -47,12 +100,14 @@ def compare_sides(
         open_source(reference, "reference", trust),
     )
     _check_kinds(*sides)
+    look_through_wrappers(*sides)
     settings = _settings(*sides, renaming)
+    pairing = pair_steps(*sides, steps)
     rows = None if csv is None else _open_csv(os.fspath(csv), actual, reference)
     try:
         runner = Runner(*sides, renaming, limits, accepted, None if rows is None else rows.write)
-        uncompared: list[str] = []
-        steps = _run(runner, *sides, uncompared, progress)
+        runner.tally.keeps_unchanged = pairing.is_shifted
+        _compare_blocks(runner, pairing, progress)
     finally:
         if rows is not None:
             rows.close()
@@ -60,18 +115,24 @@ def compare_sides(
     _check_common(runner, sides)
     renaming.check_used()
     kind = sides[1].kind if sides[0].kind is sides[1].kind else Kind.LOG
-    questions = Questions(kind, tally, settings, accepted, exact, ask_all)
+    is_bitwise = expects_bits(*sides, settings)
+    is_partial = any(side.is_partial for side in sides)
+    ask_all = ask_all or pairing.is_shifted
+    questions = Questions(kind, tally, settings, accepted, exact, ask_all, is_bitwise, is_partial)
     answers = questions.answers()
     # Not before the run: a source notes what it could not read of a block.
-    notes = [*sides[0].notes, *sides[1].notes, *uncompared, *_notes(tally), *_seeds(*sides)]
+    notes = [*sides[0].notes, *sides[1].notes, *pairing.notes, *notes_of(tally, *sides)]
+    losses = tuple(tally.losses[step] for step in sorted(tally.losses))
     return Comparison(
         actual=sides[0].title,
         reference=sides[1].title,
         kind=kind.value,
-        verdict=_verdict(answers, tally, settings, questions.first),
+        verdict=_overall_verdict(answers, tally, settings, questions.first),
         answers=answers,
         first=questions.first,
         first_inexact=tally.first(tally.inexact, COMPUTED),
+        expects_bits=is_bitwise,
+        is_partial=is_partial,
         growth=tuple(tally.growth[step] for step in sorted(tally.growth)),
         counts={
             phase.name.lower(): {state.name.lower(): n for state, n in sorted(counts.items())}
@@ -81,7 +142,10 @@ def compare_sides(
         missing=tuple(tally.missing.values()),
         rows=tuple(tally.rows),
         more_rows=tally.more_rows,
-        steps=tuple(steps),
+        steps=tuple(sorted({step for _, step, _ in pairing.places})),
+        unchanged=tuple(name for name, is_same in tally.unchanged.items() if is_same),
+        losses=losses,
+        drifts_from=drift_start(losses, loss_drift),
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -92,10 +156,10 @@ def _accepted(accept: Accept) -> frozenset[str]:
         if name not in ACCEPTABLE:
             raise ConfigError(
                 explain(
-                    "this can't be accepted",
+                    "unknown accept",
                     expected=", ".join(ACCEPTABLE),
-                    came=repr(name),
-                    do=did_you_mean(str(name), ACCEPTABLE),
+                    got=repr(name),
+                    hint=did_you_mean(str(name), ACCEPTABLE),
                 )
             )
     return frozenset(named)
@@ -109,16 +173,15 @@ def _mapping(rename: Rename) -> Union[str, Mapping[str, str], None]:
     if not os.path.exists(path) and not path.endswith(".json") and os.sep not in path:
         return path
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+        found = read_json(path)
         if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:
         raise ConfigError(
             explain(
                 "the mapping file can't be read",
                 expected='a JSON object: {"name in actual": "name in reference"}',
-                came=f"{path}: {getattr(error, 'strerror', None) or error}",
+                got=f"{path}: {getattr(error, 'strerror', None) or error}",
             )
         ) from error
     return found
@@ -134,7 +197,7 @@ def _open_csv(path: str, actual: Any, reference: Any) -> CsvRows:
                 explain(
                     "the CSV would replace a file that is compared",
                     expected="a path outside both sides, or a new name",
-                    came=path,
+                    got=path,
                 )
             )
     return CsvRows(path)
@@ -154,7 +217,7 @@ def _check_kinds(actual: Source, reference: Source) -> None:
             explain(
                 "these two are of different kinds",
                 expected="two logs or dumps, two checkpoints, two environments, or two inventories",
-                came=f"a {actual.kind.value} ({actual.title}) and a {reference.kind.value} "
+                got=f"a {actual.kind.value} ({actual.title}) and a {reference.kind.value} "
                 f"({reference.title})",
             )
         )
@@ -168,6 +231,8 @@ def _settings(
         mine, other = actual.settings.get(phase), reference.settings.get(phase)
         if mine is not None and other is not None:
             found[phase] = differing_settings(phase, mine, other, renaming)
+            if phase is Phase.HYPERPARAMETERS:
+                found[phase] = [*(found[phase] or []), *_parted_schedules(actual, reference)]
         elif actual.kind is Kind.CHECKPOINT and (mine is None) == (other is None):
             found[phase] = []
         else:
@@ -175,30 +240,22 @@ def _settings(
     return found
 
 
-def _run(
-    runner: Runner,
-    actual: Source,
-    reference: Source,
-    notes: list[str],
-    progress: Optional[Progress],
-) -> list[int]:
-    """Compares what both sides have, and notes what only one has; the steps that were compared."""
-    ours, theirs = set(actual.places()), set(reference.places())
-    common = sorted(ours & theirs)
-    for side, places in (("actual", ours - theirs), ("reference", theirs - ours)):
-        if places:
-            steps = sorted({step for step, _ in places})
-            ranks = sorted({rank for _, rank in places})
-            span = spell_steps(steps)
-            what = span if {r for _, r in common} >= set(ranks) else f"{span} of ranks {ranks}"
-            notes.append(f"only {side} has {what}: not compared")
-    for done, (step, rank) in enumerate(common):
+def _parted_schedules(actual: Source, reference: Source) -> list[Setting]:
+    sides = [side for side in (actual, reference) if isinstance(side, LogSource)]
+    if len(sides) < 2:
+        return []
+    described = [side.settings[Phase.HYPERPARAMETERS]["optimizers"] for side in sides]
+    last = min(max(step for step, _ in side.places()) for side in sides)
+    return parted(sides[0].schedules, sides[1].schedules, (described[0], described[1]), last)
+
+
+def _compare_blocks(runner: Runner, pairing: Pairing, progress: Optional[Progress]) -> None:
+    for done, (mine, other, rank) in enumerate(pairing.places):
         if progress is not None:
-            progress(done, len(common))
-        runner.compare(step, rank)
-    if progress is not None and common:
-        progress(len(common), len(common))
-    return sorted({step for step, _ in common})
+            progress(done, len(pairing.places))
+        runner.compare(mine, other, rank)
+    if progress is not None and pairing.places:
+        progress(len(pairing.places), len(pairing.places))
 
 
 def _check_common(runner: Runner, sides: tuple[Source, Source]) -> None:
@@ -216,7 +273,7 @@ def _check_common(runner: Runner, sides: tuple[Source, Source]) -> None:
     theirs = [
         one.name for one in runner.tally.missing.values() if one.state is State.ONLY_REFERENCE
     ]
-    came = (
+    names = (
         f"{', '.join(ours[:3])}, ... in actual and {', '.join(theirs[:3])}, ... in reference"
         if ours or theirs
         else f"{_span(sides[0])} in actual and {_span(sides[1])} in reference"
@@ -228,61 +285,25 @@ def _check_common(runner: Runner, sides: tuple[Source, Source]) -> None:
         explain(
             "the two sides have nothing in common",
             expected="at least one tensor of the same name and step on both sides",
-            came=came,
-            do="give rename= (--rename FILE) names that differ"
+            got=names,
+            hint="give rename= (--rename FILE) names that differ"
             + (f", perhaps of {ours[0]} to {near[0]}" if near else ""),
         )
     )
 
 
 def _span(source: Source) -> str:
-    return spell_steps(sorted({step for step, _ in source.places()}))
+    return format_steps(sorted({step for step, _ in source.places()}))
 
 
-def _seeds(actual: Source, reference: Source) -> list[str]:
-    """Not compared as a setting: a run that draws nothing is the same under any seed."""
-    said = []
-    for side in (actual, reference):
-        environment = side.settings.get(Phase.ENVIRONMENT)
-        where = environment.get("where") if isinstance(environment, dict) else None
-        said.append(where.get("initial_seed") if isinstance(where, dict) else None)
-    if None in said or said[0] == said[1]:
-        return []
-    return [f"torch's seeds are {said[0]} in actual and {said[1]} in reference"]
-
-
-def _notes(tally: Tally) -> list[str]:
-    found = []
-    if tally.reordered:
-        found.append(
-            f"{tally.reordered:,} calls came in another order among the calls of their module"
-        )
-    if tally.moved:
-        found.append(f"{tally.moved:,} inputs were read by another module first, equal to the bit")
-    if tally.lookalikes:
-        mine, other = next(iter(tally.lookalikes.items()))
-        found.append(
-            f"{len(tally.lookalikes):,} names only in actual hold what names only in reference "
-            f"hold: {mine} is {other}, ... If they are renamed, give rename= (--rename FILE)"
-        )
-    for (mine, other), count in tally.dtypes.items():
-        found.append(f"{count:,} tensors are {mine} in actual and {other} in reference")
-    if not tally.has_bits:
-        found.append(
-            "not all tensors have checksums or values on both sides: of the others, the "
-            "statistics are compared"
-        )
-    return found
-
-
-def _verdict(
+def _overall_verdict(
     answers: tuple[Answer, ...],
     tally: Tally,
     settings: Mapping[Phase, Optional[list[Setting]]],
     first: Optional[Found],
 ) -> str:
-    said = {answer.answer for answer in answers}
-    if said & {"no", "partly"} or first is not None:
+    given = {answer.answer for answer in answers}
+    if given & {"no", "partly"} or first is not None:
         return "different"
     all_same = all(
         state is State.SAME for counts in tally.states.values() for state, n in counts.items() if n

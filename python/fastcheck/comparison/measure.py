@@ -1,21 +1,21 @@
-"""How far two Records are from each other: all pairs of a block at once, in NumPy."""
+"""Distance of two records, for all pairs of a block at once, in NumPy."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
-from .._record import DTYPES, Depth
+from fastcheck.record.format import FINITE_COUNTS, NONFINITE_COUNTS, Depth
+from fastcheck.record.statistics import component_counts, extreme_values
+from fastcheck.statistics.thresholds import Threshold, coarser_of
+
 from .block import SOME
-from .thresholds import Threshold, coarser
 
 __all__ = ["Measured", "State", "measure_records"]
 
-_COUNTS = ("zero_count", "subnormal_count", "negative_count", "saturated_count")
-_NONFINITE = ("nan_count", "posinf_count", "neginf_count")
 _SUMS = ("sum", "abs_sum", "sum_sq")
 # What the order of summation alone may change in a sum of float32 (docs/determinism.md).
 _ORDER_ONLY = 1e-6
@@ -59,30 +59,47 @@ REASONS = (
     "one element is far off",
     "other dtypes",
     "it can't be read",
+    "its terms cancel: the error is relative to what was summed",
+    "updated by rounding noise",
+    "the whole gradient on one side, a module's part of it on the other",
 )
 NUMEL, NONFINITE, NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ORDER = range(1, 10)
-GIVEN, ELEMENTS, SHAPE, LARGEST, DTYPE, UNREADABLE = range(10, 16)
+GIVEN, ELEMENTS, SHAPE, LARGEST, DTYPE, UNREADABLE, CANCELLED, DRIFTED, PART = range(10, 19)
+#: What rounding can be the cause of.
+MEASURED = (NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ELEMENTS, LARGEST)
 
 
 def measure_records(
-    left: np.ndarray, right: np.ndarray, thresholds: Sequence[Threshold]
+    left: np.ndarray,
+    right: np.ndarray,
+    thresholds: Sequence[Threshold],
+    formats: Optional[np.ndarray] = None,
 ) -> Measured:
     """Pairs that are not known to be equal; ``right`` is the reference.
 
-    A field that one side doesn't know, or that its depth doesn't cover, is left out.
+    ``formats``: by pair, the code of the dtype whose thresholds apply; left out, the coarser of the
+    two. A field that is unknown on one side, or beyond its depth, is ignored.
     """
+    if formats is None:
+        formats = coarser_of(left["dtype"], right["dtype"])
     with np.errstate(all="ignore"):
-        return _measure(left, right, thresholds)
+        return _measure(left, right, thresholds, formats)
 
 
-def _measure(left: np.ndarray, right: np.ndarray, thresholds: Sequence[Threshold]) -> Measured:
+def _measure(
+    left: np.ndarray,
+    right: np.ndarray,
+    thresholds: Sequence[Threshold],
+    formats: np.ndarray,
+) -> Measured:
     count = len(left)
     states = np.full(count, State.CLOSE, np.uint8)
     reasons = np.zeros(count, np.uint8)
     errors = np.zeros(count)
-    allowed, largest = _limits(left["dtype"], right["dtype"], thresholds)
+    allowed = np.array([threshold.error for threshold in thresholds])[formats]
+    largest = np.array([threshold.largest for threshold in thresholds])[formats]
     has_stats = (left["depth"] >= Depth.STATS) & (right["depth"] >= Depth.STATS)
-    components = np.maximum(_components(right), 1)
+    components = np.maximum(component_counts(right), 1)
 
     def note(code: int, part: np.ndarray, limit: np.ndarray) -> None:
         part = np.where(np.isnan(part), 0.0, part)
@@ -96,28 +113,28 @@ def _measure(left: np.ndarray, right: np.ndarray, thresholds: Sequence[Threshold
     numel = (left["numel"] != right["numel"]).astype(float)
     note(NUMEL, np.where(numel > 0, np.inf, 0.0), never)
     strange = _has_nonfinite(left) != _has_nonfinite(right)
-    for field in _NONFINITE:
+    for field in NONFINITE_COUNTS:
         strange |= _both_known(left, right, field) & (left[field] != right[field])
     note(NONFINITE, np.where(strange, np.inf, 0.0), never)
 
-    low, high = (_extreme(left, f) for f in ("min", "max"))
-    ref_low, ref_high = (_extreme(right, f) for f in ("min", "max"))
+    low, high = (extreme_values(left, f) for f in ("min", "max"))
+    ref_low, ref_high = (extreme_values(right, f) for f in ("min", "max"))
     ours, theirs = np.sqrt(left["sum_sq"]), np.sqrt(right["sum_sq"])
     note(NORM, np.where(has_stats, _relative(ours, theirs), 0.0), allowed)
     note(ABS_SUM, np.where(has_stats, _relative(left["abs_sum"], right["abs_sum"]), 0.0), allowed)
     # Against the sum of magnitudes: a sum that cancels to nearly nothing has no digits of its own.
     scale = np.where(np.isnan(right["abs_sum"]), theirs * np.sqrt(components), right["abs_sum"])
-    note(SUM, np.where(has_stats, _over(np.abs(left["sum"] - right["sum"]), scale), 0.0), allowed)
+    note(SUM, np.where(has_stats, _ratio(np.abs(left["sum"] - right["sum"]), scale), 0.0), allowed)
     extent = np.maximum(np.abs(ref_low), np.abs(ref_high))
     extent = np.where(np.isfinite(extent), extent, 0.0)
     for code, mine, other in ((MIN, low, ref_low), (MAX, high, ref_high)):
-        off = np.where(mine == other, 0.0, _over(np.abs(mine - other), extent))
+        off = np.where(mine == other, 0.0, _ratio(np.abs(mine - other), extent))
         # An extreme alone is one element: it makes no error of the whole, only a verdict.
         beyond = has_stats & (off > largest)
         reasons[beyond & (states != State.DIFFERENT)] = code
         states[beyond] = State.DIFFERENT
     counts = np.zeros(count)
-    for field in _COUNTS:
+    for field in FINITE_COUNTS:
         apart = np.abs(left[field] - right[field]) / components
         np.maximum(counts, np.where(_both_known(left, right, field), apart, 0.0), out=counts)
     note(COUNTS, np.where(has_stats, 0.0, counts), allowed)
@@ -148,7 +165,7 @@ def _is_reordered(
     found &= (left["dtype"] == right["dtype"]) & (left["numel"] == right["numel"])
     found &= (left["numel"] > 1) & (low == ref_low) & (high == ref_high)
     found &= left["checksum"] != right["checksum"]
-    for field in (*_NONFINITE, *_COUNTS):
+    for field in (*NONFINITE_COUNTS, *FINITE_COUNTS):
         found &= left[field] == right[field]
     found &= _relative(left["abs_sum"], right["abs_sum"]) <= _ORDER_ONLY
     found &= _relative(left["sum_sq"], right["sum_sq"]) <= _ORDER_ONLY
@@ -156,27 +173,9 @@ def _is_reordered(
     return found
 
 
-_PER_ELEMENT = np.array([info.components for info in DTYPES])
-_IS_SIGNED = np.array([info.kind == "i8" for info in DTYPES])
-_IS_UNSIGNED = np.array([info.kind == "u8" for info in DTYPES])
-
-
-def _components(records: np.ndarray) -> np.ndarray:
-    found: np.ndarray = records["numel"] * _PER_ELEMENT[records["dtype"]]
-    return found
-
-
-def _extreme(records: np.ndarray, field: str) -> np.ndarray:
-    """``min`` or ``max`` as float64, whatever type the dtype keeps it in."""
-    raw = np.ascontiguousarray(records[field])
-    values: np.ndarray = np.where(_IS_SIGNED[records["dtype"]], raw.view("<i8"), raw)
-    values = np.where(_IS_UNSIGNED[records["dtype"]], raw.view("<u8"), values)
-    return values.astype(np.float64)
-
-
 def _has_nonfinite(records: np.ndarray) -> np.ndarray:
     found: np.ndarray = np.asarray(records["nan_count"] == SOME)
-    for field in _NONFINITE:
+    for field in NONFINITE_COUNTS:
         found |= records[field] > 0
     return found
 
@@ -187,22 +186,10 @@ def _both_known(left: np.ndarray, right: np.ndarray, field: str) -> np.ndarray:
 
 
 def _relative(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return _over(np.where(mine == other, 0.0, np.abs(mine - other)), np.abs(other))
+    return _ratio(np.where(mine == other, 0.0, np.abs(mine - other)), np.abs(other))
 
 
-def _over(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """``part / whole``; nothing over nothing is no difference."""
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """``part / whole``; 0 where both are 0."""
     found: np.ndarray = np.where(part == 0, 0.0, part / np.maximum(whole, _TINY))
     return found
-
-
-def _limits(
-    left: np.ndarray, right: np.ndarray, thresholds: Sequence[Threshold]
-) -> tuple[np.ndarray, np.ndarray]:
-    pairs = np.stack([left, right], axis=1)
-    unique, places = np.unique(pairs, axis=0, return_inverse=True)
-    chosen = [thresholds[coarser(int(a), int(b))] for a, b in unique]
-    places = places.reshape(-1)
-    errors = np.array([threshold.error for threshold in chosen])[places]
-    largest = np.array([threshold.largest for threshold in chosen])[places]
-    return errors, largest

@@ -1,6 +1,4 @@
-"""What a compared tensor is called: the same name for the same place in every kind of source, after
-renaming.
-"""
+"""One name for the same tensor in every kind of source, after renaming."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from .._errors import ConfigError, did_you_mean, explain
+from fastcheck.errors import ConfigError, did_you_mean, explain
 
 __all__ = ["Name", "NameTable", "Renaming", "plain_label"]
 
@@ -39,6 +37,8 @@ class Name(NamedTuple):
         if self.role in ("", "loss"):
             return self.label
         label = self.label
+        if self.role in ("param", "param_grad", "buffer") and self.module:
+            label = f"{self.module}.{label}"
         if self.role in ("grad_input", "grad_output", "param_grad"):
             label = f"gradient of {label}"
         place = ".".join(filter(None, (self.module, self.op))) or "the model"
@@ -81,12 +81,12 @@ class Renaming:
     A rule is a path on either side: it is about that path and all that is below it. ``*`` on the
     left stands for anything within one part of a path, and the ``*`` on the right for what it was.
     The longest rule that fits is used, once. A built-in map is about the last part of a name, and
-    for both sides, whichever of them spells it so.
+    for both sides.
     """
 
     def __init__(self, rules: Mapping[str, str], last_parts: Mapping[str, str] | None = None):
         self._rules = sorted(
-            ((_pattern(left), left, right) for left, right in rules.items()),
+            ((_rule_pattern(left), left, right) for left, right in rules.items()),
             key=lambda rule: (-rule[1].count("."), -len(rule[1])),
         )
         self._last_parts = dict(last_parts or {})
@@ -98,7 +98,7 @@ class Renaming:
                     explain(
                         "a renaming has more * on the right than on the left",
                         expected='as many, such as "layers.*.attn": "blocks.*.self_attention"',
-                        came=f"{left!r}: {right!r}",
+                        got=f"{left!r}: {right!r}",
                     )
                 )
 
@@ -111,10 +111,10 @@ class Renaming:
             if rename not in _BUILT_IN:
                 raise ConfigError(
                     explain(
-                        "there is no such map of names",
+                        "unknown rename",
                         expected='"mindspore", a mapping, or the path of a JSON file with one',
-                        came=repr(rename),
-                        do=did_you_mean(rename, _BUILT_IN),
+                        got=repr(rename),
+                        hint=did_you_mean(rename, _BUILT_IN),
                     )
                 )
             return cls({}, _BUILT_IN[rename])
@@ -122,9 +122,9 @@ class Renaming:
             if not (isinstance(left, str) and isinstance(right, str) and left):
                 raise ConfigError(
                     explain(
-                        "a renaming is not a pair of names",
+                        "a renaming must be a pair of names",
                         expected='names as text: {"encoder.layers": "bert.encoder.layer"}',
-                        came=f"{left!r}: {right!r}",
+                        got=f"{left!r}: {right!r}",
                     )
                 )
         return cls(rename)
@@ -150,7 +150,7 @@ class Renaming:
         return head + dot + self._last_parts.get(last, last)
 
     def check_used(self) -> None:
-        """ConfigError for a rule that fitted nothing: most likely a slip of the pen."""
+        """Raises ConfigError for a rule that matched no name, probably a typing error."""
         for _, left, right in self._rules:
             if left not in self._used:
                 raise ConfigError(
@@ -158,13 +158,13 @@ class Renaming:
                         "a renaming fits no name of the actual side",
                         expected="a name of the actual side on the left, its name in the "
                         "reference on the right",
-                        came=f"{left!r}: {right!r}",
-                        do=did_you_mean(left, _with_parents(self._seen)),
+                        got=f"{left!r}: {right!r}",
+                        hint=did_you_mean(left, _with_parents(self._seen)),
                     )
                 )
 
 
-def _pattern(left: str) -> re.Pattern[str]:
+def _rule_pattern(left: str) -> re.Pattern[str]:
     text = "".join(
         "([^.]*)" if part == "*" else re.escape(part) for part in re.split(r"(\*)", left)
     )

@@ -1,23 +1,24 @@
-"""The report of a comparison as text: the questions, the first difference, how the error grows."""
+"""Renders a comparison as text: the questions, the first difference, the growth of the error."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, Optional
 
-from .._layout import Part, Section, Table, paint, plain, sparkline, wrap
-from .._numbers import spell
+from fastcheck.utils.text.layout import Part, Section, Table, paint, plain_text, sparkline, wrap
+from fastcheck.utils.text.numbers import format_number, format_shape, format_steps
+
+from .along.losses import shown_losses
 from .block import Kind
 from .measure import ELEMENTS, REASONS, State
 from .row import Row
-from .spelling import spell_shape, spell_steps
 from .tally import Found
 
 if TYPE_CHECKING:
-    from .result import Comparison
-    from .verdict import Answer
+    from .questions import Answer
+    from .result import Result
 
-__all__ = ["render", "sections"]
+__all__ = ["render_comparison", "sections"]
 
 _WIDTH = 100
 _BODY = _WIDTH - 10
@@ -28,17 +29,15 @@ _SHOWN = {"no": "NO", "partly": "partly", "not asked": "-", "unknown": "?"}
 _STYLE = {"yes": "green", "no": "red", "partly": "yellow", "accepted": "yellow"}
 
 
-def render(comparison: Comparison, color: bool = False, ascii_only: bool = False) -> str:
+def render_comparison(comparison: Result, color: bool = False, ascii_only: bool = False) -> str:
     """Plain text, at most 100 columns wide where names allow it."""
-    return plain(sections(comparison, color, ascii_only), color)
+    return plain_text(sections(comparison, color, ascii_only), color)
 
 
-def sections(
-    comparison: Comparison, color: bool = False, ascii_only: bool = False
-) -> list[Section]:
+def sections(comparison: Result, color: bool = False, ascii_only: bool = False) -> list[Section]:
     """The report in its parts; ``color``: words that matter are painted."""
     blocks = [
-        Section("compare", _about(comparison)),
+        Section("compare", _sides_and_steps(comparison)),
         Section("asked", _asked(comparison, color)),
         Section("result", _result(comparison, color)),
     ]
@@ -47,7 +46,7 @@ def sections(
     shown = comparison.first if not given or not stopped else None
     if comparison.kind == Kind.CHECKPOINT.value:
         if comparison.rows:
-            blocks.append(Section("tensors", _tensors(comparison)))
+            blocks.append(Section("tensors", _worst_tensors(comparison)))
     elif given and stopped:
         for answer in given:
             if answer.found is not None:
@@ -59,6 +58,10 @@ def sections(
         found = comparison.first_inexact
         text = f"not equal to the bit from step {found.row.step:,} on, {found.row.name} first"
         blocks.append(Section("first", wrap(text, _BODY)))
+    if comparison.unchanged:
+        blocks.append(Section("unchanged", _unchanged(comparison)))
+    if len(comparison.losses) > 1 and any(loss.error for loss in comparison.losses):
+        blocks.append(Section("loss", _losses(comparison)))
     if comparison.missing:
         blocks.append(Section("missing", _missing(comparison)))
     if comparison.notes:
@@ -67,7 +70,7 @@ def sections(
     return blocks
 
 
-def _about(comparison: Comparison) -> list[str]:
+def _sides_and_steps(comparison: Result) -> list[str]:
     lines = [f"actual     {comparison.actual}", f"reference  {comparison.reference}"]
     pairs = sum(
         count
@@ -78,12 +81,12 @@ def _about(comparison: Comparison) -> list[str]:
     if pairs:
         text = f"{pairs:,} pairs of tensors"
         if comparison.kind != Kind.CHECKPOINT.value:
-            text = f"{spell_steps(comparison.steps)}, {text}"
+            text = f"{format_steps(comparison.steps)}, {text}"
         lines.append(text)
     return lines
 
 
-def _asked(comparison: Comparison, color: bool) -> list[Part]:
+def _asked(comparison: Result, color: bool) -> list[Part]:
     widest = max(len(answer.question) for answer in comparison.answers)
     is_checkpoint = comparison.kind == Kind.CHECKPOINT.value
     lines: list[Part] = []
@@ -115,16 +118,16 @@ def _details(answer: Answer, is_checkpoint: bool, indent: int) -> list[Part]:
     return lines
 
 
-def _result(comparison: Comparison, color: bool) -> list[str]:
+def _result(comparison: Result, color: bool) -> list[str]:
     if comparison.verdict == "identical":
         return [paint("identical: equal to the bit, nothing missing.", "green", color)]
     if comparison.verdict == "equal":
         accepted = [a.question for a in comparison.answers if a.answer == "accepted"]
-        but = f", but for {_listed(accepted)}, which you accept" if accepted else ""
+        but = f", but for {_enumerated(accepted)}, which you accept" if accepted else ""
         return [paint(f"equal within the thresholds{but}.", "green", color)]
     wrong = [answer.question for answer in comparison.answers if answer.answer == "no"]
     if wrong:
-        text = f"different: {_listed(wrong)}."
+        text = f"different: {_enumerated(wrong)}."
         if any(answer.answer == "not asked" for answer in comparison.answers):
             text += " What comes after follows from it, or can't be told from it."
         style = "red"
@@ -134,39 +137,47 @@ def _result(comparison: Comparison, color: bool) -> list[str]:
     return [paint(line, style, color) for line in wrap(text, _BODY)]
 
 
-def _listed(names: list[str]) -> str:
+def _enumerated(names: list[str]) -> str:
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
-def _first(comparison: Comparison, found: Found) -> list[Part]:
+def _first(comparison: Result, found: Found) -> list[Part]:
     row = found.row
     where = f"rank {row.rank}, " if any(r.rank for r in comparison.rows) else ""
     call = f" (call {row.call})" if row.call else ""
     lines: list[Part] = []
     lines += wrap(f"{where}step {row.step:,}: {row.name}{call}", _BODY, "", "  ")
-    if found.exact_before:
-        text = "everything computed before it in this step is equal to the bit"
+    if not found.count_before:
+        text = "nothing that was computed before it in this step is in both sides"
+    elif found.exact_before:
+        what = "what was dumped" if comparison.is_partial else "everything computed"
+        text = f"{what} before it in this step is equal to the bit"
     else:
-        before = _number(found.error_before)
+        before = _format_error(found.error_before)
         text = f"before it in this step the largest error is {before}"
     reason = row.reason or "not equal to the bit"
     if row.state is not State.REORDERED:
-        reason += f": error {_number(row.error)}"
+        reason += f": error {_format_error(row.error)}"
     lines += wrap(f"{reason}; {text}.", _BODY)
     lines.append("")
     lines += _sides(row)
     inexact = comparison.first_inexact
-    if inexact is not None and inexact.row.name != row.name and inexact.key < found.key:
+    if inexact is not None and inexact.key < found.key:
         lines.append("")
+        hint = (
+            "In one environment, look there."
+            if comparison.expects_bits
+            else "The two were computed in different ways, which round differently."
+        )
         lines += wrap(
             f"Not equal to the bit already: step {inexact.row.step:,}, {inexact.row.name} (error "
-            f"{_number(inexact.row.error)}). In one environment, look there.",
+            f"{_format_error(inexact.row.error)}). {hint}",
             _BODY,
         )
     return lines
 
 
-def _tensors(comparison: Comparison) -> list[Part]:
+def _worst_tensors(comparison: Result) -> list[Part]:
     """The worst of what differs, with their measures."""
     rows = sorted(comparison.rows, key=lambda row: -row.error)[:_TENSORS]
     header = ["tensor", "shape", "error", "cosine", "max abs", "1/1000", "5/1000", "max ULP", ""]
@@ -178,14 +189,14 @@ def _tensors(comparison: Comparison) -> list[Part]:
         if elements is not None:
             measured = [
                 f"{elements.cosine:.6f}",
-                _number(elements.max_abs),
+                _format_error(elements.max_abs),
                 f"{elements.within_1000:.2%}",
                 f"{elements.within_200:.2%}",
                 "-" if elements.max_ulp is None else f"{elements.max_ulp:,}",
             ]
-        # The numbers say it where there are some.
+        # Redundant where the measures are shown.
         note = "" if elements is not None and row.reason == REASONS[ELEMENTS] else row.reason
-        cells.append([row.name, shape, _number(row.error), *measured, note])
+        cells.append([row.name, shape, _format_error(row.error), *measured, note])
     lines: list[Part] = [Table(header, cells, left=2, width=_BODY + 40, note=1)]
     more = len(comparison.rows) + comparison.more_rows - len(rows)
     if more:
@@ -194,32 +205,34 @@ def _tensors(comparison: Comparison) -> list[Part]:
 
 
 def _sides(row: Row) -> list[Part]:
-    columns = ("dtype", "shape", "numel", "min", "max", "mean", "l2_norm", "checksum", "crc32")
+    counts = {"nan_count": "NaN", "posinf_count": "+Inf", "neginf_count": "-Inf"}
+    columns = ("dtype", "shape", "numel", *counts, "min", "max", "mean", "l2_norm")
     sides = [("actual", row.actual), ("reference", row.reference)]
-    used = [
-        column
-        for column in columns
-        if any(values is not None and values[column] is not None for _, values in sides)
-    ]
+    used = []
+    for column in (*columns, "checksum", "crc32"):
+        found = [None if values is None else values[column] for _, values in sides]
+        if any(found) if column in counts else any(value is not None for value in found):
+            used.append(column)
     rows = [
         [name, *(_cell(None if values is None else values[column]) for column in used)]
         for name, values in sides
     ]
-    lines: list[Part] = [Table(["", *used], rows, left=1, width=_BODY + 20)]
+    header = ["", *(counts.get(column, column) for column in used)]
+    lines: list[Part] = [Table(header, rows, left=1, width=_BODY + 20)]
     elements = row.elements
     if elements is not None:
-        said = {
+        measures = {
             "cosine": f"{elements.cosine:.6f}",
-            "max abs": _number(elements.max_abs),
-            "max rel": _number(elements.max_rel),
+            "max abs": _format_error(elements.max_abs),
+            "max rel": _format_error(elements.max_rel),
             "within 1/1000": f"{elements.within_1000:.2%}",
             "within 5/1000": f"{elements.within_200:.2%}",
-            "distance": _number(elements.euclidean),
+            "distance": _format_error(elements.euclidean),
             "max ULP": "-" if elements.max_ulp is None else f"{elements.max_ulp:,}",
         }
         if elements.nonfinite:
-            said["NaN/Inf on one side"] = f"{elements.nonfinite:,}"
-        lines += ["", Table(list(said), [list(said.values())], left=0, width=_BODY + 20)]
+            measures["NaN/Inf on one side"] = f"{elements.nonfinite:,}"
+        lines += ["", Table(list(measures), [list(measures.values())], left=0, width=_BODY + 20)]
     return lines
 
 
@@ -227,15 +240,15 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, list):
-        return spell_shape(value)
-    return value if isinstance(value, str) else spell(value)
+        return format_shape(value)
+    return value if isinstance(value, str) else format_number(value)
 
 
-def _number(value: float) -> str:
+def _format_error(value: float) -> str:
     return "inf" if math.isinf(value) else f"{value:.2g}"
 
 
-def _growth(comparison: Comparison, found: Found, ascii_only: bool) -> list[Part]:
+def _growth(comparison: Result, found: Found, ascii_only: bool) -> list[Part]:
     lines: list[Part] = []
     if found.trail:
         lines.append("in that step, what was recorded next:")
@@ -251,8 +264,8 @@ def _growth(comparison: Comparison, found: Found, ascii_only: bool) -> list[Part
         lines.append("  " + sparkline(series, bad, width=60, ascii_only=ascii_only))
         worst = max(steps, key=lambda step: step.error)
         lines += wrap(
-            f"  from {_number(steps[0].error)} to {_number(steps[-1].error)}; most at step "
-            f"{worst.step:,}, {_number(worst.error)}, {worst.name}",
+            f"  from {_format_error(steps[0].error)} to {_format_error(steps[-1].error)}; "
+            f"most at step {worst.step:,}, {_format_error(worst.error)}, {worst.name}",
             _BODY,
             "  ",
             "    ",
@@ -263,10 +276,32 @@ def _growth(comparison: Comparison, found: Found, ascii_only: bool) -> list[Part
 def _state(row: Row) -> str:
     if row.state is State.SAME:
         return "0"
-    return _number(row.error) if row.error else "0 (not to the bit)"
+    return _format_error(row.error) if row.error else "0 (not to the bit)"
 
 
-def _missing(comparison: Comparison) -> list[str]:
+def _unchanged(comparison: Result) -> list[str]:
+    names = comparison.unchanged
+    more = (
+        f", and {len(names) - _TENSORS:,} more (--json shows all)" if len(names) > _TENSORS else ""
+    )
+    text = f"{len(names):,} names are equal to the bit: {', '.join(names[:_TENSORS])}{more}"
+    return wrap(text, _BODY, "", "  ")
+
+
+def _losses(comparison: Result) -> list[Part]:
+    losses, start = list(comparison.losses), comparison.drifts_from
+    worst = max(losses, key=lambda loss: loss.error)
+    begins = "does not drift apart" if start is None else f"drifts apart from step {start:,} on"
+    most = f"{_format_error(worst.error)} at step {worst.step:,}"
+    rows = [
+        [f"{loss.step:,}", f"{loss.actual:.6g}", f"{loss.reference:.6g}", _format_error(loss.error)]
+        for loss in shown_losses(losses, start)
+    ]
+    header = ["step", "actual", "reference", "difference"]
+    return [f"{begins}; the largest relative difference is {most}", Table(header, rows, left=0)]
+
+
+def _missing(comparison: Result) -> list[str]:
     lines = []
     for state, side in ((State.ONLY_ACTUAL, "actual"), (State.ONLY_REFERENCE, "reference")):
         found = [one for one in comparison.missing if one.state is state]

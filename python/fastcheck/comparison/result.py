@@ -1,4 +1,4 @@
-"""Comparison: what compare() returns."""
+"""The outcome of a comparison, as data."""
 
 from __future__ import annotations
 
@@ -6,25 +6,32 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from .._numbers import to_json
+from fastcheck.utils.text.numbers import to_json
+
+from .along.losses import Loss
 from .measure import State
+from .questions import Answer
 from .row import Row
 from .tally import Found, Growth, Missing
-from .verdict import Answer
 
-__all__ = ["Comparison"]
+__all__ = ["Result"]
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What two things say of each other. ``str()`` of it is the report.
+class Result:
+    """What was found when two things were compared.
 
     ``verdict``: ``identical`` (equal to the bit, nothing missing), ``equal`` (within the
     thresholds; or nothing but what accept= names differs) or ``different``.
 
     ``first`` is the first thing computed that differs beyond the thresholds, ``first_inexact`` the
-    first that is not equal to the bit: where the environments are the same, that is where to look.
+    first that is not equal to the bit. ``expects_bits``: the environments are known and equal, and
+    as many modules ran compiled, so that ``first_inexact`` is where to look.
+    ``is_partial``: a side is a dump of chosen operators or modules; NaN and infinities of one side
+    then come first.
     ``rows`` are details of what differs, at most 1000; ``growth`` the largest error of each step.
+    ``losses`` are those of each step, ``drifts_from`` the first step where they differ by more than
+    ``loss_drift=``. ``unchanged``, of two different steps: what is equal to the bit.
     """
 
     actual: str
@@ -34,12 +41,17 @@ class Comparison:
     answers: tuple[Answer, ...]
     first: Optional[Found]
     first_inexact: Optional[Found]
+    expects_bits: bool
+    is_partial: bool
     growth: tuple[Growth, ...]
     counts: dict[str, dict[str, int]]
     missing: tuple[Missing, ...]
     rows: tuple[Row, ...]
     more_rows: int
     steps: tuple[int, ...]
+    unchanged: tuple[str, ...]
+    losses: tuple[Loss, ...]
+    drifts_from: Optional[int]
     notes: tuple[str, ...]
 
     @property
@@ -59,7 +71,9 @@ class Comparison:
         for answer in self.answers:
             if answer.question == question:
                 return answer
-        raise KeyError(f"{question!r}; asked: {', '.join(a.question for a in self.answers)}")
+        raise KeyError(
+            f"{question!r}; expected one of {', '.join(a.question for a in self.answers)}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for strict JSON."""
@@ -71,6 +85,8 @@ class Comparison:
             "answers": [_answer(answer) for answer in self.answers],
             "first": _found(self.first),
             "first_inexact": _found(self.first_inexact),
+            "expects_bits": self.expects_bits,
+            "is_partial": self.is_partial,
             "growth": [step._asdict() for step in self.growth],
             "counts": self.counts,
             "missing": [
@@ -85,15 +101,13 @@ class Comparison:
             "rows": [row.to_dict() for row in self.rows],
             "more_rows": self.more_rows,
             "steps": list(self.steps),
+            "unchanged": list(self.unchanged),
+            "losses": [{**loss._asdict(), "error": loss.error} for loss in self.losses],
+            "drifts_from": self.drifts_from,
             "notes": list(self.notes),
         }
         plain: dict[str, Any] = to_json(made)
         return plain
-
-    def __str__(self) -> str:
-        from .render import render
-
-        return render(self)
 
 
 def _answer(answer: Answer) -> dict[str, Any]:

@@ -1,17 +1,17 @@
-"""One line of a comparison's details: a pair of tensors, or one without a partner."""
+"""One row of a comparison's details: a pair of tensors, or one without a partner."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Optional
 
 import numpy as np
 
-from .._numbers import Reading, read
-from .._record import DTYPES, Depth
+from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth
+from fastcheck.record.statistics import statistics_of
+from fastcheck.statistics.elements import Elements
+
 from .block import Block, Phase
-from .elements import Elements
 from .measure import REASONS, UNREADABLE, State
 from .names import NameTable
 
@@ -20,8 +20,8 @@ __all__ = ["COLUMNS", "Row", "make_row"]
 
 @dataclass(frozen=True)
 class Row:
-    """``step`` is that in which the difference came about: a parameter that is read in step 8 tells
-    of the update of step 7. ``error`` is what is held against the threshold; ``elements`` is there
+    """``step`` is that in which the difference came about: a parameter that is read in step 8 shows
+    the update of step 7. ``error`` is compared with the threshold; ``elements`` is there
     where both sides' values were.
     """
 
@@ -99,7 +99,7 @@ def make_row(
     reference: tuple[Block, int] | None,
     elements: Optional[Elements] = None,
 ) -> Row:
-    """A row of what lies at these places of the two blocks."""
+    """Makes a row of the records at these positions of the two blocks."""
     given = reference or actual
     assert given is not None
     block, index = given
@@ -111,22 +111,22 @@ def make_row(
         call=int(block.records[index]["call"]),
         state=state,
         error=error,
-        reason=_reason(reason, actual, reference),
+        reason=_reason_text(reason, actual, reference),
         actual=None if actual is None else _side(*actual),
         reference=None if reference is None else _side(*reference),
         elements=elements,
     )
 
 
-def _reason(
+def _reason_text(
     code: int, actual: tuple[Block, int] | None, reference: tuple[Block, int] | None
 ) -> str:
     if code != UNREADABLE:
         return REASONS[code]
     sides = {"actual": actual, "reference": reference}
     problems = {name: place[0].extra(place[1]).problem for name, place in sides.items() if place}
-    said = "; ".join(f"{name}: {problem}" for name, problem in problems.items() if problem)
-    return f"{REASONS[code]} ({said})" if said else REASONS[code]
+    reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items() if problem)
+    return f"{REASONS[code]} ({reasons})" if reasons else REASONS[code]
 
 
 def _side(block: Block, index: int) -> dict[str, Any]:
@@ -139,20 +139,18 @@ def _side(block: Block, index: int) -> dict[str, Any]:
         return made  # it could not be read
     made["dtype"] = DTYPES[int(record["dtype"])].name
     made["numel"] = int(record["numel"])
-    for field in ("nan_count", "posinf_count", "neginf_count"):
+    for field in NONFINITE_COUNTS:
         made[field] = int(record[field]) if record[field] >= 0 else None
-    made.update(_statistics(record))
+    made.update(_summary(record))
     if record["depth"] >= Depth.FULL:
         made["checksum"] = f"{int(record['checksum']):016x}"
     return made
 
 
-def _statistics(record: np.void) -> dict[str, Any]:
+def _summary(record: np.void) -> dict[str, Any]:
     if record["nan_count"] < 0:
         record = record.copy()
-        for field in ("nan_count", "posinf_count", "neginf_count"):
+        for field in NONFINITE_COUNTS:
             record[field] = 0
-    reading: Reading = read(record)
-    square = float(record["sum_sq"])
-    norm = math.sqrt(square) if reading.has_stats and square >= 0 else None
-    return {"min": reading.min, "max": reading.max, "mean": reading.mean, "l2_norm": norm}
+    found = statistics_of(record)
+    return {name: getattr(found, name) for name in ("min", "max", "mean", "l2_norm")}

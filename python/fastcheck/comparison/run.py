@@ -1,6 +1,4 @@
-"""The run over both sides: block by block, align, measure, remember. One step of one rank is in
-memory at a time.
-"""
+"""Runs over both sides block by block: aligns and measures, one step of one rank in memory."""
 
 from __future__ import annotations
 
@@ -9,11 +7,14 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from .._ops import crc32
-from .._record import DTYPES, Depth
+from fastcheck.record.format import DTYPES, Depth
+from fastcheck.statistics.elements import Elements, compare_elements
+from fastcheck.statistics.functions import crc32
+from fastcheck.statistics.thresholds import Threshold, coarser_of
+
 from .align import Alignment, align
-from .block import Block, Phase, Source
-from .elements import Elements, compare_elements
+from .along.losses import Loss, loss_of
+from .block import Block, Kind, Phase, Source
 from .measure import (
     DTYPE,
     ELEMENTS,
@@ -25,10 +26,12 @@ from .measure import (
     State,
     measure_records,
 )
-from .names import NameTable, Renaming
+from .names import Name, NameTable, Renaming
+from .noise.drift import Drift
+from .noise.excuse import Measures, excuse, excuse_parts
+from .noise.formats import inherited_formats
 from .row import Row, make_row
-from .tally import COMPUTED, Found, Tally
-from .thresholds import Threshold, coarser
+from .tally import COMPUTED, KEPT_STEPS, Found, Tally
 
 __all__ = ["Runner"]
 
@@ -59,16 +62,21 @@ class Runner:
         self.tally = Tally()
         # A run's batches and first weights are given; a checkpoint's weights were computed.
         self._given = (Phase.BATCHES, Phase.WEIGHTS) if actual.kind.family == "run" else ()
+        kinds = (actual.kind, reference.kind)
+        self.compares_parts = kinds[0] is not kinds[1] and Kind.MSPROBE in kinds
         self._last_step: dict[int, int] = {}
+        # By rank: the coarsest dtype of what was not equal to the bit in the steps before.
+        self.coarsest: dict[int, Optional[int]] = {}
+        self._drifts: dict[int, Drift] = {}
         # By rank: the largest error of what the step before computed, and whether it was exact.
         self.last_computed: dict[int, tuple[float, bool]] = {}
 
-    def compare(self, step: int, rank: int) -> None:
-        """Compares one step of one rank, which both sides have."""
+    def compare(self, step: int, other: int, rank: int) -> None:
+        """Compares a step of one rank of ``actual`` with the step ``other`` of ``reference``."""
         is_first = rank not in self._last_step
         names = self.names
         ours = self._actual.block(step, rank, names, self._renaming, is_first)
-        theirs = self._reference.block(step, rank, names, self._of_reference, is_first)
+        theirs = self._reference.block(other, rank, names, self._of_reference, is_first)
         pairs = align(ours, theirs, names)
         self.tally.reordered += pairs.reordered
         self.tally.moved += pairs.moved
@@ -76,24 +84,38 @@ class Runner:
             self.tally.lookalikes[str(names[int(ours.names[mine])])] = str(
                 names[int(theirs.names[other])]
             )
-        _Step(self, ours, theirs, pairs, self._last_step.get(rank, step)).take()
+        _Step(self, ours, theirs, pairs, self._last_step.get(rank, other)).take()
         self._note_missing(ours, theirs, pairs)
-        self._last_step[rank] = step
+        self._last_step[rank] = other
+
+    def drift_of(self, rank: int) -> Drift:
+        """What updates by noise have moved on this rank until now."""
+        if rank not in self._drifts:
+            self._drifts[rank] = Drift(self._actual, self._reference)
+        return self._drifts[rank]
 
     def _note_missing(self, ours: Block, theirs: Block, pairs: Alignment) -> None:
         sides = (
-            (State.ONLY_ACTUAL, ours, pairs.only_ours, pairs.ours, self._reference),
-            (State.ONLY_REFERENCE, theirs, pairs.only_theirs, pairs.theirs, self._actual),
+            (State.ONLY_ACTUAL, ours, pairs.only_ours, pairs.ours, self._reference, theirs.step),
+            (
+                State.ONLY_REFERENCE,
+                theirs,
+                pairs.only_theirs,
+                pairs.theirs,
+                self._actual,
+                ours.step,
+            ),
         )
-        for state, block, indices, matched, other in sides:
+        for state, block, indices, matched, other, step in sides:
             end = len(block)
-            if other.is_cut(block.step, block.rank):
+            if other.is_cut(step, block.rank):
                 # The other side ends within this step: what it didn't come to is not missing.
                 end = int(matched.max()) if len(matched) else 0
             # A log has first weights twice: before the forward, and before the update.
             weights = set(block.names[matched[block.phases[matched] == Phase.WEIGHTS]].tolist())
             for index in indices.tolist():
-                phase = _settled(Phase(int(block.phases[index])))
+                phase = Phase(int(block.phases[index]))
+                phase = Phase.FORWARD if phase is Phase.ARRIVED else phase
                 if index > end or (phase is Phase.WEIGHTS and int(block.names[index]) in weights):
                     continue
                 self.tally.states[phase][state] += 1
@@ -119,10 +141,6 @@ class Runner:
             self._sink(row)
 
 
-def _settled(phase: Phase) -> Phase:
-    return Phase.FORWARD if phase is Phase.ARRIVED else phase
-
-
 class _Step:
     """One aligned pair of blocks."""
 
@@ -140,15 +158,27 @@ class _Step:
         left, right = ours.records[pairs.ours], theirs.records[pairs.theirs]
         self._left, self._right = left, right
         self._has_bits = (left["depth"] == Depth.FULL) & (right["depth"] == Depth.FULL)
+        self._coarsest = self._inherited_formats()
+
+    def _inherited_formats(self) -> np.ndarray:
+        run, rank = self._run, self._theirs.rank
+        codes: np.ndarray = coarser_of(self._left["dtype"], self._right["dtype"])
+        if not run._given:
+            return codes
+        given = np.isin(self._phases, [int(phase) for phase in run._given])
+        before = run.coarsest.get(rank)
+        found, run.coarsest[rank] = inherited_formats(codes, self._pairs.same | given, before)
+        return found
 
     def take(self) -> None:
-        """Measures what is not equal to the bit, and tells the tally."""
+        """Measures what is not equal to the bit, and adds all to the tally."""
         tally = self._run.tally
         open_pairs = np.flatnonzero(~self._pairs.same)
         if len(open_pairs):
             self._measure(open_pairs)
         self._settle_arrived()
         self._judge_given()
+        self._excuse()
         inexact = (self._states != State.SAME) & (self._has_bits | (self._errors > 0))
         settled = (self._states == State.SAME) | (self._states == State.UNREADABLE)
         tally.has_bits &= bool((self._has_bits | settled).all())
@@ -160,8 +190,12 @@ class _Step:
             tally.steps[Phase(phase)].add(self._step_of(phase))
             self._note(tally.different, phase, here & (self._states == State.DIFFERENT))
             self._note(tally.inexact, phase, here & inexact)
+            self._note(tally.nonfinite, phase, here & (self._reasons == NONFINITE))
             self._note_growth(Phase(phase), here)
         self._keep_rows()
+        self._keep_losses()
+        if tally.keeps_unchanged:
+            self._keep_unchanged()
         computed = np.isin(self._phases, [int(phase) for phase in COMPUTED[:3]])
         self._run.last_computed[self._theirs.rank] = self._summed_up(computed)
 
@@ -178,7 +212,7 @@ class _Step:
             self._reasons[index] = UNREADABLE
         which = which[readable]
         left, right = self._left[which], self._right[which]
-        found = measure_records(left, right, run._thresholds)
+        found = measure_records(left, right, run._thresholds, self._coarsest[which])
         self._states[which], self._errors[which] = found.states, found.errors
         self._reasons[which] = found.reasons
         if self._ours.extras is not None and self._theirs.extras is not None:
@@ -214,8 +248,7 @@ class _Step:
             self._set(index, State.SAME, 0.0, 0)
             return
         self._elements[index] = elements
-        codes = (int(self._left["dtype"][index]), int(self._right["dtype"][index]))
-        allowed = self._run._thresholds[coarser(*codes)]
+        allowed = self._run._thresholds[int(self._coarsest[index])]
         error = elements.distance
         if elements.nonfinite:
             self._set(index, State.DIFFERENT, float("inf"), NONFINITE)
@@ -254,7 +287,31 @@ class _Step:
         self._states[given] = State.DIFFERENT
         self._reasons[given & (self._reasons == 0)] = GIVEN
 
-    # Telling
+    def _excuse(self) -> None:
+        """What isn't comparable, and what rounding noise explains, up to the first difference."""
+        run = self._run
+        first = run.tally.first(run.tally.different, COMPUTED)
+        if not run._given or (first is not None and first.key[0] < self._theirs.step):
+            return
+        pairs = Measures(
+            run.names,
+            self._theirs.names[self._pairs.theirs],
+            self._left,
+            self._right,
+            self._coarsest,
+            self._phases,
+            self._states,
+            self._errors,
+            self._reasons,
+            {index: elements.euclidean for index, elements in self._elements.items()},
+        )
+        if run.compares_parts:
+            run.tally.parts += excuse_parts(pairs)
+        drift = run.drift_of(self._theirs.rank)
+        for name in excuse(self._theirs.step, pairs, drift, COMPUTED):
+            run.tally.cancelled.setdefault(name)
+
+    # Adding to the tally
 
     def _note(self, table: dict[Phase, Found], phase: int, which: np.ndarray) -> None:
         where = np.flatnonzero(which)
@@ -271,11 +328,13 @@ class _Step:
         after = np.flatnonzero(beside & (np.arange(len(beside)) > first))[:_TRAIL]
         beside[first:] = False
         error, exact = self._summed_up(beside)
+        count = int(beside.sum())
         if phase == Phase.UPDATE:
+            count += len(computed)
             before_error, before_exact = self._run.last_computed.get(self._theirs.rank, (0.0, True))
             error, exact = max(error, before_error), exact and before_exact
         trail = tuple(self._row(index) for index in after.tolist())
-        table[Phase(phase)] = Found(key, self._row(first), error, exact, trail)
+        table[Phase(phase)] = Found(key, self._row(first), error, exact, trail, count)
 
     def _summed_up(self, which: np.ndarray) -> tuple[float, bool]:
         errors, states = self._errors[which], self._states[which]
@@ -287,7 +346,7 @@ class _Step:
         where = np.flatnonzero(here)
         worst = int(where[np.argmax(self._errors[where])])
         error = float(self._errors[worst])
-        name = str(self._run.names[int(self._theirs.names[self._pairs.theirs[worst]])])
+        name = str(self._names_of(worst))
         if phase in COMPUTED:
             self._run.tally.grow(self._step_of(phase), error, name)
         before = self._run.tally.worst.get(phase)
@@ -303,6 +362,26 @@ class _Step:
         kept = np.flatnonzero(self._states > State.CLOSE)
         tally.more_rows += len(kept[tally.room :])
         tally.rows += [self._row(index) for index in kept[: tally.room].tolist()]
+
+    def _keep_losses(self) -> None:
+        """The last loss of the step, of the lowest rank."""
+        step, losses = self._theirs.step, self._run.tally.losses
+        if step in losses or len(losses) >= KEPT_STEPS:
+            return
+        for index in np.flatnonzero(self._phases == Phase.LOSS).tolist()[::-1]:
+            if self._names_of(index).direction == "forward":
+                mine, other = (loss_of(side[index]) for side in (self._left, self._right))
+                if mine is not None and other is not None:
+                    losses[step] = Loss(step, mine, other)
+                    return
+
+    def _keep_unchanged(self) -> None:
+        for is_same in (True, False):
+            for index in np.flatnonzero((self._states == State.SAME) == is_same).tolist():
+                self._run.tally.keep_unchanged(str(self._names_of(index)), is_same)
+
+    def _names_of(self, index: int) -> Name:
+        return self._run.names[int(self._theirs.names[self._pairs.theirs[index]])]
 
     def _row(self, index: int) -> Row:
         phase = int(self._phases[index])

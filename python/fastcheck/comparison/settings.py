@@ -1,7 +1,8 @@
-"""What two nested dictionaries say differently: environments, hyper-parameters, inventories."""
+"""Differences of two nested dictionaries: environments, hyper-parameters, inventories."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ __all__ = ["Setting", "differing_settings"]
 NOT_THERE = "not there"
 # Where and when something ran explains no difference.
 _NEVER = {"where", "fastcheck", "format"}
+# Where the ranks differ, what is compared stands below their numbers.
+_OF_RANK = re.compile(r"rank \d+")
 _BY_NAME = ("parameters", "buffers", "modules")
 
 
@@ -32,7 +35,7 @@ def differing_settings(
     """
     if phase is Phase.HYPERPARAMETERS:
         actual, reference = _by_name(actual, renaming), _by_name(reference, renaming.of_reference())
-    return list(_walk("", actual, reference))
+    return list(_differences("", actual, reference))
 
 
 def _by_name(value: Any, renaming: Renaming) -> Any:
@@ -52,25 +55,26 @@ def _by_name(value: Any, renaming: Renaming) -> Any:
     return found
 
 
-def _walk(path: str, actual: Any, reference: Any) -> Iterator[Setting]:
+def _differences(path: str, actual: Any, reference: Any) -> Iterator[Setting]:
     if isinstance(actual, Mapping) and isinstance(reference, Mapping):
         for key in [*reference, *(key for key in actual if key not in reference)]:
-            if not path and key in _NEVER:
+            if key in _NEVER and (not path or _OF_RANK.fullmatch(path)):
                 continue
             below = f"{path}.{key}" if path else str(key)
-            yield from _walk(below, actual.get(key, NOT_THERE), reference.get(key, NOT_THERE))
+            pair = [side.get(key, NOT_THERE) for side in (actual, reference)]
+            yield from _differences(below, *pair)
     elif isinstance(actual, list) and isinstance(reference, list):
         if len(actual) != len(reference) and not _is_nested(actual) and not _is_nested(reference):
-            yield Setting(path, _spell(actual), _spell(reference))
+            yield Setting(path, _value_text(actual), _value_text(reference))
             return
         for position in range(max(len(actual), len(reference))):
             pair = [
                 side[position] if position < len(side) else NOT_THERE
                 for side in (actual, reference)
             ]
-            yield from _walk(f"{path}[{position}]", *pair)
+            yield from _differences(f"{path}[{position}]", *pair)
     elif not _equal(actual, reference):
-        yield Setting(path, _spell(actual), _spell(reference))
+        yield Setting(path, _value_text(actual), _value_text(reference))
 
 
 def _is_nested(values: list[Any]) -> bool:
@@ -83,6 +87,6 @@ def _equal(left: Any, right: Any) -> bool:
     return same and isinstance(left, bool) == isinstance(right, bool)
 
 
-def _spell(value: Any) -> str:
+def _value_text(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,6 +1,4 @@
-"""What a comparison remembers while blocks stream past: counts, the first difference of each
-question, how the error grows. Bounded, whatever the number of tensors.
-"""
+"""Collects the outcome of all blocks in bounded memory: counts and first differences."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
+from .along.losses import Loss
 from .block import Phase
 from .measure import State
 from .row import Row
@@ -32,8 +31,10 @@ class Found(NamedTuple):
     row: Row
     error_before: float
     exact_before: bool
-    #: Rows of what came next in that step.
+    #: The next rows of that step.
     trail: tuple[Row, ...] = ()
+    #: How many computed pairs of its step came before it.
+    count_before: int = 0
 
 
 class Growth(NamedTuple):
@@ -62,16 +63,25 @@ class Tally:
         self.states: dict[Phase, Counter[State]] = {phase: Counter() for phase in Phase}
         self.different: dict[Phase, Found] = {}
         self.inexact: dict[Phase, Found] = {}
+        self.nonfinite: dict[Phase, Found] = {}
         self.worst: dict[Phase, Found] = {}
         self.steps: dict[Phase, set[int]] = defaultdict(set)
         self.growth: dict[int, Growth] = {}
         self.missing: dict[tuple[State, str], Missing] = {}
         self.rows: list[Row] = []
         self.more_rows = 0
+        #: Gradients that are whole on one side and a module's part on the other.
+        self.parts = 0
         self.reordered = 0
         self.moved = 0
         self.lookalikes: dict[str, str] = {}
+        #: Names of gradients whose terms cancel.
+        self.cancelled: dict[str, None] = {}
         self.dtypes: Counter[tuple[str, str]] = Counter()
+        #: If they are asked for, names, and whether they are equal to the bit wherever compared.
+        self.keeps_unchanged = False
+        self.unchanged: dict[str, bool] = {}
+        self.losses: dict[int, Loss] = {}
         self.has_bits = True  # whether all pairs could be compared to the bit
 
     @property
@@ -84,6 +94,12 @@ class Tally:
             self.rows.append(row)
         else:
             self.more_rows += 1
+
+    def keep_unchanged(self, name: str, is_same: bool) -> None:
+        if is_same:
+            self.unchanged.setdefault(name, True)
+        else:
+            self.unchanged[name] = False
 
     def grow(self, step: int, error: float, name: str) -> None:
         before = self.growth.get(step)

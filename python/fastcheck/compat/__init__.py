@@ -1,6 +1,8 @@
-"""Scripts written for ptdbg_ascend, msprobe or Cambricon Catch, run by changing their import.
+"""Adapters for scripts of ptdbg_ascend, msprobe and Cambricon Catch: only the import changes.
 
-``ptdbg``, ``msprobe`` and ``catch`` have the names of those tools, over install(), Dumper,
-seed_all() and compare(). ``_apis`` numbers calls of torch's API, ``_overflows`` watches and
-``_dumps`` dumps for them; ``_msprobe_config`` reads config.json.
+``ptdbg``, ``msprobe`` and ``catch`` provide the names of those tools over install(), Dumper,
+seed_all() and compare(). ``_apis`` numbers calls of torch's API, ``_overflows`` counts overflows,
+``_dumps`` writes dumps; ``_msprobe_config`` reads config.json.
+
+Imports ``monitor`` and below.
 """

@@ -1,28 +1,24 @@
-"""Dumps step after step as the old tools did, between switches rather than in a ``with`` block."""
+"""Dumps one step after another between switches, as the old tools did without a ``with`` block."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._errors import ConfigError, FastcheckWarning
-from ..dump import Dumper
+from fastcheck.dump.dumper import Dumper
+from fastcheck.errors import ConfigError, warn
 
 __all__ = ["Dumps"]
-
-_UNMET = re.compile(r"^nothing that ran goes by the name (['\"])(?P<name>.*)\1$", re.MULTILINE)
 
 
 class Dumps:
     """``plans``: options of the Dumpers that are open at a time, by the directory below
-    ``dump_path`` (``""``: that itself). A name in a list that nothing went by in a step is warned
-    of, once: training is not ended for it. ``spellings``: of some names, those of the list that
-    stand for it, of which one is enough.
+    ``dump_path`` (``""``: that itself). A name in a list that no call of a step had causes one
+    warning and no error. ``spellings``: the entries of the list that stand for one name;
+    one of them has to occur.
     """
 
     def __init__(
@@ -36,7 +32,7 @@ class Dumps:
         self._spellings = spellings
         self._open: list[Dumper] = []
         self._parts: dict[int, int] = {}
-        self._complained: set[str] = set()
+        self._reported: set[str] = set()
         for place, plan in plans.items():
             # What can be known to be wrong is an error at once.
             Dumper(os.path.join(dump_path, place), **plan)
@@ -74,19 +70,19 @@ class Dumps:
                 dumper.__exit__(None, None, None)
             except ConfigError as error:
                 if keeps:
-                    self._complain(str(error), str(dumper.path))
+                    self._warn_unmet(dumper.unmet, str(error), str(dumper.path))
             if not keeps and dumper.path is not None:
                 _remove(dumper.path)
 
-    def _complain(self, text: str, path: str) -> None:
-        names = {match.group("name") for match in _UNMET.finditer(text)}
-        for spelt in self._spellings.values():
-            if not names.issuperset(spelt):
-                names.difference_update(spelt)
-        if names <= self._complained:
+    def _warn_unmet(self, unmet: Sequence[str], text: str, path: str) -> None:
+        names = set(unmet)
+        for names_of_one in self._spellings.values():
+            if not names.issuperset(names_of_one):
+                names.difference_update(names_of_one)
+        if names <= self._reported:
             return
-        self._complained |= names
-        warnings.warn(f"fastcheck: {path} lacks something\n{text}", FastcheckWarning, stacklevel=3)
+        self._reported |= names
+        warn(f"fastcheck: {path} is incomplete\n{text}")
 
 
 def _remove(path: str) -> None:

@@ -1,6 +1,4 @@
-"""msprobe's config.json: read, checked, and put into fastcheck's terms. Every key and every value
-is known, or an error.
-"""
+"""Reads msprobe's config.json and translates it; an unknown key or value is an error."""
 
 from __future__ import annotations
 
@@ -11,15 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from .._errors import ConfigError, explain
-from ._functions import api_names, is_function
-from ._options import check_names, one_of, refuse, say
+from fastcheck.errors import ConfigError, choice, explain
+from fastcheck.utils.names.api import api_names, is_function
+
+from ._options import check_names, raise_config_error, warn_once
 
 __all__ = ["ProbeConfig", "read_config"]
 
 TASKS = ("statistics", "tensor", "md5", "overflow_check")
 LEVELS = ("L0", "L1", "mix")
-#: Tasks of msprobe that fastcheck has no counterpart of, and what to take.
+#: Tasks of msprobe without a counterpart, and what to use instead.
 _OTHER_TASKS = {
     "acc_check": 'Dumper(reference="cpu") holds every operator against the CPU',
     "run_ut": 'Dumper(reference="cpu") holds every operator against the CPU',
@@ -30,14 +29,14 @@ _OTHER_TASKS = {
     "exception_dump": 'task="overflow_check" names what overflows',
 }
 _TOP = {"task", "dump_path", "rank", "step", "level"}
-# Taken and of no use: (what happens instead).
+# Keys that have no effect, and what to use instead.
 _UNUSED = {
     "seed": "call seed_all()",
     "is_deterministic": "call seed_all(mode=True)",
     "enable_dataloader": "call start(), stop() and step()",
     "async_dump": "values are written by a thread in any case",
     "extra_info": "the line of each call has it",
-    "precision": "sums and extremes are computed as docs/record-format.md says",
+    "precision": "sums and extremes are computed as docs/record-format.md describes",
     "acl_config": "CANN's own operators are not dumped",
 }
 _TASK_KEYS = {
@@ -60,7 +59,7 @@ class ProbeConfig:
     ranks: Optional[frozenset[int]]
     steps: Optional[frozenset[int]]
     names: tuple[str, ...]
-    #: Names of functions, and what they may be called by: one of these is enough.
+    #: Names of functions, each with the names that their calls may have.
     spellings: Mapping[str, tuple[str, ...]]
     ends: tuple[str, ...]
     record: str
@@ -73,10 +72,10 @@ class ProbeConfig:
         plans: dict[str, dict[str, Any]] = {}
         for level in of_levels:
             names = [
-                spelt
+                name
                 for one in self.names
                 if self._belongs(one, level)
-                for spelt in (self.spellings.get(one, (one,)) if level == "op" else (one,))
+                for name in (self.spellings.get(one, (one,)) if level == "op" else (one,))
             ]
             ends = [one for one in self.ends if self._belongs(one, level)]
             if len(of_levels) > 1 and (self.names or self.ends) and not (names or ends):
@@ -105,47 +104,51 @@ def read_config(
     level: Optional[str],
     step: Any,
 ) -> ProbeConfig:
-    """The file at ``path``, if one is given; the other arguments hold over what it says."""
-    given = {} if path is None else _load(os.fspath(path))
+    """The file at ``path``, if one is given; the other arguments take precedence over it."""
+    given = {} if path is None else _load_config(os.fspath(path))
     known = (*_TOP, *_UNUSED, *_TASK_KEYS, *_OTHER_TASKS)
-    check_names("a key of config.json", given, known)
+    check_names("key of config.json", given, known)
     for key, instead in _UNUSED.items():
         if given.get(key) not in (None, "", False):
-            say(f'"{key}" is not used: {instead}')
+            warn_once(f'"{key}" is not used: {instead}')
     chosen = _task(given.get("task", "statistics") if task is None else task)
     part = given.get(chosen, {})
     if not isinstance(part, dict):
-        refuse(f'"{chosen}" of config.json is no object', came=part, expected="{...}", do="")
-    check_names(f'a key of "{chosen}"', part, _TASK_KEYS[chosen])
+        raise_config_error(
+            f'"{chosen}" of config.json must be an object', got=part, expected="{...}", hint=""
+        )
+    check_names(f'key of "{chosen}"', part, _TASK_KEYS[chosen])
     chosen_level = _level(given.get("level", "L1") if level is None else level)
     place = given.get("dump_path") if dump_path is None else os.fspath(dump_path)
     if not isinstance(place, str) or not place:
-        refuse(
+        raise_config_error(
             "dump_path is missing",
             expected="a directory, in config.json or as PrecisionDebugger(dump_path=...)",
-            came=place,
-            do='"dump_path": "./dump"',
+            got=place,
+            hint='"dump_path": "./dump"',
         )
     if part.get("check_mode") not in (None, "", "all"):
-        say('"check_mode" is not used: values are read, and no register of the device')
-    names, ends = _names(part), _ends(part)
+        warn_once('"check_mode" is not used: values are read instead of a register of the device')
+    names, ends = _listed_names(part), _ends(part)
     if names and ends:
-        say('"list" and "scope" together: what "list" names between the two of "scope"')
+        warn_once(
+            '"list" and "scope" together: dumps the calls of "list" between the two of "scope"'
+        )
     return ProbeConfig(
         task=chosen,
         dump_path=str(place),
         level=chosen_level,
-        ranks=_numbers("rank", given.get("rank")),
-        steps=_numbers("step", given.get("step") if step is None else step),
+        ranks=_number_set("rank", given.get("rank")),
+        steps=_number_set("step", given.get("step") if step is None else step),
         names=names,
         spellings={one: tuple(api_names(one)) for one in names if is_function(one)},
         ends=ends,
-        record=_record(chosen, part),
+        record=_record_option(chosen, part),
         overflow_nums=_overflow_nums(part.get("overflow_nums", 1)),
     )
 
 
-def _load(path: str) -> dict[str, Any]:
+def _load_config(path: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -153,47 +156,49 @@ def _load(path: str) -> dict[str, Any]:
         raise ConfigError(
             explain(
                 "config.json can't be read",
-                expected="a file that is there, with a JSON object in it",
-                came=f"{path}: {getattr(error, 'strerror', None) or error}",
+                expected="an existing file that holds a JSON object",
+                got=f"{path}: {getattr(error, 'strerror', None) or error}",
             )
         ) from error
     if not isinstance(found, dict):
-        refuse("config.json is no JSON object", expected="{...}", came=found, do="")
+        raise_config_error(
+            "config.json must be a JSON object", expected="{...}", got=found, hint=""
+        )
     return dict(found)
 
 
 def _task(task: Any) -> str:
     if isinstance(task, str) and task in _OTHER_TASKS:
-        refuse(
-            f'task="{task}" is one that fastcheck does not have',
+        raise_config_error(
+            f'task="{task}" has no counterpart in fastcheck',
             expected=" or ".join(f'"{one}"' for one in TASKS),
-            came=task,
-            do=_OTHER_TASKS[task],
+            got=task,
+            hint=_OTHER_TASKS[task],
         )
-    return str(one_of("task", task, TASKS))
+    return str(choice("task", task, TASKS))
 
 
 def _level(level: Any) -> str:
     if level in ("L2", "debug"):
-        refuse(
-            f'level="{level}" is one that fastcheck does not have',
+        raise_config_error(
+            f'level="{level}" has no counterpart in fastcheck',
             expected=" or ".join(f'"{one}"' for one in LEVELS),
-            came=level,
-            do='"L1" is every operator that torch runs; fastcheck.stats(x) reads one tensor',
+            got=level,
+            hint='"L1" is every operator that torch runs; fastcheck.stats(x) reads one tensor',
         )
-    return str(one_of("level", level, LEVELS))
+    return str(choice("level", level, LEVELS))
 
 
-def _names(part: Mapping[str, Any]) -> tuple[str, ...]:
+def _listed_names(part: Mapping[str, Any]) -> tuple[str, ...]:
     if part.get("tensor_list"):
-        say('"tensor_list" is not used: task "tensor" with that "list" dumps the values')
+        warn_once('"tensor_list" is not used: task "tensor" with that "list" dumps the values')
     for key, usual in (("backward_input", []), ("file_format", "npy"), ("device", "host")):
         if part.get(key) not in (None, usual):
-            say(f'"{key}" is not used: values are safetensors, as they ran')
+            warn_once(f'"{key}" is not used: values are safetensors, as they ran')
     modes = _texts("data_mode", part.get("data_mode"))
-    check_names("an entry of data_mode", modes, _DATA_MODES)
+    check_names("entry of data_mode", modes, _DATA_MODES)
     if modes and list(modes) != ["all"]:
-        say('"data_mode" is not used: inputs, outputs and gradients are dumped, all of them')
+        warn_once('"data_mode" is not used: inputs, outputs and gradients are dumped, all of them')
     return _texts("list", part.get("list"))
 
 
@@ -203,10 +208,10 @@ def _ends(part: Mapping[str, Any]) -> tuple[str, ...]:
         return ends
     raise ConfigError(
         explain(
-            '"scope" is no pair of names',
+            '"scope" must be a pair of names',
             expected="two names, the first and the last call, or none",
-            came=repr(list(ends)),
-            do='"list" dumps single calls',
+            got=repr(list(ends)),
+            hint='"list" dumps single calls',
         )
     )
 
@@ -216,19 +221,19 @@ def _texts(name: str, given: Any) -> tuple[str, ...]:
     if isinstance(found, (list, tuple)) and all(isinstance(one, str) for one in found):
         return tuple(found)
     raise ConfigError(
-        explain(f'"{name}" is no list of names', expected='["..."]', came=repr(given))
+        explain(f'"{name}" must be a list of names', expected='["..."]', got=repr(given))
     )
 
 
-def _record(task: str, part: Mapping[str, Any]) -> str:
-    """What is computed of each tensor: a checksum only where it is asked for."""
+def _record_option(task: str, part: Mapping[str, Any]) -> str:
+    """What is computed of each tensor: a checksum only where the config names it."""
     mode = part.get("summary_mode", "md5" if task == "md5" else "statistics")
     if isinstance(mode, list):
-        check_names("an entry of summary_mode", mode, _STATISTICS)
+        check_names("entry of summary_mode", mode, _STATISTICS)
         return "full" if task in ("md5", "tensor") else "stats"
-    one_of("summary_mode", mode, ("statistics", "md5", "xor"))
+    choice("summary_mode", mode, ("statistics", "md5", "xor"))
     if mode in ("md5", "xor"):
-        say(
+        warn_once(
             f'"{mode}" is fastcheck\'s checksum of 64 bits, which sees order and sign; '
             "fastcheck.crc32() is the CRC of one tensor"
         )
@@ -241,14 +246,14 @@ def _overflow_nums(given: Any) -> int:
         return int(given)
     raise ConfigError(
         explain(
-            '"overflow_nums" is no limit',
+            '"overflow_nums" must be a positive int, or -1',
             expected="how many overflows end the run, or -1 for never",
-            came=repr(given),
+            got=repr(given),
         )
     )
 
 
-def _numbers(name: str, given: Any) -> Optional[frozenset[int]]:
+def _number_set(name: str, given: Any) -> Optional[frozenset[int]]:
     """``[0, 3, "5-8"]``; None where none is given, which is all of them."""
     if given is None or given == []:
         return None
@@ -263,9 +268,9 @@ def _numbers(name: str, given: Any) -> Optional[frozenset[int]]:
         else:
             raise ConfigError(
                 explain(
-                    f'"{name}" holds something else than numbers',
+                    f'"{name}" must be a list of ints >= 0',
                     expected='numbers from 0 on, and spans of them: [0, 3, "5-8"]',
-                    came=repr(item),
+                    got=repr(item),
                 )
             )
     return frozenset(found)

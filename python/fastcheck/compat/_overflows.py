@@ -1,5 +1,4 @@
-"""Watches a model as ptdbg_ascend and msprobe did: counts the calls that overflow, writes their
-names down, and ends the run at the limit.
+"""Counts overflowing calls as ptdbg_ascend and msprobe did, logs them, and stops at a limit.
 
 The record file is ``<dump_path>/overflow/overflows-rankR.jsonl``, a line a call; beside it is a
 record log of the same events, for ``fastcheck show`` and ``Dumper(from_log=)``.
@@ -9,29 +8,32 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
 
-from .._errors import FastcheckWarning
-from .._extension import compiled
-from .._finding import Event
-from .._install import install
-from .._log import RecordLog
-from .._numbers import read, spell_nonfinite
-from .._op_names import name_of
-from ._apis import ApiNumbers
-from ._options import rank, say
+from fastcheck.calls.modes import ApiCalls
+from fastcheck.errors import warn
+from fastcheck.extension import compiled, extension
+from fastcheck.log.writer import RecordLog
+from fastcheck.monitor.install import install
+from fastcheck.monitor.session.options import Stop
+from fastcheck.record.event import Event
+from fastcheck.record.statistics import statistics_of
+from fastcheck.utils.names.msprobe import name_of
+from fastcheck.utils.text.numbers import format_nonfinite
+from fastcheck.utils.torch.rank import own_rank
+
+from ._options import warn_once
 
 __all__ = ["OverflowWatch", "call_name"]
 
 
 def call_name(event: Event) -> str:
-    """What made it, in msprobe's style: ``Functional.linear.145.backward``. An operator that no
-    API has called goes by fastcheck's own name. A Dumper's lists take both.
+    """The name of the call that made it, in msprobe's style: ``Functional.linear.145.backward``. An
+    operator that no API has called has fastcheck's own name. A Dumper's lists accept both.
     """
     site, call = event.site, int(event.record["call"])
     if event.api:
@@ -44,12 +46,12 @@ def call_name(event: Event) -> str:
     return f"{name.kind}.{name.name}.{name.direction}.{name.call}"
 
 
-# The old tools had one in a process: a new one takes the place of that before.
+# As in the old tools, a process has one watch: a new one replaces the one before.
 _current: list[OverflowWatch] = []
 
 
 class OverflowWatch:
-    """``spell`` makes of call_name() the name that is printed."""
+    """``format_name``: converts a call_name() to the name that is printed."""
 
     def __init__(
         self,
@@ -58,12 +60,12 @@ class OverflowWatch:
         dump_path: str,
         overflow_nums: int,
         level: str = "op",
-        spell: Callable[[str], str] = str,
+        format_name: Callable[[str], str] = str,
         first_step: int = 0,
     ) -> None:
         self._place = os.path.join(dump_path, "overflow")
-        self._rank = rank()
-        self._spell = spell
+        self._rank = own_rank()
+        self._format_name = format_name
         self._limit = overflow_nums
         self._log: Optional[RecordLog] = None
         self._has_failed = False
@@ -72,25 +74,26 @@ class OverflowWatch:
         if level == "op":
             level, sync = _usable_level(models)
         while _current:
-            _current.pop().close()
+            _current[0].close()
         self.monitor = install(
             *models,
             level=level,
             sync=sync,
-            count="calls",
             overflow_nums=overflow_nums,
-            style="msprobe",
+            stop=Stop(count="calls", style="msprobe"),
         )
-        self.monitor._ledger.on_counted = self._counted
+        self.monitor._event_store.on_counted = self._counted
         if first_step:
             self.monitor._session.begin_at(first_step)
-        self._apis = ApiNumbers() if level == "op" else None
+        self._apis = ApiCalls(extension.op_observer().set_api) if level == "op" else None
         if self._apis is not None:
             self._apis.open()
         _current.append(self)
 
     def close(self) -> None:
-        """Watches no longer. Raises OverflowDetected like a hook."""
+        """Ends the watch. Raises OverflowDetected like a hook."""
+        if self in _current:
+            _current.remove(self)
         if self._apis is not None:
             self._apis.close()
         self.monitor.remove()
@@ -101,16 +104,16 @@ class OverflowWatch:
             self._apis.reset()
 
     def pause(self, is_paused: bool) -> None:
-        """What runs from now on is not read, or read again. Raises OverflowDetected like a hook."""
+        """Stops or resumes reading. Raises OverflowDetected like a hook."""
         self.monitor._pause(is_paused)
 
     def _counted(self, event: Event) -> None:
         if 0 < self._limit <= self.count:
             return  # found together with the one that ends the run
         self.count += 1
-        name = self._spell(call_name(event))
+        name = self._format_name(call_name(event))
         limit = "" if self._limit < 0 else f" of {self._limit}"
-        found = spell_nonfinite(read(event.record))
+        found = format_nonfinite(statistics_of(event.record))
         print(
             f"[fastcheck] overflow {self.count}{limit}: {name}, step {event.step}, {found}",
             flush=True,
@@ -121,11 +124,7 @@ class OverflowWatch:
             self._write(event, name)
         except Exception as error:  # the file must never break the run that it describes
             self._has_failed = True
-            warnings.warn(
-                f"fastcheck: overflows are no longer written to {self._place}: {error}",
-                FastcheckWarning,
-                stacklevel=2,
-            )
+            warn(f"fastcheck: overflows are no longer written to {self._place}: {error}")
 
     def _write(self, event: Event, name: str) -> None:
         if self._log is None:
@@ -154,7 +153,7 @@ class OverflowWatch:
 
 
 def _usable_level(models: Sequence[torch.nn.Module]) -> tuple[str, str]:
-    """Op level where it can be had, else module level, which is said; and the ``sync`` it takes."""
+    """(level, sync) for install(): op level where possible, else module level, with a warning."""
     devices = {p.device for model in models for p in model.parameters() if not p.is_cpu}
     if compiled() is None:
         reason = "reading operators needs the compiled extension"
@@ -162,5 +161,5 @@ def _usable_level(models: Sequence[torch.nn.Module]) -> tuple[str, str]:
         reason = "the model is on meta, where there are no values"
     else:
         return "op", "call" if devices else "never"
-    say(f"{reason}: overflows are found, and named, at module level (Module.<path>.<type>...)")
+    warn_once(f"{reason}: overflows are named at module level (Module.<path>.<type>...)")
     return "module", "never"

@@ -1,4 +1,4 @@
-"""What set_dump_switch() means: its modes as options of a Dumper."""
+"""Translates the modes of set_dump_switch() to options of a Dumper."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, Union
 
-from ._functions import api_names
-from ._options import check_names, one_of, refuse, say
+from fastcheck.errors import choice, string_list
+from fastcheck.utils.names.api import api_names
+
+from ._options import check_names, raise_config_error, warn_once
 
 __all__ = ["dump_plan", "whole_call"]
 
@@ -26,45 +28,43 @@ def dump_plan(
     dump_mode: Union[str, Sequence[str]],
     summary_only: bool,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, tuple[str, ...]]]:
-    """(options of Dumpers by their directory, names of functions with what they may be called
-    by).
-    """
-    one_of("mode=", mode, _MODES)
-    one_of("filter_switch=", filter_switch, ("ON", "OFF"))
+    """(options of Dumpers by their directory, names of functions with the names of their calls)."""
+    choice("mode=", mode, _MODES)
+    choice("filter_switch=", filter_switch, ("ON", "OFF"))
     if filter_switch == "ON":
-        say('filter_switch="ON" is not used: integers and bools are dumped too')
+        warn_once('filter_switch="ON" is not used: integers and bools are dumped too')
     directions = [dump_mode] if isinstance(dump_mode, str) else list(dump_mode)
     check_names(
-        "the entry of dump_mode=", directions, ("all", "forward", "backward", "input", "output")
+        "entry of dump_mode=", directions, ("all", "forward", "backward", "input", "output")
     )
     if directions != ["all"]:
-        say("dump_mode= is not used: inputs, outputs and gradients are dumped, all of them")
-    names = _as_list("scope", scope)
+        warn_once("dump_mode= is not used: inputs, outputs and gradients are dumped, all of them")
+    names = string_list("scope", scope)
     plan: dict[str, Any] = {"tensors": not summary_only}
     if mode == "acl":
-        refuse(
+        raise_config_error(
             'mode="acl" is the dump of CANN\'s own operators',
             expected=" or ".join(f'"{one}"' for one in _MODES[:-1]),
-            came=mode,
-            do='mode="list" dumps what the API of torch reads and makes',
+            got=mode,
+            hint='mode="list" dumps what the API of torch reads and makes',
         )
     if mode in ("stack", "api_stack"):
-        say(f'mode="{mode}": records, and no stacks of calls; a stop names the line')
+        warn_once(f'mode="{mode}": records are written, without stacks of calls')
         plan["tensors"] = False
     if mode == "list" or (mode == "stack" and names):
-        _need(mode, bool(names), "at least one name", scope)
+        _check_scope(mode, bool(names), "at least one name", scope)
         return _lists([whole_call(name) for name in names], plan), {}
     if mode == "range":
-        _need(mode, len(names) == 2, "two names, the first and the last", scope)
+        _check_scope(mode, len(names) == 2, "two names, the first and the last", scope)
         plan["first"], plan["last"] = names
     elif mode == "api_list":
-        functions = _as_list("api_list", api_list)
+        functions = string_list("api_list", api_list)
         if not functions:
-            refuse(
+            raise_config_error(
                 'mode="api_list" needs api_list=',
                 expected='names of functions, such as api_list=["relu"]',
-                came=api_list,
-                do='mode="list" with scope= for single calls',
+                got=api_list,
+                hint='mode="list" with scope= for single calls',
             )
         spellings = {function: tuple(api_names(function)) for function in functions}
         plan["ops"] = [name for names in spellings.values() for name in names]
@@ -91,19 +91,11 @@ def whole_call(name: str) -> str:
     return _DIRECTION.sub("", _OWN_DIRECTION.sub("", name))
 
 
-def _need(mode: str, is_met: bool, expected: str, came: Any) -> None:
+def _check_scope(mode: str, is_met: bool, expected: str, got: Any) -> None:
     if not is_met:
-        refuse(
+        raise_config_error(
             f'mode="{mode}" needs scope=',
             expected=expected,
-            came=came,
-            do='scope=["Functional_linear_145_backward"]',
+            got=got,
+            hint='scope=["Functional_linear_145_backward"]',
         )
-
-
-def _as_list(name: str, given: Union[str, Sequence[str]]) -> list[str]:
-    found = [given] if isinstance(given, str) else list(given)
-    for one in found:
-        if not isinstance(one, str):
-            refuse(f"{name}= holds something else", expected="names", came=one, do="give text")
-    return found

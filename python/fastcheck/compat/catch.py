@@ -1,5 +1,6 @@
-"""The Dumper of Cambricon Catch: ``from fastcheck.compat.catch import Dumper`` in the place of
-Catch's. ``docs/compat.md`` has what differs.
+"""The Dumper of Cambricon Catch: ``from fastcheck.compat.catch import Dumper`` replaces Catch's.
+
+``docs/compat.md`` lists the differences.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from collections import Counter
 from types import TracebackType
 from typing import Optional, Union
 
-from .. import dump
-from ._options import refuse
+from fastcheck.dump import dumper as dump
+
+from ._options import raise_config_error
 
 __all__ = ["Dumper"]
 
@@ -30,7 +32,7 @@ class Dumper:
     Args:
         dump_dir: of all steps.
         enable: False: this does nothing and costs nothing.
-        use_cpu: run each operator on the CPU too, on the same inputs, and say where the outputs
+        use_cpu: run each operator on the CPU too, on the same inputs, and report which outputs
             differ (``reference="cpu"``); operators that work in place too.
         level: 0: values, as safetensors; 1: records alone, with ``abs_sum`` among them.
     """
@@ -43,11 +45,11 @@ class Dumper:
         level: int = 0,
     ) -> None:
         if isinstance(level, bool) or level not in (0, 1):
-            refuse(
-                "level= is none that there is",
+            raise_config_error(
+                "unknown level",
                 expected="0 (values) or 1 (records, abs_sum among them)",
-                came=level,
-                do="level=0",
+                got=level,
+                hint="level=0",
             )
         self._directory = os.fspath(dump_dir)
         self._enable = bool(enable)

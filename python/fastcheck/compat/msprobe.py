@@ -1,28 +1,28 @@
-"""msprobe's PrecisionDebugger: ``from fastcheck.compat.msprobe import PrecisionDebugger`` in the
-place of ``from msprobe.pytorch import PrecisionDebugger``. ``docs/compat.md`` has what differs.
+"""msprobe's names: ``from fastcheck.compat.msprobe import PrecisionDebugger, seed_all``.
+
+``docs/compat.md`` lists the differences from ``msprobe.pytorch``.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Optional, Union
 
-import torch
+from fastcheck.dump.options import Models, check_models
+from fastcheck.errors import ConfigError, explain
+from fastcheck.reproducibility.seeds import seed_all as _seed_all
+from fastcheck.utils.torch.rank import own_rank
 
-from .._errors import ConfigError, explain
-from .._seeds import seed_all as _seed_all
 from ._dumps import Dumps
 from ._msprobe_config import read_config
-from ._old_compare import compare_paths
-from ._options import check_names, rank, say
+from ._options import check_names, compare_paths, warn_once
 from ._overflows import OverflowWatch
 
 __all__ = ["PrecisionDebugger", "compare", "seed_all"]
 
 Path = Union[str, "os.PathLike[str]"]
-Models = Union[torch.nn.Module, Sequence[torch.nn.Module], None]
 
 
 class PrecisionDebugger:
@@ -42,7 +42,7 @@ class PrecisionDebugger:
 
     Args:
         config_path: msprobe's config.json.
-        task, dump_path, level, step: these hold over what the file says.
+        task, dump_path, level, step: these take precedence over the file.
         model: the model, or models; start(model) too takes them.
 
     Raises ConfigError for a key or a value that is not known, with near matches.
@@ -59,16 +59,16 @@ class PrecisionDebugger:
         **unknown: Any,
     ) -> None:
         known = ("config_path", "task", "dump_path", "level", "model", "step")
-        check_names("the option of PrecisionDebugger", unknown, known)
+        check_names("option of PrecisionDebugger", unknown, known)
         self.config = config = read_config(
             config_path, task=task, dump_path=dump_path, level=level, step=step
         )
-        self._models = _models(model)
+        self._models = check_models(model)
         self._step = 0
         self._is_running = False
         self._watch: Optional[OverflowWatch] = None
         self._dumps: Optional[Dumps] = None
-        self._is_mine = config.ranks is None or rank() in config.ranks
+        self._is_mine = config.ranks is None or own_rank() in config.ranks
         if config.task != "overflow_check" and self._is_mine:
             self._dumps = Dumps(config.dump_path, config.plans, config.spellings)
             atexit.register(self._dumps.close)
@@ -76,8 +76,8 @@ class PrecisionDebugger:
     def start(self, model: Models = None, token_range: Any = None) -> None:
         """From here on calls are seen. The models are wanted once, for task overflow_check."""
         if token_range is not None:
-            say("token_range= is not used: every pass of the step is seen")
-        self._models = _models(model) or self._models
+            warn_once("token_range= is not used: every pass of the step is read")
+        self._models = check_models(model) or self._models
         if not self._is_mine or self._is_running:
             return
         if self._dumps is None and self._watch is None:
@@ -99,7 +99,7 @@ class PrecisionDebugger:
                 explain(
                     "overflow_check needs the model",
                     expected="debugger.start(model), or PrecisionDebugger(model=model)",
-                    came="no model",
+                    got="no model",
                 )
             )
         return OverflowWatch(
@@ -140,26 +140,10 @@ class PrecisionDebugger:
         return f"<PrecisionDebugger: {config.task} {config.level}, step {self._step}>"
 
 
-def _models(given: Models) -> list[torch.nn.Module]:
-    found: list[Any] = [] if given is None else [given]
-    if isinstance(given, (list, tuple)):
-        found = list(given)
-    for one in found:
-        if not isinstance(one, torch.nn.Module):
-            raise ConfigError(
-                explain(
-                    "this is no model",
-                    expected="a torch.nn.Module, or a list of them",
-                    came=f"{type(one).__name__}: {str(one)[:80]}",
-                )
-            )
-    return found
-
-
 def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> None:
     """fastcheck.seed_all(); ``mode``: deterministic kernels too. ``rm_dropout`` is not done."""
     if rm_dropout:
-        say("rm_dropout= is not done: model.eval(), or p=0, switches dropout off")
+        warn_once("rm_dropout= is not done: model.eval(), or p=0, switches dropout off")
     _seed_all(seed, deterministic=mode)
 
 
@@ -175,9 +159,9 @@ def compare(
     none has a counterpart.
     """
     known = ("auto_analyze", "fuzzy_match", "suffix", "data_mapping", "layer_mapping", "highlight")
-    check_names("the option of compare()", kwargs, known)
+    check_names("option of compare()", kwargs, known)
     if any(kwargs.values()):
-        say(f"{', '.join(kwargs)} of compare() are not used: see fastcheck.compare()")
+        warn_once(f"{', '.join(kwargs)} of compare() are not used: see fastcheck.compare()")
     return compare_paths(
         input_param,
         actual=("npu_path", "target_path"),

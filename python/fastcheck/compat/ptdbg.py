@@ -1,5 +1,6 @@
-"""The names of ptdbg_ascend: ``from fastcheck.compat.ptdbg import *`` in the place of
-``from ptdbg_ascend import *``. ``docs/compat.md`` has what differs, option by option.
+"""ptdbg_ascend's names: ``from fastcheck.compat.ptdbg import *`` replaces ptdbg_ascend's import.
+
+``docs/compat.md`` lists the differences, option by option.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from .._errors import ConfigError, explain
-from .._seeds import seed_all as _seed_all
+from fastcheck.errors import ConfigError, choice, explain
+from fastcheck.reproducibility.seeds import seed_all as _seed_all
+
 from ._dumps import Dumps
-from ._old_compare import compare_paths
-from ._options import check_names, one_of, refuse, say
+from ._options import check_names, compare_paths, raise_config_error, warn_once
 from ._overflows import OverflowWatch
 from ._ptdbg_switch import dump_plan
 
@@ -43,26 +44,26 @@ Spellings = dict[str, tuple[str, ...]]
 
 def overflow_check(*args: Any, **kwargs: Any) -> NoReturn:
     """The hook that counts overflows: for register_hook(model, overflow_check)."""
-    _no_call("overflow_check")
+    _not_callable("overflow_check")
 
 
 def acc_cmp_dump(*args: Any, **kwargs: Any) -> NoReturn:
     """The hook that dumps, while the switch is on: for register_hook(model, acc_cmp_dump)."""
-    _no_call("acc_cmp_dump")
+    _not_callable("acc_cmp_dump")
 
 
-def _no_call(name: str) -> NoReturn:
+def _not_callable(name: str) -> NoReturn:
     raise ConfigError(
         explain(
-            f"{name} is not called, but registered",
+            f"{name} can only be registered",
             expected=f"register_hook(model, {name})",
-            came=f"{name}(...)",
+            got=f"{name}(...)",
         )
     )
 
 
 class _Session:
-    """What the functions below have been told: ptdbg_ascend is a set of functions over one."""
+    """The state that the functions of ptdbg_ascend share."""
 
     def __init__(self) -> None:
         self.path = "ptdbg_dump"
@@ -75,25 +76,25 @@ class _Session:
         # Whether a module has run since the last optimizer's step.
         self.has_begun = True
         self._hooks: list[RemovableHandle] = []
-        self._met: set[int] = set()
+        self._optimizers: set[int] = set()
 
     def follow_optimizers(self) -> None:
-        """A step ends when an optimizer has stepped."""
+        """Ends a step when an optimizer has stepped."""
         if not self._hooks:
             self._hooks = [
                 register_module_forward_pre_hook(self._begin),
-                register_optimizer_step_pre_hook(self._meet),
+                register_optimizer_step_pre_hook(self._add_hook),
                 register_optimizer_step_post_hook(self._new_numbers),
             ]
 
     def _begin(self, module: torch.nn.Module, args: Any) -> None:
         self.has_begun = True
 
-    def _meet(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _add_hook(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         # An optimizer's own hooks run before those of all optimizers, which a Dumper that is closed
         # takes off: not in the middle of their run.
-        if id(optimizer) not in self._met:
-            self._met.add(id(optimizer))
+        if id(optimizer) not in self._optimizers:
+            self._optimizers.add(id(optimizer))
             optimizer.register_step_post_hook(self._new_dump)
 
     def _new_dump(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -106,8 +107,8 @@ class _Session:
         if self.watch is not None:
             self.watch.begin_step()
 
-    def obey_switch(self) -> None:
-        """Dumps, if there is a hook that does and the switch is on."""
+    def apply_switch(self) -> None:
+        """Starts to dump if a hook is registered and the switch is on."""
         self.close()
         if self.plans is None or not self.has_dump_hook:
             return
@@ -123,7 +124,7 @@ class _Session:
             self.dumps.close(keeps=self.has_begun)
 
     def release(self) -> None:
-        """close(), and takes off the hooks that every model and optimizer met."""
+        """close(), and removes the global hooks."""
         self.close()
         while self._hooks:
             self._hooks.pop().remove()
@@ -154,44 +155,48 @@ def register_hook(
         hook: which of the two.
         overflow_nums: how many overflows end the run, -1 for never.
         dump_mode: ``"api"``; ``"acl"``, the dump of CANN's own operators, is refused.
-        dump_config, rank, need_clear: taken, and of no use.
+        dump_config, rank, need_clear: without effect.
 
     Raises ConfigError.
     """
     if not isinstance(model, torch.nn.Module):
-        refuse(
+        raise_config_error(
             "register_hook() was given something that is not a model",
             expected="a torch.nn.Module",
-            came=type(model).__name__,
-            do="register_hook(model, overflow_check)",
+            got=type(model).__name__,
+            hint="register_hook(model, overflow_check)",
         )
     if dump_mode == "acl":
-        refuse(
+        raise_config_error(
             'dump_mode="acl" is the dump of CANN\'s own operators',
             expected='dump_mode="api"',
-            came=dump_mode,
-            do="leave it out; CANN's own tools dump its operators",
+            got=dump_mode,
+            hint="leave it out; CANN's own tools dump its operators",
         )
-    one_of("dump_mode=", dump_mode, ["api"])
+    choice("dump_mode=", dump_mode, ["api"])
     if dump_config is not None:
-        say("dump_config= is the configuration of CANN's dump, which is not used")
+        warn_once("dump_config= is the configuration of CANN's dump, which is not used")
     if rank:
-        say("rank= is not used: a rank is told by torch.distributed, or by RANK")
+        warn_once("rank= is not used: the rank is that of torch.distributed, or RANK")
     if hook is overflow_check:
         _session.watch = OverflowWatch(
-            [model], dump_path=_session.path, overflow_nums=overflow_nums, spell=_spell
+            [model], dump_path=_session.path, overflow_nums=overflow_nums, format_name=_underscored
         )
         _session.follow_optimizers()
     elif hook is acc_cmp_dump:
         _session.models.append(model)
         _session.has_dump_hook = True
-        _session.obey_switch()
+        _session.apply_switch()
     else:
-        one_of("the hook", getattr(hook, "__name__", hook), ["overflow_check", "acc_cmp_dump"])
-        refuse("the hook is another function of that name", came=hook, do="import it from here")
+        choice("the hook", getattr(hook, "__name__", hook), ["overflow_check", "acc_cmp_dump"])
+        raise_config_error(
+            "the hook is not fastcheck's own",
+            got=hook,
+            hint="import it from fastcheck.compat.ptdbg",
+        )
 
 
-def _spell(name: str) -> str:
+def _underscored(name: str) -> str:
     """``Functional_linear_145_backward``; a name of fastcheck's own, or of a module, as it is."""
     is_api = name.split(".", 1)[0] in ("Functional", "Torch", "Tensor", "VF") and " " not in name
     return name.replace(".", "_") if is_api else name
@@ -203,15 +208,16 @@ def set_dump_path(fpath: Optional[Path] = None, dump_tag: str = "") -> None:
     An ``fpath`` that ends with ``.pkl`` stands for the directory of that name without it.
     """
     if fpath is None or not os.fspath(fpath):
-        refuse("set_dump_path() needs a path", expected="a directory", came=fpath, do="give one")
-        return
+        raise_config_error(
+            "set_dump_path() needs a path", expected="a directory", got=fpath, hint='"./dump"'
+        )
     path = os.fspath(fpath)
     if path.endswith(".pkl"):
         path = path[: -len(".pkl")]
-        say(f"what is dumped is a directory, and no .pkl file: {path}")
+        warn_once(f"a dump is a directory, not a .pkl file: {path}")
     _session.path = os.path.join(path, dump_tag) if dump_tag else path
     if _session.watch is not None:
-        say("set_dump_path() came after register_hook(): overflows go to the path before")
+        warn_once("set_dump_path() has no effect on the earlier register_hook()")
 
 
 def set_dump_switch(
@@ -238,18 +244,18 @@ def set_dump_switch(
 
     Raises ConfigError for a mode or a name that can't be used.
     """
-    one_of("the switch", switch, ["ON", "OFF"])
+    choice("the switch", switch, ["ON", "OFF"])
     if switch == "OFF":
         _session.plans = None
         _session.close()
         return
     _session.plans = dump_plan(mode, scope, api_list, filter_switch, dump_mode, summary_only)
-    _session.obey_switch()
+    _session.apply_switch()
 
 
 def set_overflow_check_switch(switch: str, filter_switch: str = "OFF") -> None:
-    """``"OFF"``: the passes that begin from now on are not looked at, until ``"ON"``."""
-    one_of("the switch", switch, ["ON", "OFF"])
+    """``"OFF"``: pauses the reading of passes until ``"ON"``."""
+    choice("the switch", switch, ["ON", "OFF"])
     if _session.watch is not None:
         _session.watch.pause(switch == "OFF")
 
@@ -273,9 +279,9 @@ def compare(
     ``bench_dump_data_dir`` (or ``bench_pkl_path``) the reference: directories of dumps. The other
     options have no counterpart.
     """
-    check_names("the option of compare()", kwargs, ["summary_compare", "md5_compare"])
+    check_names("option of compare()", kwargs, ["summary_compare", "md5_compare"])
     if stack_mode or fuzzy_match:
-        say("stack_mode= and fuzzy_match= are not used: fastcheck.compare(rename=) pairs names")
+        warn_once("stack_mode= and fuzzy_match= are not used: see fastcheck.compare(rename=)")
     return compare_paths(
         input_param,
         actual=("npu_dump_data_dir", "npu_pkl_path"),

@@ -4,39 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import warnings
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Optional, Union
 
-import torch
+from fastcheck.calls.modes import ApiCalls
+from fastcheck.calls.selection import Names, make_selection
+from fastcheck.calls.tracker import Listener, ModuleTracker
+from fastcheck.dump.storage.files import claim, place_of
+from fastcheck.errors import ConfigError, LogError, explain, local_path, warn
+from fastcheck.reproducibility.process import environment_or_error
+from fastcheck.utils.torch.rank import own_rank
+from fastcheck.utils.torch.unobserved import unobserved
+from fastcheck.utils.torch.versions import eager_stance
 
-from .._environment import environment
-from .._errors import ConfigError, FastcheckWarning, LogError, explain
-from .._run_meta import own_rank
-from .api_calls import ApiCalls
-from .dispatch import OpMode
-from .files import claim, place_of
+from .from_log import names_of_log
 from .module_calls import ModuleCalls
-from .modules import Listener, ModuleTracker
 from .op_calls import PythonOpCalls
-from .options import Options, check_options
+from .options import Models, Options, check_models, check_options
 from .recorded_op_calls import RecordedOpCalls
-from .records import quiet
 from .reference import Reference
-from .selection import Names, make_selection
 from .session import DumpSession
-from .state import StateReader
+from .stored import DumpedState
 
 __all__ = ["Dumper"]
 
-Models = Union[torch.nn.Module, Iterable[torch.nn.Module], None]
-
 
 class Dumper:
-    """Writes down what goes through the operators or modules of a training step, in the order of
-    their calls: inputs and outputs, forward and backward, and the arguments that are no tensors.
+    """Writes the inputs and outputs of the operators or modules of a training step to disk, in the
+    order of their calls, forward and backward, with the arguments that are not tensors.
 
         for i, batch in enumerate(data):
             with fastcheck.Dumper("dump", step=i, enable=i in {0, 1, 2}):
@@ -47,8 +42,8 @@ class Dumper:
     In ``dump/step3/rank0``: a record log (``fastcheck show``, ``export`` and ``compare`` read it),
     ``calls.jsonl`` with one line a call, ``index.json`` with what was left out and why, and with
     ``tensors=True`` safetensors files. Training is not changed: losses and weights are
-    bit-identical, no random number is drawn. What torch.compile has compiled runs as it was written
-    meanwhile, and may round otherwise.
+    bit-identical, no random number is drawn. Compiled functions run uncompiled within the
+    block, and may round differently.
 
     Args:
         directory: of all steps and ranks.
@@ -56,7 +51,7 @@ class Dumper:
         enable: False: this does nothing and costs nothing.
         tensors: write the values too, each content once.
         reference: ``"cpu"``: run every operator once more on the CPU, on the same inputs, and
-            record how far its outputs are from that; ``.differences`` has what is beyond the
+            record the distance of its outputs; ``.differences`` has what is beyond the
             thresholds of ``compare()``. ``level="op"`` only.
         reference_dtype: ``"same"`` as that of the inputs, ``"float64"``, or ``"auto"``: the same
             for operators on a device, float64 for those that run on the CPU anyway.
@@ -67,9 +62,10 @@ class Dumper:
             ``"layers.3.attn · aten.softmax #7"``, ``"Functional.softmax.7.backward"``.
         modules: the same of modules, what is inside them included. With ``ops=``: these operators,
             within these modules.
-        first, last: dump from the first call that goes by this name, up to the first that goes by
-            that; of backward, what belongs to these.
-        from_log: a log of an overflow: what its counted events name is added to the lists.
+        first, last: dump from the first call of this name up to the first call of that name;
+            of backward, the gradients of these.
+        from_log: a log of an overflow: the operators and modules of its counted
+            events are added to the lists.
         model: the module, or modules, by whose paths calls are named. Left out: the module that is
             called first.
         record: of each tensor, ``"health"``, ``"stats"`` or ``"full"``, as of ``install()``.
@@ -79,8 +75,8 @@ class Dumper:
         overwrite: replace a dump of this step that is there.
 
     Raises:
-        ConfigError: an option that can't be used, at the start; at the end of the ``with`` block, a
-            name that nothing went by, unless the block itself has raised.
+        ConfigError: an invalid option, at the start; at the end of the ``with`` block, a name that
+            no call had, unless the block itself has raised.
 
     A disk that is full or can't be written ends the dump with a FastcheckWarning that names the
     file; training goes on. The CPU's tensors are read at once. Those of devices are read there,
@@ -112,6 +108,8 @@ class Dumper:
         self.enabled = bool(enable)
         #: Where this step goes.
         self.path: Optional[str] = None
+        #: The names in the lists that no call of the ``with`` block had.
+        self.unmet: tuple[str, ...] = ()
         self._session: Optional[DumpSession] = None
         self._was_used = False
         if not self.enabled:
@@ -128,11 +126,16 @@ class Dumper:
             overwrite=overwrite,
         )
         self._selection = make_selection(
-            level, ops, modules, first, last, None if from_log is None else os.fspath(from_log)
+            level,
+            ops,
+            modules,
+            first,
+            last,
+            ([], []) if from_log is None else names_of_log(local_path("from_log", from_log)),
         )
-        self._models = _models(model)
+        self._models = check_models(model)
         self._rank = own_rank()
-        self.path = place_of(os.fspath(directory), step, self._rank)
+        self.path = place_of(local_path("directory", directory), step, self._rank)
         self._lists = {
             "ops": _given(ops),
             "modules": _given(modules),
@@ -155,7 +158,7 @@ class Dumper:
 
     @property
     def left_out(self) -> dict[tuple[str, str], int]:
-        """How often which (op, reason) was not dumped, or not held against the reference."""
+        """How often which (op, reason) was not dumped, or not compared with the reference."""
         return {} if self._session is None else dict(self._session.left_out)
 
     def __enter__(self) -> Dumper:
@@ -164,10 +167,10 @@ class Dumper:
         if self._was_used:
             raise ConfigError(
                 explain(
-                    "this Dumper was used already",
+                    "this Dumper was already used",
                     expected="one for each step",
-                    came=f"a second with of the one for {self.path}",
-                    do='with fastcheck.Dumper("dump", step=i): ...',
+                    got=f"a second with of the one for {self.path}",
+                    hint='with fastcheck.Dumper("dump", step=i): ...',
                 )
             )
         self._was_used = True
@@ -175,7 +178,7 @@ class Dumper:
         assert self.path is not None
         try:
             claim(self.path, self._options.step, self._options.overwrite)
-            with quiet():
+            with unobserved():
                 session = _session(self.path, self._options, self._rank, self._lists)
         except (OSError, LogError) as error:
             self._session = _Failed(error, self.path, self._options.step)
@@ -191,16 +194,13 @@ class Dumper:
 
     def _start(self, session: DumpSession) -> None:
         options, selection = self._options, self._selection
-        self._stack.enter_context(_uncompiled())
-        state = StateReader(session, selection)
+        self._stack.enter_context(eager_stance())
+        state = DumpedState(session, selection)
         self._state = state
         listeners: list[Listener] = [state]
 
-        def know(paths: Iterable[str]) -> None:
-            for path in paths:
-                selection.know_module(path)
-
-        tracker = state.tracker = ModuleTracker(session, self._models, listeners, know)
+        tracker = ModuleTracker(session, self._models, listeners, selection.add_modules)
+        state.tracker = tracker
         if options.level == "module":
             calls = ModuleCalls(session, selection)
             listeners.append(calls)
@@ -214,13 +214,13 @@ class Dumper:
             reference = (
                 Reference(session, options.reference_dtype) if options.has_reference else None
             )
-            recorded = None if reference else RecordedOpCalls.make(session, selection, tracker)
+            recorded = None if reference else RecordedOpCalls.make(session, selection)
             ops = recorded or PythonOpCalls(session, selection, tracker, apis, reference)
             listeners.append(ops)
             self._stack.callback(ops.close)
             if apis is not None:
                 self._stack.enter_context(apis)
-            self._stack.enter_context(OpMode(ops.run, ops.pass_by))
+            self._stack.enter_context(ops.mode())
 
     def __exit__(
         self,
@@ -235,54 +235,41 @@ class Dumper:
         if session.is_on:
             with session.lock:
                 session.guarded("the gradients", self._state.at_end)
-        unmet = None if error is not None or session.problem else self._selection.unmet()
+        unmet = None
+        if error is None and not session.problem:
+            self.unmet, unmet = self._selection.unmet(), self._selection.unmet_text() or None
         ended_by = "" if kind is None else kind.__name__
-        with quiet():
+        with unobserved():
             session.finish(ended_by, {"options": self._described(), "unmet": unmet})
-        self._tell_differences(session)
+        self._warn_of_differences(session)
         if unmet is not None:
             raise ConfigError(unmet)
 
     def _described(self) -> dict[str, Any]:
-        said = {**self._options._asdict(), **self._lists}
-        del said["overwrite"]
-        return said
+        options = {**self._options._asdict(), **self._lists}
+        del options["overwrite"]
+        return options
 
-    def _tell_differences(self, session: DumpSession) -> None:
+    def _warn_of_differences(self, session: DumpSession) -> None:
         if not session.differences:
             return
         first = session.differences[0]
         where = f" in {first['module']}" if first["module"] else ""
         ran = f" ({first['ran']})" if first["ran"] != first["op"] else ""
-        warnings.warn(
+        warn(
             f"fastcheck: {len(session.differences):,} of {session.compared_count:,} outputs of "
-            f"step {session.step} are not what the CPU makes of the same inputs, first "
+            f"step {session.step} differ from those of the CPU for the same inputs, first "
             f"{first['op']} #{first['call']}{ran}, {first['direction']}{where}: relative error "
             f"{first['error']:.3g}, allowed {first['allowed']:.3g}; all of them in "
-            f"{os.path.join(session.place, 'reference.jsonl')}",
-            FastcheckWarning,
-            stacklevel=3,
+            f"{os.path.join(session.place, 'reference.jsonl')}"
         )
 
     def __repr__(self) -> str:
         return f"<fastcheck.Dumper: {self.path or 'off'}>"
 
 
-def _uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Compiled functions run as they are written: compiled, they have neither operators nor modules
-    that one could see. Nothing to do where nobody has used torch.compile; torch 2.6 has the switch.
-    """
-    stance: Any = getattr(torch.compiler, "set_stance", None)
-    if stance is None or "torch._dynamo" not in sys.modules:
-        return contextlib.nullcontext()
-    # Of the wrapper around the model, which the hooks know and leave alone.
-    warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are glo")
-    switch: contextlib.AbstractContextManager[Any] = stance("force_eager")
-    return switch
-
-
 class _Failed(DumpSession):
-    """Stands for a dump that could not begin."""
+    """The session of a dump that could not begin: closed, with its problem."""
 
     def __init__(self, error: Exception, place: str, step: int) -> None:
         cause = error.__cause__ if isinstance(error, LogError) else error
@@ -295,11 +282,10 @@ class _Failed(DumpSession):
 
 
 def _session(place: str, options: Options, rank: int, lists: dict[str, Any]) -> DumpSession:
-    meta: dict[str, Any] = {"dump": {**options._asdict(), **lists}}
-    try:
-        meta["environment"] = environment()
-    except Exception as error:  # a machine that can't be asked is no reason to lose a dump
-        meta["environment"] = {"error": str(error)}
+    meta: dict[str, Any] = {
+        "dump": {**options._asdict(), **lists},
+        "environment": environment_or_error(),
+    }
     return DumpSession(
         place,
         options.step,
@@ -311,22 +297,6 @@ def _session(place: str, options: Options, rank: int, lists: dict[str, Any]) -> 
         memory_bytes=options.memory_bytes,
         has_reference=options.has_reference,
     )
-
-
-def _models(given: Models) -> list[torch.nn.Module]:
-    models: list[Any] = [] if given is None else [given]
-    if isinstance(given, Iterable) and not isinstance(given, torch.nn.Module):
-        models = list(given)
-    for model in models:
-        if not isinstance(model, torch.nn.Module):
-            raise ConfigError(
-                explain(
-                    "model= is no module",
-                    expected="a torch.nn.Module, or several",
-                    came=f"{type(model).__name__}: {str(model)[:80]}",
-                )
-            )
-    return models
 
 
 def _given(names: Names) -> Optional[list[str]]:

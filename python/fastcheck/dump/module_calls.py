@@ -1,4 +1,4 @@
-"""``level="module"``: what modules take and return, and the gradients of both."""
+"""Records the inputs, outputs and gradients of every module: ``Dumper(level="module")``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, Optional
 
 import torch
 
-from .._record import Flag
-from .arguments import describe, plain
-from .modules import Listener, Running
-from .records import is_quiet
-from .selection import CallName, Selection
+from fastcheck.calls.selection import CallName, Selection
+from fastcheck.calls.tracker import Listener, Running
+from fastcheck.record.format import Flag
+from fastcheck.utils.torch.operators import describe_tensor, plain_value
+from fastcheck.utils.torch.unobserved import is_unobserved
+
 from .session import DumpSession
 
 __all__ = ["ModuleCalls"]
@@ -25,7 +26,7 @@ class ModuleCalls(Listener):
         self._handles: list[Any] = []
 
     def entered(self, running: Running, inputs: list[tuple[str, torch.Tensor]], args: Any) -> None:
-        is_wanted = self._selection.wants(_name(running, "forward"))
+        is_wanted = self._selection.wants(_call_name(running, "forward"))
         running.is_within = self._selection.is_within
         self._take(running, "input", inputs, is_wanted, args)
 
@@ -33,13 +34,13 @@ class ModuleCalls(Listener):
         self._take(running, "output", outputs, self._is_wanted(running, "forward"))
 
     def stop(self) -> None:
-        """Takes the hooks off tensors that outlive the step."""
+        """Removes the hooks from leaf tensors, which outlive the step."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def _is_wanted(self, running: Running, direction: str) -> bool:
-        return running.is_within and self._selection.lists(_name(running, direction))
+        return running.is_within and self._selection.lists(_call_name(running, direction))
 
     def _take(
         self,
@@ -57,15 +58,15 @@ class ModuleCalls(Listener):
             return
         session, node = self._session, running.node
         flags = int(Flag.RECOMPUTE) if running.is_recompute else 0
-        said = []
+        entries = []
         for position, (label, tensor) in enumerate(tensors):
-            entry = {"label": label, **describe(tensor)}
+            entry = {"label": label, **describe_tensor(tensor)}
             site = node.site(role, label, position)
             entry.update(session.read(tensor, site, running.call, flags))
-            said.append(entry)
+            entries.append(entry)
         line = self._line(running, "forward")
-        line["in" if role == "input" else "out"] = said
-        arguments = _rest(given)
+        line["in" if role == "input" else "out"] = entries
+        arguments = _plain_arguments(given)
         if arguments:
             line["args"] = arguments
         if running.is_recompute:
@@ -79,7 +80,7 @@ class ModuleCalls(Listener):
 
         def hook(gradient: torch.Tensor) -> None:
             calls = reference()
-            if calls is not None and calls._session.is_on and not is_quiet():
+            if calls is not None and calls._session.is_on and not is_unobserved():
                 calls._session.guarded(
                     "a gradient", calls._gradient, running, role, label, position, gradient
                 )
@@ -96,11 +97,11 @@ class ModuleCalls(Listener):
         with session.lock:
             if not session.is_on:
                 return
-            entry = {"label": label, **describe(gradient)}
+            entry = {"label": label, **describe_tensor(gradient)}
             site = running.node.site(role, label, position)
             entry.update(session.read(gradient, site, running.call))
             line = self._line(running, "backward")
-            # What backward reads are the gradients of what forward returned.
+            # Backward reads the gradients of the outputs of forward.
             line["in" if role == "grad_output" else "out"] = [entry]
             session.add_call(line)
 
@@ -117,15 +118,17 @@ class ModuleCalls(Listener):
         }
 
 
-def _name(running: Running, direction: str) -> CallName:
+def _call_name(running: Running, direction: str) -> CallName:
     return CallName("", running.node.path, running.call, direction)
 
 
-def _rest(given: Optional[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> dict[str, Any]:
-    """The arguments that are no tensors, and hold none."""
+def _plain_arguments(given: Optional[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> dict[str, Any]:
+    """The arguments that neither are nor hold tensors."""
     if given is None:
         return {}
     args, kwargs = given
     named = [(f"input[{position}]", value) for position, value in enumerate(args)]
     named += [(f"input.{name}", value) for name, value in kwargs.items()]
-    return {label: plain(value) for label, value in named if not isinstance(value, torch.Tensor)}
+    return {
+        label: plain_value(value) for label, value in named if not isinstance(value, torch.Tensor)
+    }

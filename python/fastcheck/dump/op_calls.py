@@ -6,49 +6,27 @@ from typing import Any, Optional
 
 import torch
 
-from .._calls import ModuleNode
-from .._naming import OUTSIDE
-from .._record import Flag
-from .._site import Site
-from .api_calls import ApiCalls
-from .arguments import describe, inputs_of, others_of, outputs_of
-from .dispatch import CallNamer, Forward
-from .fresh_memory import FreshMemory
-from .modules import Listener, ModuleTracker, Running
-from .op_info import OpInfo, op_info
+from fastcheck.calls.modes import ApiCalls, OpMode
+from fastcheck.calls.namer import CallNamer
+from fastcheck.calls.selection import Selection
+from fastcheck.calls.tracker import Listener, ModuleTracker, Running
+from fastcheck.dump.op_call import OpCall
+from fastcheck.record.format import Flag
+from fastcheck.record.naming import OUTSIDE
+from fastcheck.record.site import Site
+from fastcheck.utils.torch.operators import (
+    describe_tensor,
+    inputs_of,
+    op_info,
+    others_of,
+    outputs_of,
+)
+from fastcheck.utils.torch.uninitialised import FreshMemory
+
 from .reference import Reference
-from .selection import CallName, Selection
 from .session import DumpSession
 
 __all__ = ["OpCalls", "PythonOpCalls"]
-
-
-class OpCall:
-    """A call that is under way."""
-
-    __slots__ = (
-        "flags",
-        "forward",
-        "func",
-        "info",
-        "inputs",
-        "is_wanted",
-        "name",
-        "node",
-        "skipped",
-    )
-
-    def __init__(self, func: Any, info: OpInfo, name: CallName) -> None:
-        self.func = func
-        self.info = info
-        self.name = name
-        self.node: Optional[ModuleNode] = None
-        self.forward: Optional[Forward] = None
-        self.flags = 0
-        self.is_wanted = True
-        self.inputs: list[dict[str, Any]] = []
-        # Why the reference can't take it.
-        self.skipped = ""
 
 
 class OpCalls(Listener):
@@ -58,26 +36,26 @@ class OpCalls(Listener):
         self.session = session
         self._selection = selection
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The operator itself runs as if nobody looked."""
+    def mode(self) -> Any:
+        """The mode of torch's dispatcher that sees the operators."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Something has run that may have written to anything."""
+        """Discards cached readings: an unobserved operator may have written to any tensor."""
 
     def close(self) -> None:
-        """No more calls will come."""
+        """Releases what was kept for further calls."""
 
     def entered(self, running: Running, inputs: list[tuple[str, torch.Tensor]], args: Any) -> None:
-        """What a root takes is what the step was given."""
+        """Records the inputs of a root module: the batch."""
         if not running.is_root or not self._selection.is_all:
             return
-        said = []
+        entries = []
         for position, (label, tensor) in enumerate(inputs):
-            entry = {"label": label, **describe(tensor)}
+            entry = {"label": label, **describe_tensor(tensor)}
             site = running.node.site("input", label, position)
             entry.update(self.session.read(tensor, site, running.call))
-            said.append(entry)
+            entries.append(entry)
         self.session.add_call(
             {
                 "kind": "module",
@@ -85,13 +63,13 @@ class OpCalls(Listener):
                 "type": running.node.type_name,
                 "direction": "forward",
                 "call": running.call,
-                "in": said,
+                "in": entries,
                 "out": [],
             }
         )
 
     def pass_by(self, name: str) -> None:
-        """A higher-order operator runs."""
+        """Counts a higher-order operator as left out."""
         self.session.guarded("an operator", self._leave_out, name)
 
     def _leave_out(self, name: str) -> None:
@@ -101,7 +79,7 @@ class OpCalls(Listener):
 
 
 class PythonOpCalls(OpCalls):
-    """Whatever a dump is asked for."""
+    """Records calls in Python: values, lists of names and a reference are possible here."""
 
     def __init__(
         self,
@@ -120,7 +98,11 @@ class PythonOpCalls(OpCalls):
     def close(self) -> None:
         self._fresh.clear()
 
+    def mode(self) -> OpMode:
+        return OpMode(self.run, self.pass_by)
+
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs the operator and records its inputs and outputs."""
         if not self.session.is_on:
             return func(*args, **kwargs)
         call = self.session.guarded("an operator", self.begin, func, args, kwargs)
@@ -130,7 +112,7 @@ class PythonOpCalls(OpCalls):
         return result
 
     def begin(self, func: Any, args: Any, kwargs: Any) -> Optional[OpCall]:
-        """It is about to run: None when it is not dumped."""
+        """Records the inputs before the operator runs; None when the call is not dumped."""
         info = op_info(func)
         with self.session.lock:
             named = self._namer.name(info.name)
@@ -142,7 +124,7 @@ class PythonOpCalls(OpCalls):
             if call.name.direction == "forward":
                 self._namer.register(named, self._selection.is_within)
             if not is_wanted:
-                # What it does to fresh memory counts all the same.
+                # Its writes to uninitialised memory count all the same.
                 call.is_wanted = False
                 return call if info.is_allocation or info.written else None
             self._read_inputs(call, args, kwargs)
@@ -153,7 +135,7 @@ class PythonOpCalls(OpCalls):
         reads_values = not (info.is_view or info.ignores_values or info.is_allocation)
         is_named = not self._selection.is_all
         for place, label, tensor in inputs_of(info, args, kwargs):
-            entry = {"label": label, **describe(tensor)}
+            entry = {"label": label, **describe_tensor(tensor)}
             call.inputs.append(entry)
             is_written = place in info.written
             if is_written and info.overwrites:
@@ -165,7 +147,7 @@ class PythonOpCalls(OpCalls):
                 entry.update(self._read(call, "input", label, place, tensor))
 
     def end(self, call: OpCall, args: Any, kwargs: Any, result: Any) -> None:
-        """It has returned."""
+        """Records the outputs after the operator has run."""
         info = call.info
         with self.session.lock:
             for place, _, tensor in inputs_of(info, args, kwargs) if info.written else ():
@@ -181,7 +163,7 @@ class PythonOpCalls(OpCalls):
             is_view = info.is_view and self._selection.is_all
             for position, tensor in enumerate(made):
                 label = "output" if not position else f"output[{position}]"
-                entry = {"label": label, **describe(tensor)}
+                entry = {"label": label, **describe_tensor(tensor)}
                 outputs.append(entry)
                 if not info.overwrites and self._fresh.is_fresh(tensor):
                     entry["problem"] = "memory that nothing was written to yet"

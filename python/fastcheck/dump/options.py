@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional, Union
 
-from .._errors import ConfigError, did_you_mean, explain
-from .._log import parse_bytes
-from .._record import Depth
+import torch
 
-__all__ = ["Options", "check_options"]
+from fastcheck.errors import ConfigError, choice, explain
+from fastcheck.record.format import DEPTHS, ORDERS
+from fastcheck.utils.text.sizes import parse_bytes
 
-_DEPTHS = {"health": Depth.HEALTH, "stats": Depth.STATS, "full": Depth.FULL}
+__all__ = ["Models", "Options", "check_models", "check_options"]
+
+Models = Union[torch.nn.Module, Iterable[torch.nn.Module], None]
 
 
 class Options(NamedTuple):
@@ -40,19 +43,21 @@ def check_options(
     """ConfigError for the first that can't be used."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ConfigError(
-            explain("step= is no step", expected="a number from 0 on", came=repr(step), do="step=i")
+            explain(
+                "step must be an int >= 0", expected="an int >= 0", got=repr(step), hint="step=i"
+            )
         )
-    _one_of("level", level, ("op", "module"))
-    _one_of("record", record, tuple(_DEPTHS))
-    _one_of("order", order, ("storage", "logical"))
+    choice("level", level, ("op", "module"))
+    choice("record", record, DEPTHS)
+    choice("order", order, ORDERS)
     if reference is not None:
-        _one_of("reference", reference, ("cpu",))
+        choice("reference", reference, ("cpu",))
     if reference is not None and level != "op":
         raise ConfigError(
             explain(
                 'reference= runs operators again, and is for level="op"',
                 expected='level="op"',
-                came=f"level={level!r}",
+                got=f"level={level!r}",
             )
         )
     if tensors and record != "full":
@@ -60,10 +65,10 @@ def check_options(
             explain(
                 'tensors=True needs record="full"',
                 expected="checksums, which tell a value that is written already",
-                came=f"record={record!r}",
+                got=f"record={record!r}",
             )
         )
-    _one_of("reference_dtype", reference_dtype, ("auto", "same", "float64"))
+    choice("reference_dtype", reference_dtype, ("auto", "same", "float64"))
     try:
         size = parse_bytes(memory)
     except ConfigError:
@@ -73,14 +78,14 @@ def check_options(
             explain(
                 "memory= is not a size that fastcheck can use",
                 expected='65536 bytes or more: a number, or a text such as "256MiB"',
-                came=repr(memory),
+                got=repr(memory),
             )
         )
     return Options(
         step=step,
         tensors=bool(tensors),
         level=level,
-        depth=int(_DEPTHS[record]),
+        depth=int(DEPTHS[record]),
         is_logical=order == "logical",
         has_reference=reference is not None,
         reference_dtype=reference_dtype,
@@ -89,14 +94,18 @@ def check_options(
     )
 
 
-def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value in choices:
-        return
-    raise ConfigError(
-        explain(
-            f"{name}= is not one that fastcheck knows",
-            expected=" or ".join(map(repr, choices)),
-            came=repr(value),
-            do=did_you_mean(str(value), choices),
-        )
-    )
+def check_models(given: Models) -> list[torch.nn.Module]:
+    """``model=`` as a list. Raises ConfigError for anything that is not a module."""
+    models: list[Any] = [] if given is None else [given]
+    if isinstance(given, Iterable) and not isinstance(given, (str, torch.nn.Module)):
+        models = list(given)
+    for model in models:
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(
+                explain(
+                    "model must be a torch.nn.Module, or several",
+                    expected="a torch.nn.Module, or a list of them",
+                    got=f"{type(model).__name__}: {str(model)[:80]}",
+                )
+            )
+    return models

@@ -4,63 +4,64 @@ wanted, in a part of the time. The two write the same bytes.
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any, Optional
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from .._naming import OUTSIDE
-from .._site import Site
-from .arguments import describe, plain
-from .dispatch import recomputes
-from .files import json_text
-from .modules import ModuleTracker
+from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.modes import PLAIN_DISPATCH, is_passed_by
+from fastcheck.calls.namer import recomputes
+from fastcheck.calls.selection import Selection
+from fastcheck.dump.storage.files import json_text
+from fastcheck.record.naming import OUTSIDE
+from fastcheck.record.site import Site
+from fastcheck.utils.torch.operators import describe_tensor, plain_value
+
 from .op_calls import OpCalls
-from .op_info import op_info
-from .selection import Selection
 from .session import DumpSession
 
 __all__ = ["RecordedOpCalls"]
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it untyped
+    """Whose __torch_dispatch__ is the recorder's dispatch()."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recorder: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has it untyped
+        # Not a method of the class: torch would wrap it in a frame of Dynamo's, which takes longer
+        # than all that the recorder does beside reading. Bound, because torch asks whose it is;
+        # mypy expects a method of the class.
+        self.__torch_dispatch__ = MethodType(recorder.dispatch, self)  # type: ignore[method-assign]
 
 
 class RecordedOpCalls(OpCalls):
     """For a selection that is all there is. ``make()`` gives one."""
 
     @classmethod
-    def make(
-        cls, session: DumpSession, selection: Selection, tracker: ModuleTracker
-    ) -> Optional[RecordedOpCalls]:
+    def make(cls, session: DumpSession, selection: Selection) -> Optional[RecordedOpCalls]:
         """None: this dump is for Python."""
-        recorder = session.op_recorder(_Seldom(session)) if selection.is_all else None
-        return None if recorder is None else cls(session, selection, tracker, recorder)
+        if not selection.is_all:
+            return None
+        fallback = _PythonFallback(session)
+        recorder = session.op_recorder(fallback)
+        if recorder is None:
+            return None
+        made = fallback.calls = cls(session, selection, recorder)
+        return made
 
-    def __init__(
-        self, session: DumpSession, selection: Selection, tracker: ModuleTracker, recorder: Any
-    ) -> None:
+    def __init__(self, session: DumpSession, selection: Selection, recorder: Any) -> None:
         super().__init__(session, selection)
-        self._tracker = tracker
         self._recorder = recorder
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        # In one piece: each frame of Python's counts here, behind an operator that has emptied the
-        # caches.
-        session, call = self.session, None
-        if session.is_closed or session.problem:
-            return func(*args, **kwargs)
-        try:
-            with session.lock:
-                call = self._recorder.begin(func, args, kwargs, *self._tracker.whereabouts)
-        except Exception as error:
-            session.failed("an operator", error)
-        result = func(*args, **kwargs)
-        if call is None:
-            return result
-        try:
-            with session.lock:
-                line = self._recorder.end(call, args, kwargs, result, session.call_count)
-                session.add_line(line)
-        except Exception as error:
-            session.failed("an operator", error)
-        return result
+    def mode(self) -> Any:
+        return _Mode(self._recorder)
+
+    def moved(self, node: Optional[ModuleNode], is_recompute: bool, is_in_optimizer: bool) -> None:
+        self._recorder.move(node, is_recompute, is_in_optimizer)
 
     def forget(self) -> None:
         self._recorder.forget()
@@ -72,14 +73,34 @@ class RecordedOpCalls(OpCalls):
             self._recorder.clear()
 
 
-class _Seldom:
+class _PythonFallback:
     """What the recorder leaves to Python (csrc/torch/dump/module.h)."""
 
     def __init__(self, session: DumpSession) -> None:
-        self._session = session
+        self.session = session
+        self.calls: Optional[RecordedOpCalls] = None
 
-    op_info = staticmethod(op_info)
     recomputes = staticmethod(recomputes)
+    plain_dispatch = PLAIN_DISPATCH
+
+    def operator(self, func: Any) -> Any:
+        if not isinstance(func, torch._ops.OpOverload):
+            return None
+        if is_passed_by(func):
+            return func
+        schema = func._schema
+        is_plain = type(func) is torch._ops.OpOverload
+        return schema.name, schema.overload_name, func._op if is_plain else func
+
+    def pass_by(self, func: Any) -> None:
+        assert self.calls is not None
+        self.calls.pass_by(str(func))
+
+    def add_line(self, text: str) -> None:
+        self.session.add_line(text)
+
+    def failed(self, error: Exception) -> None:
+        self.session.failed("an operator", error)
 
     def module_text(self, node: Any) -> tuple[str, str]:
         if node is None:
@@ -88,16 +109,16 @@ class _Seldom:
 
     def site(self, node: Any, op: str, direction: str, role: str, index: int, label: str) -> int:
         path, kind = ("", OUTSIDE) if node is None else (node.path, node.type_name)
-        return self._session.sites.intern(Site(path, kind, direction, role, index, label, op))
+        return self.session.sites.intern(Site(path, kind, direction, role, index, label, op))
 
     def plain_text(self, value: Any) -> str:
-        return json_text(plain(value))
+        return json_text(plain_value(value))
 
     def tensor_text(self, tensor: torch.Tensor) -> str:
-        return _within(describe(tensor))
+        return _within(describe_tensor(tensor))
 
     def read_text(self, tensor: torch.Tensor, site: int, call: int, flags: int) -> str:
-        return _within(self._session.read(tensor, site, call, flags))
+        return _within(self.session.read(tensor, site, call, flags))
 
 
 def _within(fields: dict[str, Any]) -> str:

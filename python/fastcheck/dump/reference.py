@@ -1,27 +1,33 @@
-"""``reference="cpu"``: every operator once more on the CPU, on the very same inputs, and how far
-what it made is from that.
+"""``Dumper(reference="cpu")``: runs every operator again on the CPU and measures the difference.
 
-What can't be run again is listed with the reason: operators that draw random numbers, work in
-place, communicate, or have no kernel on the CPU.
+Where the terms of a result cancel, its error is relative to them: to a result that is 0 in theory
+every rounding is large. What can't be run again is listed with the reason: operators that draw
+random numbers, work in place, communicate, or have no kernel on the CPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
-from .._record import DTYPES
-from .elsewhere import Elsewhere, compute
-from .records import quiet
+from fastcheck.record.format import DTYPES
+from fastcheck.statistics.elements import compare_elements
+from fastcheck.statistics.thresholds import make_thresholds, rounding_unit
+from fastcheck.utils.torch.elsewhere import Elsewhere, compute
+from fastcheck.utils.torch.unobserved import unobserved
+
+from .rounding import movement
 from .session import DumpSession
 
 if TYPE_CHECKING:
-    from .op_calls import OpCall
-    from .op_info import OpInfo
+    from fastcheck.utils.torch.operators import OpInfo
+
+    from .op_call import OpCall
 
 __all__ = ["Reference"]
 
@@ -30,13 +36,11 @@ _KEPT = 1000
 
 
 class Reference:
-    """``dtype``: ``"same"``, ``"float64"``, or ``"auto"``: float64 for what runs on the CPU
-    anyway, where the same once more would say nothing.
+    """``dtype``: ``"same"``, ``"float64"``, or ``"auto"``: float64 for operators
+    that run on the CPU anyway, where the same computation would give the same result.
     """
 
     def __init__(self, session: DumpSession, dtype: str) -> None:
-        from ..comparison.elements import compare_elements
-        from ..comparison.thresholds import make_thresholds
 
         self._session = session
         self._dtype = dtype
@@ -48,23 +52,26 @@ class Reference:
     ) -> None:
         """``number``: of the call's line in the index."""
         info = call.info
-        reason = call.skipped or info.why_once(args, kwargs) or _reason(info, made)
+        reason = call.skipped or info.why_once(args, kwargs) or _why_not_again(info, made)
         expected: list[torch.Tensor] = []
         is_wide = self._dtype == "float64" or (
             self._dtype == "auto" and all(tensor.is_cpu for tensor in made)
         )
         if not reason:
-            with quiet(), torch.no_grad():
-                expected, reason = _run(info, call.func, args, kwargs, is_wide)
+            with unobserved(), torch.no_grad():
+                expected, reason = _compute_elsewhere(info, call.func, args, kwargs, is_wide)
         if not reason and [tuple(t.shape) for t in expected] != [tuple(t.shape) for t in made]:
             reason = "the CPU returns tensors of other shapes"
         with self._session.lock:
             if reason:
                 self._session.leave_out(call.info.name, reason)
                 return
-            with quiet(), torch.no_grad():
+            with unobserved(), torch.no_grad():
+                movements = functools.lru_cache(maxsize=None)(
+                    lambda: movement(info, call.func, args, kwargs)
+                )
                 for position, (ours, theirs) in enumerate(zip(made, expected)):
-                    self._compare_output(number, call, position, ours, theirs, is_wide)
+                    self._compare_output(number, call, position, ours, theirs, is_wide, movements)
 
     def _compare_output(
         self,
@@ -74,17 +81,18 @@ class Reference:
         actual: torch.Tensor,
         expected: torch.Tensor,
         is_wide: bool,
+        movements: Callable[[], Sequence[float]],
     ) -> None:
         floats = actual.is_floating_point() or actual.is_complex()
         if is_wide and not floats:
-            # An index of the largest may be another one, where two have rounded to one number.
+            # The index of a maximum may differ where two values round to one number.
             self._session.leave_out(call.info.name, "integers, of an op that was run in float64")
             return
         dtype = str(actual.dtype)[6:]
         if dtype not in _CODES:
             self._session.leave_out(call.info.name, f"nothing is known of {dtype}")
             return
-        # Rounded as the op has to round: what overflows its format is no fault of the op.
+        # Rounded to the dtype of the op, which also overflows where the exact result does.
         found = self._compare(actual, expected.to(actual.dtype))
         allowed = self._thresholds[_CODES[dtype]]
         error = math.inf if found.nonfinite else found.distance
@@ -93,6 +101,13 @@ class Reference:
             or found.largest > allowed.largest
             or (allowed.error == 0 and found.differing > 0)
         )
+        unit, cancels = rounding_unit(_CODES[dtype]), False
+        if is_different and not found.nonfinite and unit:
+            by_output = movements()
+            summed = by_output[position] / unit if position < len(by_output) else 0.0
+            cancels = found.euclidean <= unit * summed
+            if cancels:
+                is_different, error = False, found.euclidean / summed
         name = call.name
         line: dict[str, Any] = {
             "n": number,
@@ -104,8 +119,9 @@ class Reference:
             "output": position,
             "dtype": dtype,
             "error": error,
-            "allowed": allowed.error,
+            "allowed": unit if cancels else allowed.error,
             "is_different": is_different,
+            "cancels": cancels,
             **dataclasses.asdict(found),
         }
         self._session.add_reference(line)
@@ -113,7 +129,7 @@ class Reference:
             self._session.differences.append(line)
 
 
-def _run(
+def _compute_elsewhere(
     info: OpInfo, func: Any, args: Any, kwargs: Any, is_wide: bool
 ) -> tuple[list[torch.Tensor], str]:
     there = Elsewhere(torch.device("cpu"), torch.float64 if is_wide else None)
@@ -125,8 +141,8 @@ def _run(
     return compute(info, func, *moved, where="on the CPU")
 
 
-def _reason(info: OpInfo, made: Sequence[torch.Tensor]) -> str:
-    """Why the op can't be run again; empty where it can."""
+def _why_not_again(info: OpInfo, made: Sequence[torch.Tensor]) -> str:
+    """Why the op can't run again; empty where it can."""
     if info.is_in_place:
         return "in place: its inputs are gone"
     if not made:

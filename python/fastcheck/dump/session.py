@@ -1,25 +1,25 @@
-"""One dump under way: takes calls in order, writes what is known of them, and switches itself off
-when that fails.
+"""The writer of one dump: takes calls in their order, and switches itself off when writing
+fails.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
-import warnings
 from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
 import torch
 
-from .._errors import FastcheckWarning
-from .._log import RecordLog
-from .._site import SiteTable
-from .files import CALLS, INDEX, REFERENCE, Lines, json_text, write_json
-from .records import RecordWriter
-from .shards import ShardWriter
-from .values import ValueStore
+from fastcheck.calls.recorder import make_lock
+from fastcheck.dump.storage.files import CALLS, INDEX, REFERENCE, json_text, write_json
+from fastcheck.dump.storage.records import RecordWriter
+from fastcheck.dump.storage.shards import ShardWriter
+from fastcheck.dump.storage.values import ValueStore
+from fastcheck.errors import warn
+from fastcheck.log.files import AppendFile
+from fastcheck.log.writer import RecordLog
+from fastcheck.record.site import SiteTable
 
 __all__ = ["DumpSession"]
 
@@ -28,7 +28,7 @@ _LEFT_OUT_NAMES = 10_000
 
 
 class DumpSession:
-    """What it writes is in ``place``. Every method but finish() expects ``lock`` to be held."""
+    """Writes to the directory ``place``. Every method but finish() expects ``lock`` to be held."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class DumpSession:
         memory_bytes: int,
         has_reference: bool,
     ) -> None:
-        self.lock = threading.RLock()
+        self.lock = make_lock()
         self.place = place
         self.step = step
         self.rank = rank
@@ -60,8 +60,8 @@ class DumpSession:
         self._started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         self._lines: list[str] = []
         self._reference_lines: list[str] = []
-        self._index = Lines(os.path.join(place, CALLS))
-        self._reference = Lines(os.path.join(place, REFERENCE)) if has_reference else None
+        self._index = AppendFile(os.path.join(place, CALLS))
+        self._reference = AppendFile(os.path.join(place, REFERENCE)) if has_reference else None
         self._log = RecordLog(place, rank, None, self.sites, meta, on_failure=self._log_failed)
         self._writer = ShardWriter(place, memory_bytes) if tensors else None
         self._store = None if self._writer is None else ValueStore(self._writer)
@@ -72,9 +72,9 @@ class DumpSession:
         return not self.is_closed and not self.problem
 
     def read(self, tensor: torch.Tensor, site: int, call: int, flags: int = 0) -> dict[str, Any]:
-        """Reads a tensor; what the index says of that."""
-        said, _ = self._records.read(tensor, site, call, flags)
-        return said
+        """Reads a tensor; returns the fields of its entry in the index."""
+        fields, _ = self._records.read(tensor, site, call, flags)
+        return fields
 
     def op_recorder(self, python: object) -> Optional[Any]:
         """RecordWriter.op_recorder() of this dump's records."""
@@ -98,7 +98,7 @@ class DumpSession:
         self.compared_count += 1
 
     def leave_out(self, name: str, reason: str) -> None:
-        """What was not dumped, or not held against the reference, and why."""
+        """Counts a call that was not dumped, or not compared with the reference, and why."""
         key = (name, reason)
         if key in self.left_out or len(self.left_out) < _LEFT_OUT_NAMES:
             self.left_out[key] = self.left_out.get(key, 0) + 1
@@ -107,7 +107,7 @@ class DumpSession:
         self._log.add_meta(**fields)
 
     def write(self) -> None:
-        """All that was taken until now goes to the disk. Never raises."""
+        """Writes everything recorded so far to disk. Never raises."""
         try:
             self._records.flush()
             for file, lines in (
@@ -115,7 +115,7 @@ class DumpSession:
                 (self._reference, self._reference_lines),
             ):
                 if file is not None and lines:
-                    file.write(lines)
+                    file.append("".join(f"{line}\n" for line in lines).encode())
                 lines.clear()
         except OSError as error:
             self.fail(error)
@@ -123,7 +123,7 @@ class DumpSession:
             self.fail(self._writer.problem)
 
     def finish(self, ended_by: str, more: Mapping[str, Any]) -> None:
-        """Writes what is left, and the index at last. Never raises; idempotent."""
+        """Writes the rest, and the index last. Never raises; idempotent."""
         with self.lock:
             if self.is_closed:
                 return
@@ -131,7 +131,7 @@ class DumpSession:
             if not self.problem:
                 self.guarded("the end of the dump", self.write)
         if self._writer is not None:
-            # Not under the lock: it waits for the disk.
+            # Without the lock: close() waits for the disk.
             self._writer.close()
         with self.lock:
             if self._writer is not None and self._writer.problem is not None:
@@ -180,7 +180,7 @@ class DumpSession:
     # Failures
 
     def guarded(self, what: str, method: Callable[..., Any], *args: Any) -> Any:
-        """Calls the method; an error in it ends the dump, and never the training."""
+        """Calls the method; an error in it ends the dump, but not the training."""
         try:
             return method(*args)
         except Exception as error:
@@ -188,11 +188,11 @@ class DumpSession:
             return None
 
     def failed(self, what: str, error: Exception) -> None:
-        """An error of fastcheck's own."""
+        """Ends the dump: fastcheck itself failed."""
         self.switch_off(f"{what}: {type(error).__name__}: {error}")
 
     def fail(self, error: OSError) -> None:
-        """The disk didn't take something."""
+        """Ends the dump: a write failed."""
         reason = error.strerror or str(error)
         self.switch_off(f"{error.filename or self.place}: {reason}")
 
@@ -200,14 +200,12 @@ class DumpSession:
         self.switch_off(f"{path}: {getattr(error, 'strerror', None) or error}")
 
     def switch_off(self, problem: str) -> None:
-        """Says so once."""
+        """Ends the dump, with one warning."""
         if self.problem:
             return
         self.problem = problem
         self._lines.clear()
-        warnings.warn(
+        warn(
             f"fastcheck: the dump of step {self.step} stopped: {problem}. Training goes on; what "
-            "was complete until then can be read.",
-            FastcheckWarning,
-            stacklevel=4,
+            "was complete until then can be read."
         )

@@ -1,6 +1,4 @@
-"""A dump as a side of a comparison: a step at a time, its records with what the index knows of each
-tensor, and the values where they were written.
-"""
+"""Reads a dump as a side of a comparison, step by step, with the values where they were written."""
 
 from __future__ import annotations
 
@@ -10,17 +8,21 @@ from typing import Any, Optional
 import numpy as np
 import torch
 
-from ..._errors import CompareError, explain
-from ..._logread import log_parts, read_sites_and_meta
-from ..._record import RECORD_DTYPE, VALUE_BYTES
-from ...dump.files import places_in
-from ...dump.reading import Values, read_calls, read_index, value_of
-from ..block import Block, Extra, Kind, Phase
-from ..names import NameTable, Renaming
+from fastcheck.comparison.block import Block, Extra, Kind, Phase
+from fastcheck.comparison.names import NameTable, Renaming
+from fastcheck.dump.storage.files import places_in
+from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
+from fastcheck.errors import CompareError, explain
+from fastcheck.log.reader import log_parts, read_sites_and_meta
+from fastcheck.log.records import read_all
+from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES
+
 from .log import SiteLookup, by_rank
 
 __all__ = ["DumpSource", "is_dump"]
 
+#: The options of Dumper that choose what is dumped.
+_LISTS = ("ops", "modules", "first", "last", "from_log")
 _VALUES = np.dtype(
     {
         "names": ["values"],
@@ -38,10 +40,12 @@ def is_dump(path: str) -> bool:
 
 class DumpSource:
     kind = Kind.DUMP
+    compiled_modules = 0
 
     def __init__(self, path: str, side: str) -> None:
         self.title = path
         self.notes: list[str] = []
+        self.is_partial = False
         self._places: dict[tuple[int, int], str] = {}
         self._indices: dict[tuple[int, int], dict[str, Any]] = {}
         environments: dict[int, Any] = {}
@@ -52,15 +56,18 @@ class DumpSource:
             if not index.get("is_complete"):
                 why = index.get("problem") or "it was interrupted"
                 self.notes.append(f"{side}: the dump of step {step} has no end: {why}")
+            options = index.get("options")
+            if isinstance(options, dict):
+                self.is_partial |= any(options.get(name) for name in _LISTS)
             _, meta = read_sites_and_meta(place, rank)
             environments.setdefault(rank, meta.get("environment"))
             # Of the first step in which an optimizer stepped.
             if meta.get("optimizers") is not None:
                 optimizers.setdefault(rank, meta["optimizers"])
-        said = by_rank(optimizers)
+        described = by_rank(optimizers)
         self.settings: dict[Phase, Any] = {
             Phase.ENVIRONMENT: by_rank(environments),
-            Phase.HYPERPARAMETERS: None if said is None else {"optimizers": said},
+            Phase.HYPERPARAMETERS: None if described is None else {"optimizers": described},
         }
 
     def places(self) -> list[tuple[int, int]]:
@@ -73,26 +80,32 @@ class DumpSource:
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
     ) -> Block:
         place = self._places[step, rank]
-        # A rank's directory that was moved elsewhere still says in its files which one it was.
+        # The files of a rank's directory that was moved elsewhere still have its number.
         parts = log_parts(place)
         owner = rank if rank in parts else next(iter(parts), rank)
-        chunks = [np.fromfile(path, RECORD_DTYPE) for path in parts.get(owner, [])]
+        pieces = [read_all(path) for path in parts.get(owner, [])]
+        chunks = [piece.records for piece in pieces]
         records = np.concatenate(chunks) if chunks else np.zeros(0, RECORD_DTYPE)
-        records = records[records["version"] != 0]
+        damaged = sum(piece.damaged for piece in pieces)
+        if damaged:
+            self.notes.append(f"{place}: {damaged:,} damaged records are left out")
         sites, _ = read_sites_and_meta(place, owner)
         lookup = SiteLookup(sites, names, renaming)
         phases = lookup.phases_of(records, is_first)
         numbers = records["site"]
         is_root_input = (phases == Phase.ARRIVED) & lookup.is_model[numbers]
         phases = np.where(is_root_input, np.uint8(Phase.BATCHES), phases)
-        is_computed = (phases == Phase.ARRIVED) & lookup.is_op[numbers] & _is_known(records, phases)
+        is_computed = (phases == Phase.ARRIVED) & lookup.is_op[numbers]
+        if not self.is_partial:
+            # Of chosen operators nothing tells what was given to the step.
+            is_computed &= _is_known(records, phases)
         phases = np.where(is_computed, np.uint8(Phase.FORWARD), phases)
         return Block(
             step, rank, lookup.names[numbers], phases, records, self._extras(place, records)
         )
 
     def _extras(self, place: str, records: np.ndarray) -> list[Extra]:
-        values = Values(place)
+        values = StoredValues(place)
         found: dict[int, Extra] = {}
         try:
             for line in read_calls(place):
@@ -100,19 +113,19 @@ class DumpSource:
                     for entry in line.get(part, ()):
                         if "seq" in entry:
                             found[int(entry["seq"])] = _extra(entry, values, line, part)
-        except (OSError, TypeError, ValueError, KeyError) as error:
+        except (AttributeError, KeyError, OSError, OverflowError, TypeError, ValueError) as error:
             raise CompareError(
                 explain(
                     "the index of this dump can't be read",
                     expected="the calls.jsonl that Dumper has written",
-                    came=f"{place}: {error}",
+                    got=f"{place}: {error}",
                 )
             ) from error
         nothing = Extra()
         return [found.get(seq, nothing) for seq in records["seq"].tolist()]
 
 
-def _extra(entry: dict[str, Any], values: Values, line: dict[str, Any], part: str) -> Extra:
+def _extra(entry: dict[str, Any], values: StoredValues, line: dict[str, Any], part: str) -> Extra:
     slot = value_of(entry)
     load = None
     if slot is not None and values.has(slot[0]):

@@ -1,5 +1,4 @@
-"""A record log as a side of a comparison: read step by step, so that a log of any length is
-compared in the memory of its largest step.
+"""Reads a record log as a side of a comparison, in the memory of its largest step.
 
 Only segments are read. The events file holds single records of steps whose others were evicted: to
 compare these would find everything else missing.
@@ -14,17 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from ..._errors import CompareError, LogError, explain
-from ..._logread import find_logs, log_parts, read_sites_and_meta
-from ..._record import DTYPES, RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
-from ..._site import Site
-from ..block import Block, Kind, Phase
-from ..names import Name, NameTable, Renaming, plain_label
+from fastcheck.comparison.along.schedules import Schedules, schedules_of
+from fastcheck.comparison.block import Block, Kind, Phase
+from fastcheck.comparison.names import Name, NameTable, Renaming, plain_label
+from fastcheck.errors import CompareError, explain
+from fastcheck.log.reader import find_logs, log_parts, read_schedule, read_sites_and_meta
+from fastcheck.log.records import check_version, count_records, read_span
+from fastcheck.record.format import DTYPES
+from fastcheck.record.site import Site
+from fastcheck.record.validity import is_valid
 
 __all__ = ["LogSource", "SiteLookup", "by_rank", "is_log"]
 
 _STORED = ("param", "buffer", "optimizer_state")
-_GRADIENTS = ("grad_input", "grad_output", "param_grad", "found_inf")
+_GRADIENTS = ("grad_input", "grad_output", "param_grad", "grad_norm", "found_inf", "loss_scale")
 
 
 def is_log(path: str) -> bool:
@@ -36,35 +38,48 @@ class LogSource:
     """Reads the newest log at or right below ``path``."""
 
     kind = Kind.LOG
+    is_partial = False
 
     def __init__(self, path: str, side: str) -> None:
         self.title = find_logs(path)[-1]
         self.notes: list[str] = []
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, _RankLog] = {}
         environments, optimizers = {}, {}
+        self.compiled_modules = 0
         for rank, segments in log_parts(self.title).items():
             sites, meta = read_sites_and_meta(self.title, rank)
             if segments:
-                self._ranks[rank] = _Rank(rank, segments, sites)
+                self._ranks[rank] = _RankLog(rank, segments, sites)
             environments[rank] = meta.get("environment")
             optimizers[rank] = meta.get("optimizers")
+            compiled = meta.get("compiled_modules")
+            if isinstance(compiled, int):
+                self.compiled_modules = max(self.compiled_modules, compiled)
         if not any(part.places for part in self._ranks.values()):
             raise CompareError(
                 explain(
                     "this log holds no records",
                     expected="a log that install(log_dir=...) or a stop has written",
-                    came=self.title,
+                    got=self.title,
                 )
             )
+        damaged = sum(part.damaged for part in self._ranks.values())
+        if damaged:
+            self.notes.append(f"{side}: {damaged:,} damaged records of the log are left out")
+        first = min(self._ranks)
+        #: Of the first rank: what it changed by plan.
+        self.schedules: Schedules = schedules_of(
+            read_schedule(self.title, first), optimizers.get(first)
+        )
         evicted = {part.first_whole for part in self._ranks.values() if part.is_evicted}
         if evicted:
             self.notes.append(
-                f"{side}: log_limit has evicted what came before step {min(evicted):,}"
+                f"{side}: the log's limit has evicted the steps before {min(evicted):,}"
             )
-        said = by_rank(optimizers)
+        described = by_rank(optimizers)
         self.settings: dict[Phase, Any] = {
             Phase.ENVIRONMENT: by_rank(environments),
-            Phase.HYPERPARAMETERS: None if said is None else {"optimizers": said},
+            Phase.HYPERPARAMETERS: None if described is None else {"optimizers": described},
         }
 
     def places(self) -> list[tuple[int, int]]:
@@ -80,21 +95,22 @@ class LogSource:
 
 
 def by_rank(found: dict[int, Any]) -> Any:
-    """What all ranks say; by rank where they differ. None when none says anything."""
-    said = {rank: value for rank, value in found.items() if value is not None}
-    if not said:
+    """The value that all ranks have; by rank where they differ. None where none has one."""
+    known = {rank: value for rank, value in found.items() if value is not None}
+    if not known:
         return None
-    values = list(said.values())
+    values = list(known.values())
     if all(value == values[0] for value in values):
         return values[0]
-    return {f"rank {rank}": value for rank, value in said.items()}
+    return {f"rank {rank}": value for rank, value in known.items()}
 
 
-class _Rank:
+class _RankLog:
     """One rank's segments, and where each step lies in them."""
 
     def __init__(self, rank: int, segments: list[str], sites: dict[int, Site]) -> None:
         self.rank = rank
+        self.damaged = 0
         self._sites = sites
         self._segments = segments
         runs: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
@@ -111,37 +127,37 @@ class _Rank:
 
     def _index(self, number: int, runs: dict[int, list[tuple[int, int, int]]]) -> None:
         path = self._segments[number]
-        count = os.path.getsize(path) // RECORD_BYTES
-        if not count:
-            return
-        steps = np.empty(count, np.int64)
-        versions = np.empty(count, np.uint16)
-        for start in range(0, count, _INDEXED_AT_ONCE):
-            piece = _read(path, start, min(start + _INDEXED_AT_ONCE, count))
-            steps[start : start + len(piece)] = piece["step"]
-            versions[start : start + len(piece)] = piece["version"]
-        strange = np.flatnonzero((versions != RECORD_VERSION) & (versions != 0))
-        if len(strange):
-            raise LogError(
-                explain(
-                    "this is not a log that this fastcheck reads",
-                    expected=f"records of version {RECORD_VERSION}, {RECORD_BYTES} bytes each",
-                    came=f"{path}, whose record {int(strange[0])} says version "
-                    f"{int(versions[strange[0]])}",
-                    do="if a newer fastcheck wrote it, compare with that one",
-                )
-            )
+        try:
+            count = count_records(path)
+            if not count:
+                return
+            steps = np.zeros(count, np.int64)
+            valid = np.zeros(count, bool)
+            for start in range(0, count, _INDEXED_AT_ONCE):
+                piece = read_span(path, start, min(start + _INDEXED_AT_ONCE, count))
+                check_version(piece, path, start)
+                found = is_valid(piece)
+                steps[start : start + len(piece)] = piece["step"]
+                valid[start : start + len(piece)] = found
+                self.damaged += int((~found & (piece["version"] != 0)).sum())
+        except OSError as error:
+            raise unreadable_log(path, error) from error
         starts = np.flatnonzero(np.r_[True, steps[1:] != steps[:-1]])
         ends = np.r_[starts[1:], count]
         for start, end in zip(starts.tolist(), ends.tolist()):
-            if versions[start]:
+            if valid[start:end].any():
                 runs[int(steps[start])].append((number, start, end))
 
     def block(self, step: int, names: NameTable, renaming: Renaming, is_first: bool) -> Block:
-        chunks = [_read(self._segments[n], start, end) for n, start, end in self.places[step]]
+        try:
+            chunks = [
+                read_span(self._segments[number], start, end)
+                for number, start, end in self.places[step]
+            ]
+        except OSError as error:
+            raise unreadable_log(self._segments[0], error) from error
         records = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
-        # A machine that lost power can leave a tail of zero bytes.
-        records = records[records["version"] != 0]
+        records = records[is_valid(records)]
         lookup = self._lookups.get(id(names))
         if lookup is None:
             lookup = self._lookups[id(names)] = SiteLookup(self._sites, names, renaming)
@@ -154,9 +170,15 @@ class _Rank:
         return Block(step, self.rank, lookup.names[numbers], phases, records)
 
 
-def _read(path: str, start: int, end: int) -> np.ndarray:
-    """Not mapped: pages that were looked at once would pile up."""
-    return np.fromfile(path, RECORD_DTYPE, count=end - start, offset=start * RECORD_BYTES)
+def unreadable_log(path: str, error: OSError) -> CompareError:
+    """The error of a file of a log that can't be read."""
+    return CompareError(
+        explain(
+            "this log can't be read",
+            expected="the files that fastcheck has written",
+            got=f"{error.filename or path}: {error.strerror or error}",
+        )
+    )
 
 
 _INDEXED_AT_ONCE = 1 << 14
@@ -207,7 +229,7 @@ class SiteLookup:
             site = self._sites.get(number) or Site(
                 f"site {number}", "name lost", "forward", "output", 0, "?"
             )
-            self.names[number] = self._names.number(_name(site, self._renaming))
+            self.names[number] = self._names.number(_site_name(site, self._renaming))
             self.phases[number] = _phase(site)
             self.is_stored[number] = site.role in _STORED
             self.is_param[number] = site.role == "param"
@@ -216,7 +238,7 @@ class SiteLookup:
             self.is_op[number] = site.op is not None
 
 
-def _name(site: Site, renaming: Renaming) -> Name:
+def _site_name(site: Site, renaming: Renaming) -> Name:
     label = plain_label(site.label, site.role)
     if site.role in ("param", "param_grad", "buffer"):
         # Renamed with its module: a map may be about the parameter itself.
@@ -238,7 +260,7 @@ def _phase(site: Site) -> Phase:
     is_op = site.role in ("input", "output") and site.direction != "forward"
     if site.role in _GRADIENTS or is_op:
         return Phase.GRADIENTS
-    if site.role in ("param", "optimizer_state"):
+    if site.role in ("param", "optimizer_state", "learning_rate"):
         return Phase.UPDATE
     if site.role == "input" and is_root:
         return Phase.ARRIVED

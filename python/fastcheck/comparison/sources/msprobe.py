@@ -1,14 +1,12 @@
-"""A dump of msprobe (mindstudio-probe) as a side of a comparison: dump.json, with its statistics,
-CRC32s or .pt and .npy files.
+"""Reads a dump of msprobe as a side of a comparison: dump.json, with .pt and .npy files.
 
-Its names say what fastcheck's do in another spelling: ``Module.layers.3.attn.Attention.forward.0``
-is the first call of ``layers.3.attn``, ``Functional.linear.2.backward`` the gradient of the third
-``linear``. Written from dumps of mindstudio-probe 26.2.0.
-"""
+Its names correspond to fastcheck's in another notation:
+``Module.layers.3.attn.Attention.forward.0`` is the first call of ``layers.3.attn``,
+``Functional.linear.2.backward`` the gradient of the third ``linear``. Written from dumps of
+mindstudio-probe 26.2.0."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -18,11 +16,14 @@ from typing import Any, Optional
 import numpy as np
 import torch
 
-from ..._errors import CompareError, explain
-from ..._record import DTYPES, RECORD_DTYPE, RECORD_VERSION, Depth
-from ..block import SOME, UNKNOWN_COUNT, Block, Extra, Kind, Phase
-from ..names import Name, NameTable, Renaming
-from .checkpoint import load_array, load_file, record_of
+from fastcheck.comparison.block import SOME, UNKNOWN_COUNT, Block, Extra, Kind, Phase
+from fastcheck.comparison.names import Name, NameTable, Renaming
+from fastcheck.errors import CompareError, explain
+from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, RECORD_DTYPE, RECORD_VERSION, Depth
+from fastcheck.utils.reading import read_json
+
+from .checkpoint import record_of
+from .files import load_array, load_file
 
 __all__ = ["MsprobeSource", "is_msprobe"]
 
@@ -34,6 +35,8 @@ _RANK = re.compile(r"(?:rank|proc)(\d+)")
 _CODES = {info.name: info.code for info in DTYPES}
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64", "long": "int64"}
 _ALIASES.update({"int": "int32", "short": "int16"})
+# More than any memory holds.
+_MAX_NUMEL = 1 << 60
 
 
 def is_msprobe(path: str) -> bool:
@@ -56,11 +59,11 @@ def _dumps(path: str) -> Iterator[tuple[int, str, str]]:
         below = os.path.join(path, name)
         step = _STEP.fullmatch(name)
         if step and os.path.isdir(below):
-            yield from ((int(step.group(1)), rank, file) for rank, file in _ranks(below))
-    yield from ((0, rank, file) for rank, file in _ranks(path))
+            yield from ((int(step.group(1)), rank, file) for rank, file in _rank_files(below))
+    yield from ((0, rank, file) for rank, file in _rank_files(path))
 
 
-def _ranks(path: str) -> Iterator[tuple[str, str]]:
+def _rank_files(path: str) -> Iterator[tuple[str, str]]:
     for name in sorted(os.listdir(path)):
         file = os.path.join(path, name, "dump.json")
         if _RANK.fullmatch(name) and os.path.isfile(file):
@@ -71,6 +74,8 @@ class MsprobeSource:
     """``path``: what msprobe calls dump_path, a step or a rank below it, or a dump.json."""
 
     kind = Kind.MSPROBE
+    is_partial = False
+    compiled_modules = 0
 
     def __init__(self, path: str, trust: bool = False) -> None:
         self.title = path
@@ -103,8 +108,8 @@ class MsprobeSource:
         records: list[np.void] = []
         extras: list[Extra] = []
         seen_input = False
-        for key, data in _read(file).items():
-            for name, phase, value in _tensors(key, data, renaming):
+        for key, data in _read_json(file).items():
+            for name, phase, value in _named_tensors(key, data, renaming):
                 if phase == Phase.WEIGHTS and not is_first:
                     phase = Phase.UPDATE
                 if phase == Phase.BATCHES and seen_input:
@@ -124,21 +129,29 @@ class MsprobeSource:
 
     def _tensor(self, value: dict[str, Any], directory: str) -> tuple[np.void, Extra]:
         file = value.get("data_name")
-        shape = tuple(int(n) for n in value.get("shape") or ())
+        shape = _shape(value.get("shape"))
         wants = value.get("requires_grad")
         requires_grad = wants if isinstance(wants, bool) else None
         if isinstance(file, str) and file not in ("", "-1"):
             # Never the dump_data_dir that the file names: another machine wrote it.
             path = os.path.join(directory, "dump_tensor_data", os.path.basename(file))
             if os.path.isfile(path):
-                record, extra = record_of(lambda: _load(path, self._trust))
+                record, extra = record_of(lambda: _load_value(path, self._trust))
                 if extra.load is not None:
                     return record.copy(), Extra(shape, requires_grad, None, extra.load)
                 self.notes.append(f"{path} can't be read ({extra.problem}): by its statistics")
-        return _statistics(value, shape), Extra(shape, requires_grad, _crc32(value))
+        return _record_of_statistics(value, shape), Extra(shape, requires_grad, _crc32(value))
 
 
-def _load(path: str, trust: bool) -> torch.Tensor:
+def _shape(value: Any) -> tuple[int, ...]:
+    """Empty where the file has none that a tensor can have."""
+    sizes = value if isinstance(value, list) else []
+    if all(isinstance(n, int) and n >= 0 for n in sizes) and math.prod(sizes) <= _MAX_NUMEL:
+        return tuple(sizes)
+    return ()
+
+
+def _load_value(path: str, trust: bool) -> torch.Tensor:
     if path.endswith(".npy"):
         return load_array(path)
     loaded = load_file(path, trust)
@@ -147,26 +160,24 @@ def _load(path: str, trust: bool) -> torch.Tensor:
     return loaded
 
 
-def _read(file: str) -> dict[str, Any]:
+def _read_json(file: str) -> dict[str, Any]:
     try:
-        with open(file, encoding="utf-8") as stream:
-            found = json.load(stream)  # bare NaN and Infinity too, which msprobe writes
-        data = found["data"]
+        data = read_json(file)["data"]  # bare NaN and Infinity too, which msprobe writes
         if not isinstance(data, dict):
-            raise TypeError("data is no object")
+            raise TypeError("data is not an object")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CompareError(
             explain(
                 "this dump.json can't be read",
                 expected='what msprobe writes: a JSON object with "data"',
-                came=f"{file}: {error}",
-                do="dump again; a run that was killed leaves it half written",
+                got=f"{file}: {error}",
+                hint="dump again; a run that was killed leaves it half written",
             )
         ) from error
     return data
 
 
-def _tensors(
+def _named_tensors(
     key: str, data: Any, renaming: Renaming
 ) -> Iterator[tuple[Name, Phase, dict[str, Any]]]:
     if not isinstance(data, dict):
@@ -200,7 +211,8 @@ def _tensors(
             phase = Phase.BATCHES
         for label, item in _leaves(data.get(part), start):
             yield Name(path, direction, role, label, op), phase, item
-    for label, value in (data.get("parameters") or {}).items():
+    parameters = data.get("parameters")
+    for label, value in parameters.items() if isinstance(parameters, dict) else ():
         for _, item in _leaves(value, ""):
             parent = module.group(1) if module else None
             yield _parameter(parent or "", label, "param", renaming), Phase.WEIGHTS, item
@@ -230,8 +242,8 @@ def _crc32(value: dict[str, Any]) -> Optional[str]:
     return found.lower() if isinstance(found, str) and found else None
 
 
-def _statistics(value: dict[str, Any], shape: tuple[int, ...]) -> np.void:
-    """What dump.json says, in a Record; what it doesn't say is unknown there."""
+def _record_of_statistics(value: dict[str, Any], shape: tuple[int, ...]) -> np.void:
+    """A record of the statistics in dump.json; the other fields are unknown."""
     made = np.zeros(1, RECORD_DTYPE)
     name = str(value.get("dtype", "")).split(".")[-1].lower()
     code = _CODES.get(_ALIASES.get(name, name), _CODES["float32"])
@@ -241,12 +253,12 @@ def _statistics(value: dict[str, Any], shape: tuple[int, ...]) -> np.void:
     for field in RECORD_DTYPE.names or ():
         if field.endswith("_count"):
             made[field] = UNKNOWN_COUNT
-    low, high, mean, norm = (_number(value.get(k)) for k in ("Min", "Max", "Mean", "Norm"))
+    low, high, mean, norm = (_float_or_none(value.get(k)) for k in ("Min", "Max", "Mean", "Norm"))
     known = [number for number in (low, high, norm) if number is not None]
     if any(not math.isfinite(number) for number in known):
-        made["nan_count"] = SOME  # how many, it doesn't say
+        made["nan_count"] = SOME  # without a count
     elif norm is not None:
-        for field in ("nan_count", "posinf_count", "neginf_count"):
+        for field in NONFINITE_COUNTS:
             made[field] = 0
     for field, number in (("min", low), ("max", high)):
         typed = made[field].view("<" + DTYPES[code].kind)
@@ -263,10 +275,10 @@ def _statistics(value: dict[str, Any], shape: tuple[int, ...]) -> np.void:
     return result
 
 
-def _number(value: Any) -> Optional[float]:
+def _float_or_none(value: Any) -> Optional[float]:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return None
 
 

@@ -1,6 +1,4 @@
-"""Results of environment() and inventory(), from memory or from the JSON that a user kept of them,
-as a side of a comparison: settings alone, no tensors.
-"""
+"""Reads results of environment() and inventory() as a side of a comparison."""
 
 from __future__ import annotations
 
@@ -8,20 +6,21 @@ import json
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from ..block import Block, Kind, Phase
-from ..names import NameTable, Renaming
+from fastcheck.comparison.block import Block, Kind, Phase
+from fastcheck.comparison.names import NameTable, Renaming
+from fastcheck.utils.reading import read_json
 
 __all__ = ["SettingsSource", "read_settings", "settings_kind"]
 
 _KINDS = {"environment": Kind.ENVIRONMENT, "inventory": Kind.INVENTORY}
 # No result of these is as long; a JSON of another kind may be, and is not read whole.
-_LONGEST = 256 * 1024 * 1024
+_MAX_BYTES = 256 * 1024 * 1024
 
 
 def settings_kind(value: object) -> Optional[Kind]:
-    """The kind of a dictionary that says of itself what it is."""
-    said = value.get("fastcheck") if isinstance(value, Mapping) else None
-    return _KINDS.get(said) if isinstance(said, str) else None
+    """The kind that a dictionary's "fastcheck" entry names."""
+    kind = value.get("fastcheck") if isinstance(value, Mapping) else None
+    return _KINDS.get(kind) if isinstance(kind, str) else None
 
 
 def read_settings(path: str) -> Optional[dict[str, Any]]:
@@ -29,8 +28,7 @@ def read_settings(path: str) -> Optional[dict[str, Any]]:
     anything else.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            found = json.loads(file.read(_LONGEST))
+        found = read_json(path, _MAX_BYTES)
     except (OSError, ValueError):
         return None
     return found if settings_kind(found) is not None else None
@@ -38,6 +36,9 @@ def read_settings(path: str) -> Optional[dict[str, Any]]:
 
 class SettingsSource:
     """One result of environment() or inventory()."""
+
+    compiled_modules = 0
+    is_partial = False
 
     def __init__(self, title: str, value: Mapping[str, Any]) -> None:
         kind = settings_kind(value)

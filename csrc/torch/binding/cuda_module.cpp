@@ -1,0 +1,39 @@
+// Without the dispatcher, as module.cpp, and with Python's lock held throughout: a launch is over
+// before another thread could have taken it.
+#include "torch/binding/cuda_module.h"
+
+#include "torch/python/tensors.h"
+#include "torch/read/cuda_device.h"
+#include "torch/read/cuda_observe.h"
+#include "torch/read/slots.h"
+
+namespace py = pybind11;
+
+namespace fastcheck::cuda {
+namespace {
+
+void observe_one(py::handle tensor, py::handle slots, std::int64_t index, std::int64_t depth) {
+  observe(readable(tensor, kDeviceType), unpack(slots), index, checked_depth(depth), false);
+}
+
+void observe_list(const py::sequence& tensors, py::handle slots, std::int64_t first,
+                  std::int64_t depth, bool logical) {
+  observe(readable_list(tensors, kDeviceType), unpack(slots), first, checked_depth(depth), logical);
+}
+
+py::object found_nonfinite_in(const py::sequence& tensors) {
+  return wrap(found_nonfinite(readable_list(tensors, kDeviceType)));
+}
+
+}  // namespace
+
+void define_functions(py::module_& m) {
+  m.def("cuda_problem", problem, py::arg("device"));
+  m.def("cuda_observe", observe_one, py::arg("tensor"), py::arg("slots"), py::arg("index"),
+        py::arg("depth"));
+  m.def("cuda_observe_list", observe_list, py::arg("tensors"), py::arg("slots"), py::arg("first"),
+        py::arg("depth"), py::arg("logical") = false);
+  m.def("cuda_found_nonfinite", found_nonfinite_in, py::arg("tensors"));
+}
+
+}  // namespace fastcheck::cuda

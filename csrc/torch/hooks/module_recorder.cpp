@@ -1,0 +1,362 @@
+#include "torch/hooks/module_recorder.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+#include <cstdint>
+
+#include "torch/hooks/call.h"
+#include "torch/hooks/flatten.h"
+#include "torch/hooks/reader.h"
+#include "torch/hooks/recorder.h"
+#include "torch/python/tensors.h"
+#include "torch/python/types.h"
+#include "torch/read/tensor_view.h"
+
+namespace py = pybind11;
+
+namespace fastcheck {
+namespace {
+
+struct Names {
+  PyObject* stack = interned("stack");
+  PyObject* recorder = interned("recorder");
+  PyObject* register_hook = interned("register_hook");
+  PyObject* gradient = interned("gradient");
+  PyObject* grad_input = interned("grad_input");
+  PyObject* grad_output = interned("grad_output");
+};
+
+const Names& names() {
+  static const Names* const kNames = new Names;
+  return *kNames;
+}
+
+// ---- Gradients ----------------------------------------------------------------------------------
+
+// What the autograd graph of an observed tensor holds; does nothing once the monitor is gone.
+struct GradientRecorder {
+  py::object observer;  // a weak reference
+  py::object call;
+  py::object role;
+  long long site;
+  long long token;
+};
+
+using GradientObject = Object<GradientRecorder>;
+
+// False: Python has to do it.
+bool record(HookRecorder& recorder, PyObject* self, PyObject* gradient) {
+  if (!recorder.is_open) return false;
+  const Locked locked(recorder);
+  const GradientRecorder& hook = GradientObject::of(self);
+  const Call& call = *Call::of(hook.call.ptr());
+  if (!recorder.is_open || call.is_recompute) return false;
+  const std::int64_t found =
+      recorder.read(gradient, hook.site, call.index, recorder.gradient_flags);
+  if (found >= 0) {
+    const py::int_ token(found >> code::kTokenShift);
+    checked(PyDict_SetItem(recorder.gradients.ptr(), py::int_(hook.token).ptr(), token.ptr()));
+    if ((found & code::kNew) != 0) {
+      recorder.note(found, py::handle(names().gradient), token, py::handle(self),
+                    recorder.gradient_flags != 0, PyThread_get_thread_ident());
+    }
+  }
+  recorder.finish();
+  return true;
+}
+
+PyObject* call_gradient(PyObject* self, PyObject* arguments, PyObject*) {
+  return translated([&]() -> PyObject* {
+    if (PyTuple_GET_SIZE(arguments) != 1) throw py::type_error("expected one gradient");
+    PyObject* const gradient = PyTuple_GET_ITEM(arguments, 0);
+    const py::object observer = owned(PyObject_CallNoArgs(GradientObject::of(self).observer.ptr()));
+    if (observer.is_none()) Py_RETURN_NONE;
+    const py::object recorder = owned(PyObject_GetAttr(observer.ptr(), names().recorder));
+    HookRecorder& shared = hook_recorder_of(recorder.ptr());
+    const bool is_done =
+        guarded([&] { return record(shared, self, gradient); },
+                [&](const py::object& error) {
+                  shared.session().attr("switch_off")(GradientObject::of(self).site, error);
+                });
+    if (is_done) {
+      shared.deliver();
+    } else {
+      observer.attr("gradient_came")(py::handle(self), py::handle(gradient));
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+template <auto kField>
+PyObject* get_object(PyObject* self, void*) {
+  return py::object(GradientObject::of(self).*kField).release().ptr();
+}
+
+template <auto kField>
+PyObject* get_number(PyObject* self, void*) {
+  return PyLong_FromLongLong(GradientObject::of(self).*kField);
+}
+
+PyGetSetDef kGradientProperties[] = {
+    {"call", &get_object<&GradientRecorder::call>, nullptr, nullptr, nullptr},
+    {"role", &get_object<&GradientRecorder::role>, nullptr, nullptr, nullptr},
+    {"site", &get_number<&GradientRecorder::site>, nullptr, nullptr, nullptr},
+    {"token", &get_number<&GradientRecorder::token>, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyType_Slot kGradientSlots[] = {
+    {Py_tp_dealloc, as_slot(&GradientObject::destroy)},
+    {Py_tp_call, as_slot(&call_gradient)},
+    {Py_tp_getset, kGradientProperties},
+    {0, nullptr},
+};
+
+PyType_Spec kGradientSpec = {"fastcheck._C.GradientRecorder", sizeof(GradientObject), 0,
+                             Py_TPFLAGS_DEFAULT, kGradientSlots};
+
+PyTypeObject* gradient_type() {
+  static PyTypeObject* const made = [] {
+    PyTypeObject* const fresh = new_type(kGradientSpec);
+    fresh->tp_new = nullptr;  // made by a ModuleRecorder alone
+    return fresh;
+  }();
+  return made;
+}
+
+// ---- Calls --------------------------------------------------------------------------------------
+
+struct ModuleRecorder {
+  py::object recorder;
+  py::object node;
+  py::object counter;
+  HookSites input_sites, output_sites, grad_input_sites, grad_output_sites;
+  bool is_off = false;
+
+  HookRecorder& shared() const { return hook_recorder_of(recorder.ptr()); }
+
+  template <class Visit>
+  int each(const Visit& visit) const {
+    for (const py::object* held : {&recorder, &node, &counter}) {
+      if (const int status = visit(held->ptr())) return status;
+    }
+    return 0;
+  }
+  void clear() {}
+
+  bool enter(PyObject* args, PyObject* kwargs);
+  bool leave(PyObject* output);
+
+ private:
+  void watch(const HookRecorder& of, const HookTensors::Item& item, const py::object& call,
+             PyObject* role, HookSites& sites, std::int64_t token) const;
+};
+
+// The calls that are running in this thread, outermost first. `local` keeps the list as long as the
+// thread lives; to ask it takes longer than to remember what it said last.
+PyObject* stack_of(const HookRecorder& recorder) {
+  thread_local std::uint64_t last_id = 0;
+  thread_local PyObject* last = nullptr;
+  if (last_id != recorder.id) {
+    last = owned(PyObject_GetAttr(recorder.local.ptr(), names().stack)).ptr();
+    last_id = recorder.id;
+  }
+  return last;
+}
+
+Call* call_at(PyObject* stack, Py_ssize_t place) { return Call::of(PyList_GET_ITEM(stack, place)); }
+
+// What list.pop() does with the last item, without the search for it.
+void drop_last(PyObject* stack) {
+  const Py_ssize_t last = PyList_GET_SIZE(stack) - 1;
+  PyObject* const item = PyList_GET_ITEM(stack, last);
+  Py_SET_SIZE(stack, last);
+  Py_DECREF(item);
+}
+
+bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) {
+  HookRecorder& of = shared();
+  if (is_off || !of.is_open || torch::autograd::get_current_graph_task_id() != -1) return false;
+  const Locked locked(of);
+  if (!of.is_open) return false;
+  PyObject* const stack = stack_of(of);
+  const Py_ssize_t running = PyList_GET_SIZE(stack);
+  if (running == 0) return false;
+  const Call* const outermost = call_at(stack, 0);
+  if (outermost == nullptr || outermost->node.is(node)) return false;
+  HookTensors found;
+  if (!found.add_arguments(args, kwargs, input_sites)) return false;
+
+  const py::object call =
+      Call::make(node, CallCounter::of(counter).next(of.step), PyList_GET_ITEM(stack, running - 1),
+                 PyThread_get_thread_ident(), of.cursor->seq, false);
+  checked(PyList_Append(stack, call.ptr()));
+  owned(PyObject_CallOneArg(of.add_call.ptr(), call.ptr()));
+  Call& fields = *Call::of(call.ptr());
+  for (const HookTensors::Item& item : found.items) {
+    const std::int64_t code = of.read(item.tensor, item.site, fields.index, 0);
+    if (code < 0) continue;
+    const std::int64_t token = code >> code::kTokenShift;
+    fields.inputs.push_back({token, item.site});
+    if ((code & code::kNew) == 0) continue;
+    of.note(code, py::handle(hook_labels().input), token, call, of.after_gap);
+    if ((code & code::kNeedsGradient) != 0) {
+      watch(of, item, call, names().grad_input, grad_input_sites, token);
+    }
+  }
+  of.finish();
+  return true;
+}
+
+bool ModuleRecorder::leave(PyObject* output) {
+  HookRecorder& of = shared();
+  if (is_off || !of.is_open) return false;
+  const Locked locked(of);
+  if (!of.is_open) return false;
+  PyObject* const stack = stack_of(of);
+  const Py_ssize_t running = PyList_GET_SIZE(stack);
+  if (running < 2) return false;
+  const auto call = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(stack, running - 1));
+  Call* const fields = Call::of(call.ptr());
+  if (fields == nullptr || !fields->node.is(node) || fields->is_recompute ||
+      !fields->watched.is_none()) {
+    return false;
+  }
+  HookTensors found;
+  if (!found.add(output, hook_labels().output, output_sites)) {
+    return false;
+  }
+
+  // Whatever comes: the call is over.
+  drop_last(stack);
+  fields->outputs_seq = of.cursor->seq;
+  bool is_complete = found.count != 0;
+  for (const HookTensors::Item& item : found.items) {
+    const std::int64_t code = of.read(item.tensor, item.site, fields->index, 0);
+    if (code < 0) {
+      is_complete = is_complete && !has_plain_memory(unpack(item.tensor));
+      continue;
+    }
+    const std::int64_t token = code >> code::kTokenShift;
+    fields->outputs.push_back(token);
+    if ((code & code::kNew) == 0) continue;
+    if (!of.is_deferred()) of.note(code, py::handle(hook_labels().output), token, call);
+    if ((code & code::kNeedsGradient) != 0) {
+      watch(of, item, call, names().grad_output, grad_output_sites, token);
+    }
+  }
+  fields->is_complete = is_complete;
+  if (of.is_deferred()) {
+    checked(PyList_Append(of.entries.ptr(), call.ptr()));
+  } else if (PyList_GET_SIZE(of.findings.ptr()) != 0) {
+    of.session().attr("call_ended")(call, is_complete);
+  }
+  of.finish();
+  return true;
+}
+
+void ModuleRecorder::watch(const HookRecorder& of, const HookTensors::Item& item,
+                           const py::object& call, PyObject* role, HookSites& sites,
+                           std::int64_t token) const {
+  std::int64_t site = -1;
+  // Of a parameter, a leaf, or another class of tensors there is more to say.
+  if (reinterpret_cast<PyObject*>(Py_TYPE(item.tensor)) == THPVariableClass &&
+      !unpack(item.tensor).is_leaf()) {
+    site = sites.of(item.label.ptr());
+  }
+  if (site < 0) {
+    of.owner().attr("_watch")(py::handle(item.tensor), call, py::handle(role), item.label,
+                              item.position, token);
+    return;
+  }
+  const py::object hook = owned(GradientObject::make(
+      gradient_type(), of.observer, call, py::reinterpret_borrow<py::object>(role),
+      static_cast<long long>(site), static_cast<long long>(token)));
+  owned(PyObject_CallMethodOneArg(item.tensor, names().register_hook, hook.ptr()));
+}
+
+// ---- The type -----------------------------------------------------------------------------
+
+using ModuleObject = Object<ModuleRecorder>;
+
+PyObject* new_module_recorder(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  PyObject *recorder = nullptr, *node = nullptr, *counter = nullptr;
+  std::array<PyObject*, 4> sites{};
+  if (PyArg_ParseTuple(arguments, "O!OOO!O!O!O!:ModuleRecorder", hook_recorder_type(), &recorder,
+                       &node, &counter, &PyDict_Type, &sites[0], &PyDict_Type, &sites[1],
+                       &PyDict_Type, &sites[2], &PyDict_Type, &sites[3]) == 0) {
+    return nullptr;
+  }
+  return translated([&] {
+    CallCounter::of(counter);
+    return ModuleObject::make(type, borrowed(recorder), borrowed(node), borrowed(counter),
+                              HookSites(borrowed(sites[0])), HookSites(borrowed(sites[1])),
+                              HookSites(borrowed(sites[2])), HookSites(borrowed(sites[3])), false);
+  });
+}
+
+template <class Body>
+PyObject* attend(PyObject* self, const Body& body) {
+  return translated([&] {
+    ModuleRecorder& module = ModuleObject::of(self);
+    const HookRecorder& of = module.shared();
+    const bool is_done =
+        guarded([&] { return body(module); },
+                [&](const py::object& error) { of.owner().attr("failed")(module.node, error); });
+    if (is_done) of.deliver();
+    return PyBool_FromLong(is_done);
+  });
+}
+
+PyObject* enter(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2 || !PyTuple_Check(arguments[0]) || !PyDict_Check(arguments[1])) {
+    return PyErr_Format(PyExc_TypeError, "expected a tuple and a dict");
+  }
+  return attend(self,
+                [&](ModuleRecorder& module) { return module.enter(arguments[0], arguments[1]); });
+}
+
+PyObject* leave(PyObject* self, PyObject* output) {
+  return attend(self, [&](ModuleRecorder& module) { return module.leave(output); });
+}
+
+PyObject* switch_off(PyObject* self, PyObject*) {
+  ModuleObject::of(self).is_off = true;
+  Py_RETURN_NONE;
+}
+
+PyMethodDef kModuleMethods[] = {
+    {"enter", as_method(&enter), METH_FASTCALL, "enter(self, args, kwargs) -> bool"},
+    {"leave", &leave, METH_O, "leave(self, output) -> bool"},
+    {"switch_off", &switch_off, METH_NOARGS, "switch_off(self) -> None"},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot kModuleSlots[] = {
+    {Py_tp_new, as_slot(&new_module_recorder)},
+    {Py_tp_dealloc, as_slot(&destroy_tracked<ModuleRecorder>)},
+    {Py_tp_traverse, as_slot(&traverse<ModuleRecorder>)},
+    {Py_tp_clear, as_slot(&clear<ModuleRecorder>)},
+    {Py_tp_methods, kModuleMethods},
+    {0, nullptr},
+};
+
+PyType_Spec kModuleSpec = {"fastcheck._C.ModuleRecorder", sizeof(ModuleObject), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, kModuleSlots};
+
+PyTypeObject* module_type() {
+  static PyTypeObject* const made = new_type(kModuleSpec);
+  return made;
+}
+
+}  // namespace
+
+void define_module_recorder(py::module_& m) {
+  m.attr("ModuleRecorder") = py::handle(reinterpret_cast<PyObject*>(module_type()));
+  m.attr("GradientRecorder") = py::handle(reinterpret_cast<PyObject*>(gradient_type()));
+}
+
+}  // namespace fastcheck

@@ -1,0 +1,227 @@
+#include "torch/hooks/recorder.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+namespace py = pybind11;
+
+namespace fastcheck {
+namespace {
+
+constexpr long long kIdentityNumbers = 7;  // seq, step, call, site, flags, dtype, order
+
+}  // namespace
+
+void HookRecorder::refuse(PyObject* tensor, std::int64_t site) const {
+  py::error_already_set error;
+  if (!error.matches(PyExc_Exception)) throw error;  // an interrupt is no answer
+  session().attr("on_unreadable")(py::handle(tensor), site, error.value());
+}
+
+bool HookRecorder::read_elsewhere(PyObject* tensor, std::int64_t found, std::int64_t site,
+                                  long long call, std::uint32_t flags) {
+  if (rows == 0 || row->slot == rows || (found & code::kNewStream) != 0) {
+    return session()
+        .attr("read_elsewhere")(py::handle(tensor), found, site, call, flags)
+        .cast<bool>();
+  }
+  const py::object at_row = owned(PyLong_FromLongLong(row->slot));
+  const py::object depth = owned(PyLong_FromLong(static_cast<long>(reader->depth())));
+  std::array<PyObject*, 4> arguments{tensor, slots.ptr(), at_row.ptr(), depth.ptr()};
+  PyObject* const done =
+      PyObject_Vectorcall(observe.ptr(), arguments.data(), arguments.size(), nullptr);
+  if (done == nullptr) {
+    refuse(tensor, site);
+    return false;
+  }
+  Py_DECREF(done);
+  const std::array<long long, kIdentityNumbers> identity{cursor->seq,
+                                                         step,
+                                                         call,
+                                                         site,
+                                                         flags,
+                                                         (found >> code::kDTypeShift) & 31,
+                                                         (found >> code::kOrderShift) & 1};
+  std::copy(identity.begin(), identity.end(), numbers + row->slot * kIdentityNumbers);
+  ++row->slot;
+  return true;
+}
+
+std::int64_t HookRecorder::read(PyObject* tensor, std::int64_t site, long long call,
+                                std::uint32_t flags) {
+  const auto ask = [&] {
+    return session().attr("read")(py::handle(tensor), site, call, flags).cast<std::int64_t>();
+  };
+  if (cursor->slot == reader->capacity()) return ask();
+  std::int64_t found = code::kUnread;
+  PyObject* const done = translated([&] {
+    const Identity identity{cursor->seq, step, static_cast<std::int32_t>(call),
+                            static_cast<std::int32_t>(site), flags};
+    found = reader->read(tensor, cursor->slot, identity, false);
+    Py_RETURN_NONE;
+  });
+  if (done == nullptr) {
+    refuse(tensor, site);
+    return code::kUnread;
+  }
+  Py_DECREF(done);
+  if (found == code::kUnknownDevice) return ask();
+  if (found < 0 || (found & code::kNew) == 0) return found;
+  if ((found & code::kElsewhere) == 0) {
+    ++cursor->slot;
+  } else if (!read_elsewhere(tensor, found, site, call, flags)) {
+    return code::kUnread;
+  }
+  ++cursor->seq;
+  return found;
+}
+
+void HookRecorder::finish() const {
+  if (settles) session().attr("settle_call")();
+}
+
+void HookRecorder::deliver() const {
+  if (PyList_GET_SIZE(due.ptr()) != 0) session().attr("deliver")();
+}
+
+py::object HookRecorder::session() const {
+  static PyObject* const kName = interned("session");
+  return owned(PyObject_GetAttr(owner().ptr(), kName));
+}
+
+// ---- The type -------------------------------------------------------------------------------
+
+namespace {
+
+using RecorderObject = Object<HookRecorder>;
+
+PyObject* new_recorder(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  PyObject *reader = nullptr, *cursor = nullptr, *lock = nullptr;
+  if (PyArg_ParseTuple(arguments, "OOO:HookRecorder", &reader, &cursor, &lock) == 0) {
+    return nullptr;
+  }
+  return translated([&] {
+    return RecorderObject::make(type, borrowed(reader), &hook_reader_of(reader), borrowed(cursor),
+                                &cursor_of(cursor), borrowed(lock), &session_lock_of(lock));
+  });
+}
+
+PyObject* attach(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 3 || !PyList_CheckExact(arguments[2])) {
+    return PyErr_Format(PyExc_TypeError, "expected an observer, a local, and a list");
+  }
+  static std::atomic<std::uint64_t> attached{0};
+  HookRecorder& recorder = hook_recorder_of(self);
+  recorder.observer = borrowed(arguments[0]);
+  recorder.local = borrowed(arguments[1]);
+  recorder.due = borrowed(arguments[2]);
+  recorder.id = ++attached;
+  Py_RETURN_NONE;
+}
+
+PyObject* open(PyObject* self, PyObject* arguments) {
+  HookRecorder& recorder = hook_recorder_of(self);
+  PyObject *add_call = nullptr, *findings = nullptr, *entries = nullptr, *gradients = nullptr;
+  int after_gap = 0;
+  long long step = 0;
+  unsigned int flags = 0;
+  if (PyArg_ParseTuple(arguments, "LOO!OO!pI:open", &step, &add_call, &PyList_Type, &findings,
+                       &entries, &PyDict_Type, &gradients, &after_gap, &flags) == 0) {
+    return nullptr;
+  }
+  recorder.step = step;
+  recorder.add_call = borrowed(add_call);
+  recorder.findings = borrowed(findings);
+  recorder.entries = borrowed(entries);
+  recorder.gradients = borrowed(gradients);
+  recorder.after_gap = after_gap != 0;
+  recorder.gradient_flags = flags;
+  recorder.is_open = !recorder.settles;
+  Py_RETURN_NONE;
+}
+
+PyObject* close(PyObject* self, PyObject*) {
+  hook_recorder_of(self).is_open = false;
+  Py_RETURN_NONE;
+}
+
+PyObject* redirect(PyObject* self, PyObject* entries) {
+  if (!PyList_CheckExact(entries)) return PyErr_Format(PyExc_TypeError, "expected a list");
+  hook_recorder_of(self).entries = borrowed(entries);
+  Py_RETURN_NONE;
+}
+
+PyObject* settle(PyObject* self, PyObject*) {
+  hook_recorder_of(self).settles = true;
+  hook_recorder_of(self).is_open = false;
+  Py_RETURN_NONE;
+}
+
+PyObject* set_target(PyObject* self, PyObject* arguments) {
+  PyObject *observe = nullptr, *slots = nullptr, *identities = nullptr, *row = nullptr;
+  if (PyArg_ParseTuple(arguments, "OOOO:set_target", &observe, &slots, &identities, &row) == 0) {
+    return nullptr;
+  }
+  return translated([&] {
+    HookRecorder& recorder = hook_recorder_of(self);
+    recorder.row = &cursor_of(row);
+    Py_buffer view;
+    checked(PyObject_GetBuffer(identities, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE));
+    recorder.numbers = static_cast<long long*>(view.buf);
+    recorder.rows = view.len / static_cast<Py_ssize_t>(kIdentityNumbers * sizeof(long long));
+    PyBuffer_Release(&view);  // the array keeps its memory
+    recorder.observe = borrowed(observe);
+    recorder.slots = borrowed(slots);
+    recorder.identities = borrowed(identities);
+    recorder.row_object = borrowed(row);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* clear_target(PyObject* self, PyObject*) {
+  HookRecorder& recorder = hook_recorder_of(self);
+  recorder.observe = recorder.slots = recorder.identities = recorder.row_object = py::none();
+  recorder.rows = 0;
+  Py_RETURN_NONE;
+}
+
+PyMethodDef kRecorderMethods[] = {
+    {"attach", as_method(&attach), METH_FASTCALL, "attach(self, observer, local, due) -> None"},
+    {"open", &open, METH_VARARGS,
+     "open(self, step, add_call, findings, entries, gradients, after_gap, gradient_flags) -> None"},
+    {"close", &close, METH_NOARGS, "close(self) -> None"},
+    {"redirect", &redirect, METH_O, "redirect(self, entries) -> None"},
+    {"settle", &settle, METH_NOARGS, "settle(self) -> None"},
+    {"set_target", &set_target, METH_VARARGS,
+     "set_target(self, observe, slots, identities, cursor) -> None"},
+    {"clear_target", &clear_target, METH_NOARGS, "clear_target(self) -> None"},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot kRecorderSlots[] = {
+    {Py_tp_new, as_slot(&new_recorder)},
+    {Py_tp_dealloc, as_slot(&destroy_tracked<HookRecorder>)},
+    {Py_tp_traverse, as_slot(&traverse<HookRecorder>)},
+    {Py_tp_clear, as_slot(&clear<HookRecorder>)},
+    {Py_tp_methods, kRecorderMethods},
+    {0, nullptr},
+};
+
+PyType_Spec kRecorderSpec = {"fastcheck._C.HookRecorder", sizeof(RecorderObject), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, kRecorderSlots};
+
+}  // namespace
+
+HookRecorder& hook_recorder_of(PyObject* object) { return RecorderObject::of(object); }
+
+PyTypeObject* hook_recorder_type() {
+  static PyTypeObject* const made = new_type(kRecorderSpec);
+  return made;
+}
+
+void define_hook_recorder(py::module_& m) {
+  m.attr("HookRecorder") = py::handle(reinterpret_cast<PyObject*>(hook_recorder_type()));
+}
+
+}  // namespace fastcheck

@@ -1,0 +1,149 @@
+// What the hooks of one session share while they record in C++, as long as nothing is out of the
+// ordinary. Everything else is ModuleObserver's (python/fastcheck/monitor/hooks/modules.py), which
+// does the same in Python and more.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+#include "torch/hooks/call.h"
+#include "torch/hooks/reader.h"
+#include "torch/python/lock.h"
+#include "torch/python/types.h"
+
+namespace fastcheck {
+
+// Fields are those of attach(), open() and set_target().
+struct HookRecorder {
+  pybind11::object reader_object;
+  HookReader* reader;
+  pybind11::object cursor_object;
+  Cursor* cursor;
+  pybind11::object lock_object;
+  SessionLock* lock;
+
+  pybind11::object observer = pybind11::none(), local = pybind11::none(), due = pybind11::none();
+  std::uint64_t id = 0;  // of attach(), in the process
+
+  bool is_open = false;
+  bool settles = false;
+  bool after_gap = false;
+  std::uint32_t gradient_flags = 0;
+  long long step = 0;
+  pybind11::object add_call = pybind11::none(), findings = pybind11::none();
+  pybind11::object entries = pybind11::none(), gradients = pybind11::none();
+
+  // Where records from elsewhere go.
+  pybind11::object observe = pybind11::none(), slots = pybind11::none(),
+                   identities = pybind11::none();
+  pybind11::object row_object = pybind11::none();
+  Cursor* row = nullptr;
+  long long* numbers = nullptr;  // of the identities, row by row
+  long long rows = 0;
+
+  bool is_deferred() const { return !entries.is_none(); }
+
+  // The ModuleObserver, None where it is gone; and its session.
+  pybind11::object owner() const { return owned(PyObject_CallNoArgs(observer.ptr())); }
+  pybind11::object session() const;
+
+  // Session.read().
+  std::int64_t read(PyObject* tensor, std::int64_t site, long long call, std::uint32_t flags);
+  // An entry of the journal, of what read() has found: judged when its record arrives or, on the
+  // CPU, now if it is bad.
+  template <class... Fields>
+  void note(std::int64_t found, const Fields&... entry) {
+    if (is_deferred()) {
+      checked(PyList_Append(entries.ptr(), pybind11::make_tuple(entry...).ptr()));
+    } else if ((found & code::kBad) != 0) {
+      session().attr("found")(pybind11::make_tuple(entry...));
+    }
+  }
+  // The end of what a hook has recorded.
+  void finish() const;
+  // Outside the session's lock: a stop that is due is raised from here.
+  void deliver() const;
+
+  template <class Visit>
+  int each(const Visit& visit) const {
+    for (const pybind11::object* held :
+         {&reader_object, &cursor_object, &lock_object, &observer, &local, &due, &add_call,
+          &findings, &entries, &gradients, &observe, &slots, &identities, &row_object}) {
+      if (const int status = visit(held->ptr())) return status;
+    }
+    return 0;
+  }
+  // What may lead back to the recorder.
+  void clear() {
+    is_open = false;
+    add_call = findings = entries = gradients = observe = pybind11::none();
+  }
+
+ private:
+  // The session hears that `tensor` can't be read. Call it with Python's exception raised.
+  void refuse(PyObject* tensor, std::int64_t site) const;
+  // The record of a tensor that the reader found elsewhere. False: it could not be read.
+  bool read_elsewhere(PyObject* tensor, std::int64_t found, std::int64_t site, long long call,
+                      std::uint32_t flags);
+};
+
+// Taking the lock may let other threads run.
+class Locked {
+ public:
+  explicit Locked(const HookRecorder& recorder) : lock_(*recorder.lock) {
+    if (!lock_.acquire()) throw pybind11::error_already_set();
+  }
+  ~Locked() { lock_.release(); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  SessionLock& lock_;
+};
+
+// Whether `body` did anything. What it throws is an error of fastcheck's own, which `fail` is told
+// of; training goes on.
+template <class Body, class Fail>
+bool guarded(const Body& body, const Fail& fail) {
+  bool is_done = true;
+  PyObject* const done = translated([&] {
+    is_done = body();
+    Py_RETURN_NONE;
+  });
+  if (done == nullptr) {
+    pybind11::error_already_set error;
+    if (!error.matches(PyExc_Exception)) throw error;  // an interrupt is the user's
+    fail(error.value());
+  }
+  Py_XDECREF(done);
+  return is_done;
+}
+
+HookRecorder& hook_recorder_of(PyObject* object);
+PyTypeObject* hook_recorder_type();
+
+// Defines the type HookRecorder.
+//
+// HookRecorder(reader, cursor, lock): of one session. It records while it is open.
+//   .attach(observer, local, due)
+//                              a weak reference to the ModuleObserver; the calls that are running
+//                              in a thread are the list `local.stack`; `due` is the ledger's
+//   .open(step, add_call, findings, entries, gradients, after_gap, gradient_flags)
+//                              `entries`: the journal of a session that is deferred, or None
+//   .close()                   from now on all is left to Python
+//   .redirect(entries)         what is read from now on belongs to this journal
+//   .settle()                  what is recorded now is followed by session.settle_call(), and then
+//                              nothing is recorded any more
+//   .set_target(observe, slots, identities, cursor)
+//                              a record of the stream that the reader saw last goes to the next row
+//                              of `slots`, row cursor.slot, through observe(tensor, slots, row,
+//                              depth), and its identity to that row of `identities`
+//   .clear_target()
+//
+// What is written into a journal, python/fastcheck/verdict/journal.py reads:
+//   ("input", seq, call, after_gap), ("output", seq, call), a Call that returned,
+//   ("gradient", seq, gradient_recorder, is_scaled, thread)
+void define_hook_recorder(pybind11::module_& m);
+
+}  // namespace fastcheck

@@ -1,0 +1,120 @@
+// What the observer keeps of the ops that are running, on each thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "torch/op_level/op_observer.h"
+#include "torch/op_level/op_tensors.h"
+
+namespace fastcheck::op_level {
+
+// An op, or a node of autograd, that is running.
+struct OpObserver::Frame {
+  const at::RecordFunction* fn = nullptr;
+  const Op* op = nullptr;  // null: a node
+  std::int32_t module = -1;
+  std::int32_t call = 0;
+  ForwardOp forward;
+  Direction direction = Direction::kForward;
+  bool is_recompute = false;
+  // It is seen once more, as the dispatch mode calls it.
+  bool is_composite_call = false;
+  // Of wrapped tensors: it is called again for what is within. `began`: how many ops had begun on
+  // this thread by then.
+  bool is_zero_tensor = false;
+  std::uint64_t began = 0;
+  // The filter lets it through; and, as an op made of others, what it calls.
+  bool is_open = true;
+  bool opens = false;
+  Scalars scalars;
+  // Of a node: how many modules were entered when it began, and what ops have made within it.
+  std::size_t modules = 0;
+  std::int32_t made = 0;
+  std::int64_t clock = 0;
+  std::uint64_t node = 0;  // the key of what autograd may have made of it; 0: nothing
+  Readabilities unread;    // tensors that could not be looked at
+  std::vector<Fed> fed;
+  std::vector<Input> inputs;
+  // Left out by a filter, and neither fed on something bad nor wrote: there is nothing to look at.
+  bool is_idle() const {
+    return !is_open && !is_composite_call && !is_zero_tensor && fed.empty() && written.empty() &&
+           !op->is_collective;
+  }
+  struct Held {
+    at::Tensor tensor;
+    std::int64_t version;
+    std::int32_t argument;
+  };
+  std::vector<Held> written;
+  // Inputs that nobody has read: they are if what comes out is non-finite.
+  std::vector<Held> untold;
+};
+
+struct OpObserver::Thread {
+  std::vector<Frame> frames;  // [0, depth) are running; the others are kept for their memory
+  std::size_t depth = 0;
+  std::vector<std::int32_t> modules;
+  std::int64_t api = -1;
+  int paused = 0;
+  std::uint64_t run = 0;  // of the observer, that the rest belongs to
+  bool at_optimizer = false;
+  bool busy = false;  // within our own code: resolving a view calls ops
+  OpTable::Recent recent;
+  std::uint64_t ops_begun = 0;
+  std::vector<Launch> launches;  // to be had read when the observer's lock is free
+  // Of the op that a dispatch mode is about to call: autograd's number, which it has only outside.
+  const Op* composite = nullptr;
+  std::int64_t composite_seq = -1;
+
+  Frame& push(const at::RecordFunction& fn) {
+    if (depth == frames.size()) frames.emplace_back();
+    Frame& frame = frames[depth++];
+    frame.fn = &fn;
+    frame.op = nullptr;
+    frame.forward = {};
+    frame.is_recompute = false;
+    frame.is_composite_call = frame.is_zero_tensor = false;
+    frame.node = 0;
+    frame.unread.clear();
+    frame.is_open = true;
+    frame.opens = false;
+    frame.made = 0;
+    frame.scalars = {};
+    frame.fed.clear();
+    frame.inputs.clear();
+    frame.written.clear();
+    frame.untold.clear();
+    return frame;
+  }
+  // What an op with a kernel of its own calls is part of it, and not looked at.
+  bool is_in_kernel() const {
+    if (depth == 0) return false;
+    const Frame& inner = frames[depth - 1];
+    return inner.op != nullptr && !inner.op->is_composite && !inner.is_composite_call &&
+           !inner.is_zero_tensor;
+  }
+  // The innermost node of autograd that is running; null: none is.
+  Frame* node() {
+    for (std::size_t i = depth; i-- > 0;) {
+      if (frames[i].op == nullptr) return &frames[i];
+    }
+    return nullptr;
+  }
+};
+
+// Marks a thread as being within our own code.
+struct Busy {
+  explicit Busy(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Busy() { flag_ = false; }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  bool& flag_;
+};
+
+}  // namespace fastcheck::op_level

@@ -1,0 +1,370 @@
+#include "torch/op_level/op_observer.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <pthread.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+#include "torch/op_level/op_frame.h"
+#include "torch/op_level/op_tensors.h"
+
+namespace fastcheck::op_level {
+namespace {
+
+// Culprits whose Python line is looked up in one step; the first one is the one that matters.
+constexpr std::int32_t kLinesPerStep = 16;
+constexpr std::size_t kMaxForwardOps = 1 << 20;
+
+std::uint64_t node_key(std::uint64_t thread, std::int64_t sequence) {
+  return thread << 44 ^ static_cast<std::uint64_t>(sequence);
+}
+
+std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
+  OpObserver::instance().begin(fn);
+  return nullptr;
+}
+
+void on_end(const at::RecordFunction& fn, at::ObserverContext*) { OpObserver::instance().end(fn); }
+
+}  // namespace
+
+OpObserver& OpObserver::instance() {
+  static OpObserver* const observer = [] {
+    // A forked child (a worker of a DataLoader) is not observed: nobody there takes anything in,
+    // and a lock that another thread held is held for ever.
+    pthread_atfork(nullptr, nullptr, [] { instance().running_ = false; });
+    return new OpObserver;
+  }();
+  return *observer;
+}
+
+OpObserver::Thread& OpObserver::thread() {
+  thread_local Thread mine;
+  const std::uint64_t run = instance().run_.load(std::memory_order_relaxed);
+  if (mine.run != run) {
+    // What a run left on this thread that ended within a module.
+    mine = Thread();
+    mine.run = run;
+  }
+  return mine;
+}
+
+std::uint64_t OpObserver::start(Options options) {
+  ops_.select(options.filter);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    depth_ = options.depth;
+    filter_ = options.filter;
+    copies_ = options.copies;
+    // In the place of nobody who reads devices: everything but the CPU is left out.
+    const bool is_alone = !options.copies && !options.launch;
+    for (auto& one : is_left_out_) one = is_alone;
+    is_left_out_[static_cast<std::size_t>(c10::DeviceType::CPU)] = false;
+    options_ = std::make_shared<const Options>(std::move(options));
+    has_bad_ = is_deferred_ = false;
+    modes_.clear();
+    with_status_.clear();
+    mode_ = nullptr;
+    provenance_.clear();
+    arrivals_.clear();
+    unread_.clear();
+    batch_ = Batch();
+    sites_.clear();
+    forward_ops_.clear();
+    for (auto& calls : calls_) calls.clear();
+    next_seq_ = 0;
+    step_ = 0;
+    incident_count_ = 0;
+    lines_left_ = kLinesPerStep;
+    active_ = true;
+  }
+  ++run_;
+  running_ = true;
+  connect();
+  return run_;
+}
+
+void OpObserver::connect() {
+  handle_ = at::addGlobalCallback(
+      at::RecordFunctionCallback(&on_begin, &on_end)
+          .needsInputs(true)
+          .needsOutputs(true)
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+}
+
+void OpObserver::stop(std::uint64_t run) {
+  if (run != run_ || !running_.exchange(false)) return;
+  if (active_) at::removeCallback(handle_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  provenance_.clear();
+  forward_ops_.clear();
+}
+
+void OpObserver::begin_step(std::int64_t step) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  step_ = step;
+  for (auto& calls : calls_) calls.assign(calls.size(), 0);
+  forward_ops_.clear();
+  lines_.clear();
+  lines_left_ = kLinesPerStep;
+}
+
+void OpObserver::set_active(bool active) {
+  if (!running_ || active_.exchange(active) == active) return;
+  if (!active) {
+    at::removeCallback(handle_);
+    return;
+  }
+  {
+    // Whatever was written meanwhile, nobody saw it.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    provenance_.clear();
+  }
+  connect();
+}
+
+void OpObserver::enter(std::int32_t module) { thread().modules.push_back(module); }
+
+void OpObserver::leave() {
+  auto& modules = thread().modules;
+  if (!modules.empty()) modules.pop_back();
+}
+
+void OpObserver::set_optimizer(bool at_work) { thread().at_optimizer = at_work; }
+
+void OpObserver::set_api(std::int64_t api) { thread().api = api; }
+
+void OpObserver::pause(int delta) { thread().paused += delta; }
+
+// ---- Callbacks ----------------------------------------------------------------------------------
+
+void OpObserver::begin(const at::RecordFunction& fn) {
+  if (!running_.load(std::memory_order_relaxed) || !active_.load(std::memory_order_relaxed)) return;
+  Thread& mine = thread();
+  if (mine.busy || mine.paused > 0 || mine.is_in_kernel()) return;
+  if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) {
+    begin_node(fn, mine);
+  } else {
+    begin_op(fn, mine);
+    launch(mine);
+  }
+}
+
+void OpObserver::begin_node(const at::RecordFunction& fn, Thread& mine) {
+  Frame& frame = mine.push(fn);
+  frame.modules = mine.modules.size();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = forward_ops_.find(node_key(fn.forwardThreadId(), fn.seqNr()));
+  if (found != forward_ops_.end()) frame.forward = found->second;
+}
+
+bool OpObserver::is_under_mode() const {
+  const void* const mode = mode_.load(std::memory_order_relaxed);
+  if (mode == nullptr) return false;
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  for (std::int64_t i = Modes::stack_len(); i-- > 0;) {
+    if (Modes::get_stack_at(i)->ptr(getPyInterpreter()) == mode) return true;
+  }
+  return false;
+}
+
+// The mode calls the op again, below autograd: there it is read. What autograd adds outside is an
+// op's number in the graph, and the version of what it has written.
+void OpObserver::begin_composite(const at::RecordFunction& fn, const Op& op, Thread& mine) {
+  mine.composite = &op;
+  mine.composite_seq = fn.seqNr();
+  Frame& frame = mine.push(fn);
+  frame.op = &op;
+  frame.is_composite_call = true;
+  if (op.is_allocation) return;
+  const auto inputs = fn.inputs();
+  for (const std::uint8_t at : op.written) {
+    if (at >= inputs.size()) break;
+    for_each_tensor(inputs[at], [&](const at::Tensor& tensor) {
+      if (is_read(tensor)) frame.written.push_back({tensor, Provenance::version(tensor), at});
+    });
+  }
+}
+
+// The op is called again for what its arguments wrap; if it is not, nobody has seen what it did.
+void OpObserver::begin_zero_tensor(const at::RecordFunction& fn, const Op& op, Thread& mine) {
+  const bool opens = mine.depth > 0 && mine.frames[mine.depth - 1].opens;
+  Frame& frame = mine.push(fn);
+  frame.op = &op;
+  frame.is_zero_tensor = true;
+  frame.began = mine.ops_begun;
+  const bool is_selected = op.choice.load(std::memory_order_relaxed) == Choice::kSelected;
+  frame.opens = opens || (op.is_composite && is_selected);
+}
+
+void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
+  const Op* const op = mine.recent.find(fn, ops_);
+  if (op == nullptr) return;
+  if (op->is_own) {
+    // What it calls is within it, as within any kernel.
+    Frame& frame = mine.push(fn);
+    frame.op = op;
+    frame.is_open = false;
+    return;
+  }
+  if (takes_wrappers(fn)) {
+    begin_zero_tensor(fn, *op, mine);
+    return;
+  }
+  ++mine.ops_begun;
+  if (is_under_mode()) {
+    begin_composite(fn, *op, mine);
+    return;
+  }
+  Frame& frame = mine.push(fn);
+  frame.op = op;
+  frame.module = mine.modules.empty() ? -1 : mine.modules.back();
+  frame.direction = mine.at_optimizer ? Direction::kOptimizer : Direction::kForward;
+  Choice choice = op->choice.load(std::memory_order_relaxed);
+  if (mine.depth > 1 && choice == Choice::kOther && mine.frames[mine.depth - 2].opens) {
+    choice = Choice::kSelected;
+  }
+  frame.opens = op->is_composite && choice == Choice::kSelected;
+  if (torch::autograd::get_current_graph_task_id() != -1) {
+    const Frame* const node = mine.node();
+    frame.is_recompute = node != nullptr && mine.modules.size() > node->modules;
+    if (!frame.is_recompute) {
+      frame.direction = Direction::kBackward;
+      if (node != nullptr) frame.forward = node->forward;
+      frame.module = frame.forward.module;
+      // It goes by the name of its forward, too.
+      choice = std::max(choice, frame.forward.choice);
+    }
+  }
+  const bool has_input = filter_.has_role(frame.direction, Role::kInput);
+  frame.is_open = choice == Choice::kSelected && filter_.has_module(frame.module) &&
+                  (has_input || filter_.has_role(frame.direction, Role::kOutput));
+  std::int64_t sequence = fn.seqNr();
+  std::string line;
+  if (mine.composite == op) {
+    sequence = mine.composite_seq;
+    mine.composite = nullptr;
+    // For debugging, where it may cost something: the line that a bad gradient will go back to.
+    if (sequence >= 0 && frame.direction == Direction::kForward) line = options()->line();
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  frame.clock = next_seq_;
+  auto& calls = calls_[static_cast<std::size_t>(frame.direction)];
+  const auto number = static_cast<std::size_t>(op->number);
+  if (calls.size() <= number) calls.resize(number + 1, 0);
+  frame.call = calls[number]++;
+  if (frame.direction == Direction::kForward && sequence >= 0 &&
+      forward_ops_.size() < kMaxForwardOps) {
+    std::int32_t at = -1;
+    if (!line.empty()) {
+      at = static_cast<std::int32_t>(lines_.size());
+      lines_.push_back(std::move(line));
+    }
+    frame.node = node_key(fn.threadId(), sequence);
+    forward_ops_[frame.node] = {op->number, frame.call, frame.module, mine.api, choice, at, -1};
+  }
+  if (frame.forward.op >= 0) frame.call = frame.forward.call;
+  if (op->is_allocation) return;
+  const bool is_asked = frame.is_open || has_bad_.load(std::memory_order_relaxed) ||
+                        is_deferred_.load(std::memory_order_relaxed);
+  if (!is_asked && op->written.empty() && op->written_in_training.empty()) return;
+  const auto inputs = fn.inputs();
+  auto written = op->written.begin();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const bool is_written = written != op->written.end() && *written == i;
+    if (is_written) ++written;
+    if (is_asked) frame.scalars.add(inputs[i]);
+    if ((op->ignores_values || op->is_view || !is_asked) && !is_written) continue;
+    for_each_tensor(inputs[i], [&](const at::Tensor& tensor) {
+      if (!is_read(tensor, frame)) return;
+      if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+        frame.scalars.add(tensor);
+        return;
+      }
+      const auto argument = static_cast<std::int32_t>(i);
+      if (is_written) frame.written.push_back({tensor, Provenance::version(tensor), argument});
+      if (is_asked && (!is_written || !op->overwrites)) {
+        look_at_input(tensor, argument, frame, mine, is_written);
+      }
+    });
+  }
+  forget_statistics(*op, inputs);
+}
+
+// What a batch norm leaves in its running statistics is read when something asks for them.
+void OpObserver::forget_statistics(const Op& op, c10::ArrayRef<const c10::IValue> inputs) {
+  if (op.written_in_training.empty() || op.is_composite) return;
+  const std::size_t training = op.place("training");
+  if (training < inputs.size() && inputs[training].isBool() && !inputs[training].toBool()) return;
+  for (const std::uint8_t at : op.written_in_training) {
+    if (at >= inputs.size()) break;
+    for_each_tensor(inputs[at], [&](const at::Tensor& tensor) {
+      if (is_read(tensor)) provenance_.put(tensor, {kUnseen, false});
+    });
+  }
+}
+
+bool OpObserver::reads_at_once(const Frame& frame, bool is_written) const {
+  // What it is made of reads it, if that is asked for.
+  if (!frame.is_open || frame.op->is_composite) return false;
+  // What it is about to write is gone afterwards.
+  return is_written || filter_.has_role(frame.direction, Role::kInput);
+}
+
+void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, Frame& frame,
+                               Thread& mine, bool is_written) {
+  const Known known = provenance_.find(tensor);
+  const bool is_known = known.is_whole && !known.is_unread;
+  const bool is_suspect = !known.suspects.empty();
+  std::int64_t seq = known.seq;
+  if (is_known && known.is_exact && is_suspect) {
+    frame.fed.push_back({seq, false, false, known.bad.empty()});
+  } else if ((!is_known || is_suspect) && known.bad.empty() && !reads_at_once(frame, is_written)) {
+    if (!is_known && !is_written) {
+      frame.untold.push_back({tensor, Provenance::version(tensor), argument});
+    }
+    return;
+  } else if (!is_known || is_suspect) {
+    // Never met, or a part of something bad, which may itself be finite.
+    const std::int32_t site = site_number(frame, Role::kInput, argument);
+    Token token = record(tensor, mine, site, frame.call, 0);
+    seq = token.seq;
+    if (token.is_pending || token.is_bad) {
+      Fed fed = fed_by(token, known);
+      if (token.is_bad) token.seq = fed.seq;
+      frame.fed.push_back(std::move(fed));
+    }
+    provenance_.put(tensor, token);
+  }
+  frame.inputs.push_back({argument, seq});
+}
+
+// Something that an op has just read, of which `known` was known before.
+Fed OpObserver::fed_by(const Token& token, const Known& known) const {
+  if (token.is_pending) {
+    return {token.seq, false, known.is_collective,
+            true,      true,  {known.suspects.begin(), known.suspects.end()}};
+  }
+  const bool is_arrival = known.bad.empty();
+  // What is bad in a part began where the whole did.
+  return {is_arrival ? token.seq : known.bad.front(), is_arrival, known.is_collective};
+}
+
+// Before an op is blamed for what it made, all that it read has to be known.
+void OpObserver::read_late(Frame& frame, Thread& mine) {
+  for (const Frame::Held& held : frame.untold) {
+    if (Provenance::version(held.tensor) != held.version) continue;
+    const Known known = provenance_.find(held.tensor);
+    const std::int32_t site = site_number(frame, Role::kInput, held.argument);
+    const Token token = record(held.tensor, mine, site, frame.call, 0);
+    if (token.is_pending || token.is_bad) frame.fed.push_back(fed_by(token, known));
+    provenance_.put(held.tensor, token);
+    frame.inputs.push_back({held.argument, token.seq});
+  }
+  frame.untold.clear();
+}
+
+}  // namespace fastcheck::op_level

@@ -1,0 +1,79 @@
+// What of an op's arguments and results is read.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "torch/op_level/readability.h"
+
+namespace fastcheck::op_level {
+
+template <class Visit>
+void for_each_tensor(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+    for (const c10::IValue& item : value.toListRef()) {
+      if (item.isTensor()) visit(item.toTensor());
+    }
+  }
+}
+
+// What wraps memory, or is made of zeros without any, has the op called again for what it stands
+// for.
+inline bool takes_wrappers(const at::RecordFunction& fn) {
+  bool found = false;
+  for (const c10::IValue& input : fn.inputs()) {
+    for_each_tensor(input,
+                    [&](const at::Tensor& tensor) { found = found || is_zero_tensor(tensor); });
+  }
+  return found;
+}
+
+// A copy in the host's memory, of the same elements in the same order. Waits for the device.
+inline at::Tensor on_host(const at::Tensor& tensor) {
+  const c10::impl::ExcludeDispatchKeyGuard below(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
+  const at::AutoDispatchBelowADInplaceOrView also_below_autograd;
+  const at::MemoryFormat format = tensor.is_non_overlapping_and_dense()
+                                      ? at::MemoryFormat::Preserve
+                                      : at::MemoryFormat::Contiguous;
+  return tensor.to(tensor.options().device(at::kCPU), /*non_blocking=*/false, /*copy=*/true,
+                   format);
+}
+
+// How far the scalar arguments of an op reach.
+struct Scalars {
+  double lowest = 0, highest = 0;
+
+  void add(const c10::IValue& value) {
+    if (value.isDouble()) add(value.toDouble());
+  }
+  // A number that was made a tensor to be an operand.
+  void add(const at::Tensor& number) {
+    if (number.scalar_type() == at::kDouble) add(*number.const_data_ptr<double>());
+  }
+  void add(double value) {
+    lowest = std::min(lowest, value);
+    highest = std::max(highest, value);
+  }
+  std::uint8_t infinite() const {
+    return static_cast<std::uint8_t>(std::isinf(highest) | std::isinf(lowest) << 1);
+  }
+  // Bit 2: one is the largest number of this type, or above; bit 3: the lowest, or below.
+  std::uint8_t largest(at::ScalarType type) const {
+    // Integers pass unread; complex numbers are beyond what a mask is made of.
+    const double most = type == at::kHalf       ? 65504.0
+                        : type == at::kBFloat16 ? 0x1.fep127
+                        : type == at::kFloat    ? std::numeric_limits<float>::max()
+                                                : std::numeric_limits<double>::max();
+    return static_cast<std::uint8_t>((highest >= most) << 2 | (lowest <= -most) << 3);
+  }
+};
+
+}  // namespace fastcheck::op_level

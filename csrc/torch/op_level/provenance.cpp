@@ -1,0 +1,128 @@
+#include "torch/op_level/provenance.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/hash.h>
+
+#include <algorithm>
+
+namespace fastcheck::op_level {
+namespace {
+
+// More than this many views of one storage, written one by one, are taken for one.
+constexpr std::size_t kMaxSpans = 64;
+constexpr std::size_t kMaxVersions = 4;
+
+}  // namespace
+
+Provenance::Span Provenance::span_of(const at::Tensor& tensor) {
+  std::int64_t elements = 1, geometry = 0;
+  if (tensor.is_contiguous() || tensor.is_non_overlapping_and_dense()) {
+    elements = tensor.numel();
+  } else {
+    for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+      elements += (tensor.size(d) - 1) * tensor.stride(d);
+      geometry = static_cast<std::int64_t>(
+          c10::hash_combine(static_cast<std::size_t>(geometry),
+                            static_cast<std::size_t>(tensor.size(d) * 1000003 + tensor.stride(d))));
+    }
+    geometry |= 1;
+  }
+  const std::int64_t begin = tensor.storage_offset() * tensor.element_size();
+  return {begin, begin + elements * tensor.element_size(), geometry, {}};
+}
+
+Known Provenance::find(const at::Tensor& tensor, bool any_version) const {
+  Known known;
+  const Entry* const entry = entries_.find(tensor);
+  if (entry == nullptr) return known;
+  const auto& versions = entry->versions;
+  if (!any_version &&
+      std::find(versions.begin(), versions.end(), version(tensor)) == versions.end()) {
+    return known;
+  }
+  const Span wanted = span_of(tensor);
+  // From the youngest on, until the bytes are covered by a span without gaps.
+  std::size_t met = 0;
+  for (auto span = entry->spans.rbegin(); span != entry->spans.rend(); ++span) {
+    if (span->end <= wanted.begin || span->begin >= wanted.end) continue;
+    const Token& token = span->token;
+    if (met++ == 0) {
+      known.seq = token.seq;
+      known.is_exact = span->begin == wanted.begin && span->end == wanted.end &&
+                       span->geometry == wanted.geometry;
+    }
+    if (token.seq < 0) {
+      known.is_unread = true;
+      known.is_collective = known.is_collective || token.seq == kCollective;
+    } else if (token.is_bad || token.is_pending) {
+      known.suspects.push_back(token.seq);
+      if (token.is_bad) known.bad.push_back(token.seq);
+    }
+    const bool covers = span->begin <= wanted.begin && span->end >= wanted.end;
+    if (covers && (span->geometry == 0 || span->geometry == wanted.geometry)) {
+      known.is_whole = true;
+      break;
+    }
+  }
+  if (met != 1) known.is_exact = false;
+  return known;
+}
+
+void Provenance::lay(Entry& entry, const Span& span) {
+  auto& spans = entry.spans;
+  if (span.geometry == 0) {
+    spans.erase(std::remove_if(spans.begin(), spans.end(),
+                               [&span](const Span& old) {
+                                 return old.begin >= span.begin && old.end <= span.end;
+                               }),
+                spans.end());
+  }
+  if (spans.size() >= kMaxSpans) spans.erase(spans.begin());
+  spans.push_back(span);
+}
+
+void Provenance::accept(const at::Tensor& tensor) {
+  auto& versions = entries_.at(tensor).versions;
+  const std::int64_t now = version(tensor);
+  if (std::find(versions.begin(), versions.end(), now) != versions.end()) return;
+  if (versions.size() >= kMaxVersions) versions.erase(versions.begin());
+  versions.push_back(now);
+}
+
+void Provenance::put(const at::Tensor& tensor, Token token) {
+  Entry& mine = entries_.at(tensor);
+  const std::int64_t now = version(tensor);
+  auto& versions = mine.versions;
+  if (std::find(versions.begin(), versions.end(), now) == versions.end()) {
+    // New, or written unseen: of what is known of it nothing holds any more.
+    mine.spans.clear();
+    versions.clear();
+    versions.push_back(now);
+  }
+  Span span = span_of(tensor);
+  span.token = token;
+  lay(mine, span);
+}
+
+void Provenance::wrote(const at::Tensor& tensor, std::int64_t version_before, Token token) {
+  Entry& mine = entries_.at(tensor);
+  auto& versions = mine.versions;
+  const auto old = std::find(versions.begin(), versions.end(), version_before);
+  if (old != versions.end()) {
+    *old = version(tensor);
+  } else {
+    // An alias that counts by itself (x.data): the counts of the others are still right.
+    accept(tensor);
+  }
+  mine.written_at = token.seq;
+  Span span = span_of(tensor);
+  span.token = token;
+  lay(mine, span);
+}
+
+std::int64_t Provenance::written_at(const at::Tensor& tensor) const {
+  const Entry* const entry = entries_.find(tensor);
+  return entry == nullptr ? -1 : entry->written_at;
+}
+
+}  // namespace fastcheck::op_level

@@ -1,0 +1,18 @@
+// What the binding has to know of CUDA that torch does not say of devices in general.
+//
+// The tests link another implementation (tests/fakes/cuda_on_fake), and so run the rest of the
+// binding on a fake accelerator.
+#pragma once
+
+#include <c10/core/Device.h>
+
+namespace fastcheck::cuda {
+
+// The devices that the kernels are for.
+extern const c10::DeviceType kDeviceType;
+
+// The stream, as the kernels take it, on which torch puts work for this device at present. Throws
+// std::runtime_error where this torch has no such device.
+void* current_stream(c10::DeviceIndex device);
+
+}  // namespace fastcheck::cuda

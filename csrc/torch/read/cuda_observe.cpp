@@ -1,0 +1,135 @@
+#include "torch/read/cuda_observe.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "cuda/launch.h"
+#include "torch/read/cuda_device.h"
+#include "torch/read/cuda_workspace.h"
+#include "torch/read/slots.h"
+#include "torch/read/tensor_view.h"
+#include "torch/read/unobserved.h"
+
+namespace fastcheck::cuda {
+namespace {
+
+// What the launchers are told of a list, and what has to live until they were called.
+class Arguments {
+ public:
+  Arguments(at::ArrayRef<at::Tensor> tensors, c10::Device device, std::int64_t first,
+            bool logical) {
+    arguments_.reserve(tensors.size());
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.device() != device) {
+        throw std::invalid_argument("expected all tensors on " + device.str() + ", got one on " +
+                                    tensor.device().str());
+      }
+      const bool is_lazy = tensor.is_conj() || tensor.is_neg();
+      if (is_lazy) resolved_.push_back(resolve(tensor));
+      arguments_.push_back(
+          argument_of(view_of(is_lazy ? resolved_.back() : tensor), first++, logical));
+    }
+  }
+
+  at::ArrayRef<TensorArgument> all() const { return arguments_; }
+
+ private:
+  static at::Tensor resolve(const at::Tensor& tensor) {
+    const PlainTorch plain;
+    return resolve_views(tensor);
+  }
+
+  static TensorArgument argument_of(const cpu::TensorView& view, std::int64_t slot, bool logical) {
+    TensorArgument argument{};
+    const bool dense = logical ? view.contiguous : view.dense;
+    argument.data = view.data;
+    argument.numel = view.numel;
+    argument.sizes = view.sizes;
+    argument.strides = view.strides;
+    argument.slot = slot;
+    argument.ndim = view.ndim;
+    argument.dtype = static_cast<std::uint8_t>(view.dtype);
+    argument.order =
+        static_cast<std::uint8_t>(dense && !logical ? Order::kStorage : Order::kLogical);
+    argument.dense = dense;
+    return argument;
+  }
+
+  c10::SmallVector<TensorArgument, 4> arguments_;
+  c10::SmallVector<at::Tensor, 1> resolved_;
+};
+
+// Calls launch(tensors, count, workspace, tuning, stream) once, or for parts of the list that a
+// launch can take. The device is current.
+template <class Launch>
+void in_parts(at::ArrayRef<TensorArgument> tensors, c10::Device device, const Launch& launch) {
+  if (tensors.empty()) return;
+  void* const stream = current_stream(device.index());
+  Workspaces workspaces(device, stream);
+  const Tuning& tuning = workspaces.tuning();
+  for (std::size_t done = 0; done < tensors.size();) {
+    const std::size_t count = std::min(tensors.size() - done, workspaces.most_tensors());
+    const TensorArgument* const part = tensors.data() + done;
+    WorkspaceSize size;
+    check(fastcheck_cuda_workspace(part, static_cast<int>(count), &tuning, &size),
+          "planning a launch");
+    const Workspace workspace = workspaces.fit(size);
+    check(launch(part, static_cast<int>(count), &workspace, &tuning, stream), "a launch");
+    done += count;
+  }
+}
+
+}  // namespace
+
+std::string problem(std::int64_t index) {
+  const c10::Device device(kDeviceType, static_cast<c10::DeviceIndex>(index));
+  std::int32_t multiprocessors = 0;
+  try {
+    current_stream(device.index());
+    const c10::DeviceGuard guard(device);
+    const int error = fastcheck_cuda_device(&multiprocessors);
+    return error == 0 ? std::string() : fastcheck_cuda_error_name(error);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+void observe(at::ArrayRef<at::Tensor> tensors, const at::Tensor& slots, std::int64_t first,
+             Depth depth, bool logical) {
+  Destination to{};
+  slot(slots, first, static_cast<std::int64_t>(tensors.size()), kDeviceType);
+  to.slots = slot(slots, 0, 0, kDeviceType);
+  to.device_mode = static_cast<std::uint32_t>(DeviceMode::kIeee);
+  const c10::DeviceGuard guard(slots.device());
+  const Arguments arguments(tensors, slots.device(), first, logical);
+  in_parts(arguments.all(), slots.device(),
+           [&](const TensorArgument* part, int count, const Workspace* workspace,
+               const Tuning* tuning, void* stream) {
+             return fastcheck_cuda_records(part, count, static_cast<int>(depth), &to, workspace,
+                                           tuning, stream);
+           });
+}
+
+at::Tensor found_nonfinite(at::ArrayRef<at::Tensor> tensors) {
+  const c10::Device device = tensors.empty() ? c10::Device(c10::kCPU) : tensors[0].device();
+  const c10::OptionalDeviceGuard guard(device);
+  const Arguments arguments(tensors, device, 0, false);
+  at::Tensor found;
+  {
+    const PlainTorch plain;
+    found = at::zeros({}, at::TensorOptions(device).dtype(at::kFloat));
+  }
+  in_parts(arguments.all(), device,
+           [&](const TensorArgument* part, int count, const Workspace* workspace,
+               const Tuning* tuning, void* stream) {
+             return fastcheck_cuda_found_nonfinite(part, count,
+                                                   static_cast<float*>(found.mutable_data_ptr()),
+                                                   workspace, tuning, stream);
+           });
+  return found;
+}
+
+}  // namespace fastcheck::cuda

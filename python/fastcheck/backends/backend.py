@@ -1,0 +1,56 @@
+"""Backend: the functions that read the tensors of one kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+import torch
+
+from fastcheck.record.format import DeviceMode
+
+__all__ = ["Backend", "OverflowStatus"]
+
+
+@dataclass(frozen=True)
+class OverflowStatus:
+    """A status word of the device that any overflow sets, until it is cleared. Both functions run
+    on the device's current stream, without synchronisation.
+    """
+
+    #: A tensor of one element on the device: its bits are zero while nothing has overflowed.
+    read: Callable[[torch.device], torch.Tensor]
+    clear: Callable[[torch.device], None]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The functions that read the tensors of one kind of device, and what they guarantee.
+
+    ``slots`` are uint8 (n, 192) on the tensors' device. Observing writes the value bytes [0, 112)
+    of slots, without synchronising with a device (on the CPU the record is complete on return), and
+    outside of autograd. The other bytes are left as they are, or become those of a record whose
+    sequence number, step, site and call are zero. Tensors have to be readable:
+    ``utils.torch.readable.unreadable_reason`` is None.
+    """
+
+    name: str
+    #: "bitwise": every field equals the CPU's; "sums": all but the three sums, which are within
+    #: 1e-6 of abs_sum (sum_sq: of itself).
+    determinism: str
+    device_mode: DeviceMode
+    #: (tensor, slots, index, depth)
+    observe: Callable[[torch.Tensor, torch.Tensor, int, int], None]
+    #: (tensors, slots, first, depth): slots[first : first + len(tensors)]
+    observe_list: Callable[[Sequence[torch.Tensor], torch.Tensor, int, int], None]
+    #: 0-dim float32 on the tensors' device: 1.0 where any of them holds a NaN or an infinity, or
+    #: what a device that saturates leaves in the place of one.
+    found_nonfinite: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+    #: observe_list in row-major order, whatever the strides.
+    observe_list_logical: Callable[[Sequence[torch.Tensor], torch.Tensor, int, int], None]
+    #: observe and observe_list may be captured in a graph: at each replay they read and write the
+    #: same memory again, and need nothing else but what belongs to the graph.
+    is_capturable: bool = False
+    #: None where the device has none, or where its values show every overflow.
+    overflow_status: Optional[OverflowStatus] = None

@@ -1,0 +1,48 @@
+"""The table of backends: which one reads the tensors of a device."""
+
+from __future__ import annotations
+
+import functools
+from typing import Callable, Optional
+
+import torch
+
+from fastcheck.extension import status
+
+from . import cuda, mlu, npu
+from .backend import Backend
+from .cpu import cpu_backend
+from .portable import backend as portable
+from .triton import backend as triton
+
+__all__ = ["backend_for"]
+
+
+@functools.cache
+def _of_type(device_type: str, index: Optional[int] = None) -> Backend:
+    if triton.triton_problem(device_type) is None:
+        return triton.triton_backend(device_type)
+    if device_type == "cpu" and status.module is not None:
+        return cpu_backend()
+    if device_type == "cuda" and cuda.cuda_problem(index) is None:
+        return cuda.cuda_backend(status.module)
+    return portable.portable_backend(device_type)
+
+
+#: Types of device whose overflow mode or overflow status depends on the device.
+_COMPLETED: dict[str, Callable[[Backend, torch.device], Backend]] = {
+    "mlu": mlu.mlu_backend,
+    "npu": npu.npu_backend,
+}
+
+
+@functools.cache
+def _completed(device: torch.device, kernels: Backend) -> Backend:
+    return _COMPLETED[device.type](kernels, device)
+
+
+def backend_for(device: torch.device) -> Backend:
+    """The backend that reads tensors on ``device``."""
+    # Kernels may run on one GPU and not on another; a query of another GPU would start it.
+    kernels = _of_type(device.type, device.index if device.type == "cuda" else None)
+    return _completed(device, kernels) if device.type in _COMPLETED else kernels

@@ -1,0 +1,280 @@
+"""The Triton kernels that write records.
+
+``whole_kernel`` is one program that reads a tensor and writes its slot. Of a larger tensor
+``part_kernel`` writes a row of partials for each program, and ``fold_kernel``, one program, folds
+the rows into the slot. Of a list ``part_list_kernel`` writes such rows for all tensors of a dtype,
+and ``fold_list_kernel`` has a program for each. No atomics; offsets are 32-bit, so that a launch
+reads less than 2^31 components of a tensor.
+
+Importing this needs triton; nothing imports it before a tensor is to be read with it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fastcheck.record.format import RECORD_BYTES
+
+from .parts import COLUMNS, fold, store_part
+from .read import read
+from .record import store_extremes, store_pair, store_sums, store_zeros, with_length
+
+__all__ = [
+    "COLUMNS",
+    "SHAPE_FIELDS",
+    "fold_kernel",
+    "fold_list_kernel",
+    "part_kernel",
+    "part_list_kernel",
+    "whole_kernel",
+]
+
+#: int32 of a list's table for each tensor: body, tail_count, components, rows (see read()), the
+#: first row of partials, their count, the halves of numel, the lengths' terms, the slot.
+SHAPE_FIELDS = 11
+_FIELDS = tl.constexpr(SHAPE_FIELDS)
+_SLOT_WORDS = tl.constexpr(RECORD_BYTES // 4)
+
+#: Sizes vary from tensor to tensor: no kernel is compiled again for one that is 1, or even.
+_SIZES = ["tail", "body", "tail_count", "components", "seed_a", "seed_b", "rows"]
+_NUMBERS = ["numel_low", "numel_high", "length_a", "length_b"]
+
+
+@triton.jit(do_not_specialize=[*_SIZES, *_NUMBERS])
+def whole_kernel(
+    words,
+    tail,
+    slot,
+    body,
+    tail_count,
+    components,
+    seed_a,
+    seed_b,
+    rows,
+    numel_low,
+    numel_high,
+    length_a,
+    length_b,
+    SIZE: tl.constexpr,
+    KIND: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    (
+        nan,
+        posinf,
+        neginf,
+        zero,
+        subnormal,
+        negative,
+        saturated,
+        low,
+        low_second,
+        high,
+        high_second,
+        sum_rest,
+        sum_big,
+        abs_rest,
+        abs_big,
+        square_mid,
+        square_big,
+        square_low,
+        a,
+        b,
+    ) = read(
+        words,
+        tail,
+        body,
+        tail_count,
+        components,
+        seed_a,
+        seed_b,
+        rows,
+        0,
+        1,
+        SIZE,
+        KIND,
+        MANTISSA,
+        DEPTH,
+        GROUPS,
+    )
+    store_pair(slot, 0, numel_low, numel_high)
+    store_pair(slot, 1, nan, 0)
+    store_pair(slot, 2, posinf, 0)
+    store_pair(slot, 3, neginf, 0)
+    store_pair(slot, 4, zero, 0)
+    store_pair(slot, 5, subnormal, 0)
+    store_pair(slot, 6, negative, 0)
+    store_pair(slot, 7, saturated, 0)
+    if DEPTH >= 2:
+        store_extremes(slot, low, low_second, high, high_second, SIZE, KIND, MANTISSA)
+        store_sums(
+            slot,
+            sum_rest,
+            sum_big,
+            abs_rest,
+            abs_big,
+            square_mid,
+            square_big,
+            square_low,
+            SIZE,
+            KIND,
+            MANTISSA,
+        )
+    else:
+        store_zeros(slot, 8, 13)
+    if DEPTH >= 3:
+        store_pair(slot, 13, with_length(a, length_a), with_length(b, length_b))
+    else:
+        store_zeros(slot, 13, 14)
+
+
+@triton.jit(do_not_specialize=[*_SIZES, "stride", "first_row"])
+def part_kernel(
+    words,
+    tail,
+    partials,  # a column is ``stride`` long; a program's row is first_row + its number
+    stride,
+    first_row,
+    body,
+    tail_count,
+    components,
+    seed_a,
+    seed_b,
+    rows,
+    SIZE: tl.constexpr,
+    KIND: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    store_part(
+        words,
+        tail,
+        partials + first_row + tl.program_id(0),
+        stride,
+        body,
+        tail_count,
+        components,
+        seed_a,
+        seed_b,
+        rows,
+        tl.program_id(0),
+        tl.num_programs(0),
+        SIZE,
+        KIND,
+        MANTISSA,
+        DEPTH,
+        GROUPS,
+    )
+
+
+@triton.jit(do_not_specialize=["stride", "seed_a", "seed_b"])
+def part_list_kernel(
+    addresses,  # int64, of each tensor, divisible by 4
+    owners,  # of each program, the tensor that it reads of
+    shapes,  # SHAPE_FIELDS for each tensor
+    partials,
+    stride,
+    seed_a,
+    seed_b,
+    SIZE: tl.constexpr,
+    KIND: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    TAIL: tl.constexpr = tl.int8 if SIZE == 1 else (tl.int16 if SIZE == 2 else tl.int32)
+    owner = tl.load(owners + tl.program_id(0))
+    address = tl.load(addresses + owner)
+    shape = shapes + owner * _FIELDS
+    body = tl.load(shape)
+    tail_count = tl.load(shape + 1)
+    # Without components behind the last word, what is read in their place is the first one.
+    behind = tl.where(tail_count > 0, body, 0)
+    words = address.to(tl.pointer_type(tl.int32))
+    tail = address.to(tl.pointer_type(TAIL)) + behind * (4 // SIZE if SIZE < 4 else 1)
+    store_part(
+        words,
+        tail,
+        partials + tl.program_id(0),
+        stride,
+        body,
+        tail_count,
+        tl.load(shape + 2),
+        seed_a,
+        seed_b,
+        tl.load(shape + 3),
+        tl.program_id(0) - tl.load(shape + 4),
+        tl.load(shape + 5),
+        SIZE,
+        KIND,
+        MANTISSA,
+        DEPTH,
+        GROUPS,
+    )
+
+
+@triton.jit(do_not_specialize=["stride", "count", *_NUMBERS])
+def fold_kernel(
+    partials,
+    slot,
+    stride,
+    count,
+    numel_low,
+    numel_high,
+    length_a,
+    length_b,
+    SIZE: tl.constexpr,
+    KIND: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    fold(
+        partials,
+        slot,
+        stride,
+        count,
+        numel_low,
+        numel_high,
+        length_a,
+        length_b,
+        SIZE,
+        KIND,
+        MANTISSA,
+        DEPTH,
+        BLOCK,
+    )
+
+
+@triton.jit(do_not_specialize=["stride"])
+def fold_list_kernel(
+    shapes,  # SHAPE_FIELDS for each tensor, a program each
+    partials,
+    slots,
+    stride,
+    SIZE: tl.constexpr,
+    KIND: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    shape = shapes + tl.program_id(0) * _FIELDS
+    fold(
+        partials + tl.load(shape + 4),
+        slots + tl.load(shape + 10) * _SLOT_WORDS,
+        stride,
+        tl.load(shape + 5),
+        tl.load(shape + 6),
+        tl.load(shape + 7),
+        tl.load(shape + 8),
+        tl.load(shape + 9),
+        SIZE,
+        KIND,
+        MANTISSA,
+        DEPTH,
+        BLOCK,
+    )

@@ -1,0 +1,120 @@
+"""Launches of the Triton kernels for a list of one dtype: one for partials, one for the records.
+
+The kernels find a tensor by its address, in a table that is copied to the device without waiting.
+What depends on sizes alone is worked out once for a list, and kept there. Nothing waits for the
+device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fastcheck.backends.portable import checksum as sum64
+from fastcheck.backends.portable.constants import stream_key, upload
+from fastcheck.backends.portable.formats import FORMATS
+from fastcheck.backends.portable.traversal import Traversal
+
+from . import kernels
+from .launch import CHUNK_BYTES, Reader, Target, on
+
+__all__ = ["launch_records", "takes"]
+
+#: Steps that are worth a program of their own: what it leaves behind is a row for the fold.
+_STEPS_EACH = 4
+#: Lists kept. A training run has one for each optimizer, and one for each kind of list.
+_KEPT = 64
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """On the device, int32: ``owners`` of each program, ``shapes`` (n, SHAPE_FIELDS)."""
+
+    owners: torch.Tensor
+    shapes: torch.Tensor
+
+
+def takes(x: Traversal) -> bool:
+    """Whether a tensor that Triton reads can be one of a list: it lies as it is read, where a word
+    begins, and fits one chunk.
+    """
+    return (
+        0 < x.components * x.format.info.component_bytes <= CHUNK_BYTES
+        and x.is_flat
+        and x.flips is None
+        and x.bits.data_ptr() % 4 == 0
+    )
+
+
+def launch_records(
+    xs: Sequence[Traversal],
+    places: Sequence[int],
+    slots: torch.Tensor,
+    depth: int,
+    target: Target,
+) -> None:
+    """Launches kernels that write bytes [0, 112) of ``slots[place]`` for each of ``xs``, which are
+    of one dtype and device and :func:`takes` names. uint8 (n, 192) ``slots`` on that device.
+    """
+    device = slots.device
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), on(device):
+        sizes = tuple((place, x.components) for place, x in zip(places, xs))
+        name = xs[0].format.info.name
+        plan = _plan(device, stream_key(device), name, target_key(target), sizes)
+        reader = Reader(xs[0].format, depth, target)
+        addresses = torch.tensor([x.bits.data_ptr() for x in xs], dtype=torch.int64, device="cpu")
+        programs = plan.owners.numel()
+        partials = torch.empty((kernels.COLUMNS, programs), dtype=torch.int32, device=device)
+        kernels.part_list_kernel[(programs,)](
+            upload(addresses, device),
+            plan.owners,
+            plan.shapes,
+            partials,
+            programs,
+            *sum64.seeds(0),
+            **reader.variant,
+            GROUPS=reader.groups,
+            **target.options,
+        )
+        kernels.fold_list_kernel[(len(xs),)](
+            plan.shapes,
+            partials,
+            slots.view(torch.int32),
+            programs,
+            **reader.variant,
+            BLOCK=target.block,
+            **target.options,
+        )
+
+
+def target_key(target: Target) -> tuple[int, int]:
+    """The fields of a target that a plan depends on."""
+    return target.programs, target.lanes
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _plan(
+    device: torch.device,
+    stream: int,  # what is copied without waiting may be read on this stream only
+    name: str,
+    target: tuple[int, int],
+    sizes: tuple[tuple[int, int], ...],
+) -> _Plan:
+    form = FORMATS[getattr(torch, name)]
+    size = form.info.component_bytes
+    reader = Reader(form, 1, Target(*target))
+    owners: list[int] = []
+    shapes: list[int] = []
+    for owner, (place, components) in enumerate(sizes):
+        programs = min(-(-reader.steps(components) // _STEPS_EACH), target[0])
+        first = len(owners)
+        owners += [owner] * programs
+        body, tail_count, rows = reader.layout(components)
+        lengths = map(sum64.signed, sum64.length_terms(components * size))
+        shapes += [body, tail_count, components, rows, first, programs]
+        shapes += [sum64.signed(components), components >> 32, *lengths, place]
+    sent = upload(torch.tensor([*owners, *shapes], dtype=torch.int32), device)
+    return _Plan(sent[: len(owners)], sent[len(owners) :])

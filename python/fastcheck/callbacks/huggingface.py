@@ -1,0 +1,106 @@
+"""The callback for Hugging Face's ``Trainer``, and for the trainers that derive from it (TRL)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Optional, Union
+
+from fastcheck.errors import choice, warn
+from fastcheck.monitor.install import install
+from fastcheck.monitor.monitor import Monitor
+from fastcheck.sealing.seal import check_finite, seal
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError(
+        "fastcheck.callbacks.HuggingFace needs transformers: pip install transformers"
+    ) from error
+
+__all__ = ["HuggingFace"]
+
+
+class HuggingFace(TrainerCallback):  # type: ignore[misc]  # transformers may be untyped
+    """Observes the model of a ``transformers.Trainer`` while it trains.
+
+        Trainer(model, args, ..., callbacks=[fastcheck.callbacks.HuggingFace()])
+
+    Steps have the numbers of ``state.global_step``, after a resume too: the step that is number 7
+    in a stop report has ``global_step == 7`` while it runs. A step of several micro-batches is one
+    step. ``Trainer.train()`` raises OverflowDetected, before the optimizer applies the step's
+    gradients where install() promises that (``sync=``), so that no checkpoint follows.
+
+    A training that ends by an exception leaves the model observed, until the next ``train()`` or
+    ``callback.monitor.remove()``.
+
+    Args:
+        seal: what happens when the trainer saves a checkpoint. ``"mark"``: the checkpoint's
+            directory gets a ``fastcheck.json`` (see :func:`fastcheck.seal`), which marks weights
+            that are not finite. ``"refuse"``: that, and with weights that are not finite
+            ``train()`` raises NonFiniteWeightsError before the checkpoint is written. False:
+            nothing.
+        options: those of :func:`fastcheck.install`.
+
+    Synchronises nothing, but for the reading of the weights when a checkpoint is saved.
+    """
+
+    def __init__(self, *, seal: Union[str, bool] = "mark", **options: Any) -> None:
+        if seal is not False:
+            choice("seal", seal, ("mark", "refuse"), "False")
+        self._seal = seal
+        self._options = options
+        #: The Monitor of the training that runs or ran last; None before the first one.
+        self.monitor: Optional[Monitor] = None
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if self.monitor is not None:  # a training that ended by an exception
+            self.monitor.remove()
+        self.monitor = install(kwargs["model"], **self._options)
+        self.monitor.begin_at(state.global_step)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if self._seal == "refuse" and control.should_save:
+            unread = check_finite(
+                kwargs["model"],
+                f"the checkpoint of step {state.global_step:,} is not written",
+                "resume from the checkpoint before; fastcheck verify tells which are finite",
+            )
+            for key, reason in unread.items():
+                warn(f"{key} is saved unchecked: {reason}")
+
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if self._seal and state.is_world_process_zero:
+            folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+            if os.path.isdir(folder):
+                try:
+                    seal(folder, kwargs["model"], step=state.global_step)
+                except Exception as error:  # a checkpoint without a seal is no reason to stop
+                    warn(f"{folder} is not sealed: {type(error).__name__}: {error}")
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if self.monitor is not None:
+            self.monitor.remove()

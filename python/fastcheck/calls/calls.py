@@ -1,0 +1,258 @@
+"""The module calls of a step, and which call read or made each tensor.
+
+A *token* is the sequence number of the record in which a tensor was first read; it names that
+tensor for the rest of the step. Calls hold tokens and numbers only, never tensors or modules, so
+that nothing is kept alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable, Optional, Protocol
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from fastcheck.extension import status
+from fastcheck.record.site import Site, SiteTable
+
+__all__ = [
+    "Call",
+    "CallCounter",
+    "CallLog",
+    "ModuleNode",
+    "ModuleRecorder",
+    "new_call",
+    "new_counter",
+]
+
+# Enough for a step of a thousand modules and 64 micro-batches; older calls only cost a less exact
+# reason.
+_MAX_CALLS = 65536
+
+_DIRECTIONS = {
+    "input": "forward",
+    "output": "forward",
+    "grad_input": "backward",
+    "grad_output": "backward",
+    "param": "optimizer",
+    "param_grad": "optimizer",
+    "buffer": "optimizer",
+    "optimizer_state": "optimizer",
+}
+
+
+class CallCounter:
+    """Numbers the calls of one module within a step."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._step = -1
+        self._calls = 0
+        self._not_recomputed: list[int] = []
+
+    def next_call(self, step: int) -> int:
+        """The index of this call of the module in this step."""
+        if self._step != step:
+            self._step = step
+            self._calls = 0
+            self._not_recomputed.clear()
+        index = self._calls
+        self._calls = index + 1
+        self.total += 1
+        self._not_recomputed.append(index)
+        return index
+
+    def recomputed_call(self, step: int) -> Optional[int]:
+        """The index of the call that a recompute repeats: backward goes through them last call
+        first.
+
+        None when the module was not called before in this step: then it is no recompute.
+        """
+        if self._step != step or not self._calls:
+            return None
+        return self._not_recomputed.pop() if self._not_recomputed else self._calls - 1
+
+
+class ModuleNode:
+    """One observed module: its path and type, its sites, and how often it was called."""
+
+    def __init__(
+        self, path: str, module: torch.nn.Module, sites: SiteTable, *, is_primary: bool
+    ) -> None:
+        self.path = path
+        self.type_name = type(module).__name__
+        self.module = weakref.ref(module)
+        # The first model given to install(): what enters it without a history is the batch.
+        self.is_primary = is_primary
+        # One of those given to install().
+        self.is_root = is_primary
+        # Nearly all softmax modules of models in the wild carry the word in their class name.
+        self.is_softmax_like = "softmax" in self.type_name.lower()
+        # Its forward writes running statistics.
+        self.has_statistics = isinstance(module, _NormBase)
+        # Its forward takes in what other ranks compute.
+        self.is_collective = isinstance(module, torch.nn.SyncBatchNorm)
+        self.has_excluded_parts = False
+        # Something in it was put in later, and has no hooks.
+        self.has_new_parts = False
+        # At op level excluded modules have nodes too, so that the operators in them are recognised.
+        self.is_selected = True
+        self.enabled = True
+        # The C++ fast path of its hooks, where there is one.
+        self.recorder: Optional[ModuleRecorder] = None
+        # A ModuleList is never called; summary() does not list it as unused.
+        forward = getattr(module.forward, "__func__", None)
+        self.is_callable = forward is not torch.nn.Module.forward
+        self._sites = sites
+        # The numbers of its sites: of each role by label.
+        self.numbers: dict[str, dict[str, int]] = {role: {} for role in _DIRECTIONS}
+        self.input_sites, self.output_sites = self.numbers["input"], self.numbers["output"]
+        self.counter = new_counter()
+        self.next_call = self.counter.next_call
+        self.recomputed_call = self.counter.recomputed_call
+
+    @property
+    def name(self) -> str:
+        return self.path or self.type_name
+
+    @property
+    def has_unread_parts(self) -> bool:
+        """Whether something inside it goes unobserved."""
+        return self.has_excluded_parts or self.has_new_parts
+
+    def switch_off(self) -> None:
+        """Ends the observation of the module."""
+        self.enabled = False
+        if self.recorder is not None:
+            self.recorder.switch_off()
+
+    @property
+    def total_calls(self) -> int:
+        return self.counter.total
+
+    def site(self, role: str, label: str, index: int) -> int:
+        """The number of one of this module's sites."""
+        numbers = self.numbers[role]
+        number = numbers.get(label)
+        if number is None:
+            site = Site(self.path, self.type_name, _DIRECTIONS[role], role, index, label)
+            number = numbers[label] = self._sites.intern(site)
+        return number
+
+
+class Call:
+    """One call of one module: the tokens of its inputs and outputs, and its parent call."""
+
+    __slots__ = (
+        "depth",
+        "first_seq",
+        "index",
+        "input_sites",
+        "inputs",
+        "is_complete",
+        "is_recompute",
+        "node",
+        "outputs",
+        "outputs_seq",
+        "parent",
+        "thread",
+        "watched",
+    )
+
+    def __init__(
+        self,
+        node: ModuleNode,
+        index: int,
+        parent: Optional[Call],
+        thread: int,
+        first_seq: int,
+        is_recompute: bool,
+    ) -> None:
+        self.node = node
+        self.index = index
+        self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.thread = thread
+        # The next sequence number when the call began: what has it or a later one was made inside.
+        self.first_seq = first_seq
+        # The next one when its outputs began to be read, and whether all of them were, where the
+        # recorder did it.
+        self.outputs_seq = first_seq
+        self.is_complete = False
+        self.is_recompute = is_recompute
+        self.inputs: list[int] = []
+        self.input_sites: list[int] = []
+        self.outputs: list[int] = []
+        # Set where the call runs compiled: the sites and tokens of the tensors whose gradients will
+        # come, by role and label.
+        self.watched: Optional[dict[tuple[str, str], tuple[int, int]]] = None
+
+    def add_input(self, token: int, site: int) -> None:
+        self.inputs.append(token)
+        self.input_sites.append(site)
+
+    def add_output(self, token: int) -> None:
+        self.outputs.append(token)
+
+
+# The extension's twins of the two (csrc/torch/hooks/call.h), which its recorder fills in too.
+_module: Any = status.module
+#: Call(node, index, parent, thread, first_seq, is_recompute), of whichever class.
+new_call: Callable[..., Call] = Call if _module is None else _module.Call
+new_counter: Callable[[], CallCounter] = CallCounter if _module is None else _module.CallCounter
+
+
+class CallLog:
+    """The calls of one step, in the order in which they began; searched only once something is
+    wrong, perhaps by the drain's thread while the next one begins.
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[Call] = deque(maxlen=_MAX_CALLS)
+        #: Adds a call that began; its outputs are filled in when it ends.
+        self.add = self._calls.append
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self._calls)
+
+    def forget_from(self, length: int) -> None:
+        """Drops the calls after the first ``length``, which no backward pass will reach."""
+        while len(self._calls) > length:
+            self._calls.pop()
+
+    def consumers(self, token: int) -> list[Call]:
+        """The calls that read the tensor and did not return it, outermost first."""
+        found = [
+            call
+            for call in list(self._calls)
+            if token in call.inputs and token not in call.outputs and not call.is_recompute
+        ]
+        return sorted(found, key=lambda call: call.depth)
+
+    def producer(self, token: int) -> Optional[Call]:
+        """The innermost call that returned the tensor and did not read it."""
+        found = [
+            call
+            for call in list(self._calls)
+            if token in call.outputs and token not in call.inputs and not call.is_recompute
+        ]
+        return max(found, key=lambda call: call.depth, default=None)
+
+
+class ModuleRecorder(Protocol):
+    """The C++ fast path of one module. False: nothing was recorded, and the ModuleObserver records
+    the call. Raises a stop that is due.
+    """
+
+    def enter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> bool: ...
+
+    def leave(self, output: Any, /) -> bool: ...
+
+    def switch_off(self) -> None:
+        """From now on both do nothing."""

@@ -1,0 +1,123 @@
+"""Protocols of the C++ fast path of module hooks; NoRecorder if the extension is missing."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable, Optional, Protocol
+
+import numpy as np
+import torch
+
+from fastcheck.calls.calls import ModuleRecorder
+from fastcheck.extension import compiled
+from fastcheck.ring.cursor import Cursor
+from fastcheck.ring.reader import HookReader
+
+from .calls import ModuleNode
+
+__all__ = ["HookRecorder", "make_lock", "make_module_recorder", "make_recorder"]
+
+
+class HookRecorder(Protocol):
+    """Of one session. It records the calls inside a pass, and gradients, from open() until close();
+    all that it does not record comes to the ModuleObserver. The caller holds the session's lock.
+    """
+
+    def attach(
+        self, observer: Callable[[], Optional[object]], local: object, due: list[Any], /
+    ) -> None:
+        """``observer``: a weak reference to the ModuleObserver; ``local.stack``: the calls that are
+        running in a thread; ``due``: the ledger's.
+        """
+
+    def open(
+        self,
+        step: int,
+        add_call: Callable[[Any], None],
+        findings: list[Any],
+        entries: Optional[list[Any]],
+        gradients: dict[int, int],
+        after_gap: bool,
+        gradient_flags: int,
+        /,
+    ) -> None:
+        """From now on it records. ``entries``: the journal, where the drain brings the records."""
+
+    def close(self) -> None:
+        """The next hook has something else to do first."""
+
+    def redirect(self, entries: list[Any], /) -> None:
+        """What is read from now on belongs to this journal."""
+
+    def settle(self) -> None:
+        """What it is recording is followed by Session.settle_call(); it never opens again."""
+
+    def set_target(
+        self,
+        observe: Callable[..., None],
+        slots: torch.Tensor,
+        identities: np.ndarray,
+        cursor: Cursor,
+        /,
+    ) -> None:
+        """A record of the stream that the reader saw last goes to row ``cursor.slot``, if there is
+        one.
+        """
+
+    def clear_target(self) -> None:
+        """The rows belong to somebody else now."""
+
+
+class NoRecorder:
+    """Never records."""
+
+    def attach(self, *args: Any) -> None:
+        pass
+
+    def open(self, *args: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def redirect(self, entries: list[Any], /) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def set_target(self, *args: Any) -> None:
+        pass
+
+    def clear_target(self) -> None:
+        pass
+
+
+def make_lock() -> Any:
+    """A threading.RLock, or the extension's twin of it, which its recorder can take."""
+    module = compiled()
+    return threading.RLock() if module is None else module.SessionLock()
+
+
+def make_recorder(reader: HookReader, cursor: Cursor, lock: Any) -> HookRecorder:
+    """It reads through ``reader``, and takes ``lock`` while it does."""
+    module = compiled()
+    if module is None:
+        return NoRecorder()
+    recorder: HookRecorder = module.HookRecorder(reader, cursor, lock)
+    return recorder
+
+
+def make_module_recorder(recorder: HookRecorder, node: ModuleNode) -> Optional[ModuleRecorder]:
+    """None where nothing is ever recorded."""
+    if isinstance(recorder, NoRecorder):
+        return None
+    module = compiled()
+    assert module is not None
+    made: ModuleRecorder = module.ModuleRecorder(
+        recorder,
+        node,
+        node.counter,
+        *(node.numbers[role] for role in ("input", "output", "grad_input", "grad_output")),
+    )
+    return made

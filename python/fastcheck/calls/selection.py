@@ -1,0 +1,278 @@
+"""Selects the calls of a step to dump: by a list of names, or from one name to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Optional, Union
+
+from fastcheck.errors import ConfigError, did_you_mean, explain, string_list
+from fastcheck.record.naming import OUTSIDE
+from fastcheck.utils.names.msprobe import has_api_name
+from fastcheck.utils.names.patterns import (
+    Wanted,
+    matches_module,
+    matches_op,
+    op_names,
+    read_module,
+    read_op,
+)
+
+__all__ = ["CallName", "Names", "Selection", "make_selection"]
+
+Names = Union[str, Iterable[str], None]
+
+
+class CallName:
+    """The names of a call. A call in backward has those of its op in the forward pass; ``ran`` is
+    then the op that ran.
+    """
+
+    __slots__ = ("api", "api_call", "call", "direction", "module", "op", "ran")
+
+    def __init__(
+        self,
+        op: str,
+        module: Optional[str],
+        call: int,
+        direction: str,
+        api: str = "",
+        api_call: int = -1,
+        ran: str = "",
+    ) -> None:
+        self.op = op
+        self.module = module
+        self.call = call
+        self.direction = direction
+        self.api = api
+        self.api_call = api_call
+        self.ran = ran
+
+
+class Selection:
+    """Asked once for each call, in order."""
+
+    def __init__(
+        self,
+        level: str,
+        ops: Sequence[Wanted],
+        modules: Sequence[Wanted],
+        first: Optional[Wanted],
+        last: Optional[Wanted],
+    ) -> None:
+        self.level = level
+        self._ops = ops
+        self._modules = modules
+        self._first, self._last = first, last
+        #: Whether the last call given to wants() lies between first= and last=.
+        self.is_within = True
+        self._is_open = first is None
+        self._is_over = False
+        self._met: set[Wanted] = set()
+        #: Names of the calls given to wants(), for messages.
+        self._seen: dict[str, int] = {}
+        self._paths: dict[str, None] = {}
+        self.uses_apis = any(one.api for one in (*ops, first, last) if one is not None)
+
+    @property
+    def is_all(self) -> bool:
+        """Nothing was named: all there is."""
+        return not (self._ops or self._modules or self._first or self._last)
+
+    def add_modules(self, paths: Iterable[str]) -> None:
+        """Adds paths of modules that exist, called or not: lists may name these."""
+        for path in paths:
+            self._paths.setdefault(path)
+
+    def wants(self, name: CallName, was_within: Optional[bool] = None) -> bool:
+        """Whether to dump the call. ``was_within``: of a call of backward, whether the call that it
+        is the backward of was between first= and last=; None where no such call is known.
+        """
+        self._note(name)
+        self.is_within = self._is_within(name) if was_within is None else was_within
+        return self.is_within and self.lists(name)
+
+    def lists(self, name: CallName) -> bool:
+        """wants(), of what is known to lie between first= and last=."""
+        return self._listed(name) if self._ops or self._modules else True
+
+    def wants_state(self, name: CallName) -> bool:
+        """Whether to dump what a module stores: not where a list names ops, or calls."""
+        if self._ops or self._first or self._last:
+            return False
+        return not self._modules or any(_is(one, name, is_op=True) for one in self._modules)
+
+    def _listed(self, name: CallName) -> bool:
+        chosen = not self._ops
+        for one in self._ops:
+            # Not any(): each name is marked as met.
+            if _is(one, name):
+                self._met.add(one)
+                chosen = True
+        if not self._modules:
+            return chosen
+        inside = False
+        for one in self._modules:
+            if _is(one, name, is_op=self.level == "op"):
+                self._met.add(one)
+                inside = True
+        return chosen and inside
+
+    def _is_within(self, name: CallName) -> bool:
+        if self._is_over:
+            return False
+        if not self._is_open and self._first is not None and _is(self._first, name):
+            self._is_open = True
+            self._met.add(self._first)
+        if not self._is_open:
+            return False
+        if self._last is not None and _is(self._last, name):
+            self._is_over = True
+            self._met.add(self._last)
+        return True
+
+    def _note(self, name: CallName) -> None:
+        for op in filter(None, (name.op, name.ran)):
+            self._seen[op] = max(self._seen.get(op, -1), name.call)
+        if name.api:
+            self._seen[name.api] = max(self._seen.get(name.api, -1), name.api_call)
+        if name.module is not None:
+            self._paths.setdefault(name.module)
+
+    def check_modules(self) -> None:
+        """ConfigError for a name that means none of the modules that are known now."""
+        for one in (*self._ops, *self._modules, self._first, self._last):
+            if one is None or one.module in (None, "", OUTSIDE):
+                continue
+            if not any(matches_module(one.module, path) for path in self._paths):
+                raise ConfigError(self._complaint(one))
+
+    def unmet(self) -> tuple[str, ...]:
+        """The names that no call had."""
+        return tuple(one.text for one in self._unmet())
+
+    def unmet_text(self) -> str:
+        """An error's text about unmet(); empty where every name was met."""
+        return "\n".join(map(self._complaint, self._unmet()))
+
+    def _unmet(self) -> list[Wanted]:
+        every = [*self._ops, *self._modules, self._first, self._last]
+        return [one for one in every if one is not None and one not in self._met]
+
+    def _complaint(self, one: Wanted) -> str:
+        hint = ""
+        wanted = one.op or one.api
+        if one.module and not any(matches_module(one.module, path) for path in self._paths):
+            hint = (
+                did_you_mean(one.module, filter(None, self._paths))
+                or "modules are named by their paths in model.named_modules()"
+            )
+        elif wanted is not None:
+            met = [name for name in self._seen if _means(one, name)]
+            if met:
+                last = max(self._seen[name] for name in met)
+                hint = f"{met[0]} ran {last + 1} times, #0 to #{last}" + (
+                    ", elsewhere" if one.call is None or one.call <= last else ""
+                )
+            else:
+                hint = _made_of_others(one) or did_you_mean(wanted, self._seen)
+        return explain(
+            f"no call in this step has the name {one.text!r}",
+            expected="the name of an op or module that runs within this step",
+            got=repr(one.text),
+            hint=hint or f"{len(self._seen):,} other names ran; dump without a list to see them",
+        )
+
+
+def _is(one: Wanted, name: CallName, is_op: bool = False) -> bool:
+    if one.module is not None and (name.module is None or not _is_in(one.module, name.module)):
+        return False
+    if one.api is not None:
+        by_api = one.api == name.api and one.call in (None, name.api_call)
+        if not by_api and not (has_api_name(name.op, one.api) and one.call in (None, name.call)):
+            return False
+    elif one.op is not None:
+        by_forward = matches_op(one.op, name.op) and one.call in (None, name.call)
+        # A kernel that only backward uses has no name in the forward pass.
+        by_itself = "_backward" in name.ran and one.call is None and matches_op(one.op, name.ran)
+        if not by_forward and not by_itself:
+            return False
+    elif not is_op and one.call not in (None, name.call):
+        return False
+    # The gradients of what is named belong to it, unless a direction is named too.
+    return one.direction in (None, name.direction)
+
+
+def _is_in(pattern: str, path: str) -> bool:
+    # The model itself, and not all that is in it.
+    return path == pattern if pattern in ("", OUTSIDE) else matches_module(pattern, path)
+
+
+def _means(one: Wanted, name: str) -> bool:
+    if one.api is not None:
+        return name == one.api or has_api_name(name, one.api)
+    return matches_op(one.op or "", name)
+
+
+def _made_of_others(one: Wanted) -> str:
+    import torch
+
+    name = one.op or ""
+    for known in sorted(op_names()):
+        if matches_op(name, known) and torch._C._dispatch_has_kernel_for_dispatch_key(
+            known.replace(".", "::", 1), "CompositeImplicitAutograd"
+        ):
+            space, _, rest = known.partition(".")
+            short = f"{space}.{rest.partition('.')[0]}"
+            return (
+                f"{short} is made of other operators, and these are what runs: name the API "
+                f'("Functional.{rest.partition(".")[0]}"), or the operators'
+            )
+    return ""
+
+
+def make_selection(
+    level: str,
+    ops: Names,
+    modules: Names,
+    first: Optional[str],
+    last: Optional[str],
+    logged: tuple[list[Wanted], list[Wanted]] = ([], []),
+) -> Selection:
+    """ConfigError for what can be known to match nothing. ``logged``: operators and modules that a
+    log names (dump/from_log.py).
+    """
+    wanted_ops = [read_op(name) for name in string_list("ops", ops)]
+    wanted_modules = [read_module(name) for name in string_list("modules", modules)]
+    more_ops, more_modules = logged
+    if level == "module":
+        more_modules = more_modules + [
+            Wanted(one.text, module=one.module) for one in more_ops if one.module is not None
+        ]
+        more_ops = []
+    wanted_ops += more_ops
+    wanted_modules += more_modules
+    if level == "module" and wanted_ops:
+        raise ConfigError(
+            explain(
+                'ops= is for level="op"',
+                expected='modules= with level="module", or ops= with level="op"',
+                got=f"ops={string_list('ops', ops)!r}",
+            )
+        )
+    for one in wanted_modules if level == "op" else ():
+        if one.call is not None:
+            raise ConfigError(
+                explain(
+                    'calls of modules have numbers with level="module" only',
+                    expected="a module's path",
+                    got=repr(one.text),
+                    hint='level="module", or the name of an op with its number',
+                )
+            )
+
+    def end(option: str, name: Optional[str]) -> Optional[Wanted]:
+        if name is None:
+            return None
+        return read_op(name, option) if level == "op" else read_module(name)
+
+    return Selection(level, wanted_ops, wanted_modules, end("first", first), end("last", last))

@@ -1,0 +1,110 @@
+"""The command line ``fastcheck <command>``: parses arguments and calls the file of the command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from fastcheck._version import __version__
+from fastcheck.errors import FastcheckError, printable
+
+EXIT_OK = 0
+EXIT_USAGE = 2
+
+_DESCRIPTION = """\
+fastcheck finds the first tensor of a training run that holds NaN or Inf, and stops the run there.
+
+In your program:
+
+    import fastcheck
+    monitor = fastcheck.install(model, overflow_nums=1)
+
+This command shows what a run has left behind, and what this machine can do."""
+
+_EPILOG = """\
+first steps:
+  fastcheck demo                    see it stop a small float16 training run (about a minute)
+  fastcheck run train.py            run a program with its models observed, without a line in it
+  fastcheck doctor                  what is installed here, and which kernels are used
+  fastcheck show fastcheck_log      the newest log: what overflowed, where, and the last step
+  fastcheck compare LOG OTHER       two runs: what differs first, from the environment to the update
+  fastcheck export LOG log.parquet  the records as a table
+  fastcheck verify checkpoint-100   whether a sealed checkpoint holds the weights that were sealed
+  fastcheck selftest                whether fastcheck keeps its promises on this machine's device
+
+exit codes:
+  0  done
+  1  done, and the answer is no: nothing matches the filters, doctor found something missing, a
+     check of selftest failed, or the two sides of compare differ
+  2  wrong usage, or a path that can't be read as what it should be
+  130  interrupted"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; each command's module adds its own part."""
+    from . import compare, doctor, export, run, selftest, show, verify
+
+    parser = argparse.ArgumentParser(
+        prog="fastcheck",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
+    doctor.add_parser(commands)
+    show.add_parser(commands)
+    compare.add_parser(commands)
+    export.add_parser(commands)
+    selftest.add_parser(commands)
+    verify.add_parser(commands)
+    run.add_parser(commands)
+    # The demo parses its own options (it needs torch, which takes seconds to import).
+    demo = commands.add_parser(
+        "demo",
+        help="train a small model in float16 until it overflows, and cure it",
+        add_help=False,
+    )
+    demo.set_defaults(run=None)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code (see ``fastcheck --help``)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except BrokenPipeError:
+        # The reader (head, less) went away. Python would complain once more when it flushes at
+        # exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except KeyboardInterrupt:
+        return 130
+    except FastcheckError as error:
+        print(printable(f"fastcheck: {error}", keep="\n"), file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["demo"]:
+        from .demo import main as demo_main
+
+        code = demo_main(arguments[1:])
+        return int(code or 0)
+    parser = build_parser()
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else EXIT_USAGE
+    if options.version:
+        print(f"fastcheck {__version__}")
+        return EXIT_OK
+    if options.command is None:
+        parser.print_help()
+        return EXIT_USAGE
+    code = options.run(options)
+    sys.stdout.flush()
+    return int(code)

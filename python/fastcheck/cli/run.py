@@ -1,0 +1,107 @@
+"""``fastcheck run``: runs a Python program with its models observed, without a line in it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from types import TracebackType
+from typing import Any, Optional
+
+from fastcheck.errors import ConfigError, explain
+from fastcheck.monitor.auto_install import AutoInstall
+
+_DESCRIPTION = """\
+Runs a Python program. Each model gets a monitor when an optimizer of its parameters is made, with
+the options given here, as fastcheck.install(model, ...) would; the program needs no change.
+Options of fastcheck come before the program, the program's own after it."""
+
+_EPILOG = """\
+examples:
+  fastcheck run train.py --lr 0.1
+  fastcheck run --level op --sync call train.py
+  fastcheck run --log-dir log -m package.train
+  torchrun --nproc-per-node 4 -m fastcheck run train.py
+
+exit codes: those of the program. A stop is an uncaught OverflowDetected: 1, with the stop report
+on standard error."""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="run a Python program with its models observed, without a line in it",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--overflow-nums", type=int, metavar="N", help="stop at event N (1)")
+    parser.add_argument("--level", help='"module" (default) or "op"')
+    parser.add_argument("--sync", help='"never" (default), "step" or "call"')
+    parser.add_argument("--record", help='"health", "stats" or "full" (default)')
+    parser.add_argument("--every", type=int, metavar="N", help="observe every N-th step (1)")
+    parser.add_argument("--include", action="append", metavar="PATTERN", help="modules to observe")
+    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="modules not to")
+    parser.add_argument("--log-dir", metavar="DIR", help="write all records there")
+    parser.add_argument(
+        "--summary", action="store_true", help="print each monitor's summary at the end"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module")
+    parser.add_argument("program", metavar="PROGRAM", help="a Python file, or with -m a module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """What the program raises, SystemExit included, comes through."""
+    names = ("overflow_nums", "level", "sync", "record", "every", "include", "exclude", "log_dir")
+    given = {name: getattr(options, name) for name in names}
+    if not options.module and not os.path.isfile(options.program):
+        raise ConfigError(
+            explain(
+                "there is no such program",
+                expected="a Python file, or -m and the name of a module",
+                got=options.program,
+            )
+        )
+    sys.argv = [options.program, *options.arguments]
+    # As Python does for a program: its folder for a file, the current one for a module.
+    folder = os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.program))
+    sys.path.insert(0, folder)
+    auto = AutoInstall(**{name: value for name, value in given.items() if value is not None})
+    try:
+        with auto:
+            try:
+                _run(options.program, options.module)
+            finally:
+                _report(auto, options.summary)
+    except Exception as error:
+        # As the interpreter reports what a program raises, without the frames of this command.
+        error.__traceback__ = _of_program(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _run(program: str, is_module: bool) -> None:
+    if is_module:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program, run_name="__main__")
+
+
+def _report(auto: AutoInstall, with_summary: bool) -> None:
+    if not auto.monitors:
+        print("fastcheck run: no optimizer was made, nothing was observed", file=sys.stderr)
+    for monitor in auto.monitors if with_summary else ():
+        print(monitor.summary(), file=sys.stderr)
+
+
+def _of_program(traceback: Optional[TracebackType]) -> Optional[TracebackType]:
+    """The traceback from the program's first frame on; the whole one if it has none."""
+    own = {__file__, runpy.__file__, "<frozen runpy>"}
+    inner = traceback
+    while inner is not None and inner.tb_frame.f_code.co_filename in own:
+        inner = inner.tb_next
+    return inner or traceback

@@ -1,0 +1,76 @@
+"""``fastcheck verify``: holds a checkpoint to its seal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from fastcheck.errors import printable
+from fastcheck.utils.text.layout import to_ascii, wants_ascii, wrap
+
+_WIDTH = 88
+_SHOWN = 20
+
+_DESCRIPTION = """\
+Reads a checkpoint (a file, or a directory of files such as a sharded one) and holds its tensors to
+the seal beside it, which fastcheck.seal() or a trainer's callback wrote when it was saved."""
+
+_EPILOG = """\
+examples:
+  fastcheck verify out/checkpoint-100
+  fastcheck verify model.safetensors --json
+
+exit codes:
+  0  every sealed tensor is there, equal to the bit, and all tensors are finite
+  1  a tensor differs, is missing, or holds NaN or infinities
+  2  wrong usage, no seal, or a file that can't be read"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="whether a checkpoint holds the weights that were sealed, and finite ones",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", help="a checkpoint file, or a directory of them")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="load files that torch.load reads only by running code that they hold",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 1 when the checkpoint is not as it was sealed, or not finite."""
+    import sys
+
+    from fastcheck.sealing.verification import verify
+
+    found = verify(options.checkpoint, trust=options.trust)
+    if options.json:
+        print(json.dumps(found.to_dict(), indent=1))
+        return 0 if found else 1
+    step = "" if found.step is None else f" after step {found.step:,}"
+    lines = wrap(f"{found.path}: sealed{step} as {found.verdict}", _WIDTH)
+    lines += wrap(f"{found.equal:,} tensors are equal to the bit", _WIDTH, "  ")
+    for title, rows in (
+        ("differing", [f"{key}: {what}" for key, what in found.differing.items()]),
+        ("missing", list(found.missing)),
+        ("not finite", [f"{key}: {count:,} NaN or Inf" for key, count in found.nonfinite.items()]),
+        ("notes", list(found.notes)),
+    ):
+        if rows:
+            lines.append(f"{title}:")
+            for row in rows[:_SHOWN]:
+                lines += wrap(row, _WIDTH, "  ", "    ")
+            if len(rows) > _SHOWN:
+                lines.append(f"  and {len(rows) - _SHOWN:,} more (--json has all)")
+    lines.append("verified" if found else "NOT VERIFIED")
+    text = printable("\n".join(lines), keep="\n")
+    print(to_ascii(text) if wants_ascii(sys.stdout) else text)
+    return 0 if found else 1

@@ -1,0 +1,225 @@
+"""Turns the outcome of a comparison into answers to a fixed list of questions.
+
+What a run is given (environment, hyper-parameters, batches, first weights) is asked about in full:
+none of these causes another, so all that is wrong with them is named at once. A "no" there stops
+the questions; what was computed is asked about in the order in which it was computed, up to the
+first "no".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from .block import Kind, Phase
+from .measure import State
+from .settings import Setting
+from .tally import COMPUTED, Found, Missing, Tally
+
+__all__ = ["ACCEPTABLE", "Answer", "Questions"]
+
+#: What accept= may name.
+ACCEPTABLE = (
+    "environment",
+    "hyper-parameters",
+    "batches",
+    "weights",
+    "dtype",
+    "order",
+    "missing",
+)
+GIVEN_PHASES = (Phase.ENVIRONMENT, Phase.HYPERPARAMETERS, Phase.BATCHES, Phase.WEIGHTS)
+_ACCEPTED_AS = {
+    Phase.ENVIRONMENT: "environment",
+    Phase.HYPERPARAMETERS: "hyper-parameters",
+    Phase.BATCHES: "batches",
+    Phase.WEIGHTS: "weights",
+}
+_IN_A_RUN = {
+    Phase.ENVIRONMENT: "environment",
+    Phase.HYPERPARAMETERS: "hyper-parameters",
+    Phase.BATCHES: "batches",
+    Phase.WEIGHTS: "initial weights",
+    Phase.FORWARD: "forward",
+    Phase.LOSS: "loss",
+    Phase.GRADIENTS: "gradients",
+    Phase.UPDATE: "update",
+}
+_ELSEWHERE = {
+    Kind.CHECKPOINT: {
+        Phase.HYPERPARAMETERS: "other values",
+        Phase.WEIGHTS: "weights",
+        Phase.UPDATE: "optimizer states",
+    },
+    Kind.ENVIRONMENT: {Phase.ENVIRONMENT: "environment"},
+    Kind.INVENTORY: {Phase.HYPERPARAMETERS: "model and optimizer"},
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``answer``: ``yes`` (they agree), ``no``, ``accepted`` (no, but named in accept=), ``partly``
+    (what both sides have agrees), ``unknown`` (a side has no such data) or ``not asked``.
+    """
+
+    question: str
+    answer: str
+    text: str
+    settings: tuple[Setting, ...] = ()
+    found: Optional[Found] = None
+
+
+class Questions:
+    """Turns a tally and the differing settings into answers."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        tally: Tally,
+        settings: Mapping[Phase, Optional[Sequence[Setting]]],
+        accept: frozenset[str],
+        exact: bool,
+        ask_all: bool,
+        expects_bits: bool,
+        is_partial: bool = False,
+    ) -> None:
+        self._tally, self._settings, self._accept = tally, settings, accept
+        self._exact, self._ask_all = exact, ask_all
+        self._expects_bits, self._is_partial = expects_bits, is_partial
+        self._labels = _ELSEWHERE.get(kind, _IN_A_RUN)
+        self._in_order = kind.family == "run"
+        self._missing: dict[Phase, list[Missing]] = {}
+        for missing in tally.missing.values():
+            self._missing.setdefault(missing.phase, []).append(missing)
+
+    @property
+    def first(self) -> Optional[Found]:
+        """The first thing computed that counts as different."""
+        tally = self._tally
+        inexact = tally.first(tally.inexact, COMPUTED)
+        if self._exact:
+            return inexact
+        different = tally.first(tally.different, COMPUTED)
+        nonfinite = tally.first(tally.nonfinite, COMPUTED)
+        if self._is_partial and nonfinite is not None:
+            # Of chosen operators the first is not the cause of the others: what overflows leads.
+            return nonfinite
+        if (
+            inexact is not None
+            and self._expects_bits
+            and inexact.row.state is State.REORDERED
+            and "order" not in self._accept
+            and (different is None or inexact.key < different.key)
+        ):
+            # Until here the runs were equal to the bit, and their machines compute alike: rounding
+            # has no part in this.
+            return inexact
+        return different
+
+    def answers(self) -> tuple[Answer, ...]:
+        found: list[Answer] = []
+        stopped = False
+        for phase in GIVEN_PHASES:
+            if phase in self._labels:
+                answer = self._given(phase)
+                stopped = stopped or answer.answer == "no"
+                found.append(answer)
+        # A checkpoint's states don't follow from its weights.
+        stopped = stopped and not self._ask_all and self._in_order
+        first = self.first
+        for phase in COMPUTED:
+            if phase not in self._labels:
+                continue
+            if stopped:
+                found.append(Answer(self._labels[phase], "not asked", ""))
+                continue
+            answer = self._computed(phase, first)
+            found.append(answer)
+            stopped = answer.answer == "no" and not self._ask_all and self._in_order
+        return tuple(found)
+
+    def _given(self, phase: Phase) -> Answer:
+        label = self._labels[phase]
+        if phase in (Phase.ENVIRONMENT, Phase.HYPERPARAMETERS):
+            settings = self._settings.get(phase)
+            if settings is None:
+                return Answer(label, "unknown", "a side doesn't say")
+            if not settings:
+                return Answer(label, "yes", "")
+            count = len(settings)
+            text = f"{count} setting{'s' if count > 1 else ''} differ{'' if count > 1 else 's'}"
+            return Answer(label, self._no(phase), text, tuple(settings))
+        table = self._tally.inexact if self._exact else self._tally.different
+        found = table.get(phase)
+        if found is None:
+            return self._agrees(phase, label)
+        return Answer(label, self._no(phase), self._how_many(phase), found=found)
+
+    def _no(self, phase: Phase) -> str:
+        return "accepted" if _ACCEPTED_AS[phase] in self._accept else "no"
+
+    def _computed(self, phase: Phase, first: Optional[Found]) -> Answer:
+        label = self._labels[phase]
+        if not self._in_order or self._ask_all or self._is_partial:
+            table = self._tally.inexact if self._exact else self._tally.different
+            own = table.get(phase)
+            if self._is_partial and first is not None and first.key[1] == phase:
+                own = first
+            if own is None and first is not None and first.key[1] == phase:
+                own = first
+            if own is not None:
+                return Answer(label, "no", self._how_many(phase), found=own)
+        elif first is not None and first.key[1] == phase:
+            return Answer(label, "no", self._how_many(phase), found=first)
+        return self._agrees(phase, label, first)
+
+    def _agrees(self, phase: Phase, label: str, first: Optional[Found] = None) -> Answer:
+        counts = self._tally.states[phase]
+        compared = counts[State.SAME] + counts[State.CLOSE] + counts[State.REORDERED]
+        missing = self._missing.get(phase, [])
+        unreadable = counts[State.UNREADABLE]
+        if not compared and not missing and not unreadable and not counts[State.DIFFERENT]:
+            return Answer(label, "unknown", "nothing of it is in both sides")
+        text = self._how_well(phase) if first is None else self._until(first, phase)
+        if (missing or unreadable) and "missing" not in self._accept:
+            parts = [text] if text and compared else []
+            for state, side in (
+                (State.ONLY_ACTUAL, "actual"),
+                (State.ONLY_REFERENCE, "reference"),
+            ):
+                count = sum(one.count for one in missing if one.state is state)
+                if count:
+                    parts.append(f"{count:,} only in {side}")
+            if unreadable:
+                parts.append(f"{unreadable:,} can't be read")
+            return Answer(label, "partly", "; ".join(parts))
+        return Answer(label, "yes", text)
+
+    def _how_well(self, phase: Phase) -> str:
+        counts = self._tally.states[phase]
+        inexact = self._tally.inexact.get(phase)
+        if inexact is None:
+            known = counts[State.CLOSE] == 0
+            return "to the bit" if known else "as far as the statistics tell"
+        worst = self._tally.worst.get(phase)
+        error = 0.0 if worst is None else worst.row.error
+        return f"within the thresholds (largest error {error:.2g})"
+
+    def _until(self, first: Found, phase: Phase) -> str:
+        """Up to which step the answer is yes, and how exactly."""
+        step, culprit = first.key[0], first.key[1]
+        last = step if phase < culprit else step - 1
+        if last < 0:
+            return "before the first step"
+        inexact = self._tally.inexact.get(phase)
+        is_exact = self._tally.has_bits and (inexact is None or inexact.key[0] > last)
+        return f"up to step {last:,}, {'to the bit' if is_exact else 'within the thresholds'}"
+
+    def _how_many(self, phase: Phase) -> str:
+        counts = self._tally.states[phase]
+        different = counts[State.DIFFERENT]
+        if self._exact or not different:
+            different += counts[State.REORDERED] + (counts[State.CLOSE] if self._exact else 0)
+        total = sum(counts[state] for state in State if state <= State.DIFFERENT)
+        return f"{different:,} of {total:,} tensors differ"

@@ -1,0 +1,269 @@
+"""Reads the files of a checkpoint: torch, safetensors and NumPy.
+
+Nothing of a file is executed: torch.load runs with weights_only=True, NumPy without pickles, unless
+``trust`` is set. Whoever wrote a file may have meant harm: what its numbers ask for is held against
+what is there before it is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import numpy as np
+import torch
+
+from fastcheck.errors import CompareError, explain, first_line
+from fastcheck.utils.reading import check_regular, open_regular
+
+from .formats import format_of
+
+__all__ = [
+    "LONE",
+    "Loader",
+    "UntrustedError",
+    "flatten_checkpoint",
+    "load_array",
+    "load_file",
+    "loaders_of",
+]
+
+#: What a file that is one tensor, and nothing else, calls it.
+LONE = "tensor"
+_MAX_DEPTH = 32
+# Containers within each other can hold more leaves than the file has bytes.
+_MAX_LEAVES = 10_000_000
+# An expanded tensor may be larger than what is stored of it; beyond this it is refused.
+_MAX_EXPANDED_BYTES = 1 << 30
+
+Loader = Callable[[], torch.Tensor]
+
+
+class UntrustedError(CompareError):
+    """A file that can only be read by running what it brings along."""
+
+    __module__ = "fastcheck"
+
+
+def loaders_of(path: str, trust: bool) -> tuple[dict[str, Loader], dict[str, Any]]:
+    """What loads each tensor of a file, by name, and its other values.
+
+    Raises:
+        CompareError: the file can't be read. UntrustedError: not without running it.
+    """
+    try:
+        kind = format_of(path)
+        if kind == "mindspore":
+            raise _of_mindspore(path)
+        if kind == "safetensors":
+            return _safetensors(path), {}
+        if kind == "npy":
+            load_array(path)  # so that a damaged file is an error at once
+            return {LONE: lambda: load_array(path)}, {}
+        if kind == "npz":
+            # Opened here: NumPy leaves the file open when the archive is damaged.
+            with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
+                found = list(archive.files)
+            return {name: _of_archive(path, name) for name in found}, {}
+        return flatten_checkpoint(load_file(path, trust))
+    except CompareError:
+        raise
+    except Exception as error:  # a damaged file may raise anything
+        raise _unreadable(path, error) from error
+
+
+def _of_mindspore(path: str) -> CompareError:
+    return CompareError(
+        explain(
+            "this is a checkpoint of MindSpore, which only MindSpore reads",
+            expected="a checkpoint of torch, safetensors or NumPy",
+            got=path,
+            hint="where MindSpore is installed, numpy.savez('model.npz', **{name: p.asnumpy() for "
+            f"name, p in mindspore.load_checkpoint({path!r}).items()}}) makes a file that can be "
+            'compared, with rename="mindspore" (--rename mindspore)',
+        )
+    )
+
+
+def _safetensors(path: str) -> dict[str, Loader]:
+    """Read by the library of that name, which maps the file."""
+    try:
+        from safetensors import safe_open
+    except ModuleNotFoundError as error:
+        raise CompareError(
+            explain(
+                "a safetensors file can't be read without the package safetensors",
+                expected="it is installed",
+                got=path,
+                hint='pip install "fastcheck[tools]"',
+            )
+        ) from error
+    file: Any = safe_open(path, framework="pt")
+
+    def of(name: str) -> Loader:
+        return lambda: file.get_tensor(name)
+
+    return {name: of(name) for name in list(file.keys())}
+
+
+def _of_archive(path: str, name: str) -> Loader:
+    return lambda: load_array(path, name)
+
+
+def load_array(path: str, name: Optional[str] = None) -> torch.Tensor:
+    """An array of a .npy file, mapped, or that of this name in an .npz.
+
+    Raises:
+        ValueError: it holds no numbers, or more than there is memory for; or whatever a damaged
+            file makes NumPy and zlib raise.
+    """
+    check_regular(path)
+    if name is None:
+        array = np.load(path, mmap_mode="c", allow_pickle=False)
+    else:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
+            _check_member(archive.zip, name)
+            array = archive[name]
+    if not isinstance(array, np.ndarray):
+        raise ValueError("it is no array")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if array.dtype.kind == "V" and array.dtype.itemsize == 2:
+        # What NumPy makes of ml_dtypes.bfloat16 in a file.
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype.kind not in "fciub":
+        raise ValueError(f"an array of {array.dtype}, which holds no numbers")
+    if 0 in array.shape:
+        array = np.array(array)  # nothing to map
+    return torch.from_numpy(array if array.ndim else array.reshape(1)).reshape(array.shape)
+
+
+def _check_member(archive: zipfile.ZipFile, name: str) -> None:
+    """ValueError unless the array's header fits what the archive holds, and that the memory."""
+    member = archive.getinfo(name if name in archive.namelist() else f"{name}.npy")
+    with archive.open(member) as stream:
+        version = np.lib.format.read_magic(stream)
+        read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+            version, np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read(stream)
+        wanted = math.prod(shape) * dtype.itemsize
+        held = member.file_size - stream.tell()
+    if wanted != held:
+        raise ValueError(f"its header describes {wanted:,} bytes, and {held:,} are there")
+    available = _available_bytes()
+    if available is not None and wanted > available:
+        raise ValueError(f"{wanted:,} bytes when unpacked, and {available:,} of memory are free")
+
+
+def _available_bytes() -> Optional[int]:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        [line] = [line for line in lines if line.startswith("MemAvailable:")]
+        return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def load_file(path: str, trust: bool = False) -> Any:
+    """torch.load of a file onto the host, mapped where its format allows. CompareError when it is
+    damaged, or holds more than tensors and plain values and isn't trusted.
+    """
+    last: Exception = ValueError("not read")
+    for options in ({"mmap": True}, {}):
+        try:
+            check_regular(path)
+            return torch.load(path, map_location="cpu", weights_only=not trust, **options)
+        except pickle.UnpicklingError as error:
+            if trust or not _is_about_trust(error):
+                raise _unreadable(path, error) from error
+            raise UntrustedError(
+                explain(
+                    "loading this file would run code that it brings along",
+                    expected="tensors and plain values (torch.load(..., weights_only=True))",
+                    got=f"{path}: {_culprit(error)}",
+                    hint="save the state_dict() alone, or, if you trust where the file comes from, "
+                    "trust=True (--trust)",
+                )
+            ) from error
+        except (RuntimeError, ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
+            last = error
+        except Exception as error:  # a damaged pickle may raise anything
+            raise _unreadable(path, error) from error
+    raise _unreadable(path, last) from last
+
+
+def _is_about_trust(error: Exception) -> bool:
+    # Messages of torch's restricted unpickler about globals and classes, not about damage.
+    return any(word in str(error) for word in ("GLOBAL", "allowlisted", "must be imported"))
+
+
+def _culprit(error: Exception) -> str:
+    text = str(error)
+    for line in text.splitlines():
+        if "Unsupported" in line or "GLOBAL" in line:
+            return line.strip()[:200]
+    return first_line(error)[:200]
+
+
+def _unreadable(path: str, error: Exception) -> CompareError:
+    reason = getattr(error, "strerror", None) or first_line(error) or type(error).__name__
+    return CompareError(
+        explain(
+            "this file can't be read",
+            expected="a complete checkpoint of torch, safetensors or NumPy",
+            got=f"{path}: {reason[:300]}",
+            hint="copy or write the file again",
+        )
+    )
+
+
+def flatten_checkpoint(loaded: Any) -> tuple[dict[str, Loader], dict[str, Any]]:
+    """The tensors of a (nested) state_dict under dotted names, and its other values.
+
+    Raises:
+        ValueError: it has more than 10,000,000 values.
+    """
+    if isinstance(loaded, torch.Tensor):
+        return {LONE: lambda: loaded}, {}
+    leaves = _Leaves()
+    leaves.take(loaded, (), 0)
+    return leaves.tensors, leaves.values
+
+
+class _Leaves:
+    def __init__(self) -> None:
+        self.tensors: dict[str, Loader] = {}
+        self.values: dict[str, Any] = {}
+        self._taken = 0
+
+    def take(self, value: Any, path: tuple[str, ...], depth: int) -> None:
+        self._taken += 1
+        if self._taken > _MAX_LEAVES:
+            raise ValueError(f"it holds more than {_MAX_LEAVES:,} values")
+        if isinstance(value, torch.Tensor):
+            self.tensors[".".join(path)] = lambda: _checked(value)
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "fciub":
+            self.tensors[".".join(path)] = lambda: torch.from_numpy(np.array(value))
+        elif depth < _MAX_DEPTH and isinstance(value, Mapping):
+            for key, item in value.items():
+                self.take(item, (*path, str(key)), depth + 1)
+        elif depth < _MAX_DEPTH and isinstance(value, (list, tuple)):
+            for position, item in enumerate(value):
+                self.take(item, (*path, str(position)), depth + 1)
+        elif isinstance(value, (bool, int, float, str)) or value is None:
+            self.values[".".join(path)] = value
+
+
+def _checked(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``; ValueError when it is a small storage, repeated without end by its strides."""
+    size = tensor.numel() * tensor.element_size()
+    if size > _MAX_EXPANDED_BYTES and tensor.layout is torch.strided:
+        held = tensor.untyped_storage().nbytes()
+        if size > held:
+            raise ValueError(f"{size:,} bytes, of which {held:,} are stored")
+    return tensor

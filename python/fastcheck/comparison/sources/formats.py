@@ -1,0 +1,92 @@
+"""The format of a checkpoint file by its first bytes; by its name where these tell nothing."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import Optional
+
+from fastcheck.utils.reading import open_regular
+
+__all__ = ["SUFFIXES", "format_of"]
+
+#: Of checkpoint files. Others are recognised by their content too.
+SUFFIXES = (
+    ".pt",
+    ".pth",
+    ".bin",
+    ".ckpt",
+    ".pt.tar",
+    ".pth.tar",
+    ".safetensors",
+    ".npy",
+    ".npz",
+)
+_BY_SUFFIX = {".safetensors": "safetensors", ".npy": "npy", ".npz": "npz"}
+
+_NPY = b"\x93NUMPY"
+# torch.save(..., _use_new_zipfile_serialization=False): a pickle of its magic number.
+_LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_MAX_MEMBERS = 1 << 20
+
+
+def format_of(path: str) -> Optional[str]:
+    """``torch``, ``safetensors``, ``npy``, ``npz`` or ``mindspore``; None: no checkpoint.
+
+    Raises:
+        OSError: it is no regular file, or can't be read.
+    """
+    with open_regular(path) as file:
+        start = file.read(512)
+        size = os.fstat(file.fileno()).st_size
+    found: Optional[str] = None
+    if start.startswith(_NPY):
+        found = "npy"
+    elif start.startswith(_LEGACY_TORCH):
+        found = "torch"
+    elif start.startswith(b"PK\x03\x04"):
+        found = _of_archive(path)
+    elif start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size - 8:
+        found = "safetensors"
+    elif _is_mindspore(start):
+        found = "mindspore"
+    if found is None and path.endswith(SUFFIXES):
+        found = _BY_SUFFIX.get(os.path.splitext(path)[1], "torch")
+    return found
+
+
+def _of_archive(path: str) -> Optional[str]:
+    # A shard of torch.distributed.checkpoint is a row of archives; its last one is not the whole.
+    if path.endswith(".distcp"):
+        return None
+    try:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            names = archive.namelist()[:_MAX_MEMBERS]
+    except Exception:  # damaged: what the name promises can then not be read
+        return None
+    if any(name.endswith("/data.pkl") for name in names):
+        return "torch"
+    return "npz" if names and all(name.endswith(".npy") for name in names) else None
+
+
+def _is_mindspore(start: bytes) -> bool:
+    """Whether a file begins as mindspore.save_checkpoint() writes it: a protobuf message whose
+    first field (``0A``, length) is a message that begins with a name (``0A``, length, text) and
+    goes on with a tensor (``12``). https://gitee.com/mindspore/mindspore, checkpoint.proto
+    """
+    if start[:1] != b"\x0a":
+        return False
+    at = 1
+    while at < min(len(start), 11) and start[at] & 0x80:
+        at += 1
+    at += 1
+    if start[at : at + 1] != b"\x0a" or at + 1 >= len(start):
+        return False
+    length = start[at + 1]
+    name = start[at + 2 : at + 2 + length]
+    is_name = 0 < length < 128 and len(name) == length and name.isascii()
+    return (
+        is_name
+        and name.decode().isprintable()
+        and start[at + 2 + length : at + 3 + length] == b"\x12"
+    )

@@ -1,0 +1,152 @@
+"""Operator calls with non-finite tensors, kept until the culprit is known."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
+
+import torch
+
+from fastcheck.extension import extension
+from fastcheck.utils.torch.operators import OpInfo, inputs_of, op_info, outputs_of, replaced
+from fastcheck.utils.torch.training_state import Generators
+
+__all__ = ["CapturedOp", "OpCaptures"]
+
+#: Of copies that wait for a verdict. The call that is judged at once is kept without a copy.
+_KEPT_BYTES = 256 * 1024 * 1024
+
+
+class CapturedOp:
+    """One call. After finish(), ``args`` and ``kwargs`` hold its inputs as they were before it ran,
+    and ``made`` the tensors that it wrote and returned.
+    """
+
+    def __init__(self, func: Any, info: OpInfo, args: Any, kwargs: Any, first_seq: int) -> None:
+        self.func = func
+        self.info = info
+        self.args = args
+        self.kwargs = kwargs
+        self.first_seq = self.end_seq = first_seq
+        self.made: list[torch.Tensor] = []
+        self.generators: Optional[Generators] = None
+        self._before: dict[int, torch.Tensor] = {}
+
+    def keep_what_changes(self) -> None:
+        """Copies, before the call runs, the inputs that it overwrites and the random generators."""
+        for place, _, tensor in inputs_of(self.info, self.args, self.kwargs):
+            if place in self.info.written:
+                self._before[id(tensor)] = tensor.detach().clone()
+        if self.info.is_random:
+            self.generators = Generators()
+
+    def finish(self, result: Any, end_seq: int) -> None:
+        """Keeps the result, after the call has run."""
+        self.end_seq = end_seq
+        self.made = outputs_of(self.info, self.args, self.kwargs, result)
+        self._replace(lambda tensor: self._before.get(id(tensor), tensor))
+        if self.generators is None:
+            self.generators = Generators()
+
+    def freeze(self) -> int:
+        """Copies all tensors, so that later writes change nothing here; returns the bytes it
+        takes.
+        """
+        known = {id(tensor): tensor for tensor in self._before.values()}
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            found = known.get(id(tensor))
+            if found is None:
+                found = known[id(tensor)] = tensor.detach().clone()
+            return found
+
+        self._replace(copy)
+        self.made = [tensor.detach().clone() for tensor in self.made]
+        self._before.clear()
+        held = [t for _, _, t in inputs_of(self.info, self.args, self.kwargs)]
+        return sum(t.numel() * t.element_size() for t in (*held, *self.made))
+
+    def _replace(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.args = replaced(self.args, function)
+        self.kwargs = replaced(self.kwargs, function)
+
+
+class OpCaptures:
+    """The mode of ``sync="call"`` passes every call here. Never raises; lost calls are counted."""
+
+    def __init__(self) -> None:
+        self.lost_count = 0
+        self._observer = extension.op_observer()
+        self._current: Optional[CapturedOp] = None
+        self._kept: deque[tuple[CapturedOp, int]] = deque()
+        self._bytes = 0
+
+    def begin(self, func: Any, args: Any, kwargs: Any) -> Optional[CapturedOp]:
+        """Before a call runs."""
+        if not isinstance(func, torch._ops.OpOverload):
+            return None
+        try:
+            call = CapturedOp(func, op_info(func), args, kwargs, self._observer.next_seq())
+            if call.info.written or call.info.is_random:
+                with self._paused():
+                    call.keep_what_changes()
+            return call
+        except Exception:  # out of memory, say: the operator itself may yet run
+            self.lost_count += 1
+            return None
+
+    def end(self, call: Optional[CapturedOp], result: Any) -> None:
+        """After a call with something non-finite; the verdict follows."""
+        self._current = None
+        if call is None:
+            return
+        try:
+            with self._paused():
+                call.finish(result, self._observer.next_seq())
+            self._current = call
+        except Exception:
+            self.lost_count += 1
+
+    def keep(self) -> None:
+        """The run goes on: copies the call that awaited the verdict, within the limit of bytes."""
+        call, self._current = self._current, None
+        if call is None:
+            return
+        try:
+            with self._paused():
+                size = call.freeze()
+        except Exception:
+            self.lost_count += 1
+            return
+        self._kept.append((call, size))
+        self._bytes += size
+        while self._bytes > _KEPT_BYTES:
+            self._bytes -= self._kept.popleft()[1]
+            self.lost_count += 1
+
+    def find(self, seq: int) -> Optional[CapturedOp]:
+        """The call whose tensors have the record of this number."""
+        calls = [call for call, _ in self._kept]
+        if self._current is not None:
+            calls.append(self._current)
+        for call in reversed(calls):
+            if call.first_seq <= seq < call.end_seq:
+                return call
+        return None
+
+    def clear(self) -> None:
+        """Drops all calls."""
+        self._current = None
+        self._kept.clear()
+        self._bytes = 0
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Pauses the observer, which numbers the records."""
+        self._observer.pause(1)
+        try:
+            yield
+        finally:
+            self._observer.pause(-1)

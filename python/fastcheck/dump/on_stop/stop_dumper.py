@@ -1,0 +1,377 @@
+"""Dumps the call that stopped a run: its tensors, random numbers, environment, and a script that
+runs it again. The result is a dump like any other, of one call.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+import torch
+
+from fastcheck.calls.calls import ModuleNode
+from fastcheck.dump.session import DumpSession
+from fastcheck.dump.storage.files import claim, place_of
+from fastcheck.dump.storage.shards import MEMORY_BYTES, Slot
+from fastcheck.errors import ConfigError, LogError
+from fastcheck.log.reader import read_log
+from fastcheck.record.format import NONFINITE_COUNTS, Depth
+from fastcheck.record.naming import OUTSIDE, module_name
+from fastcheck.record.site import Site
+from fastcheck.report.stop import Dumped
+from fastcheck.reproducibility.process import environment_or_error
+from fastcheck.utils.torch.operators import describe_tensor, inputs_of, others_of
+from fastcheck.utils.torch.sharding import local
+from fastcheck.utils.torch.training_state import Generators
+from fastcheck.utils.torch.unobserved import unobserved
+
+from .captured_module import CapturedModule, Labelled, pickled
+from .captured_op import CapturedOp, OpCaptures
+from .script import RANDOM, SCRIPT, TensorSpec, UnsupportedArgumentError, module_script, op_script
+
+if TYPE_CHECKING:
+    from fastcheck.record.event import Event
+
+__all__ = ["StoppedCallDumper"]
+
+_PICKLE = "call.pickle"
+
+
+class StoppedCallDumper:
+    """Writes the dumps of one monitor. ``captures``: the operators that may be a culprit; None
+    where operators are not captured, for the reason ``why_not``.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        rank: int,
+        nodes: Sequence[ModuleNode],
+        captures: Optional[OpCaptures],
+        why_not: str = "",
+    ) -> None:
+        self.captures = captures
+        self._directory = directory
+        self._rank = rank
+        self._nodes = nodes
+        self._why_not = why_not
+        # A stop that was caught may be raised again, for the same reason.
+        self._last: Optional[tuple[tuple[int, int], Dumped]] = None
+
+    def dump(self, culprit: Event) -> Dumped:
+        """Dumps the operator that is the culprit. Never raises."""
+        if self.captures is None:
+            return Dumped(None, notes=(f"nothing was dumped: {self._why_not}",))
+        key = (culprit.step, int(culprit.record["seq"]))
+        if self._last is None or self._last[0] != key:
+            self._last = (key, self._dump(culprit, self.captures))
+        return self._last[1]
+
+    def _dump(self, culprit: Event, captures: OpCaptures) -> Dumped:
+        site = culprit.site
+        call = captures.find(int(culprit.record["seq"]))
+        try:
+            with unobserved():
+                if call is not None:
+                    return self._written(culprit, _Writer.write_op, call)
+                stored = self._stored(site)
+                if stored is not None:
+                    return self._written(culprit, _Writer.write_stored, stored)
+        except Exception as error:
+            return _failed(error)
+        finally:
+            captures.clear()
+        if site.op is None:
+            why = "no operator has made it, it came in from outside"
+        elif captures.lost_count:
+            why = f"what {captures.lost_count} calls read was too much to be kept until now"
+        else:
+            why = "the call was not seen by the thread that called install()"
+        return Dumped(None, notes=(f"nothing was dumped: {why}",))
+
+    def dump_module(self, culprit: Event, call: CapturedModule) -> Dumped:
+        """Dumps the module that is the culprit. Never raises."""
+        try:
+            with unobserved():
+                return self._written(culprit, _Writer.write_module, call)
+        except Exception as error:
+            return _failed(error)
+
+    def _written(self, culprit: Event, method: Callable[..., Dumped], what: Any) -> Dumped:
+        place = place_of(self._directory, culprit.step, self._rank)
+        try:
+            claim(place, culprit.step, overwrite=False)
+        except ConfigError:
+            why = f"a dump of step {culprit.step} is there already: {place}"
+            return Dumped(None, notes=(f"nothing was dumped: {why}",))
+        writer = _Writer(place, self._rank, culprit)
+        try:
+            return method(writer, what)
+        finally:
+            writer.close()
+
+    def module_of(self, site: Site) -> Optional[torch.nn.Module]:
+        """The module of a site; None: it is outside of all, or gone."""
+        if site.module_type == OUTSIDE or site.role == "loss":
+            return None
+        found = next((node for node in self._nodes if node.path == site.module), None)
+        return None if found is None else found.module()
+
+    def _stored(self, site: Site) -> Optional[torch.Tensor]:
+        module = self.module_of(site) if site.role in ("param", "buffer") else None
+        tensor = None if module is None else getattr(module, site.label, None)
+        return local(tensor) if isinstance(tensor, torch.Tensor) else None
+
+
+class _Writer:
+    """One dump, in ``place``."""
+
+    def __init__(self, place: str, rank: int, culprit: Event) -> None:
+        self._culprit = culprit
+        self._site = culprit.site
+        self._call = int(culprit.record["call"])
+        self._rank = rank
+        self._place = place
+        self._notes: list[str] = []
+        meta: dict[str, Any] = {
+            "dump": {"on_overflow": str(self._site), "call": self._call},
+            "environment": environment_or_error(),
+        }
+        self._session = DumpSession(
+            self._place,
+            culprit.step,
+            rank,
+            meta,
+            depth=int(Depth.FULL),
+            is_logical=False,
+            tensors=True,
+            memory_bytes=MEMORY_BYTES,
+            has_reference=False,
+        )
+
+    def close(self) -> None:
+        """Completes the files; after an error, the part that was written can be read."""
+        self._session.finish("an error", {})
+
+    def write_op(self, call: CapturedOp) -> Dumped:
+        site, info = self._site, call.info
+        specs = []
+        entries: list[dict[str, Any]] = []
+        backward = site.direction == "backward"
+        for place, label, tensor in inputs_of(info, call.args, call.kwargs):
+            role = "grad_output" if backward else "input"
+            entry, spec = self._read(role, label, place, tensor)
+            entries.append(entry)
+            if spec is not None:
+                specs.append((label, tensor, spec))
+        made: list[dict[str, Any]] = []
+        for position, tensor in enumerate(call.made):
+            label = f"output[{position}]" if position else "output"
+            role = "grad_input" if backward else "output"
+            made.append(self._read(role, label, position, tensor)[0])
+        line: dict[str, Any] = {
+            "kind": "op",
+            "op": site.op or info.name,
+            "call": self._call,
+            "direction": site.direction,
+            "module": site.module,
+            "type": site.module_type,
+            "ran": info.name,
+            "in": entries,
+            "out": made,
+        }
+        others = others_of(info, call.args, call.kwargs)
+        if others:
+            line["args"] = others
+        self._session.add_call(line)
+        self._random(call.generators)
+        what = f"{site.op or info.name} #{self._call} in {module_name(site)}"
+        self._finish()
+        written = [
+            tensor
+            for place, _, tensor in inputs_of(info, call.args, call.kwargs)
+            if place in info.written
+        ]
+
+        def text() -> str:
+            title = self._title(what, info.name)
+            return op_script(
+                title, call.func, call.args, call.kwargs, specs, written, self._counts(made)
+            )
+
+        if len(specs) < len(entries):
+            self._notes.append("no script: not all that the operator read could be written")
+            return self._dumped(what, None)
+        return self._dumped(what, text)
+
+    def write_module(self, call: CapturedModule) -> Dumped:
+        site = self._site
+        backward = site.direction == "backward"
+        slots: dict[int, TensorSpec] = {}
+
+        def read(role: str, tensors: Labelled) -> list[dict[str, Any]]:
+            entries = []
+            for position, (label, tensor) in enumerate(tensors):
+                entry, spec = self._read(role, label, position, tensor)
+                entries.append(entry)
+                if spec is not None:
+                    slots[id(tensor)] = spec
+            return entries
+
+        stored = read("param", call.stored)
+        self._add("stored", "optimizer", stored, [])
+        given, made = read("input", call.inputs), read("output", call.outputs)
+        self._add("module", "forward", given, made)
+        ended: list[dict[str, Any]] = made
+        if backward:
+            received = [(call.outputs[at][0], t) for at, t in sorted(call.grad_outputs.items())]
+            produced = [(call.inputs[at][0], t) for at, t in sorted(call.grad_inputs.items())]
+            produced += [
+                (name, call.grad_params[name])
+                for name, _ in call.module.named_parameters()
+                if name in call.grad_params
+            ]
+            ended = read("grad_input", produced)
+            self._add("module", "backward", read("grad_output", received), ended)
+        self._random(call.generators)
+        what = module_name(site)
+        others: Labelled = []
+
+        def spec_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+            if id(tensor) not in slots:
+                entry, spec = self._read("buffer", f"attribute {len(others)}", 0, tensor)
+                if spec is None:
+                    raise UnsupportedArgumentError(f"{entry['dtype']} can't be written")
+                others.append((entry["label"], tensor))  # held, so that its id stays its own
+                slots[id(tensor)] = spec
+            return slots[id(tensor)].fields()
+
+        try:
+            data: Optional[bytes] = pickled(call, spec_of)
+        except Exception as error:
+            data = None
+            self._notes.append(
+                f"no script: the module can't be pickled: {type(error).__name__}: {error}"
+            )
+        self._finish()
+        if data is None:
+            return self._dumped(what, None)
+        self._store(_PICKLE, data)
+        gradients: list[Optional[TensorSpec]] = []
+        if backward:
+            kept = call.grad_outputs
+            gradients = [
+                slots.get(id(kept[at])) if at in kept else None for at in range(len(call.outputs))
+            ]
+
+        def text() -> str:
+            return module_script(
+                self._title(what, ""),
+                _PICKLE,
+                _main_program(),
+                gradients,
+                call.device,
+                call.autocast,
+                self._counts(ended),
+            )
+
+        return self._dumped(what, text)
+
+    def write_stored(self, tensor: torch.Tensor) -> Dumped:
+        """Dumps a weight that was non-finite before any operator ran."""
+        entry, _ = self._read(self._site.role, self._site.label, 0, tensor)
+        self._add("stored", "optimizer", [entry], [])
+        self._random(None)
+        self._notes.append("no script: it is stored in the model, no operator has made it")
+        self._finish()
+        return Dumped(
+            self._place,
+            f"{self._site.tensor_name} of {module_name(self._site)}",
+            None,
+            tuple(self._notes),
+        )
+
+    # Pieces
+
+    def _read(
+        self, role: str, label: str, index: int, tensor: torch.Tensor
+    ) -> tuple[dict[str, Any], Optional[TensorSpec]]:
+        site = self._site
+        entry: dict[str, Any] = {"label": label, **describe_tensor(tensor)}
+        number = self._session.sites.intern(
+            Site(site.module, site.module_type, site.direction, role, index, label, site.op)
+        )
+        entry.update(self._session.read(tensor, number, self._call))
+        value = entry.get("value")
+        return entry, None if value is None else TensorSpec(tensor, Slot(*value))
+
+    def _add(
+        self, kind: str, direction: str, given: list[dict[str, Any]], made: list[dict[str, Any]]
+    ) -> None:
+        self._session.add_call(
+            {
+                "kind": kind,
+                "module": self._site.module,
+                "type": self._site.module_type,
+                "direction": direction,
+                "call": self._call,
+                "in": given,
+                "out": made,
+            }
+        )
+
+    def _random(self, generators: Optional[Generators]) -> None:
+        kept = generators or Generators()
+        torch.save(kept.to_dict(), os.path.join(self._place, RANDOM))
+
+    def _store(self, name: str, data: bytes) -> None:
+        with open(os.path.join(self._place, name), "wb") as file:
+            file.write(data)
+
+    def _finish(self) -> None:
+        self._session.finish("OverflowDetected", {"culprit": str(self._site)})
+        if self._session.problem:
+            self._notes.append(f"the dump is not whole: {self._session.problem}")
+
+    def _counts(self, entries: list[dict[str, Any]]) -> list[tuple[str, int, int, int]]:
+        """(label, NaN, +Inf, -Inf) of the outputs, from their records."""
+        records = {int(r["seq"]): r for r in read_log(self._place, self._rank).records}
+        found = []
+        for entry in entries:
+            record = records.get(entry.get("seq", -1))
+            numbers = (
+                [0, 0, 0] if record is None else [int(record[name]) for name in NONFINITE_COUNTS]
+            )
+            found.append((str(entry["label"]), numbers[0], numbers[1], numbers[2]))
+        return found
+
+    def _title(self, what: str, ran: str) -> str:
+        direction = f", {self._site.direction}" + (f" ({ran})" if ran != self._site.op else "")
+        return f"What stopped the run at step {self._culprit.step}: {what}{direction}."
+
+    def _dumped(self, what: str, text: Any) -> Dumped:
+        script = None
+        if text is not None and not self._session.problem:
+            try:
+                self._store(SCRIPT, text().encode())
+                script = SCRIPT
+            except UnsupportedArgumentError as error:
+                self._notes.append(f"no script: {error}")
+        return Dumped(self._place, f"what {what} read and made", script, tuple(self._notes))
+
+
+def _main_program() -> str:
+    """The name that the program has as a module: pickles call its classes ``__main__``."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    name = os.path.splitext(os.path.basename(path))[0]
+    return name if name.isidentifier() and not name.startswith("__") else ""
+
+
+def _failed(error: Exception) -> Dumped:
+    cause = error.__cause__ if isinstance(error, LogError) and error.__cause__ else error
+    file = getattr(cause, "filename", None)
+    lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+    reason = getattr(cause, "strerror", None) or "; ".join(lines)
+    return Dumped(None, notes=(f"the dump failed: {f'{file}: ' if file else ''}{reason}",))

@@ -1,0 +1,7 @@
+"""The files of a dump.
+
+``files`` names and claims them, ``records`` and ``shards`` write tensors, ``values`` chooses each
+content once, ``reading`` reads a dump.
+
+Imports ``log``, ``statistics``, ``backends``, ``utils`` and ``record``.
+"""

@@ -1,0 +1,132 @@
+"""Reads tensors into records and appends these to a log, a block at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Optional
+
+import numpy as np
+import torch
+
+from fastcheck.backends.records import host_observers
+from fastcheck.errors import UnsupportedTensorError
+from fastcheck.extension import status
+from fastcheck.log.writer import RecordLog
+from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, Depth, Flag, nonfinite
+from fastcheck.statistics.functions import stats
+from fastcheck.utils.torch.readable import can_read, unreadable_reason
+from fastcheck.utils.torch.unobserved import unobserved
+
+from .values import ValueStore
+
+__all__ = ["RecordWriter"]
+
+_SLOTS = 1024
+_NOTHING = contextlib.nullcontext()
+
+
+class RecordWriter:
+    """The records of one dump, in the order in which they are read; ``store`` takes the values.
+
+    Not thread-safe. CPU tensors are read at once. Those of devices are read where they are, in the
+    order of their stream, and fetched when the slots are full; with a store, tensors are copied to
+    the host, which waits for the device.
+    """
+
+    def __init__(
+        self, log: RecordLog, step: int, depth: int, is_logical: bool, store: Optional[ValueStore]
+    ) -> None:
+        #: The number of the next record.
+        self.count = 0
+        self._log = log
+        self._step = step
+        self._depth = depth
+        self._is_logical = is_logical
+        self._store = store
+        self._observe, _ = host_observers()
+        self._slots = torch.zeros(_SLOTS * RECORD_BYTES, dtype=torch.uint8, device="cpu")
+        self._records: np.ndarray = self._slots.numpy().view(RECORD_DTYPE)
+        #: Slots that hold a record which is not in the log yet.
+        self.used = 0
+        # Slots whose record is still on a device, and that record.
+        self._pending: list[tuple[int, torch.Tensor]] = []
+        self._identities: list[tuple[int, int, int, int]] = []
+
+    def op_recorder(self, python: object) -> Optional[Any]:
+        """An OpRecorder (csrc/torch/dump/module.h) that writes here as read() does; None: the
+        extension is missing, or values are wanted, or the logical order.
+        """
+        if status.module is None or self._store is not None or self._is_logical:
+            return None
+        return status.module.OpRecorder(python, self, self._slots, self._depth, self._step)
+
+    def read(
+        self, tensor: torch.Tensor, site: int, call: int, flags: int = 0
+    ) -> tuple[dict[str, Any], int]:
+        """Reads a tensor: (fields of its entry in the index, number of its record). -1 and a
+        ``problem`` when it can't be read.
+        """
+        if not can_read(tensor):
+            return {"problem": unreadable_reason(tensor) or "no plain tensor"}, -1
+        seq = self.count
+        host = tensor
+        if not tensor.is_cpu and self._store is not None:
+            with unobserved():
+                host = tensor.detach().cpu()
+        index = self.used
+        try:
+            if host.is_cpu and not self._is_logical:
+                # Of the two observers only the portable backend is made of operators.
+                with _NOTHING if status.module is not None else unobserved():
+                    self._observe(
+                        host, self._slots, index, self._depth, site, call, self._step, seq, flags
+                    )
+            else:
+                with unobserved():
+                    read = stats(
+                        host.detach(),
+                        depth=Depth(self._depth).name.lower(),
+                        order="logical" if self._is_logical else "storage",
+                    )
+                self._put(index, read.tensor, site, call, flags)
+        except (TypeError, UnsupportedTensorError) as error:
+            return {"problem": str(error)}, -1
+        fields: dict[str, Any] = {"seq": seq}
+        self.count += 1
+        self.used += 1
+        if self._store is not None:
+            with unobserved():
+                slot = self._store.put(host, self._records[index])
+            if slot is not None:
+                fields["value"] = [slot.file, slot.key]
+        if self.used == _SLOTS:
+            self.flush()
+        return fields, seq
+
+    def _put(self, index: int, row: torch.Tensor, site: int, call: int, flags: int) -> None:
+        if row.is_cpu:
+            self._records[index] = row.numpy().view(RECORD_DTYPE)[0]
+            self._identify(index, self.count, site, call, flags)
+        else:
+            self._pending.append((index, row))
+            self._identities.append((self.count, site, call, flags))
+
+    def _identify(self, index: int, seq: int, site: int, call: int, flags: int) -> None:
+        record = self._records[index : index + 1]
+        record["seq"], record["step"], record["site"], record["call"] = seq, self._step, site, call
+        record["flags"] = flags
+        record["flags"] |= nonfinite(record).astype(np.uint32) * np.uint32(Flag.NONFINITE)
+
+    def flush(self) -> None:
+        """Fetches the records of devices, and writes all records to the log."""
+        if self._pending:
+            with unobserved():
+                rows = [row.cpu().numpy().view(RECORD_DTYPE)[0] for _, row in self._pending]
+            for (index, _), row, identity in zip(self._pending, rows, self._identities):
+                self._records[index] = row
+                self._identify(index, *identity)
+            self._pending.clear()
+            self._identities.clear()
+        if self.used:
+            self._log.append(self._records[: self.used], self._step)
+            self.used = 0

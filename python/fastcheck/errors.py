@@ -1,0 +1,248 @@
+"""All errors and warnings that fastcheck raises on purpose, and the form of their messages.
+
+FastcheckError
+├── ConfigError             (also ValueError)   an option of install(), or of the command line
+├── UnsupportedTensorError  (also TypeError)    a tensor that fastcheck can't read
+├── ExtensionError          (also ImportError)  the compiled extension is missing or unfit
+├── LogError                                    a log that can't be opened, or isn't one
+├── CompareError                                two things that can't be compared, or one of them
+└── OverflowDetected                            the run was stopped, and why
+
+None of them is a RuntimeError: training loops that retry after "CUDA out of memory" catch
+RuntimeError, and would swallow the stop.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterable
+from types import FrameType
+from typing import Optional, Union
+
+__all__ = [
+    "CompareError",
+    "ConfigError",
+    "ExtensionError",
+    "FastcheckError",
+    "FastcheckWarning",
+    "LogError",
+    "UnsupportedTensorError",
+    "choice",
+    "did_you_mean",
+    "explain",
+    "first_line",
+    "local_path",
+    "near_matches",
+    "printable",
+    "string_list",
+    "warn",
+]
+
+# Frames that are never the user's: torch and the libraries stand between the user's line and
+# fastcheck's (module and optimizer wrappers, hooks, backward, context managers, imports, threads).
+_INTERNAL_PACKAGES = frozenset(
+    {"contextlib", "fastcheck", "importlib", "threading", "torch", "torch_mlu", "torch_npu"}
+)
+
+# Control characters of ASCII and Latin-1, line and paragraph separators, marks that turn the
+# direction of a line round, and halves of surrogate pairs, which no encoding takes.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+class FastcheckError(Exception):
+    """Root of everything fastcheck raises on purpose."""
+
+    __module__ = "fastcheck"
+
+
+class ConfigError(FastcheckError, ValueError):
+    """An option has a value that fastcheck can't use. Nothing was installed."""
+
+    __module__ = "fastcheck"
+
+
+class UnsupportedTensorError(FastcheckError, TypeError):
+    """A tensor whose dtype, layout or kind fastcheck can't read (sparse, quantised, meta, ...)."""
+
+    __module__ = "fastcheck"
+
+
+class ExtensionError(FastcheckError, ImportError):
+    """The compiled extension is missing, or was built for another version of torch."""
+
+    __module__ = "fastcheck"
+
+
+class LogError(FastcheckError):
+    """A log that can't be created or read. Not an OSError: the cause is in ``__cause__``."""
+
+    __module__ = "fastcheck"
+
+
+class CompareError(FastcheckError):
+    """What compare() was given can't be compared: it is not there, damaged, of another kind than
+    the other side, or has nothing in common with it.
+    """
+
+    __module__ = "fastcheck"
+
+
+class FastcheckWarning(UserWarning):
+    """A message that doesn't stop the run: an event under action="warn", a log that stopped."""
+
+    __module__ = "fastcheck"
+
+
+def warn(message: str, category: type[Warning] = FastcheckWarning) -> None:
+    """Warns, with the user's innermost line as the warning's location, also from within hooks.
+
+    On a thread that runs no code of the user, the location is the line that calls warn().
+    """
+    caller = sys._getframe(1)
+    user: Optional[FrameType] = caller
+    while user is not None and _is_internal(user):
+        user = user.f_back
+    frame = user or caller
+    # Not warn(stacklevel=): it does not count the frames of importlib.
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _is_internal(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package in _INTERNAL_PACKAGES
+
+
+def explain(what: str, *, expected: str, got: str, hint: str = "") -> str:
+    """The text of every error: what is wrong, what was expected, what it got, and a hint.
+
+    Names of a file may be in it: control characters are escaped, but for line feeds.
+    """
+    lines = [what, f"  expected: {expected}", f"  got:      {got}"]
+    if hint:
+        lines.append(f"  hint:     {hint}")
+    return printable("\n".join(lines), keep="\n")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """``text`` with what could steer a terminal escaped: ``\\x1b`` for ESC. ``keep``: characters
+    that stay as they are.
+    """
+
+    def escaped(match: re.Match[str]) -> str:
+        found = match.group()
+        return found if found in keep else ascii(found)[1:-1]
+
+    return _UNPRINTABLE.sub(escaped, text)
+
+
+def choice(name: str, value: object, choices: Iterable[str], otherwise: str = "") -> str:
+    """``value``, if it is one of ``choices``.
+
+    Raises:
+        ConfigError: it is not one of them, or no string. ``otherwise``: what else may be given.
+    """
+    known = list(choices)
+    if isinstance(value, str) and value in known:
+        return value
+    raise ConfigError(
+        explain(
+            f"unknown {name}",
+            expected=" or ".join([*(f'"{one}"' for one in known), *filter(None, [otherwise])]),
+            got=repr(value),
+            hint=did_you_mean(str(value), known),
+        )
+    )
+
+
+def string_list(name: str, value: Union[str, Iterable[str], None]) -> list[str]:
+    """One string, several, or None, as a list.
+
+    Raises:
+        ConfigError: one of them is not a string, or is blank.
+    """
+    found = [value] if isinstance(value, str) else list(value or ())
+    for one in found:
+        if not isinstance(one, str) or not one.strip():
+            raise ConfigError(
+                explain(
+                    f"{name} must be a string or a list of strings",
+                    expected="names or patterns as strings",
+                    got=repr(one),
+                )
+            )
+    return found
+
+
+def local_path(name: str, value: object, expected: str = "a str or an os.PathLike") -> str:
+    """A path that an option was given, as a string.
+
+    Raises:
+        ConfigError: it is no string or os.PathLike, or no file can have that name.
+    """
+    try:
+        path = os.fspath(value)  # type: ignore[call-overload]  # raises for what is no path
+    except TypeError:
+        path = None
+    if isinstance(path, str) and path and "\0" not in path:
+        return path
+    raise ConfigError(explain(f"{name} is not a path", expected=expected, got=repr(value)))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, without a full stop; its type's name if it has no text."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def near_matches(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
+    """Those of ``candidates`` that ``name`` was probably meant to be, most likely first.
+
+    Looks at the spelling as a whole and, for dotted paths, at the last part too.
+    """
+    pool = list(dict.fromkeys(candidates))
+    lowered = name.lower()
+    by_lower: dict[str, str] = {}
+    for candidate in pool:
+        by_lower.setdefault(candidate.lower(), candidate)
+    ratios = {
+        candidate: difflib.SequenceMatcher(None, lowered, lower).ratio()
+        for lower, candidate in by_lower.items()
+    }
+    close = [candidate for candidate, ratio in ratios.items() if ratio >= 0.6]
+    found = sorted(close, key=lambda candidate: -ratios[candidate])[:limit]
+    tail = lowered.rsplit(".", 1)[-1].strip("*?")
+    for candidate in pool:
+        if len(found) >= limit:
+            break
+        last = candidate.lower().rsplit(".", 1)[-1]
+        related = bool(tail) and (
+            tail in candidate.lower()
+            or (len(last) > 2 and last in lowered)
+            or difflib.SequenceMatcher(None, tail, last).ratio() >= 0.75
+        )
+        if related and candidate not in found:
+            found.append(candidate)
+    return found[:limit]
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """``"did you mean 'x' or 'y'?"``, or an empty string when nothing is near."""
+    found = near_matches(name, candidates)
+    if not found:
+        return ""
+    quoted = [repr(candidate) for candidate in found]
+    listed = quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]
+    return f"did you mean {listed}?"

@@ -1,0 +1,182 @@
+"""The records of the last steps, in memory: for trends, the stop report and monitor.records()."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Optional
+
+import numpy as np
+
+from fastcheck.record.format import RECORD_DTYPE, Flag
+
+__all__ = ["History"]
+
+# 48 MiB: a hundred steps of some thousand records, fewer of larger steps.
+MAX_RECORDS = 262144
+# A step that never closes (a served model) must not grow for ever: 12 MiB of records.
+MAX_STEP_RECORDS = 65536
+
+
+class History:
+    """Chunks of records as they were drained: those of the open step, and those of the last
+    ``steps`` closed ones.
+
+    Not thread-safe: the caller holds the monitor's lock.
+    """
+
+    def __init__(self, steps: int, max_step_records: int = MAX_STEP_RECORDS) -> None:
+        self._closed: deque[np.ndarray] = deque(maxlen=steps)
+        self._open: list[np.ndarray] = []
+        self._unlogged: list[np.ndarray] = []
+        self._max_step_records = max_step_records
+        self.dropped_records = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the open step holds more records than the limit; drop_oldest() removes some."""
+        return sum(len(chunk) for chunk in self._open) > self._max_step_records
+
+    def add(self, records: np.ndarray) -> None:
+        """Adds to the open step."""
+        if len(records):
+            self._open.append(records)
+            self._unlogged.append(records)
+
+    @property
+    def open_chunks(self) -> Sequence[np.ndarray]:
+        """The records of the open step, in pieces, oldest first. To be read only."""
+        return self._open
+
+    def drop_oldest(self) -> None:
+        """Drops the oldest records of the open step until it fits; those with a verdict stay."""
+        excess = sum(len(chunk) for chunk in self._open) - self._max_step_records
+        kept: list[np.ndarray] = []
+        while self._open and excess > 0:
+            chunk = self._open.pop(0)
+            judged = chunk[(chunk["flags"] >> 8) != 0]
+            excess -= len(chunk) - len(judged)
+            self.dropped_records += len(chunk) - len(judged)
+            if len(judged):
+                kept.append(judged.copy())
+        self._open[:0] = kept
+
+    def close_step(self) -> None:
+        """The open step becomes the youngest closed one; the oldest closed one may go."""
+        if self._open:
+            self._closed.append(self._open[0] if len(self._open) == 1 else _join(self._open))
+            while len(self._closed) > 1 and sum(map(len, self._closed)) > MAX_RECORDS:
+                self._closed.popleft()
+        self._open = []
+        self._unlogged = []
+
+    def take_unlogged(self) -> np.ndarray:
+        """The records of the open step that were not handed out by this before. To be read only:
+        they may be those that are held.
+        """
+        parts, self._unlogged = self._unlogged, []
+        return parts[0] if len(parts) == 1 else _join(parts)
+
+    def set_flags(self, seq: int, flags: int) -> None:
+        """Adds flag bits to a record of the open step, in place. Verdict bits are replaced."""
+        found = _find(reversed(self._open), seq)
+        if found is not None:
+            chunk, index = found
+            chunk["flags"][index] = (int(chunk["flags"][index]) & 0xFF) | flags
+
+    def find(self, seq: int) -> Optional[np.void]:
+        """The record with this sequence number, while it is held."""
+        for chunks in (reversed(self._open), reversed(self._closed)):
+            found = _find(chunks, seq)
+            if found is not None:
+                record: np.void = found[0][found[1]].copy()
+                return record
+        return None
+
+    def between(self, first: int, stop: int) -> np.ndarray:
+        """The records of the open step with these sequence numbers, oldest first."""
+        parts = []
+        for chunk in reversed(self._open):
+            numbers = chunk["seq"]
+            if numbers[-1] < first:
+                break
+            # Not searchsorted(), which copies a column of records first.
+            parts.append(chunk[bisect_left(numbers, first) : bisect_left(numbers, stop)])
+        return parts[0] if len(parts) == 1 else _join(parts[::-1])
+
+    def of_site(self, site: int, call: int) -> np.ndarray:
+        """All that is held of one site and call index, oldest first."""
+        parts = [
+            chunk[(chunk["site"] == site) & (chunk["call"] == call)]
+            for chunk in (*self._closed, *self._open)
+        ]
+        return _join(parts)
+
+    def latest(self, site: int) -> Optional[np.void]:
+        """The youngest held record of this site."""
+        for chunk in (*reversed(self._open), *reversed(self._closed)):
+            mine = chunk[chunk["site"] == site]
+            if len(mine):
+                record: np.void = mine[-1].copy()
+                return record
+        return None
+
+    def latest_of(self, sites: set[int]) -> np.ndarray:
+        """The youngest held record of each of these sites, oldest first."""
+        left, found = sites.copy(), []
+        for chunk in (*reversed(self._open), *reversed(self._closed)):
+            if not left:
+                break
+            mine = chunk[np.isin(chunk["site"], list(left))]
+            for record in mine[::-1]:
+                if int(record["site"]) in left:
+                    left.discard(int(record["site"]))
+                    found.append(record)
+        return np.array(found[::-1], RECORD_DTYPE)
+
+    def last_finite_step(self, site: int) -> Optional[int]:
+        """The step of the youngest held record of this site that had nothing non-finite."""
+        for chunk in (*reversed(self._open), *reversed(self._closed)):
+            finite = chunk[(chunk["site"] == site) & ((chunk["flags"] & int(Flag.NONFINITE)) == 0)]
+            if len(finite):
+                return int(finite["step"][-1])
+        return None
+
+    def last_finite(self, record: np.void) -> Optional[np.void]:
+        """The youngest held record of the same site and call, of an earlier step, that had nothing
+        non-finite.
+        """
+        for chunk in (*reversed(self._open), *reversed(self._closed)):
+            mine = chunk[
+                (chunk["site"] == record["site"])
+                & (chunk["call"] == record["call"])
+                & (chunk["step"] < record["step"])
+                & ((chunk["flags"] & int(Flag.NONFINITE)) == 0)
+            ]
+            if len(mine):
+                found: np.void = mine[-1].copy()
+                return found
+        return None
+
+    def all(self) -> np.ndarray:
+        """All that is held, oldest first, as one array."""
+        return _join([*self._closed, *self._open])
+
+    def last_step(self) -> np.ndarray:
+        """The records of the open step or, when it has none yet, of the last closed one."""
+        if self._open:
+            return _join(self._open)
+        return self._closed[-1].copy() if self._closed else _join([])
+
+
+def _join(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, RECORD_DTYPE)
+
+
+def _find(chunks: Iterator[np.ndarray], seq: int) -> Optional[tuple[np.ndarray, int]]:
+    for chunk in chunks:
+        index = int(np.searchsorted(chunk["seq"], seq))
+        if index < len(chunk) and chunk["seq"][index] == seq:
+            return chunk, index
+    return None

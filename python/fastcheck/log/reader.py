@@ -1,0 +1,263 @@
+"""Reads a log directory, or one file of it, into records, sites and events.
+
+A log that a crash cut short can be read: an incomplete last record or line is dropped and counted,
+and a site whose line is missing gets the name "name lost". So can a damaged one: records that no
+fastcheck can have written are left out and counted. Ranks are merged in the order in which the
+devices worked; a site that several ranks have is one site.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from fastcheck.errors import LogError, explain
+from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
+from fastcheck.record.site import MAX_SITES, Site
+from fastcheck.utils.reading import open_regular, read_json, read_json_lines
+
+from .records import Piece, read_all
+from .view import LogView, RankLog, merge_ranks
+
+__all__ = [
+    "find_logs",
+    "log_parts",
+    "read_log",
+    "read_logs",
+    "read_schedule",
+    "read_sites_and_meta",
+]
+
+_NAME = re.compile(
+    r"(records|events|sites|meta)-rank([0-9]{1,9})(?:-([0-9]{6,18}))?\.(bin|jsonl|json)"
+)
+_MAX_META_BYTES = 1 << 28
+
+
+def read_log(path: str | os.PathLike[str], rank: int | None = None) -> LogView:
+    """Reads a log directory (all ranks), or one file of it (that rank; a ``records-`` file: only
+    its records).
+
+    With ``rank``, a directory's other ranks are left out, and ``records["site"]`` is as written.
+    Raises LogError when there is nothing at ``path``, or it is not a log of fastcheck.
+    """
+    place = os.fspath(path)
+    if os.path.isdir(place):
+        return _read_directory(place, rank)
+    if not os.path.exists(place):
+        raise LogError(
+            explain(
+                "there is no log here",
+                expected="a log directory, or a file in it",
+                got=f"{place}, which does not exist",
+                hint="give the directory that the stop message ends with (or fastcheck_log/)",
+            )
+        )
+    directory, name = os.path.split(place)
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return _read_stray(place)
+    its_rank = int(match.group(2))
+    only = name if match.group(1) in ("records", "events") and match.group(4) == "bin" else None
+    return merge_ranks(directory or ".", [_read_rank(directory or ".", its_rank, only)])
+
+
+def read_logs(path: str, directories: Iterable[str]) -> LogView:
+    """Several directories as one log with the name ``path``: the steps of a dump."""
+    parts = [
+        _read_rank(directory, rank, None)
+        for directory in directories
+        for rank in _ranks_in(directory)
+    ]
+    return merge_ranks(path, parts)
+
+
+def find_logs(path: str) -> list[str]:
+    """The log directories at ``path`` and one level below it, the newest last."""
+    if not os.path.isdir(path):
+        return []
+    try:
+        below = sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
+    except OSError as error:
+        raise LogError(f"the logs in {path} can't be read: {error.strerror}") from error
+    found = [place for place in [path, *below] if os.access(place, os.R_OK) and _ranks_in(place)]
+    return sorted(found, key=lambda place: (_changed(place), place))
+
+
+def log_parts(directory: str) -> dict[int, list[str]]:
+    """The paths of each rank's segments, oldest first."""
+    return {
+        rank: [os.path.join(directory, name) for name in _segments(directory, rank)]
+        for rank in _ranks_in(directory)
+    }
+
+
+def read_sites_and_meta(directory: str, rank: int) -> tuple[dict[int, Site], dict[str, Any]]:
+    """One rank's sites by number, and its meta file; empty where a crash left none."""
+    lines, _ = _read_lines(os.path.join(directory, f"sites-rank{rank}.jsonl"))
+    return _sites(lines), _read_meta(os.path.join(directory, f"meta-rank{rank}.json"))
+
+
+def read_schedule(directory: str, rank: int) -> list[dict[str, Any]]:
+    """One rank's lines of what the run changed by plan; empty where it changed nothing."""
+    return _read_lines(os.path.join(directory, f"schedule-rank{rank}.jsonl"))[0]
+
+
+def _read_directory(place: str, only: int | None) -> LogView:
+    ranks = [rank for rank in _ranks_in(place) if only is None or rank == only]
+    if not ranks:
+        below = find_logs(place)
+        raise LogError(
+            explain(
+                "this directory holds no log",
+                expected="files named records-rank0-000000.bin, sites-rank0.jsonl, ...",
+                got=f"{place}, with none of them",
+                hint=f"did you mean {below[-1]}?"
+                if below
+                else "give the directory that the stop message names",
+            )
+        )
+    return merge_ranks(place, [_read_rank(place, rank, None) for rank in ranks])
+
+
+def _ranks_in(place: str) -> list[int]:
+    try:
+        names = os.listdir(place)
+    except OSError as error:
+        raise LogError(f"the log in {place} can't be read: {error.strerror}") from error
+    matches = [match for match in map(_NAME.fullmatch, names) if match]
+    return sorted({int(match.group(2)) for match in matches})
+
+
+def _changed(place: str) -> float:
+    times = [0.0]
+    for entry in os.scandir(place):
+        if _NAME.fullmatch(entry.name):
+            with contextlib.suppress(OSError):  # a link to nothing
+                times.append(entry.stat().st_mtime)
+    return max(times)
+
+
+def _read_rank(directory: str, rank: int, only: str | None) -> RankLog:
+    names = [only] if only is not None else [f"events-rank{rank}.bin", *_segments(directory, rank)]
+    dropped = 0
+    pieces = []
+    for name in names:
+        piece, lost = _read_records(os.path.join(directory, name), must_exist=only is not None)
+        pieces.append(piece)
+        dropped += lost
+    records = np.concatenate([piece.records for piece in pieces])
+    if only is None and len(pieces[0].records):
+        records = _without_doubles(records)
+    site_lines, lost_sites = _read_lines(os.path.join(directory, f"sites-rank{rank}.jsonl"))
+    event_lines, lost_events = _read_lines(os.path.join(directory, f"events-rank{rank}.jsonl"))
+    return RankLog(
+        rank=rank,
+        records=records,
+        sites=_sites(site_lines),
+        events=event_lines,
+        meta=_read_meta(os.path.join(directory, f"meta-rank{rank}.json")),
+        dropped_bytes=dropped + lost_sites + lost_events,
+        damaged_records=sum(piece.damaged for piece in pieces),
+    )
+
+
+def _sites(lines: Iterable[dict[str, Any]]) -> dict[int, Site]:
+    sites: dict[int, Site] = {}
+    for line in lines:
+        try:
+            index = line.pop("id")
+            if isinstance(index, int) and 0 <= index < MAX_SITES:
+                sites[index] = Site.from_dict(line)
+        except (KeyError, TypeError):
+            continue
+    return sites
+
+
+def _segments(directory: str, rank: int) -> list[str]:
+    found = []
+    for name in os.listdir(directory):
+        match = _NAME.fullmatch(name)
+        if match and match.group(1) == "records" and int(match.group(2)) == rank:
+            found.append((int(match.group(3) or 0), name))
+    return [name for _, name in sorted(found)]
+
+
+def _read_records(path: str, must_exist: bool = False) -> tuple[Piece, int]:
+    """The valid records, and how many bytes are those of no record."""
+    try:
+        found = read_all(path)
+        size = os.path.getsize(path)
+    except FileNotFoundError:
+        if must_exist:
+            raise
+        return Piece(np.zeros(0, RECORD_DTYPE), 0, 0), 0
+    return found, size % RECORD_BYTES + found.unwritten * RECORD_BYTES
+
+
+def _read_stray(path: str) -> LogView:
+    """A file that doesn't have a log's name: still shown when it is made of records (a renamed
+    segment).
+    """
+    try:
+        with open_regular(path) as file:
+            first = file.read(RECORD_BYTES)
+        size = os.path.getsize(path)
+    except OSError as error:
+        raise LogError(f"{path} can't be read: {error.strerror}") from error
+    looks_right = (
+        len(first) == RECORD_BYTES
+        and int(np.frombuffer(first, RECORD_DTYPE)["version"][0]) == RECORD_VERSION
+    )
+    if not looks_right:
+        raise LogError(
+            explain(
+                "this file is not a log of fastcheck",
+                expected=f"a log directory, or a .bin file of {RECORD_BYTES}-byte records",
+                got=f"{path}, {size:,} bytes of something else",
+                hint="give the directory that the stop message ends with (or fastcheck_log/)",
+            )
+        )
+    found, lost = _read_records(path)
+    part = RankLog(0, found.records, {}, [], {}, lost, found.damaged)
+    return merge_ranks(os.path.dirname(path) or ".", [part])
+
+
+def _read_lines(path: str) -> tuple[list[dict[str, Any]], int]:
+    """The objects in a file's lines, and how many bytes are in lines that are none."""
+    lines: list[dict[str, Any]] = []
+    lost = 0
+    try:
+        for value, size in read_json_lines(path):
+            lost += size
+            if isinstance(value, dict):
+                lines.append(value)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise LogError(f"{path} can't be read: {error.strerror}") from error
+    return lines, lost
+
+
+def _read_meta(path: str) -> dict[str, Any]:
+    try:
+        found = read_json(path, _MAX_META_BYTES)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _without_doubles(records: np.ndarray) -> np.ndarray:
+    """One of each record: an eviction that a crash interrupted leaves an event both kept and in its
+    segment.
+    """
+    _, first = np.unique(records[["step", "seq", "site"]], return_index=True)
+    kept = records[np.sort(first)]
+    # Kept events come from another file than their neighbours: put them back in the order of the
+    # device.
+    return kept[np.lexsort((kept["seq"], kept["step"]))]

@@ -1,0 +1,211 @@
+"""The steps of a run as a table: loss, overflow, loss scale, learning rate and gradient norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Optional
+
+import numpy as np
+
+from fastcheck.record.format import Depth, Flag
+from fastcheck.record.site import Site, SiteTable
+
+from .view import LogView
+
+__all__ = ["StepRow", "StepTable", "step_rows"]
+
+_SCALED_NONFINITE = int(Flag.SCALED) | int(Flag.NONFINITE)
+_NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
+_KEPT = np.dtype(
+    [("step", "<i8"), ("overflow", "?"), ("known", "u1"), *((name, "<f8") for name in _NUMBERS)]
+)
+_MOST = 100_000
+_ROLES = ("loss", "loss_scale", "found_inf", "learning_rate", "param_grad")
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step of one rank. None: not observed, or not held by records of this depth.
+
+    ``loss``: what backward() was called on, before it was scaled, or what monitor.step(loss=) was
+    given; the last one of the step. ``overflow``: the scaled gradients overflowed, and the update
+    was skipped. ``scale``: what the loss of this step was multiplied by. ``learning_rate``: the
+    largest of all groups. ``gradient_norm``: the 2-norm over the gradients of all parameters,
+    before clipping; not at op level.
+    """
+
+    rank: int
+    step: int
+    loss: Optional[float]
+    overflow: bool
+    scale: Optional[float]
+    learning_rate: Optional[float]
+    gradient_norm: Optional[float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+class StepTable:
+    """Makes rows of the records of one rank, whose sites are found in ``sites`` by number."""
+
+    def __init__(self, sites: SiteTable, rank: int) -> None:
+        self._sites = sites
+        self._rank = rank
+        self._codes = np.zeros(0, np.int8)
+        # The rows of the steps that are over, and how many there are.
+        self._kept = np.zeros(64, _KEPT)
+        self._count = 0
+
+    @property
+    def rows(self) -> list[StepRow]:
+        """Those of the steps that are over, oldest first; the youngest 100,000."""
+        found = []
+        for kept in self._kept[max(0, self._count - _MOST) : self._count]:
+            values = {
+                name: float(kept[name]) if kept["known"] >> bit & 1 else None
+                for bit, name in enumerate(_NUMBERS)
+            }
+            found.append(
+                StepRow(self._rank, int(kept["step"]), overflow=bool(kept["overflow"]), **values)
+            )
+        return found
+
+    def add(self, chunks: Iterable[np.ndarray]) -> None:
+        """The steps of these records are over."""
+        for row in self.rows_of(chunks):
+            if self._count == len(self._kept):
+                youngest = self._kept[-_MOST:]
+                self._count = len(youngest)
+                self._kept = np.concatenate([youngest, np.zeros(self._count, _KEPT)])
+            values = [getattr(row, name) for name in _NUMBERS]
+            known = sum((value is not None) << bit for bit, value in enumerate(values))
+            numbers = (0.0 if value is None else value for value in values)
+            self._kept[self._count] = (row.step, row.overflow, known, *numbers)
+            self._count += 1
+
+    def rows_of(self, chunks: Iterable[np.ndarray]) -> list[StepRow]:
+        """One row for each step of these records."""
+        known = len(self._codes)
+        if known < len(self._sites):
+            new = [_code(self._sites[number]) for number in range(known, len(self._sites))]
+            self._codes = np.concatenate([self._codes, np.array(new, np.int8)])
+        return _rows(chunks, self._codes, self._rank)
+
+
+def step_rows(view: LogView) -> list[StepRow]:
+    """The rows of all ranks of a log, by rank and step: those of its records and, of the steps
+    before these, those that were written with a stop.
+    """
+    codes = np.zeros(max(view.sites, default=-1) + 1, np.int8)
+    for number, site in view.sites.items():
+        codes[number] = _code(site)
+    found: list[StepRow] = []
+    for rank in sorted(view.meta):
+        rows = {row.step: row for row in _written(view.meta[rank], rank)}
+        for row in _rows([view.records[view.ranks == rank]], codes, rank):
+            rows[row.step] = row
+        found += [rows[step] for step in sorted(rows)]
+    return found
+
+
+def _code(site: Site) -> int:
+    return _ROLES.index(site.role) + 1 if site.role in _ROLES else 0
+
+
+def _written(meta: Mapping[str, Any], rank: int) -> Iterator[StepRow]:
+    """The rows of a meta file; what is no row is left out."""
+    for key in ("scaling", "steps"):  # the first: by fastcheck 0.1
+        rows = meta.get(key)
+        for row in rows if isinstance(rows, list) else ():
+            try:
+                values = {name: row.get(name) for name in _NUMBERS}
+                yield StepRow(
+                    rank=rank,
+                    step=int(row["step"]),
+                    overflow=bool(row["overflow"]),
+                    **{name: None if v is None else float(v) for name, v in values.items()},
+                )
+            except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+                continue
+
+
+def _rows(chunks: Iterable[np.ndarray], codes: np.ndarray, rank: int) -> list[StepRow]:
+    chosen: list[np.ndarray] = []
+    for records in chunks:
+        kinds = _kinds(records, codes)
+        is_overflow = (records["flags"] & _SCALED_NONFINITE) == _SCALED_NONFINITE
+        chosen.append(records[(kinds != 0) | is_overflow])
+    if not chosen:
+        return []
+    records = chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
+    records = records[np.argsort(records["step"], kind="stable")]
+    starts = np.flatnonzero(np.diff(records["step"], prepend=records["step"][:1] - 1))
+    return [
+        _row(part, _kinds(part, codes), rank)
+        for part in np.split(records, starts[1:])[: len(starts)]
+    ]
+
+
+def _kinds(records: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """1 + the index in _ROLES of what each record is about; 0: another role."""
+    sites = records["site"]
+    if not len(codes):
+        return np.zeros(len(records), np.int8)
+    inside = (sites >= 0) & (sites < len(codes))
+    return np.where(inside, codes[np.where(inside, sites, 0)], 0)
+
+
+def _row(records: np.ndarray, kinds: np.ndarray, rank: int) -> StepRow:
+    loss, scale, found, rate, gradients = (
+        records[kinds == number] for number in range(1, len(_ROLES) + 1)
+    )
+    overflow = bool((found["zero_count"] == 0).any())
+    overflow |= bool(((records["flags"] & _SCALED_NONFINITE) == _SCALED_NONFINITE).any())
+    of_step = _last_value(scale)
+    value = _last_value(loss)
+    if value is not None and of_step and int(loss["flags"][-1]) & int(Flag.SCALED):
+        value /= of_step
+    rates = [v for v in map(_value, rate) if v is not None]
+    return StepRow(
+        rank=rank,
+        step=int(records["step"][0]),
+        loss=value,
+        overflow=overflow,
+        scale=of_step,
+        learning_rate=max(rates, default=None),
+        gradient_norm=_norm(gradients),
+    )
+
+
+def _last_value(records: np.ndarray) -> Optional[float]:
+    return _value(records[-1]) if len(records) else None
+
+
+def _value(record: np.void) -> Optional[float]:
+    """The largest element."""
+    if record["nan_count"]:
+        return math.nan
+    if record["posinf_count"]:
+        return math.inf
+    if record["neginf_count"]:
+        return -math.inf
+    return float(record["max"]) if record["depth"] >= Depth.STATS else None
+
+
+def _norm(gradients: np.ndarray) -> Optional[float]:
+    if not len(gradients):
+        return None
+    # What was read twice, before and after a change: as the optimizer uses it.
+    last = {int(site): at for at, site in enumerate(gradients["site"])}
+    gradients = gradients[sorted(last.values())]
+    if gradients["nan_count"].any():
+        return math.nan
+    if gradients["posinf_count"].any() or gradients["neginf_count"].any():
+        return math.inf
+    if (gradients["depth"] < Depth.STATS).any():
+        return None
+    return math.sqrt(float(gradients["sum_sq"].sum()))

@@ -1,0 +1,382 @@
+"""Writes a record log, which ``log/reader.py`` reads.
+
+Records are appended as they are, so that a crash loses at most the one being written.
+
+In the directory, for rank R:
+    meta-rankR.json               options and environment, and the optimizers from their first step
+    sites-rankR.jsonl             one site a line, each before the first record that names it
+    records-rankR-000000.bin ...  segments of raw records: numpy.fromfile(segment, RECORD_DTYPE)
+    events-rankR.bin              records of events that outlived their segment
+    events-rankR.jsonl            verdict and reason of every event
+
+Every write is one os.write of whole records or lines, so that the log of a killed process is whole.
+A log that fails while the run goes on switches itself off and warns once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Protocol
+
+import numpy as np
+
+from fastcheck.errors import LogError, explain, warn
+from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, VERDICT_MASK, Flag
+from fastcheck.utils.text.numbers import to_json
+
+from .files import AppendFile, write_all
+
+if TYPE_CHECKING:
+    from fastcheck.record.event import Event
+    from fastcheck.record.site import Site
+
+__all__ = ["RecordLog", "default_directory", "save_log"]
+
+FORMAT = 1
+_SEGMENT_BYTES = 64 * 1024 * 1024
+_SEGMENTS_IN_LIMIT = 8
+
+
+class Sites(Protocol):
+    """What the log needs of a SiteTable."""
+
+    def __getitem__(self, index: int) -> Site: ...
+
+    def __len__(self) -> int: ...
+
+
+def default_directory() -> str:
+    """Where a stop writes when no log_dir was given: ``fastcheck_log/<time>-<pid>`` under the
+    working directory.
+    """
+    return os.path.join("fastcheck_log", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+
+
+class RecordLog:
+    """Appends one rank's records to a directory. Not thread-safe: the caller holds the monitor's
+    lock.
+
+    Raises LogError when the directory can't be made or written at the start; later failures never
+    raise: they are passed to ``on_failure`` with the path, or else warned of.
+    ``directory`` is where it writes: the one given or, when this rank has a log there already,
+    ``run-2``, ``run-3``, ... under it, so that nothing of an earlier run is overwritten."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        rank: int = 0,
+        limit_bytes: int | None = None,
+        sites: Sites | None = None,
+        meta: Mapping[str, Any] | None = None,
+        on_failure: Callable[[Exception, str], None] | None = None,
+    ) -> None:
+        self.rank = rank
+        self._on_failure = on_failure
+        self.limit_bytes = limit_bytes
+        self.failed = False
+        self.dropped_records = 0
+        self.dropped_events = 0
+        self._sites = sites
+        self._sites_written = 0
+        self._files: dict[str, AppendFile] = {}
+        self._bytes = 0
+        # Events outlive their segment: they may take half of the limit.
+        self._event_bytes = 0
+        self._event_limit = None if limit_bytes is None else limit_bytes // 2
+        self._segments: deque[tuple[str, int, bool]] = (
+            deque()
+        )  # closed ones: path, bytes, has events
+        self._segment_index = 0
+        self._segment_bytes = 0
+        self._segment_has_events = False
+        share = _SEGMENT_BYTES if limit_bytes is None else limit_bytes // _SEGMENTS_IN_LIMIT
+        share = min(_SEGMENT_BYTES, share)
+        self._segment_limit = max(share // RECORD_BYTES, 1) * RECORD_BYTES
+        try:
+            self.directory = self._claim(os.fspath(directory), dict(meta or {}))
+        except OSError as error:
+            raise LogError(
+                explain(
+                    "the log can't be written",
+                    expected="a directory that can be created and written",
+                    got=f"{os.fspath(directory)}: {error.strerror or error}",
+                    hint="give another log_dir=, or none at all",
+                )
+            ) from error
+
+    def append(self, records: np.ndarray, step: int, events: bool = False) -> bool:
+        """Writes whole records (RECORD_DTYPE); with ``events`` to the events file, which is never
+        evicted.
+
+        False once the log is switched off. ``step`` only names the step in the message of a
+        failure."""
+        if self.failed:
+            return False
+        if len(records) == 0:
+            return True
+        try:
+            self._write_sites()
+            if events:
+                self._write_event(self._path("events", "bin"), record_bytes(records))
+            else:
+                for part in self._parts(records):
+                    self._append_to_segment(part)
+            self._evict()
+        except Exception as error:  # a log must never break the run that it describes
+            self._switch_off(error, step)
+            return False
+        return True
+
+    def append_event(self, event: Event) -> bool:
+        """Writes an event's verdict and reason as one line. Its record goes through append()."""
+        if self.failed:
+            return False
+        try:
+            self._write_sites()
+            line = {
+                "step": event.step,
+                "seq": int(event.record["seq"]),
+                "call": int(event.record["call"]),
+                "site": int(event.record["site"]),
+                "verdict": int(event.verdict),
+                "verdict_name": event.verdict.name.lower(),
+                "counted": bool(event.counted),
+                "rank": event.rank,
+                **({"line": event.line} if event.line else {}),
+                **({"api": event.api} if event.api else {}),
+                **({"inputs": event.inputs} if event.inputs and event.counted else {}),
+                "reason": event.reason,
+                # Not always the record's own: a gradient is blamed on the module that read it.
+                "blamed": event.site.to_dict(),
+            }
+            data = _line(line)
+            if self._has_room(len(data)):
+                self._write_event(self._path("events", "jsonl"), data)
+            else:
+                self._drop_event()
+        except Exception as error:
+            self._switch_off(error, event.step)
+            return False
+        return True
+
+    def append_schedule(self, line: Mapping[str, Any]) -> None:
+        """Writes what a run has changed by plan, as one line. Never raises."""
+        if self.failed:
+            return
+        try:
+            self._write(self._path("schedule", "jsonl"), _line(line))
+        except Exception as error:  # a log must never break the run that it describes
+            self._switch_off(error, None)
+
+    def add_meta(self, **fields: Any) -> None:
+        """Adds to the meta file what wasn't known when the log was begun. Replaces the file as a
+        whole, so that a crash leaves one of the two; never raises.
+        """
+        if self.failed:
+            return
+        self._meta.update(fields)
+        path = os.path.join(self._root, f"meta-rank{self.rank}.json")
+        try:
+            with open(f"{path}.new", "wb") as file:
+                file.write(_meta_text(self._meta))
+            os.replace(f"{path}.new", path)
+        except Exception as error:  # a log must never break the run that it describes
+            self._switch_off(error, None)
+
+    def sync(self) -> None:
+        """Waits until what was written is on the disk itself (a power cut is then survived too)."""
+        for file in self._files.values():
+            try:
+                file.sync()
+            except OSError as error:
+                self._switch_off(error, None)
+                return
+
+    def close(self) -> None:
+        """Closes the files. Idempotent; the log takes nothing more afterwards."""
+        if self.dropped_events and not self.failed:
+            self.add_meta(dropped_events=self.dropped_events)
+        self.failed = True
+        self._close_files()
+
+    def _claim(self, directory: str, meta: dict[str, Any]) -> str:
+        """Creates the meta file, which marks the directory as this rank's; O_EXCL settles a race of
+        two processes.
+        """
+        meta.update(
+            format=FORMAT,
+            record_bytes=RECORD_BYTES,
+            rank=self.rank,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        )
+        self._meta = meta
+        text = _meta_text(meta)
+        run = 1
+        while True:
+            place = directory if run == 1 else os.path.join(directory, f"run-{run}")
+            os.makedirs(place, exist_ok=True)
+            path = os.path.join(place, f"meta-rank{self.rank}.json")
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            except FileExistsError:
+                run += 1
+                continue
+            # A change of the working directory must not move the log.
+            self._root = os.path.abspath(place)
+            try:
+                write_all(descriptor, text)
+            except OSError as error:
+                error.filename = path
+                os.unlink(path)
+                raise
+            finally:
+                os.close(descriptor)
+            return place
+
+    def _path(self, kind: str, ending: str, number: int | None = None) -> str:
+        tail = "" if number is None else f"-{number:06d}"
+        return os.path.join(self._root, f"{kind}-rank{self.rank}{tail}.{ending}")
+
+    def _write(self, path: str, data: bytes | memoryview) -> None:
+        file = self._files.get(path)
+        if file is None:
+            file = self._files[path] = AppendFile(path)
+        file.append(data)
+        self._bytes += len(data)
+
+    def _has_room(self, size: int) -> bool:
+        """For an event's line or record. The first events are kept: later ones follow from them."""
+        return self._event_limit is None or self._event_bytes + size <= self._event_limit
+
+    def _write_event(self, path: str, data: bytes | memoryview) -> None:
+        self._write(path, data)
+        self._event_bytes += len(data)
+
+    def _drop_event(self) -> None:
+        self.dropped_events += 1
+        if self.dropped_events & (self.dropped_events - 1) == 0:
+            # Not every time: a process that is killed leaves at least half of the number.
+            self.add_meta(dropped_events=self.dropped_events)
+
+    def _write_sites(self) -> None:
+        if self._sites is None or len(self._sites) == self._sites_written:
+            return
+        count = len(self._sites)
+        lines = [
+            _line({"id": index, **self._sites[index].to_dict()})
+            for index in range(self._sites_written, count)
+        ]
+        self._write(self._path("sites", "jsonl"), b"".join(lines))
+        self._sites_written = count
+
+    def _parts(self, records: np.ndarray) -> list[np.ndarray]:
+        """Whole, unless the records are more than a segment: then in pieces, so that the limit can
+        hold.
+        """
+        size = self._segment_limit // RECORD_BYTES
+        return [records[start : start + size] for start in range(0, len(records), size)]
+
+    def _append_to_segment(self, records: np.ndarray) -> None:
+        data = record_bytes(records)
+        if self._segment_bytes and self._segment_bytes + len(data) > self._segment_limit:
+            path = self._path("records", "bin", self._segment_index)
+            self._files.pop(path).close()
+            self._segments.append((path, self._segment_bytes, self._segment_has_events))
+            self._segment_index += 1
+            self._segment_bytes = 0
+            self._segment_has_events = False
+        self._write(self._path("records", "bin", self._segment_index), data)
+        self._segment_bytes += len(data)
+        self._segment_has_events |= bool(is_kept(records).any())
+
+    def _evict(self) -> None:
+        while self.limit_bytes is not None and self._bytes > self.limit_bytes and self._segments:
+            path, size, has_events = self._segments[0]
+            records = np.fromfile(path, RECORD_DTYPE)
+            kept = is_kept(records)
+            if has_events:
+                data = record_bytes(records[kept])
+                if not self._has_room(len(data)):
+                    kept[:] = False
+                else:
+                    # Before the segment goes: a crash in between leaves them twice, and the reader
+                    # drops the double.
+                    self._write_event(self._path("events", "bin"), data)
+            os.unlink(path)
+            self._segments.popleft()
+            self._bytes -= size
+            self.dropped_records += int((~kept).sum())
+
+    def _switch_off(self, error: Exception, step: int | None) -> None:
+        self.failed = True
+        self._close_files()
+        if self._on_failure is not None:
+            self._on_failure(error, getattr(error, "filename", None) or self.directory)
+            return
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        when = "" if step is None else f" at step {step}"
+        warn(
+            f"fastcheck: the log in {self.directory} stopped{when}: {reason}. Training goes on "
+            "and is still checked; what was written until then can be read."
+        )
+
+    def _close_files(self) -> None:
+        for file in self._files.values():
+            with contextlib.suppress(OSError):
+                file.close()
+        self._files.clear()
+
+
+def save_log(
+    directory: str | os.PathLike[str],
+    rank: int,
+    records: np.ndarray,
+    events: Iterable[Event],
+    sites: Sites,
+    meta: Mapping[str, Any],
+) -> str | None:
+    """Writes a whole log at once, for a stop without log_dir. Never raises: warns and returns None
+    when it can't.
+    """
+    try:
+        log = RecordLog(directory, rank, None, sites, meta)
+    except Exception as error:
+        first = str(error).replace("\n", ";")
+        warn(f"fastcheck: the last steps' records could not be saved: {first}")
+        return None
+    step = int(records["step"][-1]) if len(records) else 0
+    if not log.append(records, step):
+        return None
+    for event in events:
+        if not log.append_event(event):
+            return None
+    log.close()
+    return log.directory
+
+
+def is_kept(records: np.ndarray) -> np.ndarray:
+    """Which records outlive their segment: events, and whatever was given a verdict."""
+    flags = records["flags"]
+    kept: np.ndarray = ((flags & int(Flag.EVENT)) != 0) | ((flags & VERDICT_MASK) != 0)
+    return kept
+
+
+def record_bytes(records: np.ndarray) -> memoryview:
+    """The records as format 1 has them, 192 bytes each. Shares their memory where it can."""
+    return np.ascontiguousarray(records.astype(RECORD_DTYPE, copy=False)).view(np.uint8).data
+
+
+def _meta_text(meta: Mapping[str, Any]) -> bytes:
+    return json.dumps(to_json(meta), allow_nan=False, indent=1, default=str).encode() + b"\n"
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(to_json(dict(value)), allow_nan=False).encode() + b"\n"

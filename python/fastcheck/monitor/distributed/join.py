@@ -1,0 +1,92 @@
+"""Support for torch's Join: a thread answers for ranks that have finished their steps.
+
+Join has no callback for other objects than its joinables, so its __exit__ is wrapped at class
+level, from the first follow() on, as long as there is an agreement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from types import TracebackType
+from typing import Any, Callable, Optional
+
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+
+from .agreement import RankAgreement
+
+__all__ = ["follow"]
+
+# Reentrant: the garbage collector may call _drop() in the middle of anything.
+_lock = threading.RLock()
+# In the order of their making, which is the same on every rank: at the end of a Join they align one
+# after the other. With each, what delivers a stop.
+_followed: dict[int, tuple[weakref.ref[RankAgreement], Callable[[], None]]] = {}
+_original: Optional[Callable[..., Any]] = None
+
+
+def follow(agreement: RankAgreement, deliver: Callable[[], None] = lambda: None) -> None:
+    """From now on ``agreement`` is told of Join, until it is gone.
+
+    ``deliver`` is called when the ranks have stopped meanwhile: in place of the error of the Join,
+    whose collectives the others have left. It may raise.
+    """
+    key = id(agreement)
+    with _lock:
+        _followed[key] = (weakref.ref(agreement), deliver)
+        _wrap()
+    weakref.finalize(agreement, _drop, key)
+
+
+def _drop(key: int) -> None:
+    global _original
+    with _lock:
+        _followed.pop(key, None)
+        # Someone may have wrapped it after us: then theirs stays, and ours inside it tells nobody.
+        if not _followed and getattr(Join.__exit__, "_fastcheck", False):
+            join_class: Any = Join  # a method is put back, which mypy takes for a mistake
+            join_class.__exit__ = _original
+            _original = None
+
+
+def _wrap() -> None:
+    global _original
+    if _original is not None:
+        return
+    original = _original = Join.__exit__
+
+    @functools.wraps(original)
+    def leave(
+        self: Any,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> Any:
+        open_ones = [] if kind is not None or not self._enable else _open()
+        if not open_ones:
+            return original(self, kind, error, traceback)
+        ranks = dist.get_process_group_ranks(self._process_group)
+        try:
+            with contextlib.ExitStack() as stack:
+                for agreement, _ in open_ones:
+                    stack.enter_context(agreement.absent(ranks))
+                result = original(self, kind, error, traceback)
+        finally:
+            for agreement, deliver in open_ones:
+                if agreement.has_news:
+                    deliver()
+        return result
+
+    wrapper: Any = leave
+    wrapper._fastcheck = True  # tells our wrapper from another's
+    join_class: Any = Join
+    join_class.__exit__ = wrapper
+
+
+def _open() -> list[tuple[RankAgreement, Callable[[], None]]]:
+    with _lock:
+        pairs = [(reference(), deliver) for reference, deliver in _followed.values()]
+    return [(one, deliver) for one, deliver in pairs if one is not None and not one.is_closed]

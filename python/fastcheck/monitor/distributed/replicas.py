@@ -1,0 +1,363 @@
+"""check_replicas(): compares the parameters of data-parallel ranks bit for bit.
+
+Every so many steps each rank computes the checksums of what it holds, on the device, and one small
+all-gather over a channel of fastcheck's own (_rank_channel) brings them together. Three boundaries
+share the work, so that nobody waits: at the one where it is due the checksums are computed and
+their copy to the host is started; at a later one, when the copy is there, the gather; at a later
+one, when the gather is there, the comparison.
+
+Copies that differ mean that training has silently split: a bit flipped in memory, a kernel that is
+not deterministic and runs on every rank by itself, a seed or a weight that was not broadcast, a
+parameter that DDP doesn't know of.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from fastcheck.errors import ConfigError, explain, warn
+from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE
+from fastcheck.statistics.functions import stats
+from fastcheck.utils.torch.readable import has_memory, without_bytes
+from fastcheck.utils.torch.sharding import local
+from fastcheck.utils.torch.streams import streams_of
+
+from .channel import Channel, Lost, Pending
+
+__all__ = ["ReplicaCheck", "ReplicaMismatch", "replica_check"]
+
+_HEADER = 1
+# Stands for a tensor that a rank doesn't have now: a gradient that was not computed.
+_ABSENT = -1
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class ReplicaMismatch:
+    """The ranks of a data-parallel group hold different numbers where they should hold the same.
+
+    ``parameter``: the first that differs, as named by ``model.named_parameters()``; ``is_gradient``
+    when it is its gradient. ``checksums``: by rank; None where a rank has no such gradient.
+    ``differing_ranks``: those that differ from the majority, or all when there is none (of two
+    ranks, one of the two is wrong, and nothing tells which). ``others``: what else differs, in the
+    same order."""
+
+    step: int
+    parameter: str
+    is_gradient: bool
+    differing_ranks: tuple[int, ...]
+    has_majority: bool
+    checksums: dict[int, Optional[int]]
+    others: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        what = f"the gradient of {self.parameter}" if self.is_gradient else self.parameter
+        lines = [f"replicas differ at step {self.step:,}: {what}"]
+        ranks = _spell_ranks(self.differing_ranks)
+        if self.has_majority:
+            lines.append(f"  differs on: {ranks}; all others agree")
+        else:
+            lines.append(f"  differs on: {ranks}, without a majority: any of them may be wrong")
+        by_value: dict[Optional[int], list[int]] = {}
+        for rank, value in self.checksums.items():
+            by_value.setdefault(value, []).append(rank)
+        for value, holders in by_value.items():
+            spelt = "no gradient" if value is None else f"{value:016x}"
+            lines.append(f"  checksum:   {spelt} on {_spell_ranks(holders)}")
+        if self.others:
+            named = ", ".join(self.others[:_NAMED])
+            more = len(self.others) - _NAMED
+            lines.append(f"  also:       {named}" + (f" and {more:,} more" if more > 0 else ""))
+        lines.append(f"  hint:       {self._advice()}")
+        return "\n".join(lines)
+
+    def _advice(self) -> str:
+        if self.has_majority and not self.others:
+            return (
+                "one tensor on a minority of the ranks: suspect the memory or the device of "
+                f"{_spell_ranks(self.differing_ranks)}; go on from the last checkpoint"
+            )
+        if self.others:
+            return (
+                "several tensors: look for what each rank does by itself (a seed, a parameter or a "
+                "model that was not broadcast, a reduction that was left out)"
+            )
+        return "compare both with the last checkpoint, and go on from it"
+
+
+class ReplicaCheck:
+    """Compares the replicas of ``model``'s parameters every ``every`` boundaries.
+
+    Every rank of ``group`` (None: the default group) has to make one with the same arguments, and
+    to call boundary() at each of its step boundaries. A DTensor is compared when every rank of the
+    group holds the same part of it; ``left_out`` names the others, and what has no bytes of its
+    own (sparse, quantized). No method raises; the model is held weakly.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        group: Optional[dist.ProcessGroup] = None,
+        *,
+        every: int = 100,
+        gradients: bool = False,
+        timeout_seconds: float = 8.0,
+    ) -> None:
+        whole: Any = dist.group.WORLD
+        group = whole if group is None else group
+        self.every = every
+        self.gradients = gradients
+        self.timeout_seconds = timeout_seconds
+        self.is_off = False
+        self.left_out: tuple[str, ...] = ()
+        self._ranks = frozenset(dist.get_process_group_ranks(group))
+        self._model = weakref.ref(model)
+        self._names: list[str] = []
+        self._channel: Optional[Channel] = None
+        self._is_connected = False
+        self._boundary_count = 0
+        self._copies: Optional[_Copies] = None
+        self._gather: Optional[Pending] = None
+        # What was told, so that it is told once.
+        self._told: set[tuple[str, tuple[int, ...]]] = set()
+        try:
+            self._channel = Channel(group)
+        except Exception as error:
+            self._switch_off(error)
+
+    def boundary(self, step: int) -> Optional[ReplicaMismatch]:
+        """At each step boundary; ``step`` is the one that ends. Returns what an earlier check
+        found, once.
+
+        Does not wait for the device, and for the other ranks only at the first check, or where they
+        are a whole ``every`` behind; at most ``timeout_seconds``, and then the check switches
+        itself off and warns.
+        """
+        return self._guarded(step, is_last=False)
+
+    def finish(self, step: int) -> Optional[ReplicaMismatch]:
+        """Waits for what is under way."""
+        return self._guarded(step, is_last=True)
+
+    def _guarded(self, step: int, is_last: bool) -> Optional[ReplicaMismatch]:
+        model = self._model()
+        if self.is_off or model is None:
+            return None
+        found: Optional[ReplicaMismatch] = None
+        try:
+            is_due = not is_last and self._boundary_count % self.every == 0
+            self._boundary_count += not is_last
+            found = self._advance(must_end=is_due or is_last)
+            if is_due:
+                self._connect(model)
+                self._copies = _Copies(step, self._tensors(model))
+                self._start_gather(must_wait=False)
+        except Exception as error:
+            self._switch_off(error)
+        return found
+
+    def _advance(self, must_end: bool) -> Optional[ReplicaMismatch]:
+        """Takes the check that is under way as far as it goes."""
+        channel = self._channel
+        assert channel is not None
+        self._start_gather(must_wait=must_end)
+        if self._gather is None or not (must_end or self._gather.is_complete):
+            return None
+        gather, self._gather = self._gather, None
+        rows = channel.gathered(gather, self.timeout_seconds)
+        return self._compare(channel.ranks, np.stack([row.numpy() for row in rows]))
+
+    def _start_gather(self, must_wait: bool) -> None:
+        assert self._channel is not None
+        copies = self._copies
+        if copies is not None and self._gather is None and (must_wait or copies.are_here()):
+            self._gather = self._channel.start_gather(copies.words(must_wait))
+            self._copies = None
+
+    def _connect(self, model: torch.nn.Module) -> None:
+        if self._is_connected:
+            return
+        assert self._channel is not None
+        self._channel.connect(self.timeout_seconds)
+        self._names = self._choose(model)
+        own = torch.tensor([len(self._names), zlib.crc32("\n".join(self._names).encode())])
+        gather = self._channel.start_gather(own)
+        counts = [int(row[0]) for row in self._channel.gathered(gather, self.timeout_seconds)]
+        if any(not torch.equal(row, own) for row in gather.parts):
+            raise Lost(f"their models have different parameters; number by rank: {counts}")
+        self._is_connected = True
+
+    # Tensors
+
+    def _choose(self, model: torch.nn.Module) -> list[str]:
+        names: list[str] = []
+        left_out: list[str] = []
+        for name, parameter in model.named_parameters():
+            readable = without_bytes(local(parameter)) is None and has_memory(local(parameter))
+            (names if readable and self._is_replicated(parameter) else left_out).append(name)
+        self.left_out = tuple(left_out)
+        return names
+
+    def _is_replicated(self, parameter: Any) -> bool:
+        """Whether the ranks of the group hold the same part of it."""
+        placements = getattr(parameter, "placements", None)
+        if not placements:
+            return True
+        mesh = parameter.device_mesh  # a DTensor
+        return all(
+            placement.is_replicate()
+            or len(self._ranks & set(dist.get_process_group_ranks(mesh.get_group(dimension)))) < 2
+            for dimension, placement in enumerate(placements)
+        )
+
+    def _tensors(self, model: torch.nn.Module) -> list[Optional[torch.Tensor]]:
+        parameters = dict(model.named_parameters())
+        chosen = [parameters[name] for name in self._names]
+        tensors: list[Optional[torch.Tensor]] = [local(parameter).detach() for parameter in chosen]
+        if self.gradients:
+            for parameter in chosen:
+                gradient = None if parameter.grad is None else local(parameter.grad)
+                is_read = gradient is not None and without_bytes(gradient) is None
+                tensors.append(gradient if is_read else None)
+        return tensors
+
+    # Comparison
+
+    def _compare(self, ranks: Sequence[int], words: np.ndarray) -> Optional[ReplicaMismatch]:
+        """``words``: int64, a row for each rank: the step, then the checksums."""
+        step = int(words[0, 0])
+        if (words[:, 0] != step).any():
+            steps = words[:, 0].tolist()
+            raise Lost(f"they are at different steps; step by rank: {steps}")
+        values = words[:, _HEADER:]
+        fresh = [self._mismatch(column, ranks, step, values) for column in _differing(values)]
+        fresh = [one for one in fresh if (_label(one), one.differing_ranks) not in self._told]
+        if not fresh:
+            return None
+        self._told.update((_label(one), one.differing_ranks) for one in fresh)
+        first = fresh[0]
+        others = tuple(_label(one) for one in fresh[1:])
+        return ReplicaMismatch(**{**first.__dict__, "others": others})
+
+    def _mismatch(
+        self, column: int, ranks: Sequence[int], step: int, values: np.ndarray
+    ) -> ReplicaMismatch:
+        of_rank = values[:, column].tolist()
+        common, count = Counter(of_rank).most_common(1)[0]
+        has_majority = 2 * count > len(ranks)
+        odd = [rank for rank, v in zip(ranks, of_rank) if not has_majority or v != common]
+        return ReplicaMismatch(
+            step=step,
+            parameter=self._names[column % len(self._names)],
+            is_gradient=column >= len(self._names),
+            differing_ranks=tuple(odd),
+            has_majority=has_majority,
+            checksums={
+                rank: None if v == _ABSENT else int(np.int64(v).view(np.uint64))
+                for rank, v in zip(ranks, of_rank)
+            },
+        )
+
+    def _switch_off(self, error: Exception) -> None:
+        self.is_off = True
+        first = next(iter(str(error).splitlines()), "") or type(error).__name__
+        reason = first if isinstance(error, Lost) else f"{type(error).__name__}: {first[:200]}"
+        warn(
+            f"fastcheck: the replicas can't be compared any more ({reason}). Training is not "
+            "affected."
+        )
+
+
+def replica_check(
+    model: torch.nn.Module,
+    group: Optional[dist.ProcessGroup],
+    *,
+    every: int,
+    gradients: bool,
+) -> ReplicaCheck:
+    """A ReplicaCheck, or ConfigError where there is nothing to compare with."""
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise ConfigError(
+            explain("every is out of range", expected="an int of at least 1", got=repr(every))
+        )
+    is_on = dist.is_available() and dist.is_initialized()
+    ranks = dist.get_world_size(group) if is_on else 1
+    if ranks < 2:
+        raise ConfigError(
+            explain(
+                "check_replicas() has no other rank to compare with",
+                expected="a process group of at least 2 ranks, of which this is one",
+                got=f"a group of {ranks}" if is_on else "torch.distributed is not initialised",
+                hint="call it after torch.distributed.init_process_group(), on every rank",
+            )
+        )
+    return ReplicaCheck(model, group, every=every, gradients=gradients)
+
+
+class _Copies:
+    """Checksums on their way to the host: one list call for each device, and one copy."""
+
+    def __init__(self, step: int, tensors: Sequence[Optional[torch.Tensor]]) -> None:
+        self._words = torch.full((_HEADER + len(tensors),), _ABSENT, dtype=torch.int64)
+        self._words[0] = step
+        self._parts: list[tuple[list[int], torch.Tensor, Any]] = []
+        by_device: dict[torch.device, list[int]] = {}
+        for position, tensor in enumerate(tensors):
+            if tensor is not None:
+                by_device.setdefault(tensor.device, []).append(position)
+        for device, positions in by_device.items():
+            # Not in storage order: the same numbers count as the same in any memory format.
+            rows = stats(list(_at(tensors, positions)), order="logical").tensor
+            streams = None if rows.is_cpu else streams_of(device)
+            event = None
+            if streams is not None:
+                on_host = streams.pinned(len(positions), RECORD_BYTES)
+                on_host.copy_(rows, non_blocking=True)
+                event = streams.new_event()
+                event.record(streams.current())
+                rows = on_host
+            self._parts.append((positions, rows, event))
+
+    def are_here(self) -> bool:
+        return all(event is None or event.query() for _, _, event in self._parts)
+
+    def words(self, must_wait: bool) -> torch.Tensor:
+        """int64 on the host: the step, then a checksum for each tensor."""
+        for positions, rows, event in self._parts:
+            if must_wait and event is not None:
+                event.synchronize()
+            records = np.frombuffer(rows.cpu().numpy().tobytes(), RECORD_DTYPE)
+            checksums = torch.from_numpy(records["checksum"].view(np.int64).copy())
+            self._words[torch.tensor(positions) + _HEADER] = checksums
+        return self._words
+
+
+def _at(
+    tensors: Sequence[Optional[torch.Tensor]], positions: Sequence[int]
+) -> Iterator[torch.Tensor]:
+    for position in positions:
+        tensor = tensors[position]
+        assert tensor is not None
+        yield tensor
+
+
+def _differing(values: np.ndarray) -> list[int]:
+    different: list[int] = np.flatnonzero((values != values[0]).any(axis=0)).tolist()
+    return different
+
+
+def _label(mismatch: ReplicaMismatch) -> str:
+    return f"the gradient of {mismatch.parameter}" if mismatch.is_gradient else mismatch.parameter
+
+
+def _spell_ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"

@@ -1,0 +1,51 @@
+"""The gradients of the open step that were read before their update, where something was about to
+change them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Optional
+
+import torch
+
+from fastcheck.utils.torch.sharding import local
+
+__all__ = ["EarlyGradients"]
+
+
+class EarlyGradients:
+    """Knows a gradient again while nothing but clipping has changed it since it was read."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        # By the gradient's id(): the gradient, its version, and the number of its record.
+        self._read: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
+
+    def begin(self, step: int) -> None:
+        """Forgets what was read in another step than this one."""
+        if step != self._step:
+            self._step = step
+            self._read.clear()
+
+    def add(self, gradient: torch.Tensor, seq: int) -> None:
+        """``gradient`` was read, as the record ``seq``."""
+        self._read[id(gradient)] = weakref.ref(gradient), local(gradient)._version, seq
+
+    def find(self, gradient: torch.Tensor) -> Optional[int]:
+        """The number of its record; None where it was not read, or has changed since."""
+        known = self._read.get(id(gradient))
+        if known is None or known[0]() is not gradient or known[1] != local(gradient)._version:
+            return None
+        return known[2]
+
+    def changed(self, gradients: Iterable[torch.Tensor]) -> None:
+        """Clipping has changed these: their records are those of what was clipped."""
+        for gradient in gradients:
+            known = self._read.get(id(gradient))
+            if known is not None and known[0]() is gradient:
+                self.add(gradient, known[2])
+
+    def __bool__(self) -> bool:
+        return bool(self._read)

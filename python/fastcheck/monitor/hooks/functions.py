@@ -1,0 +1,154 @@
+"""Wraps torch's functions that run backward, and those that clip gradients.
+
+A training script may have imported them by name before install(). So what torch's own functions
+look up in their module is wrapped too. Compiled code is left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from types import GeneratorType
+from typing import Any, Callable, Optional
+
+import torch
+from torch.nn.utils import clip_grad
+
+from fastcheck.utils.torch.patching import WrappedMethods
+from fastcheck.utils.torch.versions import is_compiling
+
+__all__ = ["wrap_backward", "wrap_clipping"]
+
+#: Is told of the gradients that are about to be changed.
+Before = Callable[[Sequence[torch.Tensor]], None]
+#: Is told that these were changed, of their total norm, where there is one, and of the threshold.
+After = Callable[[Sequence[torch.Tensor], Optional[torch.Tensor], object], None]
+
+_FUNCTIONS = (
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    # Since torch 2.6: the second half of clip_grad_norm_, and its public name.
+    "_clip_grads_with_norm_",
+    "clip_grads_with_norm_",
+)
+
+
+#: Is told of the tensors that backward begins at and, of autograd.grad(), of what it is asked for.
+Began = Callable[[Sequence[torch.Tensor], Optional[Sequence[torch.Tensor]]], None]
+
+
+class _Running(threading.local):
+    """Whether this thread is in a function that is wrapped."""
+
+    is_inside = False
+
+
+_running = _Running()
+
+
+def wrap_clipping(methods: WrappedMethods, before: Before, after: After) -> None:
+    """Wraps the functions that clip, until ``methods.restore()``."""
+    for module in (torch.nn.utils, clip_grad):
+        for name in _FUNCTIONS:
+            methods.wrap(module, name, functools.partial(_clip, before, after))
+    # Called by each of them with the gradients, before anything is changed.
+    methods.wrap(clip_grad, "_group_tensors_by_device_and_dtype", functools.partial(_group, before))
+
+
+def wrap_backward(methods: WrappedMethods, began: Began, ended: Callable[[], None]) -> None:
+    """Wraps Tensor.backward(), autograd.backward() and autograd.grad(), until
+    ``methods.restore()``. A backward within a backward is not told of.
+    """
+    autograd: Any = torch.autograd
+    if hasattr(autograd, "_engine_run_backward"):
+        methods.wrap(autograd, "_engine_run_backward", functools.partial(_run, began, ended))
+        return
+    for name in ("backward", "grad"):  # before torch 2.3
+        methods.wrap(autograd, name, functools.partial(_run_named, began, ended))
+
+
+def _run(began: Began, ended: Callable[[], None], original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or torch._C._current_graph_task_id() != -1:
+            return original(roots, *args, **kwargs)
+        # Behind the roots: their gradients, retain_graph, create_graph, inputs.
+        began(roots, None if kwargs.get("accumulate_grad", True) else args[3])
+        result = original(roots, *args, **kwargs)
+        ended()
+        return result
+
+    return run
+
+
+def _run_named(began: Began, ended: Callable[[], None], original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() != -1:
+            return original(*args, **kwargs)
+        of_grad = original.__name__ == "grad"
+        roots = args[0] if args else kwargs.get("outputs" if of_grad else "tensors")
+        inputs = (args[1] if len(args) > 1 else kwargs.get("inputs")) if of_grad else None
+        began(_as_tuple(roots), _as_tuple(inputs) if of_grad else None)
+        result = original(*args, **kwargs)
+        ended()
+        return result
+
+    return run
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    return tuple(value) if isinstance(value, Iterable) else ()
+
+
+def _clip(before: Before, after: After, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or _running.is_inside:
+            return original(parameters, *args, **kwargs)
+        parameters, gradients = _gradients_of(parameters)
+        _running.is_inside = True
+        try:
+            before(gradients)
+            result = original(parameters, *args, **kwargs)
+        finally:
+            _running.is_inside = False
+        norm = result if result is not None else kwargs.get("total_norm", (*args, None, None)[1])
+        given = {"max_norm": None, "clip_value": None, **kwargs}
+        threshold = args[0] if args else given["max_norm"] or given["clip_value"]
+        after(gradients, norm if isinstance(norm, torch.Tensor) else None, threshold)
+        return result
+
+    return clip
+
+
+def _group(before: Before, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def group(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (is_compiling() or _running.is_inside):
+            before([tensor for part in tensors for tensor in part if tensor is not None])
+        return original(tensors, *args, **kwargs)
+
+    return group
+
+
+def _gradients_of(parameters: Any) -> tuple[Any, list[torch.Tensor]]:
+    """The argument, which can be read once more, and the gradients of what it holds."""
+    if isinstance(parameters, torch.Tensor):
+        return parameters, _present([parameters])
+    if not isinstance(parameters, Iterable):
+        return parameters, []  # torch raises
+    held = list(parameters)
+    # A generator again: torch warns of one that is empty.
+    return _again(held) if isinstance(parameters, GeneratorType) else held, _present(held)
+
+
+def _again(held: list[Any]) -> Iterator[Any]:
+    yield from held
+
+
+def _present(parameters: Iterable[Any]) -> list[torch.Tensor]:
+    return [p.grad for p in parameters if isinstance(p, torch.Tensor) and p.grad is not None]

@@ -1,0 +1,83 @@
+"""Reads gradients of parameters before anything else than the optimizer changes or uses them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+
+from fastcheck.calls.stored import parameter_ids
+from fastcheck.monitor.session.session import Session
+from fastcheck.record.site import Site
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
+from fastcheck.verdict.module_level import Judge
+
+from .stored import StateReader
+
+__all__ = ["GradientWatcher"]
+
+
+class GradientWatcher:
+    """Of one session. Every method expects the session's lock to be held; those that return a bool
+    return whether they were about this model.
+
+    ``optimizers``: the only ones whose parameters are read; None: all.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        state: StateReader,
+        optimizers: Optional[weakref.WeakSet[torch.optim.Optimizer]],
+    ) -> None:
+        self._session = session
+        self._state = state
+        self._given = optimizers
+        # The optimizer whose closure makes the gradients, within its step.
+        self.evaluating: Optional[torch.optim.Optimizer] = None
+
+    def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
+        """These gradients, or some of them, are about to be changed."""
+        session = self._session
+        if not self._is_open:
+            return False
+        is_ours = self._state.read_before_clipping(
+            gradients, self._owned_by_given(), scaled=session.is_scaled
+        )
+        self._settle(is_ours)
+        return is_ours
+
+    def after_clipping(
+        self, gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor]
+    ) -> bool:
+        """They were clipped; ``norm``: their total norm before."""
+        session = self._session
+        if not self._is_open or not self._state.were_clipped(gradients):
+            return False
+        if norm is not None and can_hold_nonfinite(norm) and can_read(norm):
+            site = Site("", "", "backward", "grad_norm", 0, "total norm of the gradients")
+            seq, is_bad = session.observe(norm, session.sites.intern(site), 0, 0)
+            session.judge(is_bad, seq, "grad_norm", None, Judge.gradient_norm, session.is_scaled)
+            self._settle(True)
+        return True
+
+    def after_backward(self) -> None:
+        """A backward is over: where a closure has called it, its gradients are used at once."""
+        if self.evaluating is not None and self._is_open:
+            self._state.read_gradients(self.evaluating, scaled=False, is_early=True)
+            self._settle(True)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._session.is_active and not self._session.is_closed
+
+    def _settle(self, is_ours: bool) -> None:
+        if is_ours and self._session.settles_calls:
+            self._session.settle_call()
+
+    def _owned_by_given(self) -> Optional[set[int]]:
+        if self._given is None:
+            return None
+        return {key for optimizer in self._given for key in parameter_ids(optimizer)}

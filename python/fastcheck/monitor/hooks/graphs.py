@@ -1,0 +1,313 @@
+"""Follows captured graphs (CUDA graphs): patches torch's capture and replay methods.
+
+torch has no hooks for it. While a monitor is installed, the methods of its graph classes are
+wrapped at class level, as those of GradScaler are.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, Optional
+
+import torch
+
+from fastcheck.calls.calls import ModuleNode
+from fastcheck.utils.torch.patching import Listeners, WrappedMethods
+from fastcheck.utils.torch.streams import DeviceStreams, streams_of
+
+from .captured_journal import CapturedJournal, GraphSegment, Replayed
+from .steps import StepWatcher
+
+__all__ = ["GraphFollower", "followers"]
+
+# Where torch keeps them: module, class, type of device (None: the accelerator, whatever it is).
+_CLASSES = (
+    ("cuda", "CUDAGraph", "cuda"),
+    ("xpu", "XPUGraph", "xpu"),
+    ("accelerator", "Graph", None),
+)
+
+_methods = WrappedMethods()
+
+
+class _Followed:
+    """A tape, and where the graph was replayed last."""
+
+    def __init__(self, tape: CapturedJournal, streams: DeviceStreams) -> None:
+        self.tape = tape
+        self.streams = streams
+        self.is_captured = False
+        self._stream: Any = None
+        self._done = streams.new_event()
+
+    def wait(self) -> None:
+        """The next replay overwrites what the last one's copies read."""
+        stream = self.streams.current()
+        if self._stream is not None and stream != self._stream:
+            stream.wait_event(self._done)
+
+    def mark(self) -> None:
+        self._stream = self.streams.current()
+        self._done.record(self._stream)
+
+
+class GraphFollower:
+    """Follows graphs for one monitor. Called within StepWatcher.guarded()."""
+
+    def __init__(self, watcher: StepWatcher, nodes: Sequence[ModuleNode]) -> None:
+        self.watcher = watcher
+        self._session = watcher.session
+        self._nodes = nodes
+        self._graphs: weakref.WeakKeyDictionary[Any, _Followed] = weakref.WeakKeyDictionary()
+        self._was_paused = False
+
+    # Captures
+
+    def capture_begins(self, graph: Any, device: torch.device) -> bool:
+        """The current stream of the device is about to be captured."""
+        session = self._session
+        if not session.reads_captured_graphs:
+            # Its readings wait.
+            self._was_paused = session.is_paused
+            session.pause(True)
+            self._note('with level="op" nothing that is captured in a graph is read')
+            return False
+        if session.tape is not None:
+            session.tape.problem = "another graph was captured at the same time"
+            return False
+        if session.rings:
+            # The drain of any monitor would ask the device about its copies, which ends a capture
+            # in failure. The host has waited for the device a moment ago.
+            session.flush()
+        streams = streams_of(device)
+        if streams is None or not self._observes(device):
+            return False
+        ring = session._ring(device)
+        session.tape = tape = CapturedJournal(session)
+        self._graphs[graph] = _Followed(tape, streams)
+        if not ring.backend.is_capturable:
+            # It copies from the host what depends on shapes, or waits for what it keeps.
+            tape.problem = (
+                f"only the CUDA kernels can be captured, not the {ring.backend.name} ones"
+            )
+        for ring in session.rings.values():
+            ring.captured = tape.slots
+        # The model of this capture is not known yet: its hooks raise a stop that is due.
+        return False
+
+    def capture_seals(self, graph: Any) -> bool:
+        """The capture is about to end; what is put on the stream is still part of it."""
+        if self._is_capturing(graph):
+            self._graphs[graph].tape.end_capture()
+        return False
+
+    def capture_ended(self, graph: Any, is_whole: bool) -> None:
+        """``is_whole``: the graph can be replayed. In any case the session is what it was."""
+        session = self._session
+        if not session.reads_captured_graphs:
+            session.pause(self._was_paused)
+            return
+        if not self._is_capturing(graph):
+            return
+        followed = self._graphs[graph]
+        tape, session.tape = followed.tape, None
+        for ring in session.rings.values():
+            ring.captured = None
+        tape.close()
+        if tape.problem is not None:
+            self._note(f"a captured graph is not read: {tape.problem}")
+        if not is_whole or tape.problem is not None or not tape.stretches:
+            del self._graphs[graph]
+            return
+        tape.start()
+        followed.mark()
+        followed.is_captured = True
+
+    def leave(self) -> None:
+        """The monitor is removed, maybe in the middle of a capture: it keeps what it had before."""
+        for graph in list(self._graphs):
+            if self._is_capturing(graph):
+                self.capture_ended(graph, is_whole=False)
+
+    def _is_capturing(self, graph: Any) -> bool:
+        followed = self._graphs.get(graph)
+        return followed is not None and followed.tape is self._session.tape
+
+    def _observes(self, device: torch.device) -> bool:
+        """Whether the model is on this device, or something there was read already."""
+        if device in self._session.rings:
+            return True
+        for node in self._nodes:
+            module = node.module()
+            if module is not None and any(
+                tensor is not None and tensor.device == device
+                for tensor in (*module._parameters.values(), *module._buffers.values())
+            ):
+                return True
+        return False
+
+    # Replays
+
+    def follows(self, graph: Any) -> bool:
+        followed = self._graphs.get(graph)
+        return followed is not None and followed.is_captured
+
+    def replay_begins(self, graph: Any) -> bool:
+        self._graphs[graph].wait()
+        return False
+
+    def replayed(self, graph: Any) -> bool:
+        """A replay was put on the current stream."""
+        session, followed = self._session, self._graphs[graph]
+        # A replay writes to memory whose version stays the same.
+        session.seen.clear()
+        for stretch in followed.tape.stretches:
+            for slots in stretch.slots.values():
+                slots.replays += 1
+            if stretch.begins:
+                session.begin_step_if_closed()
+                session.apply_pause()
+            session.step.update_count += stretch.update_count
+            if session.is_active:
+                self._follow(stretch)
+            if stretch.closes and (stretch.is_explicit or not session.is_explicit):
+                self.watcher.close_step()
+        followed.mark()
+        if session.settles_calls:
+            session.settle_call()
+        else:
+            session.end_pass()
+        return True
+
+    def _follow(self, stretch: GraphSegment) -> None:
+        session, step, template = self._session, self._session.step, stretch.step
+        assert template is not None
+        shift = session.next_seq - stretch.first_seq
+        for ring, slots in stretch.slots.items():
+            if slots.identities:
+                ring.follow(slots, shift, step.index)
+        session.next_seq = stretch.stop_seq + shift
+        step.state_read = step.state_read or template.state_read
+        step.guarded_count += template.guarded_count
+        step.why_updated = step.why_updated or template.why_updated
+        step.scaler = template.scaler or step.scaler
+        for path, seq in template.pass_ends.items():
+            step.pass_ends[path] = seq + shift
+        for first in template.gradients if not step.gradients else ():
+            # That there are some; the others are told where something is wrong.
+            step.gradients[first + shift] = template.gradients[first] + shift
+            break
+        step.journal.note(Replayed(stretch, shift, step))
+
+    # What a summary says
+
+    def remarks(self) -> list[str]:
+        unseen = sum(
+            slots.unseen_replays
+            for followed in list(self._graphs.values())
+            for stretch in followed.tape.stretches
+            for slots in stretch.slots.values()
+        )
+        if not unseen:
+            return []
+        return [
+            f"{unseen:,} replays of a graph left no record: they did not go through its replay()"
+        ]
+
+    def _note(self, text: str) -> None:
+        self._session.notes[text] = None
+
+
+# ---- The classes of torch ------------------------------------------------------------------------
+
+
+def _wrap() -> None:
+    for kind, device_type in _kinds():
+        for name, wrap in (
+            ("capture_begin", _capture_begin),
+            ("capture_end", _capture_end),
+            ("replay", _replay),
+        ):
+            _methods.wrap(kind, name, functools.partial(wrap, device_type=device_type))
+
+
+def _kinds() -> Iterator[tuple[Any, Optional[str]]]:
+    for module_name, class_name, device_type in _CLASSES:
+        kind = getattr(getattr(torch, module_name, None), class_name, None)
+        if isinstance(kind, type):
+            yield kind, device_type
+
+
+def _current_device(device_type: Optional[str]) -> torch.device:
+    if device_type is None:
+        accelerator = torch.accelerator.current_accelerator()
+        assert accelerator is not None
+        device_type = accelerator.type
+    module: Any = getattr(torch, device_type)
+    return torch.device(device_type, module.current_device())
+
+
+def _tell(what: Callable[..., bool], told: Sequence[GraphFollower], *args: Any) -> None:
+    for follower in told:
+        follower.watcher.guarded("captured graphs", lambda _, f: what(f, *args), follower)
+
+
+def _end(graph: Any, is_whole: bool) -> None:
+    """Also of those that are off since the capture began."""
+    for follower in followers:
+        session = follower.watcher.session
+        with session.lock:
+            try:
+                follower.capture_ended(graph, is_whole)
+            except Exception as error:
+                session.report_internal_error("captured graphs", error)
+
+
+def _all() -> list[GraphFollower]:
+    return [follower for follower in followers if not follower.watcher.session.removed]
+
+
+def _capture_begin(original: Callable[..., Any], device_type: Optional[str]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            _tell(GraphFollower.capture_begins, _all(), self, _current_device(device_type))
+            return original(self, *args, **kwargs)
+        except BaseException:
+            _end(self, is_whole=False)
+            raise
+
+    return capture_begin
+
+
+def _capture_end(original: Callable[..., Any], device_type: Optional[str]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_whole = False
+        try:
+            _tell(GraphFollower.capture_seals, _all(), self)
+            result = original(self, *args, **kwargs)
+            is_whole = True
+            return result
+        finally:
+            _end(self, is_whole)
+
+    return capture_end
+
+
+def _replay(original: Callable[..., Any], device_type: Optional[str]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
+        told = [follower for follower in _all() if follower.follows(self)]
+        _tell(GraphFollower.replay_begins, told, self)
+        result = original(self, *args, **kwargs)
+        _tell(GraphFollower.replayed, told, self)
+        return result
+
+    return replay
+
+
+#: Told from connect() on. Graphs may still be replayed after disconnect().
+followers: Listeners[GraphFollower] = Listeners(_wrap, _methods.restore)

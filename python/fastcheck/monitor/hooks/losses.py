@@ -1,0 +1,189 @@
+"""Reads the loss: the tensor that backward() is called on, or what monitor.step(loss=) is given."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Optional
+
+import torch
+
+from fastcheck.monitor.session.session import Session
+from fastcheck.record.site import Site
+from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
+from fastcheck.utils.torch.unobserved import unobserved
+from fastcheck.verdict.step import Step
+
+from .stored import StateReader
+
+__all__ = ["LossReader"]
+
+# A graph is searched so far for a parameter; those of the last layers are a few nodes away.
+_MAX_NODES = 2000
+
+#: A loss, as a tensor without a graph; its place among those of one call; whether it carries a
+#: scale of the user's own.
+_Loss = tuple[torch.Tensor, int, bool]
+
+
+class _Backward:
+    """One call of backward() at losses that were not read yet: in their graph no parameter of the
+    model was found.
+    """
+
+    __slots__ = ("gradient_count", "is_ours", "losses", "step")
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.gradient_count = len(step.gradients)
+        self.is_ours = False
+        self.losses: list[_Loss] = []
+
+
+class _Running(threading.local):
+    """The backward that this thread runs."""
+
+    backward: Optional[_Backward] = None
+
+
+class LossReader:
+    """Of one session. Every method expects the session's lock to be held."""
+
+    def __init__(self, session: Session, state: StateReader) -> None:
+        self._session = session
+        self._parameters = _Parameters(state)
+        self._running = _Running()
+        # By the id() of what a scaler returned: that tensor, and the loss that it was made from.
+        self._scaled: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+
+    # backward()
+
+    def began(
+        self, roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]]
+    ) -> bool:
+        """backward() begins at ``roots``. ``inputs``: of autograd.grad(), which is that of a loss
+        only where it is asked for gradients of parameters. Whether it is known to be this model's.
+        """
+        session = self._session
+        self._running.backward = None
+        scaled, self._scaled = self._scaled, {}
+        is_open = session.is_active and not session.is_closed
+        if not is_open or session.next_seq == session.step.first_seq:
+            return False
+        if inputs is not None and not self._parameters.hold(inputs, session.step.index):
+            return False
+        backward = self._running.backward = _Backward(session.step)
+        for position, root in enumerate(roots):
+            before = scaled.get(id(root))
+            loss = before[1] if before is not None and before[0]() is root else root
+            if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
+                is_own_scaled = session.has_own_scale and loss is root
+                backward.losses.append((_without_graph(loss), position, is_own_scaled))
+        backward.is_ours = session.config.level == "op" or any(
+            self._parameters.hold(_leaves(root), session.step.index) for root in roots
+        )
+        if backward.is_ours:
+            self._read_roots(backward)
+        return backward.is_ours
+
+    def ended(self) -> bool:
+        """The backward of this thread is over. Whether it was this model's."""
+        backward, self._running.backward = self._running.backward, None
+        if backward is None:
+            return False
+        if not backward.is_ours and len(backward.step.gradients) > backward.gradient_count:
+            # By a node that hides its graph (checkpointing), or into a parameter that stands for
+            # the model's (FSDP's).
+            backward.is_ours = self._session.step is backward.step
+            if backward.is_ours:
+                self._read_roots(backward)
+        return backward.is_ours
+
+    def scaled(self, outputs: Any, results: Any) -> None:
+        """A GradScaler has made ``results`` of ``outputs``."""
+        for loss, result in zip(_tensors(outputs), _tensors(results)):
+            # Its graph is that of the result.
+            self._scaled[id(result)] = weakref.ref(result), _without_graph(loss)
+
+    def _read_roots(self, backward: _Backward) -> None:
+        config = self._session.config
+        if not self._session.reads_numbers:
+            return
+        if self._session.has_own_scale:
+            scaler: Any = config.training.scaler
+            self._session.numbers.loss_scale(scaler() if callable(scaler) else scaler)
+        for loss, position, is_scaled in backward.losses:
+            label = "loss" if position == 0 else f"loss[{position}]"
+            self._read(loss, position, label, is_scaled)
+        if backward.losses and self._session.settles_calls:
+            self._session.settle_call()
+
+    # monitor.step()
+
+    def given(self, loss: Any) -> None:
+        """What monitor.step(loss=) was given: a tensor, a number, or a structure of tensors."""
+        if isinstance(loss, (float, int)):
+            loss = torch.tensor(float(loss), dtype=torch.float64, device="cpu")
+        for position, (label, tensor) in enumerate(flatten(loss, "loss")):
+            if not can_hold_nonfinite(tensor) or not can_read(tensor):
+                continue
+            self._read(tensor, position, label, False)
+
+    def _read(self, loss: torch.Tensor, position: int, label: str, is_scaled: bool) -> None:
+        session = self._session
+        site = Site("", "", "forward", "loss", position, label)
+        session.read_loss(loss, session.sites.intern(site), is_scaled)
+
+
+class _Parameters:
+    """The parameters of the observed modules."""
+
+    def __init__(self, state: StateReader) -> None:
+        self._state = state
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._step = -1
+
+    def hold(self, tensors: Iterable[torch.Tensor], step: int) -> bool:
+        """Whether one of ``tensors``, of this step, is one of them."""
+        missed = []
+        for tensor in tensors:
+            if self._is_known(tensor):
+                return True
+            missed.append(tensor)
+        if step == self._step:
+            return False
+        # Once a step: the model may have others now.
+        self._step = step
+        self._known = {id(p): weakref.ref(p) for p in self._state.parameters()}
+        return any(map(self._is_known, missed))
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        known = self._known.get(id(tensor))
+        return known is not None and known() is tensor
+
+
+def _leaves(root: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The leaves of the graph of ``root``, nearest first, until _MAX_NODES nodes were met."""
+    waiting: deque[Any] = deque([root.grad_fn])
+    met = set(waiting)
+    while waiting and len(met) < _MAX_NODES:
+        node = waiting.popleft()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        for following, _ in getattr(node, "next_functions", ()):
+            if following is not None and following not in met:
+                met.add(following)
+                waiting.append(following)
+
+
+def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    with unobserved():
+        return tensor.detach()
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [tensor for _, tensor in flatten(value, "")]

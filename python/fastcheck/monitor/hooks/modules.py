@@ -1,0 +1,346 @@
+"""What the hooks on modules and tensors do: read inputs, outputs and their gradients.
+
+The healthy path is this file, the ring and the kernel, nothing else. What a module holds of a
+monitor are the two hook objects; what a tensor's graph holds is a GradientHook, which knows the
+monitor weakly.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from types import FrameType
+from typing import Any, Callable, Optional
+
+import torch
+
+from fastcheck.calls.calls import Call, ModuleNode, new_call
+from fastcheck.calls.recorder import make_module_recorder
+from fastcheck.monitor.session.session import Session
+from fastcheck.record.format import Flag
+from fastcheck.ring.reader import IS_BAD, IS_NEW, NEEDS_GRADIENT, TOKEN_SHIFT
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
+from fastcheck.utils.torch.streams import streams_of
+from fastcheck.verdict.module_level import Judge
+
+from .module_hooks import ForwardHook, ForwardPreHook, GradientHook
+from .stored import StateReader
+from .traced import Traced
+
+__all__ = ["ModuleObserver", "last_pass"]
+
+_CALL_CODE = torch.nn.Module._call_impl.__code__
+
+
+class _ThreadState(threading.local):
+    """The calls that are running in this thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.stack: list[Call] = []
+        self.calls_before = 0
+        self.ident = threading.get_ident()
+
+
+class _LastPass(threading.local):
+    """A weak reference to the observer of the model that was called last in this thread."""
+
+    observer: Callable[[], Optional[object]] = staticmethod(lambda: None)
+
+
+last_pass = _LastPass()
+
+
+class ModuleObserver:
+    """Observes the calls of modules, and the gradients of what they return, for one session."""
+
+    def __init__(self, session: Session, state: StateReader) -> None:
+        self.session = session
+        self._state = state
+        self._local = _ThreadState()
+        self.own_ref = weakref.ref(self)
+        self.recorder = session.recorder
+        self.recorder.attach(self.own_ref, self._local, session.event_store.due)
+        # The step in which all that the model stores was read last, before a forward.
+        self._stored_step: Optional[int] = None
+
+    @property
+    def running(self) -> list[Call]:
+        """The calls that are running in this thread, outermost first."""
+        return self._local.stack
+
+    def attach(self, node: ModuleNode) -> tuple[ForwardPreHook, ForwardHook]:
+        """The hooks for this module."""
+        node.recorder = make_module_recorder(self.recorder, node)
+        return ForwardPreHook(self, node), ForwardHook(self, node)
+
+    # Forward
+
+    def enter(
+        self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
+    ) -> Optional[Call]:
+        """A module is called: reads the arguments that nobody has read yet.
+
+        ``traced``: the call runs compiled, and this is what tracing knew of the tensors.
+        """
+        session, local = self.session, self._local
+        in_backward = torch._C._current_graph_task_id() != -1
+        stack = local.stack
+        if stack and stack[0].node is node and self._was_interrupted():
+            stack.clear()
+        is_entry = not stack and not in_backward
+        with session.lock:
+            if session.removed:  # while this call was on its way here
+                return None
+            if is_entry:
+                last_pass.observer = self.own_ref
+                session.begin_pass()
+                local.calls_before = len(session.step.calls)
+            if not session.is_active:
+                return None
+            step = session.step
+            repeated = node.recomputed_call(step.index) if in_backward else None
+            call = new_call(
+                node,
+                node.next_call(step.index) if repeated is None else repeated,
+                stack[-1] if stack else None,
+                local.ident,
+                session.next_seq,
+                repeated is not None,
+            )
+            if traced is not None:
+                call.watched = {}
+            stack.append(call)
+            step.calls.add(call)
+            if self._stored_step != step.index and (
+                self._stored_step is None or session.rereads_stored
+            ):
+                self._stored_step = step.index
+                self._state.read_stored()
+            for index, (label, tensor) in enumerate(inputs):
+                self._read_input(call, index, label, tensor, traced, is_entry)
+            if session.settles_calls:
+                session.settle_call()
+            session.open_recorder()
+        return call
+
+    def leave(
+        self, node: ModuleNode, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
+    ) -> Optional[Call]:
+        """A module has returned, or raised (then ``outputs`` is empty)."""
+        session, stack = self.session, self._local.stack
+        # Calls above this one were ended by a KeyboardInterrupt that the model itself caught.
+        while stack and stack[-1].node is not node:
+            stack.pop()
+        if not stack:
+            return None
+        call = stack[-1]
+        with session.lock:
+            try:
+                if not session.removed:
+                    self._read_outputs(call, outputs, traced)
+            finally:
+                stack.pop()
+            if not stack:
+                session.step.pass_ends[node.path] = session.next_seq
+                if not _is_grad_enabled(traced):
+                    session.step.calls.forget_from(self._local.calls_before)
+                    session.end_pass()
+            if session.settles_calls:
+                session.settle_call()
+        return call
+
+    def _was_interrupted(self) -> bool:
+        """Whether the outermost call, whose module is called again, is over, and not recursive.
+
+        No hook runs when a KeyboardInterrupt ends a forward; the interpreter's stack knows. Asked
+        only when a module is called within itself.
+        """
+        node = self._local.stack[0].node
+        module = node.module()
+        frame: Optional[FrameType] = sys._getframe()
+        running = 0
+        while frame is not None:
+            if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is module:
+                running += 1
+            frame = frame.f_back
+        noted = sum(call.node is node for call in self._local.stack)
+        return running <= noted  # the call that is beginning runs, and is not noted yet
+
+    def failed(self, node: ModuleNode, error: Exception) -> None:
+        """A hook of this module has failed: it is not observed any longer."""
+        node.switch_off()
+        self.abandon(node)
+        self.session.report_internal_error(f"the inputs and outputs of {node.name}", error)
+
+    def abandon(self, node: ModuleNode) -> None:
+        """Forgets a running call of a module that is not observed any longer."""
+        stack = self._local.stack
+        if stack and stack[-1].node is node:
+            stack.pop()
+
+    def abandon_traced(self) -> None:
+        """Forgets the running calls of compiled code that was ended by an exception."""
+        stack = self._local.stack
+        while stack and stack[-1].watched is not None:
+            stack.pop()
+
+    def _read_input(
+        self,
+        call: Call,
+        index: int,
+        label: str,
+        tensor: torch.Tensor,
+        traced: Optional[Traced],
+        is_entry: bool,
+    ) -> None:
+        # An integer can't be non-finite: the batch's are read for their checksum, the others are
+        # not worth it.
+        session, node = self.session, call.node
+        site = node.input_sites.get(label)
+        if site is None:
+            if not (is_entry or can_hold_nonfinite(tensor)) or not self._is_readable(tensor):
+                return
+            site = node.site("input", label, index if traced is None else traced.positions[index])
+        flags = int(Flag.RECOMPUTE) if call.is_recompute else 0
+        code = session.read(tensor, site, call.index, flags, is_entry)
+        if code < 0:
+            return
+        token = code >> TOKEN_SHIFT
+        call.add_input(token, site)
+        if not code & IS_NEW:
+            return
+        is_bad = None if session.is_deferred else bool(code & IS_BAD)
+        if is_bad is not False:
+            is_leaf = tensor.grad_fn is None if traced is None else traced.is_leaf(index)
+            is_data = is_leaf if _is_grad_enabled(traced) else None
+            self._judge_input(token, is_bad, call, is_data, tensor.requires_grad)
+        if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
+            position = index if traced is None else traced.positions[index]
+            self._watch(tensor, call, "grad_input", label, position, token)
+
+    def _judge_input(
+        self,
+        token: int,
+        is_bad: Optional[bool],
+        call: Call,
+        is_data: Optional[bool],
+        needs_gradient: bool,
+    ) -> None:
+        """``is_data``: it was not computed in this step; None: gradient mode can't tell."""
+        session = self.session
+        if call.is_recompute:
+            session.judge(is_bad, token, "input", call, Judge.recomputed, call)
+        elif call.parent is not None:
+            session.judge(
+                is_bad, token, "input", call, Judge.inner_input, call.parent, session.follows_gap
+            )
+        else:
+            node = call.node
+            if is_data is None:
+                is_data = node.is_primary
+            since = session.step.pass_ends.get(node.path, 0)
+            origin = (since, is_data, session.has_excluded, needs_gradient)
+            session.judge(is_bad, token, "input", call, Judge.batch, *origin)
+
+    def _read_outputs(
+        self, call: Call, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
+    ) -> None:
+        session, node = self.session, call.node
+        is_complete = bool(outputs)
+        method = Judge.recomputed if call.is_recompute else Judge.output
+        flags = int(Flag.RECOMPUTE) if call.is_recompute else 0
+        for index, (label, tensor) in enumerate(outputs):
+            position = index if traced is None else traced.positions[index]
+            site = node.output_sites.get(label)
+            if site is None:
+                if not can_hold_nonfinite(tensor) or not self._is_readable(tensor):
+                    continue
+                site = node.site("output", label, position)
+            code = session.read(tensor, site, call.index, flags)
+            if code < 0:
+                is_complete = is_complete and not (can_hold_nonfinite(tensor) and can_read(tensor))
+                continue
+            token = code >> TOKEN_SHIFT
+            call.add_output(token)
+            if not code & IS_NEW:
+                continue
+            if session.is_deferred:
+                session.judge(None, token, "output", call, method, call)
+            elif code & IS_BAD:
+                session.judge(True, token, "output", call, method, call)
+            if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
+                self._watch(tensor, call, "grad_output", label, position, token)
+        if session.is_deferred or session.step.judge.findings:
+            session.call_ended(call, is_complete)
+
+    def _is_readable(self, tensor: torch.Tensor) -> bool:
+        """Asked before a tensor is given a site. The reader asks again at each reading."""
+        if not tensor.is_cpu and streams_of(tensor.device) is None:
+            self.session.unread_devices[tensor.device.type] = None
+            return False
+        return can_read(tensor)
+
+    # Backward
+
+    def _watch(
+        self, tensor: torch.Tensor, call: Call, role: str, label: str, position: int, token: int
+    ) -> None:
+        if isinstance(tensor, torch.nn.Parameter):
+            return  # its gradient is read before the optimizer uses it
+        site = call.node.site(role, label, position)
+        if call.watched is not None:
+            call.watched[role, label] = site, token
+            return
+        watch: Any = tensor.register_hook  # torch leaves it untyped
+        handle = watch(GradientHook(self, call, role, site, token))
+        if tensor.is_leaf:
+            # A leaf outlives the step and would gather one hook per step.
+            self.session.step.leaf_handles.append(handle)
+
+    def gradient_came(self, hook: GradientHook, gradient: torch.Tensor) -> None:
+        """gradient(), as a hook has to: training goes on whatever happens here."""
+        if self.session.removed:
+            return
+        try:
+            self.gradient(hook, gradient)
+        except Exception as error:
+            self.session.switch_off(hook.site, error)
+        if self.session.event_store.due:
+            self.session.deliver()
+
+    def gradient(self, hook: GradientHook, gradient: torch.Tensor) -> None:
+        """The gradient of an observed tensor is complete."""
+        session = self.session
+        with session.lock:
+            if session.removed:
+                return
+            session.begin_step_if_closed()
+            if not session.is_active:
+                return
+            flags = int(Flag.SCALED) if session.is_scaled else 0
+            if hook.call.is_recompute:
+                flags |= int(Flag.RECOMPUTE)
+            code = session.read(gradient, hook.site, hook.call.index, flags)
+            if code < 0:
+                return
+            token = code >> TOKEN_SHIFT
+            session.step.gradients[hook.token] = token
+            if code & IS_NEW and (code & IS_BAD or session.is_deferred):
+                is_bad = None if session.is_deferred else True
+                session.judge(
+                    is_bad,
+                    token,
+                    hook.role,
+                    hook.call,
+                    Judge.gradient,
+                    hook.token,
+                    session.is_scaled,
+                )
+            if session.settles_calls:
+                session.settle_call()
+            session.open_recorder()
+
+
+def _is_grad_enabled(traced: Optional[Traced]) -> bool:
+    return torch.is_grad_enabled() if traced is None else traced.is_grad_enabled

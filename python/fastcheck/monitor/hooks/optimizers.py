@@ -1,0 +1,198 @@
+"""Process-wide hooks on optimizers, GradScaler, backward and clipping, for all installed monitors.
+
+Connected while at least one monitor is installed. Optimizers have global hooks in torch; GradScaler
+has none, so three methods of it, and of the classes made from it that replace them, are wrapped at
+class level and put back when the last is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, Optional
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fastcheck.utils.torch.patching import Listeners, WrappedMethods
+from fastcheck.utils.torch.versions import GradScaler
+
+from .functions import wrap_backward, wrap_clipping
+from .steps import StepWatcher
+
+__all__ = ["watchers"]
+
+_handles: list[Any] = []
+_methods = WrappedMethods()
+
+
+def _begin() -> None:
+    # Of an optimizer whose step is compiled they break the graph, before it and after it.
+    eager: Any = torch.compiler.disable  # untyped
+    _handles.append(register_optimizer_step_pre_hook(eager(_before_update)))
+    _handles.append(register_optimizer_step_post_hook(eager(_after_update)))
+    _wrap_scaler()
+    wrap_backward(_methods, _backward_began, _backward_ended)
+    wrap_clipping(_methods, _before_clipping, _after_clipping)
+
+
+def _end() -> None:
+    for handle in _handles:
+        handle.remove()
+    _handles.clear()
+    _methods.restore()
+
+
+#: Told from connect() on, until disconnect() or until they are gone.
+watchers: Listeners[StepWatcher] = Listeners(_begin, _end)
+
+
+def _tell(what: str, method: Callable[..., bool], *args: Any) -> None:
+    for watcher in watchers:
+        watcher.guarded(what, method, *args)
+
+
+@contextlib.contextmanager
+def _unread() -> Iterator[None]:
+    """Within it no watcher reads the ops of this thread."""
+    with contextlib.ExitStack() as stack:
+        for watcher in watchers:
+            stack.enter_context(watcher.session.unread())
+        yield
+
+
+def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    _tell("optimizer steps", StepWatcher.before_update, optimizer, _has_closure(args, kwargs))
+
+
+def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    _tell("optimizer steps", StepWatcher.after_update, optimizer, _has_closure(args, kwargs))
+
+
+def _backward_began(
+    roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]]
+) -> None:
+    _tell("the loss", StepWatcher.backward_began, roots, inputs)
+
+
+def _backward_ended() -> None:
+    _tell("the loss", StepWatcher.backward_ended)
+
+
+def _before_clipping(gradients: Sequence[torch.Tensor]) -> None:
+    _tell("gradient clipping", StepWatcher.before_clipping, gradients)
+
+
+def _after_clipping(
+    gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor], threshold: object
+) -> None:
+    _tell("gradient clipping", StepWatcher.after_clipping, gradients, norm, threshold)
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    # args[0] is the optimizer itself.
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    return callable(closure)
+
+
+def _wrap_scaler() -> None:
+    """Those of torch and, of the classes made from it until now, those that replace a method, with
+    or without asking torch's (FSDP's sharded one and torch_npu's do not).
+    """
+    for kind in _kinds(GradScaler):
+        for name, wrap in (("scale", _scale), ("step", _step), ("update", _update)):
+            _methods.wrap(kind, name, wrap)
+
+
+def _kinds(kind: Any) -> Iterator[Any]:
+    yield kind
+    for other in kind.__subclasses__():
+        yield from _kinds(other)
+
+
+class _Running(threading.local):
+    """The calls of scalers' methods that this thread has told of: scaler and name."""
+
+    def __init__(self) -> None:
+        self.calls: set[tuple[int, str]] = set()
+
+
+_running = _Running()
+
+
+@contextlib.contextmanager
+def _told(scaler: Any, name: str) -> Iterator[bool]:
+    """Whether this call is to be told of: the scaler is in use, and it is no method of a base class
+    within its own.
+    """
+    key = (id(scaler), name)
+    if not scaler.is_enabled() or key in _running.calls:
+        yield False
+        return
+    _running.calls.add(key)
+    try:
+        yield True
+    finally:
+        _running.calls.discard(key)
+
+
+def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _told(self, "scale") as is_told:
+            if not is_told:
+                return original(self, *args, **kwargs)
+            _tell("loss scaling", StepWatcher.scaling, self)
+            # A loss that overflows when it is scaled is no event: the scaler sees to its gradients.
+            with _unread():
+                result = original(self, *args, **kwargs)
+                outputs = args[0] if args else kwargs.get("outputs")
+                _tell("loss scaling", StepWatcher.scaled, self, outputs, result)
+            return result
+
+    return scale
+
+
+def _step(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with _told(self, "step") as is_told:
+            if not is_told:
+                return original(self, optimizer, *args, **kwargs)
+            _tell("loss scaling", StepWatcher.scaler_step_began, self, optimizer)
+            try:
+                result = original(self, optimizer, *args, **kwargs)
+                found = _found_inf(self, optimizer)
+                with _unread():  # for every watcher: one keeps what another would see
+                    _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer, found)
+            finally:
+                for watcher in watchers:
+                    watcher.scaler_step_left(optimizer)
+            return result
+
+    return step
+
+
+def _update(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _told(self, "update") as is_told:
+            result = original(self, *args, **kwargs)
+            if is_told:
+                _tell("loss scaling", StepWatcher.scaler_updated, self)
+            return result
+
+    return update
+
+
+def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """What the scaler found, one word per device; empty when torch no longer tells."""
+    state: Optional[dict[str, Any]] = getattr(scaler, "_per_optimizer_states", {}).get(
+        id(optimizer)
+    )
+    return list((state or {}).get("found_inf_per_device", {}).values())

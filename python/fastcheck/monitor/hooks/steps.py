@@ -1,0 +1,399 @@
+"""Finds step boundaries of one session, from optimizer steps and GradScaler updates.
+
+Any optimizer step that is not run by a GradScaler closes the step, and so does GradScaler.update():
+a step that the scaler skips never reaches the optimizer. Once monitor.step() was called, only it
+does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
+
+import torch
+
+from fastcheck.backends.table import backend_for
+from fastcheck.errors import warn
+from fastcheck.monitor.session.run_meta import RunMeta
+from fastcheck.monitor.session.session import Session
+from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_found_inf
+from fastcheck.utils.torch.streams import streams_of
+from fastcheck.utils.torch.versions import GradScaler
+
+from .gradients import GradientWatcher
+from .hold_back import HostGuard
+from .losses import LossReader
+from .module_tree import ModuleTree
+from .protect import UpdateGuard
+from .stored import StateReader
+
+__all__ = ["StepWatcher"]
+
+
+class StepWatcher:
+    """Told by _boundaries of every optimizer and scaler of the process; acts on those of the
+    observed model.
+
+    What it is told returns whether it was about this model: only then may a stop that is due be
+    raised there. Another model's training, perhaps on another thread, is none of its business.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        state: StateReader,
+        meta: Optional[RunMeta] = None,
+    ) -> None:
+        self.session = session
+        # Told of every optimizer of this model that is about to step, and of clipping.
+        self._meta = meta
+        self._state = state
+        self._is_off = False
+        optimizers = session.config.training.optimizers
+        self._given = None if optimizers is None else weakref.WeakSet(optimizers)
+        scaler = session.config.training.scaler
+        self._losses = LossReader(session, state)
+        self._gradients = GradientWatcher(session, state, self._given)
+        self._scaler = weakref.ref(scaler) if isinstance(scaler, GradScaler) else None
+        # The optimizer that GradScaler.step() is about: that scaler's update() will close the step.
+        self._in_scaler: Optional[torch.optim.Optimizer] = None
+        self._update_reached = False
+        # What the scaler did with the optimizers of this session since its last update().
+        self._scaler_skipped: Optional[bool] = None
+        # The records of the scaler's own found_inf, where only a device knows it.
+        self._scaler_words: list[int] = []
+        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        combine = self._combine if is_distributed else None
+        self._guard = UpdateGuard(_found_nonfinite, combine)
+        self._host_guard = HostGuard(_found_nonfinite, combine)
+        # Set by the owner: what follows captured graphs lives as long as this, and what looks for
+        # modules that are new.
+        self.graphs: Optional[object] = None
+        self.tree: Optional[ModuleTree] = None
+        # Of the owner too: what is closed with this.
+        self.parts: list[Any] = []
+        self._cannot_protect = False
+        self._warnings: list[str] = []
+        self._parts_off: set[str] = set()
+        self._has_combined = False
+        self._meets = False
+
+    # Optimizers
+
+    def before_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
+        """An optimizer is about to step: the parameters and gradients are as it will use them."""
+        if not self._concerns(optimizer):
+            return False
+        self._update_reached = True
+        self._gradients.evaluating = optimizer if has_closure else None
+        if self._meta is not None:
+            self._meta.at_step_boundary(optimizer, self.session.step.index)
+        self._read_learning_rates(optimizer)
+        if self.session.is_active:
+            self._state.read_for_update(
+                optimizer,
+                # A closure makes the gradients only now, within the step.
+                gradients=not has_closure,
+                # What another monitor's guard has set is no loss scaling.
+                scaled=UpdateGuard.scaler_found_inf(optimizer) is not None,
+            )
+            self.session.settle_update()
+        if self.session.config.sync != "never":
+            # Every rank knows what it has read: none applies what one of them stops for.
+            self._reach_boundary()
+        if self._protects():
+            self._protect(optimizer, has_closure)
+        self.session.update_began()
+        return True
+
+    def _reach_boundary(self) -> None:
+        step = self.session.step
+        self._meets = self._meets or not step.has_met
+        step.has_met = True
+
+    def _protects(self) -> bool:
+        """Whether the update may be applied before its gradients are known to be finite."""
+        session, asked = self.session, self.session.config.stop.protect_weights
+        if asked == "auto":
+            is_late = session.is_deferred or session.world_size > 1
+            return is_late and session.config.sync == "never" and session.config.may_stop
+        return bool(asked)
+
+    def _protect(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
+        session = self.session
+        if self._cannot_protect:
+            join_reduction(optimizer)
+            return
+        self._has_combined = False
+        try:
+            word = self._guard.before_update(optimizer, has_closure=has_closure)
+            if self._guard.why_unguarded is not None and not has_closure:
+                word = self._host_guard.before_update(optimizer)
+        except Exception as error:
+            # The ranks that hold the other shards wait for this one, now and in later updates.
+            self._cannot_protect = True
+            self.release()
+            if not self._has_combined:
+                join_reduction(optimizer)
+            session.report_internal_error("the protection of the weights", error)
+            return
+        if word is not None:
+            session.step.guarded_count += 1
+            return
+        reason = self._guard.why_unguarded
+        if reason is None:
+            return
+        session.step.why_updated = reason
+        note = f"the weights of {type(optimizer).__name__} are not protected: {reason}"
+        if note not in session.notes:
+            session.notes[note] = None
+            if session.config.stop.protect_weights is True or session.world_size > 1:
+                self._warnings.append(
+                    f"{note}. A stop comes one step after the event: by then an update has applied "
+                    "what was not finite"
+                )
+
+    def _combine(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+        self._has_combined = True
+        if is_sharded(optimizer):
+            reduce_found_inf(word, optimizer)
+
+    def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
+        """An optimizer has stepped."""
+        self._guard.after_update(optimizer)
+        self._host_guard.after_update(optimizer)
+        if not self._concerns(optimizer):
+            return False
+        self._gradients.evaluating = None
+        session = self.session
+        session.update_ended(optimizer)
+        if has_closure and session.is_active:
+            self._state.read_gradients(optimizer, scaled=False)
+        if session.is_active:
+            self._state.read_optimizer_state(optimizer)
+        session.step.update_count += 1
+        if self._in_scaler is optimizer:
+            return True
+        if session.config.training.has_own_scaling and session.is_active:
+            session.note(session.event_store.settle_own_scaling, session.step)
+        if not session.is_explicit:
+            self.close_step()
+        return True
+
+    # backward() and clipping
+
+    def backward_began(
+        self, roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]]
+    ) -> bool:
+        """backward() is called on ``roots``; ``inputs``: what autograd.grad() is asked for."""
+        if inputs is None:
+            self._apart("consequences", self.session.backward_began, roots)
+        return self._apart("the loss", self._losses.began, roots, inputs) or self._sees_all
+
+    def backward_ended(self) -> bool:
+        is_ours = self._apart("the loss", self._losses.ended)
+        if is_ours:
+            self._apart("gradients within a closure", self._gradients.after_backward)
+        self._apart("consequences", self.session.backward_ended)
+        return is_ours or self._sees_all
+
+    @property
+    def _sees_all(self) -> bool:
+        """Op level observes every operator, of whatever model."""
+        return self.session.config.level == "op"
+
+    def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
+        return self._apart("gradient clipping", self._gradients.before_clipping, gradients)
+
+    def after_clipping(
+        self, gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor], threshold: object
+    ) -> bool:
+        """They were, to ``threshold``; ``norm``: their total norm before."""
+        is_ours = self._apart("gradient clipping", self._gradients.after_clipping, gradients, norm)
+        if is_ours and self._meta is not None:
+            self._meta.schedule.clipped(self.session.step.index, threshold)
+        return is_ours
+
+    def _apart(self, what: str, method: Callable[..., Optional[bool]], *args: Any) -> bool:
+        """Calls a method that steps do without: where it fails, only it is switched off."""
+        try:
+            return what not in self._parts_off and bool(method(*args))
+        except Exception as error:
+            self._parts_off.add(what)
+            self.session.report_internal_error(what, error)
+            return False
+
+    def close_step(self) -> None:
+        """The step that is open is over; the ranks meet outside of the lock."""
+        self.session.close_step()
+        self._reach_boundary()
+
+    # GradScaler
+
+    def scaling(self, scaler: GradScaler) -> bool:
+        """GradScaler.scale(): the gradients of this step carry the scale. The call does not name
+        the model that the loss belongs to.
+        """
+        if self._follows(scaler):
+            self.session.begin_step_if_closed()
+            self.session.scaled_by(scaler)
+        return False
+
+    def scaled(self, scaler: GradScaler, outputs: Any, results: Any) -> bool:
+        """GradScaler.scale(outputs) has returned ``results``."""
+        if self._follows(scaler) and self.session.is_active:
+            self._apart("consequences", self.session.loss_given, outputs)
+        scale = getattr(scaler, "_scale", None)
+        if self._follows(scaler):
+            self._apart("the loss", self._losses.scaled, outputs, results)
+        is_run = self.session.tape is None and self.session.is_active  # not only captured
+        if is_run and self._follows(scaler) and isinstance(scale, torch.Tensor):
+            self._apart("the loss scale", self.session.numbers.loss_scale, scale)
+        return False
+
+    def scaler_step_began(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+        """GradScaler.step(optimizer): it decides whether the optimizer runs."""
+        if not self._follows(scaler) or not self._concerns(optimizer):
+            return False
+        self._in_scaler = optimizer
+        self._update_reached = False
+        return True
+
+    def scaler_step_ended(
+        self,
+        scaler: GradScaler,
+        optimizer: torch.optim.Optimizer,
+        found_inf: Sequence[torch.Tensor],
+    ) -> bool:
+        """``found_inf``: one word per device, not zero if the scaler saw non-finite gradients and
+        has the update skipped.
+        """
+        if not self._follows(scaler) or not self._concerns(optimizer):
+            return False
+        skipped = not self._update_reached
+        for word in found_inf:
+            is_known = word.is_cpu or self.session.config.may_wait
+            if is_known:
+                skipped = skipped or bool(word)
+            is_wanted = self.session.is_active and (not is_known or self.session.reads_numbers)
+            if is_wanted and (word.is_cpu or streams_of(word.device) is not None):
+                seq = self.session.numbers.found_inf(word)
+                if not is_known:  # reading it here would make the host wait
+                    self._scaler_words.append(seq)
+        self._scaler_skipped = bool(self._scaler_skipped) or skipped
+        if not self._update_reached:
+            self._read_learning_rates(optimizer)
+        if not self._update_reached and self.session.is_active:
+            self._state.read_gradients(optimizer, scaled=True)
+        return True
+
+    def _read_learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.session.is_active and self.session.tape is None:
+            self._apart("learning rates", self.session.numbers.learning_rates, optimizer)
+
+    def scaler_step_left(self, optimizer: torch.optim.Optimizer) -> None:
+        """GradScaler.step(optimizer) is over, by an exception or not."""
+        if self._in_scaler is optimizer:
+            self._in_scaler = None
+
+    def scaler_updated(self, scaler: GradScaler) -> bool:
+        """GradScaler.update(): the iteration is over, skipped or not."""
+        if not self._follows(scaler) or self._scaler_skipped is None:
+            return False
+        skipped, self._scaler_skipped = self._scaler_skipped, None
+        session = self.session
+        if session.is_active:
+            words, self._scaler_words = self._scaler_words, []
+            session.note(session.event_store.settle_scaled, session.step, skipped, words)
+        if not self.session.is_explicit:
+            self.close_step()
+        return True
+
+    # monitor.step()
+
+    def explicit_step(self, loss: Any) -> bool:
+        """monitor.step(loss=...): closes the step; from now on nothing else does."""
+        session = self.session
+        session.is_explicit = True
+        if session.is_active:
+            self._apart("consequences", self.session.loss_given, loss)
+            self._losses.given(loss)
+            if session.step.gradients and not session.step.state_read:
+                # No optimizer of torch.optim: the training loop updates the weights by itself.
+                self._state.read_for_update(None, scaled=session.is_scaled)
+            if session.config.training.has_own_scaling:
+                session.note(session.event_store.settle_own_scaling, session.step)
+        self.close_step()
+        return True
+
+    def emit_warnings(self) -> None:
+        """Warns of weights that don't move or are not protected, outside of all locks."""
+        stalled_weights = self._state.stalled_weights
+        warnings, self._warnings = self._warnings, []
+        news = "" if self.tree is None else self.tree.take_news()
+        if news:
+            self.session.notes[news] = None
+            warnings.append(news)
+        for text in warnings:
+            warn(text)
+        for text in () if stalled_weights is None else stalled_weights.take_warnings():
+            warn(text)
+
+    def release(self) -> None:
+        """Takes back what a step that raised has left on its optimizer."""
+        self._guard.close()
+        self._host_guard.close()
+
+    def close(self) -> None:
+        """The monitor is removed."""
+        self.release()
+        for part in self.parts:
+            part.close()
+
+    def _warn_in_child(self, optimizer: torch.optim.Optimizer, *rest: Any) -> None:
+        if self._concerns(optimizer):
+            self.session.is_forked = False
+            warn(
+                "this process was forked from the one that called fastcheck.install(), and trains: "
+                "nothing is observed here. Call install() in it"
+            )
+
+    # Shared
+
+    def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
+        if self._given is not None:
+            return optimizer in self._given
+        return self._state.owned_by(optimizer)
+
+    def _follows(self, scaler: GradScaler) -> bool:
+        return self._scaler is None or self._scaler() is scaler
+
+    def guarded(self, what: str, method: Callable[..., bool], *args: Any) -> None:
+        """Calls one of the methods above. An error of fastcheck's own is said once and switches
+        this watcher off.
+        """
+        session = self.session
+        if self._is_off or session.removed:
+            if session.is_forked and what == "optimizer steps":
+                self._warn_in_child(*args)
+            return
+        is_ours = False
+        try:
+            with session.lock:
+                if not session.removed:
+                    is_ours = method(self, *args)
+        except Exception as error:
+            self._is_off = True
+            self.release()
+            session.report_internal_error(what, error)
+        meets, self._meets = self._meets, False
+        self.emit_warnings()
+        if meets and session.tape is None:
+            session.at_step_boundary()
+        elif is_ours and session.event_store.due:
+            session.deliver()
+
+
+def _found_nonfinite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return backend_for(tensors[0].device).found_nonfinite(tensors)

@@ -1,0 +1,296 @@
+"""Reads what a model stores: parameters, their gradients and buffers, in one list call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
+
+import torch
+
+from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.stored import StoredTensor, gradients_of, parameter_ids, parameters_of
+from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.weight_updates.squares import LargeSquares
+from fastcheck.monitor.weight_updates.stalled import StalledWeights
+from fastcheck.monitor.weight_updates.updates import UpdateWatcher
+from fastcheck.record.format import Depth, Flag, nonfinite
+from fastcheck.utils.torch.readable import can_read, has_memory
+from fastcheck.utils.torch.sharding import local
+from fastcheck.verdict.finding import Finding
+from fastcheck.verdict.module_level import Judge
+from fastcheck.verdict.step import Step
+
+from .early_gradients import EarlyGradients
+
+__all__ = ["StateReader", "stored_in"]
+
+
+class _Batch:
+    """Tensors to be read in one call, with their sites and roles."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.sites: list[int] = []
+        self.roles: list[str] = []
+
+    def add(self, tensor: torch.Tensor, site: int, role: str) -> bool:
+        """False: it can't be read."""
+        tensor = local(tensor)
+        if tensor.layout is torch.sparse_coo:
+            tensor = tensor._values()
+        if can_read(tensor) and has_memory(tensor):
+            self.tensors.append(tensor)
+            self.sites.append(site)
+            self.roles.append(role)
+            return True
+        return False
+
+
+class StateReader:
+    """Reads the stored tensors of the observed modules. Every method expects the session's lock to
+    be held.
+    """
+
+    def __init__(self, session: Session, nodes: Sequence[ModuleNode]) -> None:
+        self._session = session
+        self._nodes = nodes
+        self._node_of = {id(node.module()): node for node in nodes}
+        #: None where records have no checksum.
+        self.stalled_weights: Optional[StalledWeights] = None
+        if session.config.depth is Depth.FULL:
+            event_store = session.event_store
+            self.stalled_weights = StalledWeights(
+                session.sites, event_store.history, session.report_internal_error
+            )
+        self._large_squares = LargeSquares(session.event_store.history)
+        self._updates = UpdateWatcher(nodes, session.config.training.optimizers)
+        self._early = EarlyGradients()
+
+    def read_stored(self) -> None:
+        """All parameters and buffers: before the first forward, so that a bad checkpoint is named
+        as such.
+        """
+        batch = _Batch()
+        for node, name, parameter in parameters_of(self._nodes, None):
+            batch.add(parameter, node.site("param", name, 0), "param")
+        self._add_buffers(batch)
+        self._read(batch)
+
+    def read_for_update(
+        self,
+        optimizer: Optional[torch.optim.Optimizer],
+        *,
+        gradients: bool = True,
+        scaled: bool = False,
+    ) -> None:
+        """What ``optimizer`` is about to use (None: all of the model), and the buffers.
+
+        ``scaled``: the gradients still carry the loss scale, or their update is skipped.
+        """
+        session, updates, stalled_weights = self._session, self._updates, self.stalled_weights
+        owned = None if optimizer is None else parameter_ids(optimizer)
+        parameters = parameters_of(self._nodes, owned)
+        is_watched = gradients and stalled_weights is not None and stalled_weights.is_on
+        look = updates.begin(optimizer, session.step) if is_watched else None
+        first = session.next_seq
+        batch = _Batch()
+        for node, name, parameter in parameters:
+            batch.add(parameter, node.site("param", name, 0), "param")
+        buffers_at = len(batch.sites)
+        self._add_buffers(batch)
+        self._read(batch)
+        first_gradient = session.next_seq
+        gradients_read, early = self._read_gradients(parameters, scaled) if gradients else ([], [])
+        if gradients_read and not scaled:
+            session.note(self._large_squares.weigh, first_gradient, session.next_seq)
+        if look is not None and stalled_weights is not None:
+            look.first, look.first_gradient, look.early_gradients = first, first_gradient, early
+            look.first_stray = session.next_seq
+            if updates.has_turn_for_strays(look):
+                self._read_strays()
+            look.stop = session.next_seq
+            stored = batch.sites[:buffers_at]
+            updates.look_at_parameters(look, optimizer, parameters, stored, gradients_read)
+            updates.look_at_buffers(look, batch.sites[buffers_at:])
+            session.note(stalled_weights.settle, look)
+        if not scaled:
+            # Now, while the update can still be prevented.
+            session.note(session.event_store.ensure_event, session.step)
+        session.step.state_read = True
+
+    def _read_strays(self) -> None:
+        batch = _Batch()
+        parameters = parameters_of(self._nodes, None)
+        for node, name, parameter in self._updates.unowned_parameters(parameters):
+            batch.add(parameter, node.site("param", name, 0), "param")
+        self._read(batch)
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Every parameter of the observed modules."""
+        return [parameter for _, _, parameter in parameters_of(self._nodes, None)]
+
+    def read_gradients(
+        self, optimizer: torch.optim.Optimizer, *, scaled: bool, is_early: bool = False
+    ) -> None:
+        """The gradients alone, where ``optimizer`` was skipped or makes them within its step.
+        ``is_early``: they will be asked for again.
+        """
+        parameters = parameters_of(self._nodes, parameter_ids(optimizer))
+        self._read_gradients(parameters, scaled, is_early=is_early)
+        self._session.step.state_read = True
+
+    def read_before_clipping(
+        self, gradients: Sequence[torch.Tensor], owned: Optional[set[int]], *, scaled: bool
+    ) -> bool:
+        """Those of ``gradients`` that belong to parameters of the model (``owned``: only to these).
+        False: none does. ``scaled``: loss scaling decides what becomes of them.
+        """
+        ids = set(map(id, gradients))
+        parameters = [s for s in parameters_of(self._nodes, owned) if id(s[2].grad) in ids]
+        self._early.begin(self._session.step.index)
+        self._read_gradients(parameters, scaled, is_early=True)
+        return bool(parameters)
+
+    def were_clipped(self, gradients: Sequence[torch.Tensor]) -> bool:
+        """read_before_clipping() was called with these, and they have been clipped since. False:
+        none belongs to the model.
+        """
+        self._early.begin(self._session.step.index)
+        self._early.changed(gradients)
+        return bool(self._early)
+
+    def _read_gradients(
+        self, parameters: Sequence[StoredTensor], scaled: bool, *, is_early: bool = False
+    ) -> tuple[list[int], list[int]]:
+        """Reads those that were not read early. The sites of those that were first, and of the
+        others; and the numbers of the records of those that were.
+        """
+        session, early = self._session, self._early
+        early.begin(session.step.index)
+        batch, read = _Batch(), []
+        sites: list[int] = []
+        known: list[int] = []
+        for node, name, gradient in gradients_of(parameters):
+            site = node.site("param_grad", name, 0)
+            seq = early.find(gradient) if early else None
+            if seq is not None:
+                sites.append(site)
+                known.append(seq)
+            elif batch.add(gradient, site, "param_grad") and is_early:
+                read.append(gradient)
+        if known and not scaled and not is_early:
+            # The optimizer is about to use them: what was held back as scaled is real.
+            session.note(session.event_store.release_scaled, session.step)
+        first = session.next_seq
+        flags = int(Flag.SCALED) if scaled and not is_early else 0
+        self._read(batch, flags, _parameter_gradient, scaled)
+        for number, gradient in enumerate(_as_read(read)):
+            early.add(gradient, first + number)
+        return sites + batch.sites, known
+
+    def read_statistics(self, node: ModuleNode) -> None:
+        """A norm has just run: its running statistics are read with the other buffers."""
+
+    def read_optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """After an update: what the optimizer keeps of parameters whose gradients it can't square,
+        and nothing else.
+        """
+        sites = self._large_squares.take()
+        if not sites:
+            return
+        batch = _Batch()
+        for node, name, parameter in parameters_of(self._nodes, parameter_ids(optimizer)):
+            if node.site("param_grad", name, 0) not in sites:
+                continue
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    site = node.site("optimizer_state", f"{name}.{key}", 0)
+                    batch.add(value, site, "optimizer_state")
+        self._read(batch, 0, Judge.optimizer_state, True)
+
+    def check(self, step: Step, node: ModuleNode, triggered_by: Finding) -> Optional[Finding]:
+        """In the middle of a verdict: the first non-finite thing that a module and its submodules
+        store, if there is one. Read now on the CPU; on a device, where this is asked later, what
+        the last reading said.
+        """
+        batch = self._stored_in(node)
+        session = self._session
+        if session.is_deferred:
+            records = session.event_store.history.latest_of(set(batch.sites))
+        else:
+            with session.lock:
+                records = session.read_now(batch.tensors, batch.sites)
+        roles = dict(zip(batch.sites, batch.roles))
+        first: Optional[Finding] = None
+        for record in records[nonfinite(records)]:
+            finding = Finding(record.copy(), roles[int(record["site"])])
+            if step.judge.is_finding(finding.seq):
+                continue
+            step.judge.parameter(finding, triggered_by)
+            if first is None and not finding.is_tentative:
+                first = finding
+        return first
+
+    def _stored_in(self, node: ModuleNode) -> _Batch:
+        batch = _Batch()
+        module = node.module()
+        for child in () if module is None else module.modules():
+            child_node = self._node_of.get(id(child))
+            if child_node is None or child_node.module() is not child:
+                continue
+            for name, parameter in child._parameters.items():
+                if parameter is not None:
+                    batch.add(parameter, child_node.site("param", name, 0), "param")
+            # In training a module may have written its buffers in this very call.
+            if not child.training:
+                for name, buffer in child._buffers.items():
+                    if buffer is not None:
+                        batch.add(buffer, child_node.site("buffer", name, 0), "buffer")
+        return batch
+
+    def owned_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer updates any parameter of the observed modules."""
+        owned = parameter_ids(optimizer)
+        return any(
+            id(parameter) in owned
+            for node in self._nodes
+            for parameter in stored_in(node, "_parameters").values()
+            if parameter is not None
+        )
+
+    def _add_buffers(self, batch: _Batch) -> None:
+        for node in self._nodes:
+            for name, buffer in stored_in(node, "_buffers").items():
+                if buffer is not None:
+                    batch.add(buffer, node.site("buffer", name, 0), "buffer")
+
+    def _read(
+        self,
+        batch: _Batch,
+        flags: int = 0,
+        method: Callable[..., None] = Judge.parameter,
+        *args: Any,
+    ) -> None:
+        if not args:
+            args = (None,)  # nothing asked for these in particular
+        self._session.observe_list(batch.tensors, batch.sites, batch.roles, flags, method, *args)
+
+
+def _as_read(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """In the order of observe_list(): one device after the other."""
+    devices = dict.fromkeys(tensor.device for tensor in tensors)
+    return [tensor for device in devices for tensor in tensors if tensor.device == device]
+
+
+def _parameter_gradient(judge: Judge, finding: Finding, scaled: bool) -> None:
+    if not scaled:
+        # The optimizer is about to use it: what was held back as scaled is real.
+        judge.settle_scaled(skipped=False)
+    judge.parameter_gradient(finding, scaled)
+
+
+def stored_in(node: ModuleNode, kind: str) -> dict[str, Optional[torch.Tensor]]:
+    """The module's own ``_parameters`` or ``_buffers``; empty when the module is gone."""
+    module = node.module()
+    stored: dict[str, Optional[torch.Tensor]] = {} if module is None else getattr(module, kind)
+    return stored

@@ -1,0 +1,288 @@
+"""install(): registers the hooks on a model and returns its Monitor."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from fnmatch import fnmatchcase
+from typing import NoReturn, Optional, Union
+
+import torch
+
+from fastcheck.calls.calls import ModuleNode
+from fastcheck.errors import ConfigError, did_you_mean, explain, warn
+from fastcheck.monitor.hooks.hookable import check_built, check_hookable, takes_hooks
+from fastcheck.monitor.hooks.module_hooks import ForwardPreHook
+from fastcheck.monitor.hooks.module_tree import ModuleTree
+from fastcheck.monitor.hooks.other_processes import follow_forks
+from fastcheck.monitor.hooks.protect import UpdateGuard
+from fastcheck.monitor.named_tensors.observe import connect as connect_named
+from fastcheck.monitor.op_level.filter import check_ops
+from fastcheck.monitor.op_level.launch import why_not
+from fastcheck.monitor.session.config import Config, unknown_option
+from fastcheck.monitor.session.options import Filter, Log, Patterns, Stop, Training
+from fastcheck.record.site import SiteTable
+from fastcheck.utils.names.patterns import matches_module
+from fastcheck.utils.torch.versions import unwrap_compiled
+
+from .monitor import Monitor
+from .replay import Replayer
+
+__all__ = ["install"]
+
+
+def install(
+    model: torch.nn.Module,
+    *more: torch.nn.Module,
+    overflow_nums: int = 1,
+    level: str = "module",
+    sync: str = "never",
+    record: str = "full",
+    log_dir: Union[str, os.PathLike[str], None] = None,
+    include: Patterns = None,
+    exclude: Patterns = None,
+    every: int = 1,
+    stop: Optional[Stop] = None,
+    log: Optional[Log] = None,
+    filter: Optional[Filter] = None,
+    training: Optional[Training] = None,
+    **unknown: NoReturn,
+) -> Monitor:
+    """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
+    overflows.
+
+    Every tensor is read once, on its device: the inputs of a module, the outputs of each submodule,
+    the gradients of these, and once per step the parameters, their gradients and the buffers.
+    Losses and weights are bit-identical with and without it.
+
+    Args:
+        model: the module to observe, with all its submodules.
+        more: further modules; site names begin with their class name.
+        overflow_nums: stop at this overflow event, counted from 1, and at every later one; -1:
+            never.
+        level: ``"module"``: inputs and outputs of modules. ``"op"``: results of every operator, in
+            forward, backward and the optimizer; one monitor at a time.
+        sync: when a stop happens on an accelerator. ``"never"``: one or two steps later, the host
+            waits for nothing; ``"step"``: before the optimizer applies a bad gradient, for one wait
+            per step; ``"call"``: in the call itself, so that the traceback ends there, for
+            debugging. On the CPU each is ``"call"``, but at op level only ``"call"`` stops in an
+            operator, and every operator then runs through Python. Several ranks stop at a step
+            boundary: one later with ``"never"``, else before the optimizer steps.
+        record: what is computed of each tensor: ``"health"`` (counts), ``"stats"`` (and min, max,
+            sums) or ``"full"`` (and a checksum).
+        log_dir: a directory to write all records to, short for ``log=fastcheck.Log(log_dir)``;
+            without it only a stop writes, to ``fastcheck_log/``.
+        include, exclude: patterns (as of fnmatch) on dotted module paths. A pattern that matches a
+            module covers its submodules. With include= at op level, operators outside of modules
+            are not observed.
+        every: observe one step in ``every``, the first one included.
+        stop: a fastcheck.Stop: which events count, what a stop does and what it leaves behind.
+        log: a fastcheck.Log: where records are written, how many are kept on disk and in memory.
+        filter: a fastcheck.Filter: which operators, tensors and steps are observed.
+        training: a fastcheck.Training: optimizer, loss scale and ranks, where they can't be found.
+
+    Returns:
+        The Monitor. The model keeps it alive until ``monitor.remove()``.
+
+    Raises:
+        ConfigError: an option or a module that can't be used, or options that are not the same on
+            all ranks; nothing was installed.
+        TypeError: unknown option.
+        LogError: the log can't be written.
+        ExtensionError: ``level="op"`` without the compiled extension.
+
+    Synchronises no device. Among several ranks it waits for the others to call it too, at most two
+    seconds, and they have to be given the same options (docs/guide.md). Copies and pickles of the
+    model are not observed; unpickling needs fastcheck. Use ``torch.jit.script`` before install()
+    or after remove().
+    """
+    if unknown:
+        raise TypeError(unknown_option(next(iter(unknown))))
+    config = Config(
+        overflow_nums=overflow_nums,
+        level=level,
+        sync=sync,
+        record=record,
+        log_dir=log_dir,
+        include=include,
+        exclude=exclude,
+        every=every,
+        stop=Stop() if stop is None else stop,
+        log=Log(None) if log is None else log,
+        filter=Filter() if filter is None else filter,
+        training=Training() if training is None else training,
+    )
+    model, *others = (unwrap_compiled(module) for module in (model, *more))
+    named = _named_modules((model, *others))
+    observed = _selected(named, config)
+    check_hookable(observed)
+    _warn_of_the_same(model, config)
+    is_op_level = config.level == "op"
+    if is_op_level:
+        check_ops(config.filter.ops or ())
+    sites = SiteTable()
+    nodes = [
+        ModuleNode(path, module, sites, is_primary=module is model)
+        for path, module in (named if is_op_level else observed).items()
+        if takes_hooks(module)
+    ]
+    for node in nodes:
+        node.is_selected = node.path in observed
+    _mark_roots(nodes, (model, *others))
+    _mark_gaps(nodes, set(named) - set(observed))
+    _check_observable(model, any(node.is_selected for node in nodes))
+    if config.stop.protect_weights is not False:
+        UpdateGuard.learn({p.device for module in (model, *more) for p in module.parameters()})
+    if is_op_level and config.sync != "call":
+        _check_readable_by_op(model)
+    monitor = Monitor(config, sites, model, nodes, has_excluded=len(observed) < len(named))
+    monitor._replays = Replayer(monitor._session, (model, *others), install, monitor._dumper)
+    try:
+        monitor._attach()
+    except BaseException:
+        with contextlib.suppress(Exception):  # what was raised first is for the user
+            monitor._remove(waits_for_ranks=False)
+        raise
+    is_selected = functools.partial(_is_selected, config=config)
+    monitor._watcher.tree = ModuleTree((model, *others), named, nodes, is_selected)
+    monitor._watcher.parts += [monitor._watcher.tree, connect_named(monitor._observer)]
+    follow_forks(monitor._session, nodes)
+    return monitor
+
+
+def _warn_of_the_same(model: torch.nn.Module, config: Config) -> None:
+    """A cell of a notebook that runs twice installs twice."""
+    for hook in model._forward_pre_hooks.values():
+        owner = getattr(hook, "__self__", None)
+        if isinstance(owner, ForwardPreHook) and owner.is_of(config):
+            warn(
+                "this model has a monitor with the same options already, and both read every "
+                "tensor: call remove() of the first one (in a notebook, before install() runs "
+                "again)"
+            )
+            return
+
+
+def _check_readable_by_op(model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        device = parameter.device
+        if parameter.is_cpu:
+            continue
+        problem = why_not(device)
+        if problem:
+            raise ConfigError(
+                explain(
+                    f'level="op" can\'t read {device} without making the host wait: {problem}',
+                    expected='a device with streams and events, or sync="call"',
+                    got=f"{name} on {device}",
+                    hint='level="module" reads every device, and with Stop(replay=True) the step '
+                    "that was stopped is run again, operator by operator",
+                )
+            )
+
+
+def _hint(model: object) -> str:
+    if isinstance(model, type) and issubclass(model, torch.nn.Module):
+        return "give the model itself, not its class"
+    if isinstance(model, torch.optim.Optimizer):
+        return "install(model) finds the optimizer"
+    return "pass options by name: fastcheck.install(model, overflow_nums=1)"
+
+
+def _named_modules(models: tuple[torch.nn.Module, ...]) -> dict[str, torch.nn.Module]:
+    """All modules by their path, each once: the first model without prefix, the others under their
+    class name.
+    """
+    named: dict[str, torch.nn.Module] = {}
+    seen: set[int] = set()
+    for position, model in enumerate(models):
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(
+                explain(
+                    "install() was given something that is not a model",
+                    expected="a torch.nn.Module, and perhaps more of them",
+                    got=f"{type(model).__name__}: {' '.join(str(model).split())[:80]}",
+                    hint=_hint(model),
+                )
+            )
+        check_built(model)
+        prefix = type(model).__name__ if position else ""
+        taken = (
+            sum(path == prefix or path.startswith(prefix + "_") for path in named)
+            if position
+            else 0
+        )
+        if taken:
+            prefix = f"{prefix}_{taken + 1}"
+        for path, module in model.named_modules():
+            if id(module) not in seen and unwrap_compiled(module) is module:
+                seen.add(id(module))
+                parts = [prefix, *(part for part in path.split(".") if part != "_orig_mod")]
+                named[".".join(part for part in parts if part)] = module
+    return named
+
+
+def _selected(named: dict[str, torch.nn.Module], config: Config) -> dict[str, torch.nn.Module]:
+    included, excluded = config.include, config.exclude or ()
+    for option, patterns in (("include", included or ()), ("exclude", excluded)):
+        for pattern in patterns:
+            if not any(fnmatchcase(path, pattern) for path in named):
+                raise ConfigError(
+                    explain(
+                        f"{option} pattern {pattern!r} matches no module",
+                        expected="a module path of the model, or a pattern such as 'layers.*'",
+                        got=repr(pattern),
+                        hint=did_you_mean(pattern, filter(None, named))
+                        or "names are those of model.named_modules()",
+                    )
+                )
+    return {path: module for path, module in named.items() if _is_selected(path, config)}
+
+
+def _is_selected(path: str, config: Config) -> bool:
+    included, excluded = config.include, config.exclude or ()
+    return (included is None or any(matches_module(one, path) for one in included)) and not any(
+        matches_module(one, path) for one in excluded
+    )
+
+
+def _mark_roots(nodes: list[ModuleNode], models: tuple[torch.nn.Module, ...]) -> None:
+    """What a model returns leaves it; of a container that is never called its parts are models."""
+    ids = set(map(id, models))
+    by_path = {node.path: node for node in nodes}
+    for node in nodes:
+        parent = by_path.get(node.path.rpartition(".")[0])
+        node.is_root = id(node.module()) in ids or (
+            parent is not None and parent.is_root and not parent.is_callable
+        )
+
+
+def _mark_gaps(nodes: list[ModuleNode], excluded: set[str]) -> None:
+    """Tells each module whether something inside it goes unobserved."""
+    for node in nodes:
+        start = f"{node.path}." if node.path else ""
+        node.has_excluded_parts = any(path.startswith(start) for path in excluded)
+
+
+def _check_observable(model: torch.nn.Module, has_any: bool) -> None:
+    if next(model.parameters(), None) is None:
+        raise ConfigError(
+            explain(
+                "install() was given a model without parameters",
+                expected="the model that is trained, first",
+                got=f"{type(model).__name__}, which has none",
+                hint="give the model first and the criterion after it: "
+                "fastcheck.install(model, criterion)",
+            )
+        )
+    if has_any:
+        return
+    raise ConfigError(
+        explain(
+            "there is nothing to observe",
+            expected="at least one module that include= and exclude= leave",
+            got=f"{type(model).__name__}, of which every module is excluded",
+            hint="make exclude= narrower",
+        )
+    )

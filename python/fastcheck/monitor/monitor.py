@@ -1,0 +1,396 @@
+"""Monitor: the object that install() returns."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Callable, Optional
+
+import numpy as np
+import torch
+
+from fastcheck.calls.calls import ModuleNode
+from fastcheck.dump.on_stop.captured_op import OpCaptures
+from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
+from fastcheck.errors import ConfigError, explain, warn
+from fastcheck.log.steps import StepRow
+from fastcheck.log.table import named_table
+from fastcheck.log.writer import RecordLog
+from fastcheck.monitor.distributed.join import follow
+from fastcheck.monitor.distributed.meeting import agreement_for
+from fastcheck.monitor.distributed.replicas import ReplicaMismatch, replica_check
+from fastcheck.monitor.hooks import graphs, optimizers
+from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
+from fastcheck.monitor.hooks.modules import ModuleObserver
+from fastcheck.monitor.hooks.steps import StepWatcher
+from fastcheck.monitor.hooks.stored import StateReader
+from fastcheck.monitor.op_level.hooks import OpModuleObserver
+from fastcheck.monitor.op_level.session import OpSession
+from fastcheck.monitor.op_level.stored import OpState
+from fastcheck.monitor.session.boundary import StepBoundary
+from fastcheck.monitor.session.config import Config
+from fastcheck.monitor.session.run_meta import RunMeta
+from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.stop import StopHandler
+from fastcheck.record.event import Event
+from fastcheck.record.site import SiteTable
+from fastcheck.report.error import OverflowDetected
+from fastcheck.utils.names.style import check_style
+from fastcheck.utils.torch.rank import Ranks, group_size, own_rank
+
+from .notes import compiled_notes, device_notes, lost_notes, monitor_notes, summary_of
+from .replay import Replay, Replayer
+from .results import held_records
+
+__all__ = ["Monitor"]
+
+
+# One for each monitor, and none that torch hands out: it counts up from 0.
+_hook_ids = itertools.count(-1, -1)
+
+
+class Monitor:
+    """Observes the modules given to install(), until remove(). May be used in a ``with``
+    statement.
+
+    Holds the modules weakly. All methods may be called from any thread, at any time.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        sites: SiteTable,
+        model: torch.nn.Module,
+        nodes: Sequence[ModuleNode],
+        has_excluded: bool,
+    ) -> None:
+        rank = own_rank()
+        # One rank's stop would leave the others waiting for it in their next collective.
+        group, lag = config.training.process_group, int(config.sync == "never")
+        agreement = agreement_for(group, lag, config.of_all_ranks(), stops=config.may_stop)
+        session_type = OpSession if config.level == "op" else Session
+        together = 1 if agreement is None else agreement.world_size
+        ranks = Ranks(rank, together, has_others=group_size(group) > 1)
+        self._session = session = session_type(config, sites, ranks)
+        session.has_excluded = has_excluded
+        self._event_store = event_store = session.event_store
+        run_meta = RunMeta(config, nodes, event_store)
+        event_store.describe = run_meta.to_dict
+        session.learning_rates = run_meta.learning_rates
+        if config.log.dir is not None:
+            meta = run_meta.to_dict()
+            event_store.log = RecordLog(config.log.dir, rank, config.log.limit_bytes, sites, meta)
+            # A model that is deleted takes its monitor along, without remove().
+            weakref.finalize(session, event_store.log.close)
+        state = (OpState if config.level == "op" else StateReader)(session, nodes)
+        event_store.check_parameters = state.check
+        self._stalled_weights = state.stalled_weights
+        stop_handler = session.deliver = StopHandler(session, agreement)
+        session.report_at_exit = stop_handler.report_at_exit
+        self._dumper = self._make_dumper(nodes, rank)
+        stop_handler.dumper = self._dumper
+        self._boundary = session.at_step_boundary = StepBoundary(session, stop_handler)
+        if agreement is not None:
+            follow(agreement, stop_handler.at_step_boundary)
+            session.drain.register_at_exit()
+        self._model = weakref.ref(model)
+        self._nodes = nodes
+        if isinstance(session, OpSession):
+            self._observer: ModuleObserver = OpModuleObserver(session, state, nodes)
+        else:
+            self._observer = ModuleObserver(session, state)
+        self._watcher = session.watcher = StepWatcher(session, state, run_meta)
+        self._graphs = self._watcher.graphs = graphs.GraphFollower(self._watcher, nodes)
+        # Set by install(), which it calls again.
+        self._replays: Optional[Replayer] = None
+        self._handles: list[Any] = []
+        self._connection: Optional[Connection] = None
+        self._has_warned = False
+        # Closed after all was written to it, and so still good to be read.
+        self._log_is_whole = False
+
+    def _make_dumper(self, nodes: Sequence[ModuleNode], rank: int) -> Optional[StoppedCallDumper]:
+        session, config = self._session, self._session.config
+        if config.stop.dump is None:
+            return None
+        directory = os.fspath(config.stop.dump)
+        if isinstance(session, OpSession):
+            captures = session.captures = OpCaptures()
+            return StoppedCallDumper(directory, rank, nodes, captures)
+        why = "the step is not known: run it by monitor.run(step, batch)"
+        if session.world_size > 1:
+            why = "several ranks train together, of which none runs a step again alone"
+        return StoppedCallDumper(directory, rank, nodes, None, why)
+
+    def _attach(self) -> None:
+        """Puts the hooks on; install() calls it once."""
+        self._connection = connection = connect(self._observer, self._nodes)
+        number = next(_hook_ids)
+        for index, node in enumerate(self._nodes):
+            module = node.module()
+            if module is None:
+                continue
+            before, after = self._observer.attach(node)
+            if connection is not None:
+                before.address = after.address = connection.address(index)
+                before.is_outermost = node.is_primary
+            # always_call: a call that raises has to end too, or what runs next would seem to be
+            # inside it. __call__: of a bound method the interpreter need not look it up.
+            pre_hook, hook = before.__call__, after.__call__
+            handles = self._handles
+            handles.append(module.register_forward_pre_hook(pre_hook, with_kwargs=True))
+            set_hook_id(handles[-1], number)
+            handles.append(module.register_forward_hook(hook, with_kwargs=True, always_call=True))
+            set_hook_id(handles[-1], number)
+        optimizers.watchers.connect(self._watcher)
+        graphs.followers.connect(self._graphs)
+        if isinstance(self._session, OpSession):
+            self._session.begin(self._nodes)
+
+    def step(self, loss: Any = None) -> None:
+        """Ends the step. From the first call on only this does: the optimizer's steps no longer do.
+
+        Call it once per iteration, after the optimizer. ``loss``: a tensor (or a number, or a
+        structure of tensors); it is read like any other, as role ``loss``. Raises OverflowDetected
+        like a hook does. After remove() it does nothing, and warns of that once.
+        """
+        if self._session.removed and not self._has_warned:
+            self._has_warned = True
+            warn("monitor.step() after remove(): nothing is observed any more")
+        self._watcher.guarded("monitor.step()", StepWatcher.explicit_step, loss)
+
+    def begin_at(self, step: int) -> None:
+        """The next step has this number, counted from 0: for a run that resumes from a checkpoint.
+
+        To be called after install(), before anything has run.
+
+        Raises:
+            ConfigError: ``step`` is no int of at least 0, or something was read already.
+        """
+        with self._session.lock:
+            self._session.begin_at(step)
+
+    def run(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One training step: ``step(*args, **kwargs)``, and what it returns.
+
+        With ``install(stop=Stop(replay=True))`` a stop within it comes with a replay: the step is
+        run again at op level with ``sync="call"``, with its random numbers, its batch and its
+        weights, and ``stop.report.replay`` and the message name the operator and the line. What it
+        takes in must be given as arguments: what it draws from an iterator is another batch when it
+        is run again.
+
+        Costs a copy of the model's buffers and of the generators' states for each step. Everything
+        is as before a replay after it: weights, gradients, buffers, the states of the optimizers,
+        the GradScaler and the generators. What else the function changes stays changed.
+        """
+        if not self._session.config.runs_again:
+            return step(*args, **kwargs)
+        return self._replayer().run(step, args, kwargs)
+
+    def replay(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Replay:
+        """Runs ``step(*args, **kwargs)`` once at op level with ``sync="call"``, to find the
+        operator and the line of what is non-finite, and puts everything back that run() does.
+
+        To be called where a stop is caught, on the CPU, at module level. Returns a Replay: what was
+        found, and what could not be made as it was. Raises nothing that is due to the step.
+        """
+        return self._replayer().replay(step, args, kwargs)
+
+    def _replayer(self) -> Replayer:
+        if self._replays is None:
+            raise ConfigError(
+                explain(
+                    "nothing can be replayed",
+                    expected="a monitor that install() returned",
+                    got=repr(self),
+                )
+            )
+        return self._replays
+
+    def records(self) -> np.ndarray:
+        """What is held, oldest first: a structured array of ``RECORD_DTYPE``.
+
+        In memory that is the last ``Log(history=)`` steps and the open one; with a log, all that it
+        holds. ``records["site"]`` indexes ``monitor.sites``; ``min`` and ``max`` are in the type
+        of the tensor (table() has numbers).
+        """
+        return held_records(self._session, self._log_is_whole)
+
+    def table(self) -> dict[str, np.ndarray]:
+        """records() as named columns, for ``pandas.DataFrame``: ``name``, ``abs_max`` (NaN for
+        integers), and those that ``fastcheck export`` writes: ``step``, ``dtype``, ``rms``, ...
+        """
+        return named_table(self._event_store.rank, self.records(), self.sites)
+
+    def summary(self, style: Optional[str] = None) -> str:
+        """The run in text: what was observed, the events, the first counted event in detail (its
+        culprit, inputs, last healthy numbers and spread), one line for each kind of harmless event,
+        the steps that loss scaling skipped, the operators that op level could not observe, and the
+        statistics of the last step.
+
+        Fetches the numbers of a GradScaler that lives on a device.
+
+        ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``
+        (``Functional.softmax.7.forward.output.0``); None: the style of ``Stop(style=)``.
+        """
+        session = self._session
+        style = session.config.stop.style if style is None else check_style(style)
+        with session.lock, self._event_store.lock:
+            session.collect()
+            return summary_of(session, self._notes(), style)
+
+    def step_table(self) -> list[StepRow]:
+        """One row for each step of the run, oldest first: loss, overflow, loss scale, learning rate
+        and gradient norm (``rows[0].loss``, ``rows[0].to_dict()``); the youngest 100,000 when there
+        are more. Waits for nothing: steps that a device has not finished are not complete yet.
+        """
+        with self._session.lock, self._event_store.lock:
+            self._session.collect()
+            return self._event_store.all_steps()
+
+    def flush(self) -> None:
+        """Waits for the devices, takes in all records, and writes them to the log if there is one.
+
+        Raises OverflowDetected like a hook does.
+        """
+        with self._session.lock:
+            self._take_in()
+        self._deliver()
+
+    def _take_in(self) -> None:
+        session, event_store = self._session, self._event_store
+        session.flush()
+        with event_store.lock:
+            event_store.store(session.step)
+
+    def _pause(self, is_paused: bool) -> None:
+        with self._session.lock:
+            self._session.pause(is_paused)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        self._watcher.emit_warnings()
+        if self._event_store.due:
+            self._session.deliver()
+
+    def check_replicas(self, every: int = 100, *, gradients: bool = False) -> None:
+        """From now on compares, at every so many step boundaries, the checksums of the parameters
+        on all ranks of the process group, which data parallelism keeps equal to the bit.
+
+        What differs is named in a FastcheckWarning, in summary() and in replica_mismatches: the
+        parameter, the ranks that are odd, and what to do. A parameter that is sharded over the
+        group is left out. Every rank has to call this; a later call replaces the one before.
+
+        Args:
+            every: how many boundaries from one comparison to the next.
+            gradients: compare them too, as they are after the optimizer's step. Not for FSDP2,
+                whose gradients are sharded.
+
+        Raises ConfigError where there is only one rank. Synchronises nothing: the checksums are
+        taken by the device, and one all-gather of 8 bytes a tensor brings them together later.
+        """
+        model = self._model()
+        if model is not None:
+            self._boundary.check = replica_check(
+                model, self._session.config.training.process_group, every=every, gradients=gradients
+            )
+
+    @property
+    def replica_mismatches(self) -> tuple[ReplicaMismatch, ...]:
+        """What check_replicas() has found, oldest first."""
+        return tuple(self._boundary.mismatches)
+
+    def remove(self) -> None:
+        """Takes all hooks off, waits for the devices, and closes the log. What was recorded can
+        still be read. Idempotent. Raises OverflowDetected like a hook does, afterwards; with
+        several ranks, each of them has to remove().
+        """
+        self._remove(waits_for_ranks=True)
+
+    def _remove(self, waits_for_ranks: bool) -> None:
+        session = self._session
+        with session.lock:
+            if session.removed:
+                return
+            session.removed = True
+            session.recorder.close()
+            for handle in (*self._handles, *session.step.leaf_handles):
+                handle.remove()
+            self._handles.clear()
+            session.step.leaf_handles.clear()
+            optimizers.watchers.disconnect(self._watcher)
+            graphs.followers.disconnect(self._graphs)
+            self._graphs.leave()
+            if self._connection is not None:
+                disconnect(self._connection.number)
+            self._watcher.close()
+            self._take_in()
+            if isinstance(session, OpSession):
+                session.end()
+            log = self._event_store.log
+            if log is not None:
+                self._log_is_whole = not log.failed
+                log.sync()
+                log.close()
+        self._boundary.finish(waits_for_ranks)
+        self._deliver()
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events of the run, oldest first, counted or not; the youngest 16384 when there are
+        more.
+        """
+        with self._session.lock, self._event_store.lock:
+            self._session.collect()
+            return self._event_store.events
+
+    @property
+    def event_count(self) -> int:
+        """How many events were counted against ``overflow_nums``."""
+        return self._event_store.policy.counter.total
+
+    @property
+    def sites(self) -> SiteTable:
+        """The sites by number: ``monitor.sites[record["site"]]``."""
+        return self._session.sites
+
+    @property
+    def step_index(self) -> int:
+        """The number of the step that is open, or was closed last; the first is 0."""
+        return self._session.step.index
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        try:
+            # Whoever leaves by an exception won't be at the others' next boundary.
+            self._remove(waits_for_ranks=error is None)
+        except OverflowDetected:
+            # What ended the block goes on, whatever the drain has found meanwhile.
+            if error is None:
+                raise
+
+    def __repr__(self) -> str:
+        state = "removed" if self._session.removed else f"{len(self._nodes)} modules"
+        return f"<fastcheck.Monitor: {state}, step {self.step_index}, {self.event_count} events>"
+
+    def _notes(self) -> list[str]:
+        stalled = self._stalled_weights
+        return [
+            *monitor_notes(self._session, self._nodes),
+            *compiled_notes([] if self._connection is None else self._connection.modules),
+            *map(str, self._boundary.mismatches),
+            *([] if stalled is None else stalled.notes),
+            *device_notes(self._session),
+            *self._graphs.remarks(),
+            *lost_notes(self._session),
+        ]

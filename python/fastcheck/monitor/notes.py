@@ -1,0 +1,126 @@
+"""Collects the contents of monitor.summary(), with its notes on what was not observed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fastcheck.backends.triton import backend as triton
+from fastcheck.calls.calls import ModuleNode
+from fastcheck.monitor.op_level.session import OpSession
+from fastcheck.monitor.session.evidence import report_of_step
+from fastcheck.monitor.session.session import Session
+from fastcheck.report.render import parts
+from fastcheck.report.spread import harmless
+from fastcheck.report.summary import step_table, summary, unread_lines
+
+__all__ = ["compiled_notes", "device_notes", "lost_notes", "monitor_notes", "summary_of"]
+
+_TOP_SITES = 10
+# In the table of steps.
+_NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm")
+_SUMMARY_WIDTH = 78
+_NAMED_MODULES = 5
+
+
+def summary_of(session: Session, notes: list[str], style: str) -> str:
+    """The text of monitor.summary(). The caller holds both locks."""
+    event_store = session.event_store
+    verdicts, places = event_store.tallies()
+    log = event_store.log
+    rows = session.unread_ops() if isinstance(session, OpSession) else []
+    return summary(
+        steps=session.step.index + 1 if session.next_seq else 0,
+        records=session.next_seq,
+        sites=len(session.sites),
+        event_count=event_store.policy.counter.total,
+        overflow_nums=session.config.overflow_nums,
+        verdict_counts=verdicts,
+        top_sites=[(session.sites[n], k) for n, k in places.most_common(_TOP_SITES)],
+        last_step=[
+            (session.sites[int(record["site"])], record)
+            for record in event_store.history.last_step()
+            if session.sites[int(record["site"])].role not in _NUMBERS
+        ],
+        log_path=None if log is None else log.directory,
+        notes=notes,
+        story=_story(session, style),
+        harmless=harmless(event_store.events, style, _SUMMARY_WIDTH),
+        step_table=step_table(event_store.all_steps(), _SUMMARY_WIDTH),
+        unread=unread_lines(rows, _SUMMARY_WIDTH),
+        style=style,
+    )
+
+
+def _story(session: Session, style: str) -> list[tuple[str, list[str]]]:
+    event_store = session.event_store
+    if event_store.first_bad is None:
+        return []
+    path = None if event_store.log is None else event_store.log.directory
+    report = report_of_step(session, event_store.first_bad, path)
+    return [] if report is None else parts(replace(report, style=style), _SUMMARY_WIDTH)
+
+
+def monitor_notes(session: Session, nodes: Sequence[ModuleNode]) -> list[str]:
+    """What was switched off in the run, and the modules that never ran."""
+    notes = list(session.notes)
+    silent = [node.name for node in nodes if node.is_callable and not node.total_calls]
+    if silent:
+        named = ", ".join(silent[:_NAMED_MODULES])
+        more = f" and {len(silent) - _NAMED_MODULES} more" if len(silent) > _NAMED_MODULES else ""
+        notes.append(
+            "never seen running, because nothing called them or because they are compiled "
+            f"where nothing can be read: {named}{more}"
+        )
+    return notes
+
+
+def compiled_notes(modules: Sequence[str]) -> list[str]:
+    """``modules``: those that ran inside torch.compile."""
+    if not modules:
+        return []
+    return [
+        f"{len(modules)} modules run compiled, {modules[0]} first: of what is computed "
+        "there, only what modules take and return is read"
+    ]
+
+
+def device_notes(session: Session) -> list[str]:
+    """Devices that are not read, and the remarks of the backends."""
+    notes = [
+        f"tensors on {device} are not read: torch.{device} has no streams and events"
+        for device in session.unread_devices
+    ]
+    return notes + triton.remarks() + session.overflow.remarks()
+
+
+def lost_notes(session: Session) -> list[str]:
+    """Records that were not kept, and how often the host waited for a device."""
+    notes = []
+    lost = sum(ring.lost_count for ring in session.rings.values())
+    if lost:
+        notes.append(
+            f"{lost:,} tensors found no slot in a full ring and left no record, but for the "
+            "first non-finite ones: the host was too far ahead, give a smaller Stop(max_lag=)"
+        )
+    if session.drain.wait_count:
+        notes.append(
+            f"the host waited {session.drain.wait_count:,} times because it was "
+            f"max_lag={session.config.stop.max_lag} steps ahead of the device"
+        )
+    event_store = session.event_store
+    dropped = event_store.history.dropped_records
+    if dropped:
+        notes.append(f"{dropped:,} records of a very long step were dropped from memory")
+    if event_store.forgotten_events:
+        notes.append(
+            f"{event_store.forgotten_events:,} older events were dropped from memory: "
+            f"monitor.events has the youngest {len(event_store.events):,}"
+        )
+    log = event_store.log
+    if log is not None and log.dropped_events:
+        notes.append(
+            f"{log.dropped_events:,} events are not in the log, whose limit "
+            f"({session.config.log.limit}) left no room: the first ones are"
+        )
+    return notes

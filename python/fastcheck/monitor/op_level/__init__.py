@@ -1,0 +1,4 @@
+"""``level="op"``: every operator is observed through the dispatcher.
+
+Imports ``monitor.hooks`` and below.
+"""

@@ -1,0 +1,117 @@
+"""Operators on a device, kept until their records arrive and they can be judged."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from fastcheck.extension import extension
+from fastcheck.monitor.session.drain import Part
+from fastcheck.monitor.session.overflow_status import StatusReader
+from fastcheck.record.format import overflowed
+from fastcheck.ring.device import DeviceRing
+from fastcheck.ring.segment import Segment
+from fastcheck.verdict.journal import BadRecords, Entry, Journal, Note
+from fastcheck.verdict.module_level import Judge
+from fastcheck.verdict.op_finding import OpFinding
+from fastcheck.verdict.op_incident import Incident
+from fastcheck.verdict.op_level import OpJudge
+from fastcheck.verdict.step import Step
+
+from .launch import LineNumbers
+from .sites import OpSites
+
+__all__ = ["DeferredOps", "OpPart", "OpReading"]
+
+
+class OpPart(Part):
+    """A part whose records carry the observer's numbers of their sites."""
+
+    def __init__(
+        self,
+        sites: OpSites,
+        step: Step,
+        journal: Journal,
+        records: list[np.ndarray],
+        segments: list[tuple[DeviceRing, Segment]],
+        closes_step: bool,
+        overflow: StatusReader,
+        lines: LineNumbers,
+    ) -> None:
+        super().__init__(step, journal, records, segments, closes_step)
+        self._sites = sites
+        self._overflow = overflow
+        self._lines = lines
+
+    def take(self) -> np.ndarray:
+        records = super().take()
+        is_status = self._sites.are_status(records)
+        self._sites.translate(records)
+        return self._without_status(records, is_status) if is_status.any() else records
+
+    def _without_status(self, records: np.ndarray, is_status: np.ndarray) -> np.ndarray:
+        """Of the status words behind operators only those are kept that tell something."""
+        bad = records["seq"][overflowed(records) & ~is_status]
+        hits = self._overflow.arrived(records[is_status], bad)
+        for hit in reversed(hits):
+            line = self._lines.of(int(hit.record["seq"]))
+            note = Note(self._overflow.tell, self.step, hit, line)
+            self.journal.entries.insert(0, note)
+            self.journal.notes.insert(0, note)
+        kept = np.isin(records["seq"], [int(hit.record["seq"]) for hit in hits])
+        return records[~is_status | kept]
+
+
+class OpReading(Entry):
+    """A tensor was read by name. ``method(judge, finding, *args)`` judges it if it was
+    non-finite.
+    """
+
+    __slots__ = ("args", "method", "role", "seq")
+
+    def __init__(
+        self, seq: int, role: str, method: Callable[..., None], args: tuple[Any, ...]
+    ) -> None:
+        self.seq = seq
+        self.role = role
+        self.method = method
+        self.args = args
+
+    def apply(self, judge: Judge, bad: BadRecords) -> None:
+        record = bad.get(self.seq)
+        assert isinstance(judge, OpJudge)
+        if record is not None and not judge.knows(self.seq):
+            self.method(judge, OpFinding(record, self.role), *self.args)
+
+
+class DeferredOps(Note):
+    """Operators that ran one after the other, and whose records arrive with this part at the
+    latest. Due where nothing non-finite was read, too: the observer has to be told.
+    """
+
+    __slots__ = ("lines", "stop", "waiting")
+
+    def __init__(
+        self,
+        judge: Callable[[list[Incident], BadRecords], None],
+        waiting: Optional[Any],
+        stop: int,
+        lines: LineNumbers,
+    ) -> None:
+        super().__init__(judge)
+        self.waiting = waiting
+        self.stop = stop
+        self.lines = lines
+
+    def apply(self, judge: Judge, bad: BadRecords) -> None:
+        found = extension.op_observer().settle(self.waiting, list(bad), self.stop)
+        if found:
+            self.function([self._incident(raw) for raw in found], bad)
+
+    def _incident(self, raw: Any) -> Incident:
+        incident = Incident(raw)
+        if not incident.line:
+            seqs = (incident.forward_seq, *(seq for seq, _ in incident.made))
+            incident.line = next(filter(None, map(self.lines.of, seqs)), "")
+        return incident

@@ -1,0 +1,159 @@
+"""Module hooks at op level: they track the running module on each thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Optional
+
+import torch
+
+from fastcheck.calls.calls import Call, ModuleNode, new_call
+from fastcheck.extension import extension
+from fastcheck.monitor.hooks.module_hooks import ForwardHook, ForwardPreHook
+from fastcheck.monitor.hooks.modules import ModuleObserver, last_pass
+from fastcheck.monitor.hooks.stored import StateReader
+from fastcheck.monitor.hooks.traced import Traced
+
+from .session import OpSession
+
+__all__ = ["OpModuleObserver"]
+
+_CALL = torch.nn.Module._call_impl.__code__
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.nodes: list[ModuleNode] = []
+
+
+def _is_called(node: ModuleNode, entering: ModuleNode) -> bool:
+    """Whether a call of ``node`` is under way on this thread, besides one that begins now."""
+    module = node.module()
+    frame: Optional[FrameType] = sys._getframe(1)
+    calls = 0
+    while frame is not None:
+        if frame.f_code is _CALL and frame.f_locals.get("self") is module:
+            calls += 1
+        frame = frame.f_back
+    return calls > (node is entering)
+
+
+class OpModuleObserver(ModuleObserver):
+    """Takes the place of a ModuleObserver: hooks call it in the same way."""
+
+    session: OpSession
+
+    def __init__(self, session: OpSession, state: StateReader, nodes: Sequence[ModuleNode]) -> None:
+        super().__init__(session, state)
+        self._stack = _Stack()
+        # The observer's number of a node.
+        self._numbers = {id(node): number for number, node in enumerate(nodes)}
+        self._ops = extension.op_observer()
+
+    @property
+    def modules(self) -> list[ModuleNode]:
+        """Those that are running in this thread, outermost first."""
+        return self._stack.nodes
+
+    def attach(self, node: ModuleNode) -> tuple[ForwardPreHook, ForwardHook]:
+        return ForwardPreHook(self, node), ForwardHook(self, node)
+
+    def enter(
+        self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
+    ) -> Optional[Call]:
+        stack, session = self._stack.nodes, self.session
+        if stack and (session.is_closed or node is stack[0]) and not _is_called(stack[0], node):
+            self._unwind(stack)
+        if not stack and torch._C._current_graph_task_id() == -1:
+            with session.lock:
+                if session.removed:
+                    return None
+                last_pass.observer = self.own_ref
+                session.entering = node.path
+                session.begin_pass()
+                if session.is_active:
+                    self._begin_pass(node, inputs)
+        call = None
+        if traced is not None and session.is_active:
+            call = self._read_compiled(node, inputs, "input", traced)
+        stack.append(node)
+        node.counter.total += 1
+        self._ops.enter(self._numbers[id(node)])
+        return call
+
+    def _unwind(self, stack: list[ModuleNode]) -> None:
+        """Ends calls that were left by what is no Exception (KeyboardInterrupt): torch calls no
+        hook then.
+        """
+        while stack:
+            stack.pop()
+            self._ops.leave()
+
+    def _begin_pass(self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]]) -> None:
+        if self._stored_step is None:
+            self._stored_step = self.session.step.index
+            self._state.read_stored()
+        roles = self.session.config.filter.roles
+        if not node.is_selected or (roles and "input" not in roles):
+            return
+        for position, (label, tensor) in enumerate(inputs):
+            self.session.read_argument(tensor, node.site("input", label, position))
+
+    def leave(
+        self, node: ModuleNode, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
+    ) -> Optional[Call]:
+        stack, session = self._stack.nodes, self.session
+        if node in stack:
+            while stack.pop() is not node:
+                self._ops.leave()
+            self._ops.leave()
+        if session.has_incidents:
+            with session.lock:
+                session.collect()
+        if node.has_statistics and node.is_selected and session.is_active:
+            module = node.module()
+            with session.lock:
+                if module is not None and module.training and not session.removed:
+                    self._state.read_statistics(node)
+        call = None
+        if traced is not None and session.is_active:
+            call = self._read_compiled(node, outputs, "output", traced)
+        if not stack and node.is_root and torch._C._current_graph_task_id() == -1:
+            with session.lock:
+                session.consequences.output(outputs)
+        return call
+
+    def _read_compiled(
+        self, node: ModuleNode, tensors: list[tuple[str, torch.Tensor]], role: str, traced: Traced
+    ) -> Optional[Call]:
+        """What a module takes or returns within compiled code, where few operators are called."""
+        session = self.session
+        if not node.is_selected:
+            return None
+        call = new_call(node, 0, None, threading.get_ident(), session.next_seq, False)
+        call.watched = {}
+        with session.lock:
+            for index, (label, tensor) in enumerate(tensors):
+                position = traced.positions[index]
+                session.read_compiled(tensor, node, node.site(role, label, position), role)
+                if traced.needs_gradient(index):
+                    back = f"grad_{role}"
+                    call.watched[back, label] = node.site(back, label, position), -1
+        return call
+
+    def abandon(self, node: ModuleNode) -> None:
+        if self._stack.nodes and self._stack.nodes[-1] is node:
+            self._stack.nodes.pop()
+            self._ops.leave()
+
+    def abandon_traced(self) -> None:
+        """Compiled modules are known by their own hooks alone."""
+
+    def gradient(self, hook: Any, gradient: torch.Tensor) -> None:
+        """Of compiled code; elsewhere gradients are what ops of backward make."""
+        with self.session.lock:
+            if self.session.is_active and not self.session.removed:
+                self.session.read_compiled(gradient, hook.call.node, hook.site, hook.role)

@@ -1,0 +1,81 @@
+"""sync="call" at op level: a dispatch mode in which the operator itself raises the stop."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Optional, Protocol
+
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+__all__ = ["CallMode"]
+
+
+class Judging(Protocol):
+    """The session, as far as the mode knows it."""
+
+    @property
+    def has_incidents(self) -> bool: ...
+
+    def judge_now(self) -> None: ...
+
+
+class Captures(Protocol):
+    """What keeps calls for a dump (``dump.captured``)."""
+
+    def begin(self, func: Any, args: Any, kwargs: Any) -> Any: ...
+
+    def end(self, call: Any, result: Any) -> None: ...
+
+    def keep(self) -> None: ...
+
+
+class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it untyped
+    """On the stack of the thread that called install(), and of those that run its backward, until
+    the monitor is removed. The observer reads the operators as this mode calls them; what it finds
+    is judged before they return.
+    """
+
+    def __init__(self, session: Judging, captures: Optional[Captures] = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has it untyped
+        self._session: Optional[weakref.ref[Judging]] = weakref.ref(session)
+        self._captures = captures
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        captures = self._captures
+        call = None if captures is None else captures.begin(func, args, kwargs)
+        out = func(*args, **kwargs)
+        session = None if self._session is None else self._session()
+        if session is not None and session.has_incidents:
+            if captures is not None:
+                captures.end(call, out)
+            session.judge_now()
+            if captures is not None:
+                captures.keep()
+        return out
+
+    def open(self) -> None:
+        """Puts it on this thread's stack."""
+        self.__enter__()  # type: ignore[no-untyped-call]  # torch has it untyped
+
+    def close(self) -> None:
+        """Takes it off, from under any other; on another thread's stack it stays, and does
+        nothing. Idempotent.
+        """
+        self._session = self._captures = None
+        stack = _get_current_dispatch_mode_stack()
+        if stack and stack[-1] is self:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch has it untyped
+            return
+        if not any(mode is self for mode in stack):
+            return
+        above: list[Any] = []
+        while (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)

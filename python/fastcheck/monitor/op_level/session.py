@@ -1,0 +1,381 @@
+"""The session at op level: takes records and incidents from the C++ observer."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, Optional
+
+import numpy as np
+import torch
+
+from fastcheck.backends.table import backend_for
+from fastcheck.calls.calls import Call, ModuleNode
+from fastcheck.errors import ConfigError, explain
+from fastcheck.extension import extension
+from fastcheck.log.unobserved import UnreadOp
+from fastcheck.monitor.session.config import Config
+from fastcheck.record.format import Flag
+from fastcheck.record.site import SiteTable
+from fastcheck.utils.torch.rank import Ranks
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
+from fastcheck.utils.torch.streams import streams_of
+from fastcheck.utils.torch.unobserved import unobserved
+from fastcheck.verdict.journal import Note
+from fastcheck.verdict.module_level import Judge
+from fastcheck.verdict.op_finding import OpFinding
+from fastcheck.verdict.op_level import OpJudge
+
+from .consequences import Named, Reach, plain_tensors
+from .deferred import OpReading
+from .filter import filter_options
+from .launch import Launcher, LineNumbers, where
+from .mode import CallMode, Captures
+from .readings import OpReadings
+from .sites import OpSites
+from .stored import NothingSeen
+from .unobserved import describing, unread_ops
+
+__all__ = ["OpSession"]
+
+_MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.PythonTLSSnapshot
+)
+
+
+# A token for what was not read; no finding has it.
+_UNREAD = 2**62
+
+
+class OpSession(OpReadings):
+    """One at a time in a process: the observer sees the ops of all threads and models."""
+
+    reads_captured_graphs = False
+
+    def __init__(self, config: Config, sites: SiteTable, ranks: Ranks) -> None:
+        self._ops = extension.op_observer()
+        if self._ops.run():
+            raise ConfigError(
+                explain(
+                    'a monitor with level="op" is installed already',
+                    expected="one at a time: it sees the ops of the whole process",
+                    got="a second one",
+                    hint="remove() the first, or give both models to one install(model, other)",
+                )
+            )
+        super().__init__(config, sites, ranks)
+        self.seen = NothingSeen()
+        self._sites: Optional[OpSites] = None
+        self._run = 0
+        self._last_seq = 0
+        # The outermost module that a pass enters, and those of this step: a loop that calls the
+        # parts of a model one by one has only passed when one of them comes again.
+        self.entering = ""
+        self._entered: set[str] = set()
+        self._close_mode: Callable[[], None] = lambda: None
+        # Where a device reads: records of the host that wait for those of the device, and where
+        # Python was when the step's records were asked for.
+        self._rows: list[np.ndarray] = []
+        self._launcher = Launcher(self)
+        #: Modules that ran compiled: what calls no operators.
+        self.compiled: dict[str, int] = {}
+        self._unread_ops: list[UnreadOp] = []
+        # Told where something non-finite would count.
+        self.consequences = Reach(self, ())
+        # Set by the owner: what calls have read and made is kept for a dump.
+        self.captures: Optional[Captures] = None
+
+    # From the first hook to the last
+
+    def begin(self, nodes: Sequence[ModuleNode]) -> None:
+        """From now on every op is read."""
+        self._sites = OpSites(self.sites, nodes)
+        self.consequences = Reach(self, nodes)
+        filters = filter_options(self.config, nodes)
+        self._run = self._ops.start(
+            int(self.config.depth),
+            where,
+            **filters,
+            copies=self.config.may_wait,
+            launch=None if self.config.may_wait else self._launcher,
+        )
+        self._ops.set_active(self.is_active)
+        if self.config.sync == "call":
+            self._learn_modes(nodes)
+            mode = CallMode(self, self.captures)
+            self._close_mode = mode.close
+            mode.open()
+            self._ops.set_mode(mode)
+            weakref.finalize(self, mode.close)
+        self.event_store.describe = describing(
+            self.event_store.describe, weakref.WeakMethod(self.unread_ops)
+        )
+        # A model that is deleted takes its monitor along, without remove().
+        weakref.finalize(self, self._ops.stop, self._run)
+
+    def _learn_modes(self, nodes: Sequence[ModuleNode]) -> None:
+        """Of the devices that the models lie on: copies are read as if they still were there."""
+        modules = filter(None, (node.module() for node in nodes))
+        tensors = (p for module in modules for p in module.parameters(recurse=False))
+        for device in dict.fromkeys(tensor.device for tensor in tensors):
+            if device.type not in ("cpu", "meta"):
+                backend = backend_for(device)
+                self._ops.set_device_mode(str(device), int(backend.device_mode))
+                self.overflow.add(device, backend)
+
+    def end(self) -> None:
+        """Judges what still waits. Idempotent."""
+        with self.event_store.lock:
+            self.event_store.settle(self.step)
+            self.event_store.note_unread(self.unread_ops())
+        self._last_seq = self.next_seq
+        self._close_mode()
+        self._ops.stop(self._run)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the observer is this session's."""
+        return self._run != 0 and self._ops.run() == self._run
+
+    @property
+    def next_seq(self) -> int:
+        return self._ops.next_seq() if self.is_running else self._last_seq
+
+    @next_seq.setter
+    def next_seq(self, value: int) -> None:
+        """The observer numbers the records."""
+
+    # Steps
+
+    def begin_pass(self) -> None:
+        self._ops.set_optimizer(False)  # whose step may have raised
+        self.begin_step_if_closed()
+        self.apply_pause()
+        begins_again = self.entering in self._entered
+        if begins_again:
+            self._entered.clear()
+        self._entered.add(self.entering)
+        if self.is_deferred:
+            if begins_again:
+                self.note(self.event_store.settle, self.step)
+            if not len(self.drain):
+                self._submit()
+            return
+        with self.event_store.lock:
+            # A served model never closes a step.
+            self.collect()
+            if self.event_store.history.is_full:
+                self.event_store.store(self.step)
+                self.event_store.history.drop_oldest()
+            self.event_store.renew(self.step)
+        if begins_again and any(finding.is_tentative for finding in self.step.judge.findings):
+            # What waits since an earlier pass of this step has met all its consumers, as a rule.
+            self.note(self.event_store.settle, self.step)
+
+    def begin_step_if_closed(self) -> None:
+        if not self.is_closed:
+            return
+        super().begin_step_if_closed()
+        self._entered.clear()
+        self._launcher.lines = LineNumbers()
+        if not self.is_running:
+            return
+        self._ops.begin_step(self.step.index)
+        self._ops.set_active(self.is_active)
+        self._ops.set_backward_flags(0)
+
+    def begin_at(self, step: int) -> None:
+        super().begin_at(step)
+        self._ops.begin_step(step)
+
+    def pause(self, is_paused: bool) -> None:
+        """Operators are not read from now on, in a pass or not, or are again."""
+        super().pause(is_paused)
+        self.apply_pause()
+
+    def apply_pause(self) -> None:
+        super().apply_pause()
+        if self.is_running:
+            self._ops.set_active(self.is_active)
+
+    def close_step(self) -> None:
+        with self._aside():
+            super().close_step()
+        before, rows = self._unread_ops, self.unread_ops()
+        # Once for each operator and reason: the file is written anew each time.
+        if len(rows) != len(before):
+            self.note(self.event_store.note_unread, rows)
+
+    def unread_ops(self) -> list[UnreadOp]:
+        """What passed unread, why, and in how many calls; most calls first."""
+        if self.is_running:
+            self._unread_ops = unread_ops(self._ops, self.compiled)
+        return self._unread_ops
+
+    def update_began(self) -> None:
+        self._ops.set_optimizer(self.is_running)
+
+    def update_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        self._ops.set_optimizer(False)
+        self.consequences.state(optimizer)
+
+    def update_uses(self, optimizer: torch.optim.Optimizer) -> None:
+        self.consequences.update(optimizer)
+
+    def loss_given(self, loss: Any) -> None:
+        self.consequences.loss(loss)
+
+    @contextlib.contextmanager
+    def unread(self) -> Iterator[None]:
+        self._ops.pause(1)
+        try:
+            yield
+        finally:
+            self._ops.pause(-1)
+
+    def scaled_by(self, scaler: Any) -> None:
+        super().scaled_by(scaler)
+        self._ops.set_backward_flags(int(Flag.SCALED))
+
+    # Consequences
+
+    def reach(self, kind: str, tensors: Named) -> None:
+        """These tensors have reached a place of this kind; each comes with the clause that a reason
+        ends in. Judged at once on the CPU.
+        """
+        if not self.is_running or not self.is_active or self.config.is_strict:
+            return
+        if not self.is_deferred:
+            self.collect()
+            # No loss is infinite on purpose.
+            if not self._has_open and kind != "loss":
+                return
+        with self._aside():
+            found = [(clause, one) for clause, tensor in tensors for one in plain_tensors(tensor)]
+            if found:
+                number = self.event_store.places.number
+                places = [number(kind, clause) for clause, _ in found]
+                self._ops.reach([tensor for _, tensor in found], places)
+        if not self.is_deferred:
+            self.collect()
+
+    @property
+    def _has_open(self) -> bool:
+        return self._judge_of(self.step).has_open
+
+    def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
+        self.consequences.loss(roots)
+
+    def backward_ended(self) -> None:
+        if not self.is_scaled:  # of scaled gradients the scaler decides
+            self.consequences.gradients()
+
+    # Readings by name
+
+    def _is_readable(self, tensor: torch.Tensor) -> bool:
+        if not can_read(tensor):
+            return False
+        if tensor.is_cpu or self.config.may_wait or streams_of(tensor.device) is not None:
+            return True
+        self.unread_devices[tensor.device.type] = None
+        return False
+
+    def observe(
+        self, tensor: torch.Tensor, site: int, call: int, flags: int
+    ) -> tuple[int, Optional[bool]]:
+        if not self.is_running or not self._is_readable(tensor):
+            return _UNREAD, False
+        seq, is_bad, _ = self._ops.read(tensor, site, call, flags)
+        return seq, is_bad
+
+    def judge(
+        self,
+        is_bad: Optional[bool],
+        seq: int,
+        role: str,
+        call: Optional[Call],
+        method: Callable[..., None],
+        *args: Any,
+    ) -> None:
+        if is_bad is False:
+            return
+        if self.is_deferred:
+            self._gather()
+            self.step.journal.entries.append(OpReading(seq, role, method, args))
+            return
+        with self.event_store.lock:
+            self.collect()
+            record = self.event_store.history.find(seq)
+            judge = self._judge_of(self.step)
+            if record is not None and not judge.knows(seq):
+                finding = OpFinding(record, role)
+                self.event_store.judge(self.step, Note(method, judge, finding, *args))
+
+    @property
+    def reads_numbers(self) -> bool:
+        config = self.config
+        return not (config.is_filtered or config.include or config.exclude)
+
+    def read_loss(self, loss: torch.Tensor, site: int, is_scaled: bool) -> None:
+        """An operator that was observed has made it: it is only noted that it is the loss, and its
+        value is read once more under this name.
+        """
+        first = self.next_seq
+        seq, is_bad = self.observe(loss, site, 0, 0)
+        if seq >= first:
+            self.judge(is_bad, seq, "loss", None, Judge.loss, is_scaled)
+            return
+        if is_bad is not False:
+            self.note(self.step.judge.known_loss, seq)
+        self.read_number(loss, site, int(Flag.SCALED) if is_scaled else 0)
+
+    def read_number(self, number: torch.Tensor, site: int, flags: int = 0) -> int:
+        """Of a copy: what is known of the tensor itself has another name."""
+        with unobserved():
+            copy = number.detach().clone()
+        return self.observe(copy, site, 0, flags)[0]
+
+    def observe_list(
+        self,
+        tensors: Sequence[torch.Tensor],
+        sites: Sequence[int],
+        roles: Sequence[str],
+        flags: int,
+        method: Callable[..., None],
+        *args: Any,
+    ) -> None:
+        for tensor, site, role in zip(tensors, sites, roles):
+            seq, is_bad = self.observe(tensor, site, 0, flags)
+            self.judge(is_bad, seq, role, None, OpJudge.stored)
+
+    def read_argument(self, tensor: torch.Tensor, site: int) -> None:
+        """What enters the model; nothing to do if an observed op has made it."""
+        if self.is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
+            seq, is_bad, is_collective = self._ops.read(tensor, site, 0, 0)
+            self.judge(is_bad, seq, "input", None, OpJudge.entered, is_collective)
+
+    def read_again(
+        self, tensor: torch.Tensor, site: int, call: int, flags: int
+    ) -> tuple[int, Optional[bool], int]:
+        """Reads a tensor by name whether it was read or not: observe(), and the number of the
+        record that tells what it holds; -1 if there is none.
+        """
+        if not self.is_running or not self._is_readable(tensor):
+            return _UNREAD, False, -1
+        read: tuple[int, Optional[bool], int] = self._ops.read_again(tensor, site, call, flags)
+        return read
+
+    def read_compiled(self, tensor: torch.Tensor, node: ModuleNode, site: int, role: str) -> None:
+        """What a module takes, returns or is given back within compiled code."""
+        if self.config.filter.roles and role not in self.config.filter.roles:
+            return
+        if not self.is_running or not can_hold_nonfinite(tensor) or not self._is_readable(tensor):
+            return
+        before, flags = self.next_seq, 0
+        if role.startswith("grad"):
+            flags = int(Flag.SCALED) if self.is_scaled else 0
+        seq, is_bad, _ = self._ops.read(tensor, site, 0, flags)
+        if seq >= before:  # by no operator that was observed
+            self.compiled[node.name] = self.compiled.get(node.name, 0) + 1
+            self.judge(is_bad, seq, role, None, OpJudge.compiled, node.name, self.is_scaled)

@@ -1,0 +1,236 @@
+"""Replay: runs a stopped step again at op level, to find the operator and the line."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Optional
+
+import torch
+
+from fastcheck.dump.on_stop.captured_module import ModuleWatch
+from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
+from fastcheck.errors import FastcheckError
+from fastcheck.monitor.session.evidence import are_skipped
+from fastcheck.monitor.session.options import Stop, Training
+from fastcheck.monitor.session.session import Session
+from fastcheck.report.error import OverflowDetected
+from fastcheck.report.stop import Dumped, ReplayOutcome
+from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.training_state import Generators, SavedTensors, TrainingState
+from fastcheck.utils.torch.versions import GradScaler
+
+__all__ = ["Replay", "Replayer"]
+
+
+class Replay(ReplayOutcome):
+    """What came of running a step again. ``str()`` of it is the whole report."""
+
+    @property
+    def stop(self) -> Optional[OverflowDetected]:
+        """The stop at op level; None when there was none."""
+        return None if self.report is None else OverflowDetected(self.report)
+
+    def __str__(self) -> str:
+        lines = list(self.remarks)
+        if self.report is not None:
+            lines.append(str(self.stop))
+        if self.dump is not None and (self.report is None or self.report.dump != self.dump):
+            lines += self.dump.lines(1000)
+        return "\n".join(lines)
+
+
+@dataclass
+class _Capture:
+    """What a step began with."""
+
+    generators: Generators
+    buffers: SavedTensors
+    versions: list[tuple[weakref.ref[torch.Tensor], int]]
+
+
+class Replayer:
+    """Of one monitor. ``install`` is called with the models and options to observe them anew."""
+
+    def __init__(
+        self,
+        session: Session,
+        models: Sequence[torch.nn.Module],
+        install: Callable[..., Any],
+        dumper: Optional[StoppedCallDumper] = None,
+    ) -> None:
+        self._session = session
+        self._dumper = dumper
+        self._models = [weakref.ref(model) for model in models]
+        self._install = install
+        self._capture: Optional[_Capture] = None
+
+    def run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """``function(*args, **kwargs)``, kept so that it can be run again; a stop within it comes
+        with its replay.
+        """
+        tensors = [tensor for _, tensor in flatten((args, kwargs), "batch")]
+        self._capture = _Capture(
+            Generators(),
+            SavedTensors(b for model in self._alive() for b in model.buffers()),
+            [(weakref.ref(t), t._version) for t in tensors if not t.is_inference()],
+        )
+        try:
+            return function(*args, **kwargs)
+        except OverflowDetected as stop:
+            replay, cause = self._replay(function, args, kwargs, stop)
+            stop.report = replace(stop.report, replay=replay, dump=replay.dump or stop.report.dump)
+            stop.args = (stop.report,)
+            raise stop from cause
+        finally:
+            self._capture = None
+
+    def replay(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Replay:
+        """Runs the step again from what is known of how it began, and puts everything back."""
+        return self._replay(function, args, kwargs, None)[0]
+
+    def _replay(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        stop: Optional[OverflowDetected],
+    ) -> tuple[Replay, Optional[OverflowDetected]]:
+        """The replay, and the stop within it with its traceback."""
+        session, options = self._session, self._session.config.stop
+        reason = self._why_not()
+        if reason:
+            dump = None
+            if self._dumper is not None and session.config.level == "module":
+                dump = Dumped(None, notes=(f"nothing was dumped: {reason}",))
+            return Replay(None, (f"the step was not run again: {reason}",), dump), None
+        notes = list(self._differences(stop))
+        step = session.step.index if stop is None else stop.step
+        found: Optional[OverflowDetected] = None
+        with self._as_it_began():
+            try:
+                with self._install(
+                    *self._alive(),
+                    level="op",
+                    sync="call",
+                    record="stats",
+                    stop=Stop(
+                        max_skipped=options.max_skipped, style=options.style, dump=options.dump
+                    ),
+                    training=Training(scaler=session.config.training.scaler),
+                ) as monitor:
+                    monitor._session.begin_at(step)
+                    function(*args, **kwargs)
+            except OverflowDetected as caught:
+                found = caught
+            except FastcheckError as error:
+                notes = [f"the step was not run again at op level: {error}"]
+            except Exception as error:
+                notes.append(f"run again, the step failed: {type(error).__name__}: {error}")
+        dump = None if self._dumper is None else self._dump(found, stop, function, args, kwargs)
+        return Replay(None if found is None else found.report, tuple(notes), dump), found
+
+    def _dump(
+        self,
+        found: Optional[OverflowDetected],
+        stop: Optional[OverflowDetected],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Optional[Dumped]:
+        """What the replay has dumped of an operator; where it could not, a module's call, in one
+        more run.
+        """
+        done = None if found is None else found.report.dump
+        dumper, blamed = self._dumper, found or stop
+        if dumper is None or blamed is None or (done is not None and done.path is not None):
+            return done
+        site = blamed.culprit.site
+        module = dumper.module_of(site)
+        if module is None or (found is not None and site.op is not None):
+            return done or Dumped(None, notes=("nothing was dumped: no call is to blame",))
+        failed = ""
+        with self._as_it_began(), ModuleWatch(module, site.direction) as watch:
+            try:
+                function(*args, **kwargs)
+            except Exception as error:
+                failed = f": {type(error).__name__}: {error}"
+        if watch.found is not None:
+            return dumper.dump_module(blamed.culprit, watch.found)
+        why = watch.problem or f"run again, {site.module or 'the model'} was finite{failed}"
+        return Dumped(None, notes=(f"nothing was dumped: {why}",))
+
+    @contextmanager
+    def _as_it_began(self) -> Iterator[None]:
+        """Within it all is as at the beginning of the step, as far as that is known; after it all
+        is as before.
+        """
+        session, capture = self._session, self._capture
+        own = (
+            session.step.scaler()
+            if session.step.scaler is not None
+            else session.config.training.scaler
+        )
+        scaler = own if isinstance(own, GradScaler) else None
+        with TrainingState(self._alive(), scaler), self._aside():
+            if capture is not None:
+                capture.buffers.put_back()
+                capture.generators.put_back()
+            yield
+
+    def _alive(self) -> list[torch.nn.Module]:
+        return [model for ref in self._models if (model := ref()) is not None]
+
+    def _why_not(self) -> str:
+        if not self._alive():
+            return "the model is gone"
+        if self._session.config.level == "op":
+            return "this monitor is at op level itself: its report has the operator and the line"
+        if self._session.world_size > 1:
+            return "several ranks train together: one that stops would leave the others waiting"
+        return ""
+
+    def _differences(self, stop: Optional[OverflowDetected]) -> Iterator[str]:
+        """What is known not to be as it was when the step began."""
+        session, capture = self._session, self._capture
+        intact = session.step.update_count == 0 or are_skipped(session.step)
+        if stop is not None:
+            intact = bool(stop.report.weights_intact)
+            since = session.step.index - stop.step
+            if since > 0:
+                now = session.step.index
+                yield f"step {now} has begun since step {stop.step}: the batch is another one"
+        if not intact:
+            yield "the weights of the step are gone: an update has been applied since it began"
+        if capture is None:
+            yield (
+                "the random generators and the buffers are as they were after the step: "
+                "install(stop=Stop(replay=True)) and monitor.run(step, batch) keep those of its "
+                "beginning"
+            )
+            return
+        if any(t is not None and t._version != version for t, version in self._batch(capture)):
+            yield "the batch of the step is gone: it was written in place"
+
+    @staticmethod
+    def _batch(capture: _Capture) -> Iterator[tuple[Optional[torch.Tensor], int]]:
+        return ((ref(), version) for ref, version in capture.versions)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Within it the monitor sees and counts nothing."""
+        session = self._session
+        with session.lock:
+            was, session.removed = session.removed, True
+            session.recorder.close()
+        try:
+            yield
+        finally:
+            with session.lock:
+                session.removed = was

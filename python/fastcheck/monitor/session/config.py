@@ -1,0 +1,226 @@
+"""The options of install() in one dataclass, which checks them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import InitVar, dataclass, fields
+from typing import Any, Union
+
+from fastcheck.errors import ConfigError, choice, did_you_mean, explain
+from fastcheck.record.format import DEPTHS, Depth
+
+from .options import Filter, Log, Patterns, Stop, Training, at_least_one, pattern_tuple
+
+__all__ = ["Config", "unknown_option"]
+
+_GROUPS = {"stop": Stop, "log": Log, "filter": Filter, "training": Training}
+_SYNCS = ("never", "step", "call")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The options of install(); its docstring and those of the groups describe them.
+
+    Raises:
+        ConfigError: an option, or two of them together, can't be used.
+    """
+
+    overflow_nums: int
+    level: str
+    sync: str
+    record: str
+    log_dir: InitVar[Union[str, os.PathLike[str], None]]
+    include: Patterns
+    exclude: Patterns
+    every: int
+    stop: Stop
+    log: Log
+    filter: Filter
+    training: Training
+
+    def __post_init__(self, log_dir: Union[str, os.PathLike[str], None]) -> None:
+        choice("level", self.level, ("module", "op"))
+        choice("record", self.record, DEPTHS)
+        choice("sync", self.sync, _SYNCS)
+        if self.overflow_nums != -1 or isinstance(self.overflow_nums, bool):
+            at_least_one(
+                "overflow_nums",
+                self.overflow_nums,
+                "the number of overflow events to stop at, or -1 to never stop",
+                "overflow_nums=1 stops at the first event; overflow_nums=-1 only records",
+            )
+        at_least_one("every", self.every, "observe every so many steps", "every=1 observes each")
+        for name in ("include", "exclude"):
+            self._check_patterns(name)
+        for name, kind in _GROUPS.items():
+            _check_group(name, kind, getattr(self, name))
+        if log_dir is not None:
+            object.__setattr__(self, "log", _log_at(log_dir, self.log))
+        self._check_filter()
+        if self.stop.dump is not None:
+            self._check_dump()
+
+    def _check_patterns(self, name: str) -> None:
+        value = getattr(self, name)
+        if name == "exclude" and not value:
+            value = ()
+        elif value is not None:
+            value = pattern_tuple(name, value, 'module paths or patterns such as "layers.*.attn"')
+        object.__setattr__(self, name, value)
+
+    def _check_filter(self) -> None:
+        for name in ("ops", "roles"):
+            value = getattr(self.filter, name)
+            if value is not None and self.level != "op":
+                raise ConfigError(
+                    explain(
+                        f"Filter({name}=) is for op level",
+                        expected=f'level="op" with {name}=, or level="module" without',
+                        got=f"{name}={value!r}, level={self.level!r}",
+                        hint="at module level include= and exclude= choose modules",
+                    )
+                )
+
+    def _check_dump(self) -> None:
+        """Stop(dump=) where no stop could write a dump is an error."""
+        if self.overflow_nums == -1:
+            wrong, got = "dumps what stops the run, and nothing does", "overflow_nums=-1"
+        elif self.level == "op" and self.sync != "call":
+            wrong = 'dumps operators only with sync="call"'
+            got = f'level="op", sync={self.sync!r}'
+        elif self.level == "module" and self.stop.action != "raise":
+            wrong = "runs a stopped step again, and no step is stopped"
+            got = f'level="module", action={self.stop.action!r}'
+        else:
+            return
+        raise ConfigError(
+            explain(
+                f"Stop(dump=) {wrong}",
+                expected='a directory, with level="module" and monitor.run(step, batch), or with '
+                'level="op" and sync="call"',
+                got=got,
+            )
+        )
+
+    def observes(self, step: int) -> bool:
+        """Whether this step is read."""
+        steps = self.filter.steps
+        return step % self.every == 0 and (steps is None or step in steps)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Operators, their tensors or steps are left out."""
+        return self.every > 1 or self.filter != Filter()
+
+    @property
+    def left_out_by(self) -> tuple[str, ...]:
+        """The options that leave modules, operators or steps unread."""
+        given = {
+            "include": self.include is not None,
+            "exclude": bool(self.exclude),
+            "every": self.every > 1,
+            "filter": self.filter != Filter(),
+        }
+        return tuple(name for name, is_given in given.items() if is_given)
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether events can end the run."""
+        return self.overflow_nums > 0 and self.stop.action == "raise"
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether at op level a non-finite value is an event where it appears, whatever becomes of
+        it.
+        """
+        return self.stop.count != "origin"
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the host may wait for a device in the middle of a step."""
+        return self.level == "op" and self.sync == "call"
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether a step of monitor.run() that is stopped is run again: a dump at module level
+        needs the inputs of its calls.
+        """
+        return self.stop.replay or (self.stop.dump is not None and self.level == "module")
+
+    def of_all_ranks(self) -> dict[str, object]:
+        """The options that ranks which train together have to have in common."""
+        stop = self.stop
+        return {
+            "overflow_nums": self.overflow_nums,
+            "sync": self.sync,
+            "every": self.every,
+            "action": "a function" if callable(stop.action) else stop.action,
+            "count": stop.count,
+            "within": stop.within,
+        }
+
+    @property
+    def depth(self) -> Depth:
+        return DEPTHS[self.record]
+
+    def to_meta(self) -> dict[str, Any]:
+        """The options that are written to a log's meta file, ready for JSON."""
+        stop, wanted = self.stop, self.filter
+        return {
+            "overflow_nums": self.overflow_nums,
+            "within": stop.within,
+            "count": stop.count,
+            "action": stop.action if isinstance(stop.action, str) else repr(stop.action),
+            "record": self.record,
+            "include": self.include,
+            "exclude": self.exclude,
+            "every": self.every,
+            **({"steps": str(wanted.steps)} if wanted.steps is not None else {}),
+            **({"ops": wanted.ops} if wanted.ops else {}),
+            **({"roles": wanted.roles} if wanted.roles else {}),
+            "history": self.log.history,
+            "max_skipped": stop.max_skipped,
+        }
+
+
+def unknown_option(name: str) -> str:
+    """The text of the TypeError for a keyword of install() that is none of its options."""
+    options = list(inspect.signature(Config).parameters)
+    moved = {one.name: group for group, kind in _GROUPS.items() for one in fields(kind)}
+    renamed = {"log_limit": "limit", "dump_on_overflow": "dump"}.get(name, name)
+    if renamed in moved:
+        group = moved[renamed]
+        first = "dir, " if group == "log" and renamed != "dir" else ""
+        written = f"{group}=fastcheck.{_GROUPS[group].__name__}({first}{renamed}=...)"
+        return f"install() has no option {name!r}; write {written}"
+    return explain(
+        f"install() has no option {name!r}",
+        expected=", ".join(options),
+        got=name,
+        hint=did_you_mean(name, [*options, *moved]),
+    )
+
+
+def _check_group(name: str, kind: type, value: object) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(
+            explain(
+                f"{name} must be a fastcheck.{kind.__name__}",
+                expected=f"{name}=fastcheck.{kind.__name__}(...)",
+                got=repr(value),
+                hint='log_dir="..." is short for log=fastcheck.Log("...")' if kind is Log else "",
+            )
+        )
+
+
+def _log_at(directory: Union[str, os.PathLike[str]], log: Log) -> Log:
+    if log != Log(None):
+        raise ConfigError(
+            explain(
+                "log_dir= and log= are both given",
+                expected='log_dir="..." alone, or log=fastcheck.Log("...", limit=..., history=...)',
+                got=f"log_dir={directory!r}, log={log!r}",
+            )
+        )
+    return Log(directory)

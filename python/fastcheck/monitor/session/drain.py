@@ -1,0 +1,169 @@
+"""The drain: a thread that takes device records to the event store, in order.
+
+Parts of the journal wait here until the copies of their records are done. Nothing in it makes a
+device's work wait, and nothing makes the training thread wait but wait() and bound().
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from typing import Callable, Optional
+
+import numpy as np
+
+from fastcheck.record.format import RECORD_DTYPE
+from fastcheck.ring.device import DeviceRing
+from fastcheck.ring.segment import Segment
+from fastcheck.verdict.journal import Journal
+from fastcheck.verdict.step import Step
+
+from .event_store import EventStore
+
+__all__ = ["Drain", "Part"]
+
+# How often the thread looks whether a copy is done; only while one is under way.
+_POLL_SECONDS = 0.001
+# How long the end of the process waits for a device that may hang.
+_EXIT_SECONDS = 5.0
+
+
+class Part:
+    """A stretch of one step's journal, and its records: here already, or in flight."""
+
+    def __init__(
+        self,
+        step: Step,
+        journal: Journal,
+        records: list[np.ndarray],
+        segments: list[tuple[DeviceRing, Segment]],
+        closes_step: bool,
+    ) -> None:
+        self.step = step
+        self.journal = journal
+        self.closes_step = closes_step
+        self._records = records
+        self._segments = segments
+
+    @property
+    def is_ready(self) -> bool:
+        return all(segment.is_ready for _, segment in self._segments)
+
+    def wait(self) -> None:
+        for _, segment in self._segments:
+            segment.wait()
+
+    def take(self) -> np.ndarray:
+        """All records, in the order of their sequence numbers."""
+        parts = [*self._records, *(ring.take(segment) for ring, segment in self._segments)]
+        parts = [part for part in parts if len(part)] or [np.zeros(0, RECORD_DTYPE)]
+        records = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        numbers = records["seq"]
+        if (numbers[1:] > numbers[:-1]).all():  # one device, as a rule
+            return records
+        return records[np.argsort(numbers, kind="stable")]
+
+
+class Drain:
+    """The parts that wait, oldest first."""
+
+    def __init__(
+        self,
+        event_store: EventStore,
+        max_lag: Optional[int],
+        report_internal_error: Callable[[str, Exception], None],
+        report_at_exit: Callable[[], None],
+    ) -> None:
+        # How often the training thread had to wait because it was max_lag steps ahead.
+        self.wait_count = 0
+        self._event_store = event_store
+        self._max_lag = max_lag
+        self._trouble = report_internal_error
+        self._report_at_exit = report_at_exit
+        self._parts: deque[Part] = deque()
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._thread: Optional[threading.Thread] = None
+        weakref.finalize(self, self._wake.put, False)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def submit(self, part: Part) -> None:
+        """Takes over a part; it is judged when all before it are, and its records are here."""
+        self._parts.append(part)
+        if self._thread is None:
+            arguments = (weakref.ref(self), self._wake)
+            self._thread = threading.Thread(
+                target=_run, args=arguments, name="fastcheck-drain", daemon=True
+            )
+            self._thread.start()
+            self.register_at_exit()
+        self._wake.put(True)
+
+    def register_at_exit(self) -> None:
+        """At the end of the process the last words are said, also if nothing was ever submitted."""
+        _live.add(self)
+
+    def process(self) -> int:
+        """Judges what has arrived, without waiting for the rest. How many parts are left."""
+        with self._event_store.lock:
+            while self._parts and self._parts[0].is_ready:
+                part = self._parts.popleft()
+                try:
+                    self._event_store.replay(part.step, part.journal, part.take())
+                except Exception as error:
+                    self._trouble("what a device recorded", error)
+        return len(self._parts)
+
+    def wait(self) -> None:
+        """Waits for the devices, and judges everything."""
+        while self.process():
+            with contextlib.suppress(IndexError):  # the thread was quicker
+                self._parts[0].wait()
+
+    def bound(self) -> None:
+        """Holds the host back when it is more than ``max_lag`` steps ahead of the devices."""
+        if self._max_lag is None:
+            return
+        while self._closed_steps() > self._max_lag and self.process():
+            if self._closed_steps() <= self._max_lag:
+                break
+            self.wait_count += 1
+            with contextlib.suppress(IndexError):
+                self._parts[0].wait()
+
+    def _closed_steps(self) -> int:
+        return len({id(part.step) for part in list(self._parts) if part.closes_step})
+
+    def finish(self, seconds: float) -> None:
+        """At exit: waits up to ``seconds`` for pending copies, then reports undelivered events."""
+        deadline = time.monotonic() + seconds
+        while self.process() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        self._report_at_exit()
+
+
+_live: weakref.WeakSet[Drain] = weakref.WeakSet()
+
+
+def _run(drain_ref: weakref.ref[Drain], wake: queue.SimpleQueue[bool]) -> None:
+    """The thread: holds the drain only while it works, so that a deleted model takes it along."""
+    while wake.get():
+        while True:
+            drain = drain_ref()
+            if drain is None or not drain.process():
+                break
+            del drain
+            time.sleep(_POLL_SECONDS)
+        drain = None
+
+
+@atexit.register
+def _finish_all() -> None:
+    for drain in list(_live):
+        drain.finish(_EXIT_SECONDS)

@@ -1,0 +1,339 @@
+"""The event store: judges records, counts events, and keeps them in memory and in the log.
+
+It knows nothing of hooks or devices: it is told a step's journal and the records that belong to
+it, by the hooks themselves on the CPU, by the drain's thread elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from fastcheck.calls.calls import ModuleNode
+from fastcheck.log.history import History
+from fastcheck.log.steps import StepRow, StepTable
+from fastcheck.log.unobserved import UnreadOp, to_meta
+from fastcheck.log.writer import RecordLog
+from fastcheck.record.event import Event
+from fastcheck.record.format import Flag, Verdict, overflowed
+from fastcheck.record.naming import OUTSIDE
+from fastcheck.record.site import SiteTable
+from fastcheck.verdict.finding import Finding
+from fastcheck.verdict.journal import BadRecords, Entry, Journal, entries_of
+from fastcheck.verdict.module_level import Judge
+from fastcheck.verdict.op_finding import OpFinding
+from fastcheck.verdict.op_level import EarlierFindings, OpJudge
+from fastcheck.verdict.places import Places
+from fastcheck.verdict.policy import Decision, Policy
+from fastcheck.verdict.step import Step
+
+from .config import Config
+
+__all__ = ["Due", "EventStore"]
+
+# A served model never closes a step: what is remembered of it is renewed at these sizes.
+_MAX_FINDINGS = 4096
+_MAX_EVENTS = 16384
+
+#: An event for which something is to be done, what, and the step that it belongs to.
+Due = tuple[Finding, Decision, Step]
+
+NO_RECORDS: BadRecords = {}
+
+
+class EventStore:
+    """Every method expects ``lock`` to be held. Whoever needs the session's lock too takes that
+    first.
+    """
+
+    def __init__(
+        self, config: Config, sites: SiteTable, rank: int, has_other_ranks: bool = False
+    ) -> None:
+        self.config = config
+        # Gradients may be reduced over several ranks before the optimizer uses them.
+        self._has_other_ranks = has_other_ranks
+        self.sites = sites
+        self.rank = rank
+        self.lock = threading.RLock()
+        self.history = History(config.log.history)
+        self.steps = StepTable(sites, rank)
+        self.policy = Policy(
+            config.overflow_nums,
+            config.stop.within,
+            config.stop.count,
+            stops=config.stop.action == "raise",
+        )
+        self.log: Optional[RecordLog] = None
+        # Modules that ran inside torch.compile, by index: monitor/hooks/compiled.py adds them.
+        self.compiled: Mapping[int, object] = {}
+        # Set by the owner: what the meta file of a log says of the run.
+        self.describe: Callable[[], dict[str, Any]] = config.to_meta
+        # Set by the owner: reads, or looks up, what a module stores, and tells the judge; returns a
+        # finding that is non-finite, if there is one.
+        self.check_parameters: Callable[[Step, ModuleNode, Finding], Optional[Finding]] = (
+            lambda step, node, finding: None
+        )
+        # Set by the owner: is told of each event as it is counted.
+        self.on_counted: Callable[[Event], None] = lambda event: None
+        # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
+        # One list for good: the recorder looks at it, too.
+        self.due: list[Due] = []
+        self.verdict_tally: Tally[Verdict] = Tally()
+        self.site_tally: Tally[int] = Tally()
+        # The first step that had a counted event: what summary() tells of.
+        self.first_bad: Optional[Step] = None
+        self._past_events: deque[Event] = deque(maxlen=_MAX_EVENTS)
+        #: How many events of earlier steps are not held any more.
+        self.forgotten_events = 0
+        self._masks: set[int] = set()
+        self._earlier_findings: EarlierFindings = {}
+        self._harmless_sites: set[int] = set()
+        #: At op level: the places where a non-finite value counts.
+        self.places = Places()
+        self._skipped_steps = 0
+        # Something is known whose consequences decide.
+        self._has_open = False
+        # The step whose findings are not among the past events yet.
+        self._current: Optional[Step] = None
+
+    # Steps
+
+    def new_step(self, index: int, first_seq: int = 0) -> Step:
+        """A step that has just begun, at this sequence number."""
+        step = Step(index, first_seq)
+        step.judge = self._new_judge(step)
+        return step
+
+    def _new_judge(self, step: Step) -> Judge:
+        def check(node: ModuleNode, finding: Finding) -> Optional[Finding]:
+            return self.check_parameters(step, node, finding)
+
+        last_finite = self.history.last_finite_step
+        others = self._has_other_ranks
+        if self.config.level != "op":
+            return Judge(self.sites, self._masks, step.calls, check, last_finite, others)
+        judge = OpJudge(self.sites, self._masks, step.calls, check, last_finite, others)
+        judge.earlier_findings = self._earlier_findings
+        judge.harmless_sites = self._harmless_sites
+        judge.places = self.places
+        judge.is_strict = self.config.is_strict
+        judge.has_open = self._has_open
+        judge.record_of = self.history.find
+        return judge
+
+    def renew(self, step: Step) -> None:
+        """Between two passes of a step that never closes: lets go of what it has found, if that is
+        much.
+        """
+        if len(step.judge.findings) > _MAX_FINDINGS:
+            if isinstance(step.judge, OpJudge):
+                self.settle(step)
+            self.store(step)
+            self._archive(step)
+            step.judge = self._new_judge(step)
+            step.logged.clear()
+
+    def close(self, step: Step) -> None:
+        """Settles the step and writes it down. May come again for the same step, after more
+        records.
+        """
+        step.judge.settle()
+        self._take_changes(step)
+        self.store(step)
+
+    def end(self, step: Step) -> None:
+        """Nothing will be added to this step any more."""
+        if step.judge.has_held_gradients:
+            self.settle_scaled(step, skipped=step.update_count == 0)
+        if isinstance(step.judge, OpJudge) and not step.judge.is_strict:
+            # What was made since it was closed: the next step may use it.
+            step.judge.settle_open()
+            self._take_changes(step)
+        self.store(step)
+        self._archive(step)
+        self.steps.add(self.history.open_chunks)
+        self.history.close_step()
+        self._current = None
+
+    def ensure_event(self, step: Step) -> None:
+        """An update is due: what is non-finite until now must not be silent."""
+        step.judge.ensure_event()
+        self._take_changes(step)
+
+    def settle(self, step: Step) -> None:
+        """What was made until now has met all that reads it, as a rule."""
+        step.judge.settle()
+        self._take_changes(step)
+
+    def settle_scaled(self, step: Step, skipped: bool, words: Sequence[int] = ()) -> None:
+        """Loss scaling has decided whether the update is skipped.
+
+        ``words``: the records of the scaler's own found_inf, where it lives on a device.
+        """
+        skipped = skipped or any(map(self._is_set, words))
+        first = step.judge.settle_scaled(skipped)
+        self._skipped_steps = self._skipped_steps + 1 if skipped else 0
+        if first is not None and self._skipped_steps >= self.config.stop.max_skipped:
+            step.judge.overdue(first, self._skipped_steps)
+            self._skipped_steps = 0
+        self._take_changes(step)
+
+    def release_scaled(self, step: Step) -> None:
+        """The optimizer uses gradients that loss scaling might have skipped."""
+        step.judge.settle_scaled(skipped=False)
+        self._take_changes(step)
+
+    def settle_own_scaling(self, step: Step) -> None:
+        """An update under loss scaling of the user's own. Gradients that were not finite at the
+        update have been judged there: what is still held belongs to an iteration that was skipped.
+        """
+        self.settle_scaled(step, skipped=step.judge.has_held_gradients)
+
+    def _is_set(self, seq: int) -> bool:
+        record = self.history.find(seq)
+        return record is not None and int(record["zero_count"]) == 0
+
+    def note_unread(self, rows: Sequence[UnreadOp]) -> None:
+        """Writes what op level could not observe into the meta file of the log, if there is one."""
+        if self.log is not None and rows:
+            self.log.add_meta(**to_meta(rows))
+
+    def all_steps(self) -> list[StepRow]:
+        """The rows of all steps, also of the open one, oldest first."""
+        return [*self.steps.rows, *self.steps.rows_of(self.history.open_chunks)]
+
+    # Records and findings
+
+    def judge(self, step: Step, entry: Entry, bad: BadRecords = NO_RECORDS) -> None:
+        """Judges one entry, whose records are on the host."""
+        self._current = step
+        entry.apply(step.judge, bad)
+        self._take_changes(step)
+
+    def replay(self, step: Step, journal: Journal, records: np.ndarray) -> None:
+        """Takes in the records of a part of a step and judges its entries, in order."""
+        self.history.add(records)
+        if self.history.is_full:  # a served model never closes a step
+            self.store(step)
+            self.history.drop_oldest()
+        bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
+        # Of a healthy stretch there is nothing to say of what was read.
+        is_healthy = not bad and not step.judge.findings
+        for written in journal.notes if is_healthy else journal.entries:
+            for entry in entries_of(written):
+                self.judge(step, entry, bad)
+
+    def _take_changes(self, step: Step) -> None:
+        """Counts what the judge has decided since the last time, and notes what is to be done about
+        it.
+        """
+        changed, step.judge.changed = step.judge.changed, []
+        for finding in changed:
+            if isinstance(finding, OpFinding) and finding.archived is not None:
+                self._take_back(finding, finding.archived)
+            if finding.counted or not self._counts(finding):
+                continue
+            finding.counted = True
+            if self.config.stop.count == "calls":
+                call = self._call_of(finding)
+                if call in step.counted_calls:
+                    continue
+                step.counted_calls.add(call)
+            self.on_counted(self.event(finding))
+            self.first_bad = self.first_bad or step
+            decision = self.policy.decide(step.index)
+            if decision is not Decision.CONTINUE:
+                self.due.append((finding, decision, step))
+
+    def _counts(self, finding: Finding) -> bool:
+        if self.config.stop.count == "calls" and finding.verdict is Verdict.PROPAGATED:
+            site = self.sites[finding.blamed_site]
+            if site.direction == "backward" and site.module_type == OUTSIDE and not finding.api:
+                return False  # sums of gradients, which autograd adds between the calls
+        return self.policy.counts(finding.verdict)
+
+    def _call_of(self, finding: Finding) -> tuple[object, ...]:
+        site = self.sites[finding.blamed_site]
+        if finding.api:
+            return finding.api, site.direction
+        return site.module, site.op, site.direction, int(finding.record["call"])
+
+    def event(self, finding: Finding) -> Event:
+        """The finding as it stands now, as a user sees it."""
+        record = finding.record.copy()
+        record["flags"] = (int(record["flags"]) & 0xFF & ~int(Flag.EVENT)) | finding.flags
+        return Event(
+            site=self.sites[finding.blamed_site],
+            record=record,
+            step=int(record["step"]),
+            verdict=finding.verdict,
+            reason=finding.reason,
+            counted=finding.counted,
+            rank=self.rank,
+            line=finding.line,
+            api=finding.api,
+            inputs=tuple(finding.inputs) if isinstance(finding, OpFinding) else (),
+        )
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events that are held, oldest first."""
+        return (*self._past_events, *map(self.event, self._findings))
+
+    def tallies(self) -> tuple[Tally[Verdict], Tally[int]]:
+        """How many events there were of each verdict, and counted ones at each blamed site."""
+        verdicts, places = Tally(self.verdict_tally), Tally(self.site_tally)
+        _tally(self._findings, verdicts, places)
+        return verdicts, places
+
+    @property
+    def _findings(self) -> list[Finding]:
+        return [] if self._current is None else self._current.judge.findings
+
+    def _archive(self, step: Step) -> None:
+        count = len(self._past_events) + len(step.judge.findings)
+        self.forgotten_events += max(count - _MAX_EVENTS, 0)
+        self._past_events.extend(map(self.event, step.judge.findings))
+        _tally(step.judge.findings, self.verdict_tally, self.site_tally)
+        if isinstance(step.judge, OpJudge):
+            self._has_open = self._has_open or step.judge.has_open
+            for finding in step.judge.findings:
+                if isinstance(finding, OpFinding):
+                    finding.archived = finding.verdict
+            step.judge.let_go()
+        if step.judge.findings:
+            for finding in (*step.judge.findings, *self._earlier_findings.values()):
+                finding.detach()
+
+    def _take_back(self, finding: OpFinding, verdict: Verdict) -> None:
+        """A finding of an earlier step turned out to count: it is one of the open step now."""
+        finding.archived = None
+        self.verdict_tally[verdict] -= 1
+        kept = [one for one in self._past_events if int(one.record["seq"]) != finding.seq]
+        self._past_events = deque(kept, maxlen=_MAX_EVENTS)
+
+    def store(self, step: Step) -> None:
+        """Puts the verdicts as they stand now on the records that are held, and writes the log."""
+        for finding in step.judge.findings:
+            self.history.set_flags(finding.seq, finding.flags)
+        records = self.history.take_unlogged()
+        if self.log is None:
+            return
+        self.log.append(records, step.index)
+        for finding in step.judge.findings:
+            # Again where it changed: the later line holds.
+            if step.logged.get(finding.seq) is not finding.verdict:
+                step.logged[finding.seq] = finding.verdict
+                self.log.append_event(self.event(finding))
+
+
+def _tally(findings: list[Finding], verdicts: Tally[Verdict], places: Tally[int]) -> None:
+    for finding in findings:
+        verdicts[finding.verdict] += 1
+        if finding.counted:
+            places[finding.blamed_site] += 1

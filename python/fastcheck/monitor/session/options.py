@@ -1,0 +1,333 @@
+"""The four groups of options of install(): Stop, Log, Filter and Training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Callable, Optional, Union
+
+import torch
+
+from fastcheck.errors import ConfigError, choice, explain, local_path
+from fastcheck.utils.names.style import check_style
+from fastcheck.utils.text.sizes import parse_bytes
+from fastcheck.utils.torch.versions import GradScaler
+
+__all__ = [
+    "ROLES",
+    "Action",
+    "Filter",
+    "Log",
+    "Optimizers",
+    "Patterns",
+    "ScalerLike",
+    "Stop",
+    "Training",
+    "at_least_one",
+    "pattern_tuple",
+]
+
+Action = Union[str, Callable[..., Any]]
+Optimizers = Union[torch.optim.Optimizer, Iterable[torch.optim.Optimizer], None]
+Patterns = Union[str, Iterable[str], None]
+ScalerLike = Union[GradScaler, float, Callable[[], float], None]
+
+ROLES = ("input", "output", "grad_output", "grad_input", "optimizer_state", "param")
+_COUNTS = ("origin", "all", "calls")
+_ACTIONS = ("raise", "warn")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Which events stop a run, when the stop may happen, and what it leaves behind:
+    ``install(model, stop=fastcheck.Stop(within=100))``.
+
+    Args:
+        count: ``"origin"`` counts events where overflows begin or enter, at op level those that
+            have a consequence; ``"all"`` counts every appearance, and what they spread to;
+            ``"calls"`` the same, but of each call of an operator or module only the first, as
+            ptdbg_ascend and msprobe count.
+        within: count only the events of the last ``within`` steps; None: of the whole run.
+        action: ``"raise"`` raises OverflowDetected, ``"warn"`` warns; a callable is called with the
+            Event.
+        max_skipped: this many steps in a row that loss scaling skips count as one event.
+        max_lag: with ``sync="never"``, how many steps the host may be ahead of the device before it
+            waits; None: any number.
+        protect_weights: whether an update with a non-finite gradient is skipped on the device, by
+            the ``found_inf`` argument of torch's fused optimizers, so that a later stop finds the
+            weights intact. ``"auto"``: where the optimizer has that argument, on accelerators and
+            among several ranks with ``sync="never"``, if events may stop the run. True: always,
+            with a warning where an optimizer does not have it. False: never.
+        replay: run a step of ``monitor.run(step, batch)`` that is stopped again at op level, so
+            that the report names the operator and the line.
+        dump: a directory. A stop writes the inputs and outputs of the culprit, its random state,
+            the environment, and a script that runs it again to this directory. At module level for
+            steps of ``monitor.run(step, batch)``, which sets ``replay``; at op level with
+            ``sync="call"``.
+        style: how reports name tensors: ``"fastcheck"``, or ``"msprobe"`` for names such as
+            ``Functional.softmax.7.backward.output.0``.
+
+    Raises:
+        ConfigError: an option has a value that can't be used.
+    """
+
+    count: str = "origin"
+    within: Optional[int] = None
+    action: Action = "raise"
+    max_skipped: int = 20
+    max_lag: Optional[int] = 2
+    protect_weights: Union[bool, str] = "auto"
+    replay: bool = False
+    dump: Union[str, os.PathLike[str], None] = None
+    style: str = "fastcheck"
+
+    def __post_init__(self) -> None:
+        choice("count", self.count, _COUNTS)
+        if self.within is not None:
+            at_least_one(
+                "within", self.within, "a number of steps, or None to count over the whole run"
+            )
+        if not callable(self.action):
+            choice("action", self.action, _ACTIONS, "a callable that takes the Event")
+        at_least_one("max_skipped", self.max_skipped, "a number of skipped steps in a row")
+        if self.max_lag is not None:
+            at_least_one(
+                "max_lag",
+                self.max_lag,
+                "how many steps the host may be ahead of the device, or None for no limit",
+                "max_lag=2 stops one or two steps after the event",
+            )
+        if not isinstance(self.protect_weights, bool):
+            choice("protect_weights", self.protect_weights, ("auto",), "True or False")
+        _check_bool("replay", self.replay)
+        if self.dump is not None:
+            object.__setattr__(self, "dump", _directory("dump", self.dump))
+        check_style(self.style)
+
+
+@dataclass(frozen=True)
+class Log:
+    """Where the records of a run are written, and how many of them are held in memory:
+    ``install(model, log=fastcheck.Log("runs/new", limit="10GB"))``.
+
+    Args:
+        dir: the directory that all records are written to. None: only a stop writes, to
+            ``fastcheck_log/``.
+        limit: the size the log may have, in bytes or as a text such as ``"1GB"``; the oldest steps
+            are deleted first. Events outlive them, until they take half of it. None: no limit.
+        history: how many steps of records are held in memory. A stop writes them.
+
+    Raises:
+        ConfigError: an option has a value that can't be used.
+    """
+
+    dir: Union[str, os.PathLike[str], None]
+    limit: Union[str, int, None] = "1GB"
+    history: int = 100
+
+    def __post_init__(self) -> None:
+        if self.dir is not None:
+            object.__setattr__(self, "dir", _directory("dir", self.dir))
+        parse_bytes(self.limit)
+        at_least_one("history", self.history, "a number of steps to hold")
+
+    @property
+    def limit_bytes(self) -> Optional[int]:
+        """``limit`` in bytes."""
+        return parse_bytes(self.limit)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which operators, tensors and steps are observed:
+    ``install(model, level="op", filter=fastcheck.Filter(ops=["aten._softmax", "!aten.mul*"]))``.
+
+    Args:
+        ops: at op level, names of operators or patterns: ``"aten._softmax"``, ``"mm"``,
+            ``"aten.add*"``, ``"Functional.softmax"``. A name that begins with ``!`` leaves the
+            operator out. A composite operator stands for the operators it calls, and the operators
+            of the forward pass for those of their backward.
+        roles: at op level, which tensors are read: ``"output"``, ``"grad_input"``,
+            ``"optimizer_state"`` (results of the optimizer's operators), ``"param"`` (parameters
+            and buffers, once), and ``"input"`` and ``"grad_output"`` (tensors that an operator
+            reads and no observed operator made).
+        steps: the steps to observe, counted from 0: a range, or their numbers.
+
+    Raises:
+        ConfigError: an option has a value that can't be used.
+    """
+
+    ops: Patterns = None
+    roles: Patterns = None
+    steps: Optional[Iterable[int]] = None
+
+    def __post_init__(self) -> None:
+        for name, examples in (
+            ("ops", 'names of operators or patterns such as "aten._softmax" or "mm"'),
+            ("roles", 'roles such as "output" or "grad_input"'),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, pattern_tuple(name, value, examples))
+        for role in self.roles or ():
+            choice("role", role, ROLES)
+        if self.steps is not None:
+            object.__setattr__(self, "steps", _checked_steps(self.steps))
+
+
+@dataclass(frozen=True)
+class Training:
+    """The parts of the training program that install() can't find, and what it may change there:
+    ``install(model, training=fastcheck.Training(scaler=lambda: loss_scale))``.
+
+    Args:
+        optimizer: the optimizers whose ``step()`` ends a step of the run. None: those of the
+            model's parameters.
+        scaler: the loss scale, as a number or as a callable that returns it, or a
+            ``torch.amp.GradScaler``. None: a GradScaler is found when it is used.
+        process_group: the ranks that stop together (a ``torch.distributed.ProcessGroup``). None:
+            all ranks, where torch.distributed is initialised. Each of them calls install().
+        reset_overflow_status: on an Ascend NPU in saturation mode, whether fastcheck clears the
+            device's overflow status at the start and at each step boundary after it has read it, at
+            op level after each operator, so that every overflow is attributed to its step or
+            operator. The status is one for the whole device: leave it False where other code reads
+            it.
+
+    Raises:
+        ConfigError: an option has a value that can't be used.
+    """
+
+    optimizer: Optimizers = None
+    scaler: ScalerLike = None
+    process_group: Any = None
+    reset_overflow_status: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", _checked_optimizers(self.optimizer))
+        object.__setattr__(self, "scaler", _checked_scaler(self.scaler))
+        _check_process_group(self.process_group)
+        _check_bool("reset_overflow_status", self.reset_overflow_status)
+
+    @property
+    def optimizers(self) -> Optional[tuple[torch.optim.Optimizer, ...]]:
+        """``optimizer`` as a tuple."""
+        return _checked_optimizers(self.optimizer)
+
+    @property
+    def has_own_scaling(self) -> bool:
+        """The scale is a number or a callable: which updates are skipped is then not observable."""
+        return self.scaler is not None and not isinstance(self.scaler, GradScaler)
+
+
+def at_least_one(name: str, value: object, expected: str, hint: str = "") -> None:
+    """ConfigError if ``value`` is not an int of at least 1."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return
+    raise ConfigError(
+        explain(
+            f"{name} is out of range",
+            expected=f"an int of at least 1: {expected}",
+            got=repr(value),
+            hint=hint,
+        )
+    )
+
+
+def pattern_tuple(name: str, value: Union[str, Iterable[str]], examples: str) -> tuple[str, ...]:
+    """One pattern or several as a tuple; ConfigError if there is none, or not a string."""
+    patterns: tuple[str, ...] = ()
+    if isinstance(value, str):
+        patterns = (value,)
+    elif isinstance(value, Iterable):
+        patterns = tuple(value)
+    if patterns and all(isinstance(pattern, str) for pattern in patterns):
+        return patterns
+    raise ConfigError(
+        explain(
+            f"{name} holds no pattern",
+            expected=examples,
+            got=repr(value),
+            hint=f"leave {name}= out to observe everything" if not patterns else "",
+        )
+    )
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(
+            explain(f"{name} must be a bool", expected="True or False", got=repr(value))
+        )
+
+
+def _directory(name: str, value: object) -> str:
+    return local_path(name, value, "a directory, or None")
+
+
+def _checked_steps(value: Iterable[int]) -> Union[range, tuple[int, ...]]:
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        wanted = value if isinstance(value, range) else tuple(value)
+        # A range is not spelled out: its first and last number stand for all.
+        ends = (*wanted[:1], *wanted[-1:]) if isinstance(wanted, range) else wanted
+        if ends and all(type(step) is int for step in ends) and min(ends) >= 0:
+            return wanted
+    raise ConfigError(
+        explain(
+            "steps must be ints of at least 0",
+            expected="a range, such as range(100, 110), or the numbers of steps, from 0",
+            got=repr(value),
+            hint="leave steps= out to observe every step",
+        )
+    )
+
+
+def _checked_optimizers(value: Optimizers) -> Optional[tuple[torch.optim.Optimizer, ...]]:
+    if value is None:
+        return None
+    given = (value,) if isinstance(value, torch.optim.Optimizer) else value
+    optimizers = tuple(given) if isinstance(given, Iterable) else (given,)
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                explain(
+                    "optimizer is not an optimizer",
+                    expected="a torch.optim.Optimizer, or several",
+                    got=f"{type(optimizer).__name__}: {optimizer!r}",
+                    hint="leave optimizer= out: install() finds the optimizers of the model's "
+                    "parameters; for an optimizer of another class call monitor.step() after each "
+                    "step",
+                )
+            )
+    return optimizers
+
+
+def _checked_scaler(value: ScalerLike) -> ScalerLike:
+    if value is None or isinstance(value, GradScaler) or callable(value):
+        return value
+    if isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0:
+        return float(value)
+    raise ConfigError(
+        explain(
+            "scaler is not a loss scale",
+            expected="a torch.amp.GradScaler, a number above 0, or a callable that returns one",
+            got=f"{type(value).__name__}: {value!r}",
+            hint="leave scaler= out: install() finds a GradScaler",
+        )
+    )
+
+
+def _check_process_group(value: Any) -> None:
+    distributed = torch.distributed
+    if value is None or (
+        distributed.is_available() and isinstance(value, distributed.ProcessGroup)
+    ):
+        return
+    raise ConfigError(
+        explain(
+            "process_group is not a process group of this rank",
+            expected="what torch.distributed.new_group() gives its members, or None: all ranks",
+            got=f"{type(value).__name__}: {value!r}",
+            hint="leave process_group= out, or install() on the members of the group only",
+        )
+    )

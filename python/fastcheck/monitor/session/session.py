@@ -1,0 +1,202 @@
+"""The session of one installed monitor: the steps of what SessionReadings reads.
+
+A step is open from its first forward (or gradient) until something closes it; the step index moves
+on with the next forward or gradient after that, so that several optimizers that step one after the
+other belong to one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fastcheck.errors import ConfigError, explain
+from fastcheck.record.format import Flag
+from fastcheck.utils.torch.dry_runs import is_dry_run
+from fastcheck.utils.torch.versions import GradScaler
+from fastcheck.verdict.module_level import Judge
+
+from .numbers import StepNumbers
+from .readings import SessionReadings
+
+__all__ = ["Session"]
+
+# A served model never closes a step: what is remembered of it is renewed at this size.
+_MAX_SEEN = 65536
+
+
+class Session(SessionReadings):
+    """The steps of one monitor. Every method expects ``lock`` to be held."""
+
+    #: Whether the tensors of captured graphs are read.
+    reads_captured_graphs = True
+
+    @property
+    def numbers(self) -> StepNumbers:
+        """Reads the numbers of the open step."""
+        return StepNumbers(self)
+
+    def open_recorder(self) -> None:
+        """The step is open, and what the model stores was read: until something else is to be done
+        the hooks may go their short way.
+        """
+        if not self.is_active or self.is_closed or self.removed or self.off_sites:
+            return
+        if self.tape is not None:
+            return
+        step = self.step
+        self.recorder.open(
+            step.index,
+            step.calls.add,
+            step.judge.findings,
+            step.journal.entries if self.is_deferred else None,
+            step.gradients,
+            self.follows_gap,
+            int(Flag.SCALED) if self.is_scaled else 0,
+        )
+
+    # Steps
+
+    def begin_pass(self) -> None:
+        """A forward enters the observed modules from outside."""
+        self.begin_step_if_closed()
+        self.apply_pause()
+        if len(self.seen) > _MAX_SEEN:
+            self.seen.clear()
+        if len(self.step.journal.entries) > _MAX_SEEN:
+            self._submit()
+        if not self.is_deferred:
+            with self.event_store.lock:
+                self.event_store.renew(self.step)
+        self.recorder.close()
+
+    def end_pass(self) -> None:
+        """A forward that no backward will follow has left the observed modules."""
+        if self.is_deferred and not len(self.drain):
+            self._submit()
+
+    def begin_step_if_closed(self) -> None:
+        """The first forward or gradient after a step was closed opens the next one."""
+        if not self.is_closed:
+            return
+        step = self.step
+        self.note(self.event_store.end, step)
+        if self.is_deferred:
+            self._submit()
+        for handle in step.leaf_handles:
+            handle.remove()
+        self.seen.clear()
+        self.step = self.event_store.new_step(step.index + 1, self.next_seq)
+        self.is_closed = False
+        self.is_active = self.config.observes(self.step.index)
+
+    def begin_at(self, step: int) -> None:
+        """The first step has this number. ConfigError: it is none, or something was read."""
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ConfigError(
+                explain("step is out of range", expected="an int of at least 0", got=repr(step))
+            )
+        if self.next_seq:
+            raise ConfigError(
+                explain(
+                    "begin_at() comes too late",
+                    expected="a call before the model has run",
+                    got=f"{self.next_seq:,} tensors that were read",
+                )
+            )
+        self.step = self.event_store.new_step(step)
+        self.is_active = self.config.observes(step)
+
+    def pause(self, is_paused: bool) -> None:
+        """The passes that begin from now on are not read, or are again."""
+        self.is_paused = is_paused
+
+    def apply_pause(self) -> None:
+        """A pass begins, and is read or not."""
+        is_wanted = self.config.observes(self.step.index) and not self.is_paused
+        is_wanted = is_wanted and not is_dry_run()
+        if self.is_active and not is_wanted:
+            # What it would have decided stays as it is.
+            self.note(self.event_store.close, self.step)
+        self.is_active = is_wanted
+
+    def close_step(self) -> None:
+        """Settles the step and has it written down. May be called again for the same step, after
+        more records.
+        """
+        self.recorder.close()
+        self.is_closed = True
+        if not self.is_active:
+            return
+        self.overflow.read()
+        self.note(self.event_store.close, self.step)
+        if self.is_deferred:
+            self._submit(closes_step=True)
+            if self.config.sync == "never":
+                self.drain.bound()
+            else:
+                self.drain.wait()
+
+    def update_began(self) -> None:
+        """An optimizer steps, in this thread, until update_ended() or until it raises."""
+
+    def update_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """The opposite of update_began()."""
+
+    def update_uses(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is about to use its gradients, which carry no loss scale."""
+
+    def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
+        """``torch.autograd.backward`` is called on these."""
+
+    def backward_ended(self) -> None:
+        """It, or ``torch.autograd.grad``, is over."""
+
+    def loss_given(self, loss: Any) -> None:
+        """The training loop has told which tensors are the loss."""
+
+    def unread(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, ops of this thread pass unread where they are read at all."""
+        return contextlib.nullcontext()
+
+    # The loss, and other numbers
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether the loss and other numbers are read by themselves."""
+        return True
+
+    def read_number(self, number: torch.Tensor, site: int) -> int:
+        """Reads a tensor that is none of the model; the number of its record."""
+        return self.observe(number, site, 0, 0)[0]
+
+    def read_loss(self, loss: torch.Tensor, site: int, is_scaled: bool) -> None:
+        """Reads a loss. ``is_scaled``: it carries a scale of the user's own."""
+        token = self.seen.add(loss, self.next_seq)
+        if token >= 0:
+            self.note(self.step.judge.known_loss, token)
+            return
+        seq, is_bad = self.observe(loss, site, 0, int(Flag.SCALED) if is_scaled else 0)
+        self.judge(is_bad, seq, "loss", None, Judge.loss, is_scaled)
+
+    # Loss scaling
+
+    def scaled_by(self, scaler: GradScaler) -> None:
+        """The loss of this step was scaled by ``scaler``."""
+        self.recorder.close()
+        self.step.scaler = weakref.ref(scaler)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Gradients of this step carry a loss scale."""
+        return self.step.scaler is not None or self.has_own_scale
+
+    @property
+    def has_own_scale(self) -> bool:
+        """The loss is scaled without a GradScaler."""
+        training = self.config.training
+        return training.has_own_scaling and training.scaler != 1.0

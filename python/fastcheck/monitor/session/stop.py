@@ -1,0 +1,238 @@
+"""Carries out a stop: after the hook's own work, or at the step boundary among several ranks."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Callable, Optional, Protocol, Union
+
+import numpy as np
+
+from fastcheck.log.writer import default_directory, save_log
+from fastcheck.monitor.distributed.agreement import RankAgreement
+from fastcheck.monitor.distributed.channel import Agreed
+from fastcheck.record.event import Event
+from fastcheck.record.format import RECORD_DTYPE, Verdict
+from fastcheck.record.site import Site
+from fastcheck.report.actions import CallbackSink, ConsoleSink, RaisingSink
+from fastcheck.report.stop import Dumped, StopReport
+from fastcheck.verdict.finding import Finding
+from fastcheck.verdict.policy import Decision
+from fastcheck.verdict.step import Step
+
+from .config import Config
+from .event_store import Due
+from .evidence import build_report
+from .options import Action
+from .session import Session
+
+__all__ = ["StopHandler"]
+
+Sink = Callable[[StopReport], None]
+
+_BEGINNINGS = (Verdict.ORIGIN, Verdict.ARRIVED)
+# Of events of one step on several ranks, one that began on its rank, or in that rank's batch, comes
+# before one that may have come from another rank. Of two alike, the one comes first before which
+# its rank had read fewer tensors of the step: ranks do the same work in the same order.
+_BEGAN, _ARRIVED, _FOLLOWED = 0, 1, 2
+_GRADE_SHIFT = 48
+
+
+class StopDumper(Protocol):
+    """Writes the call that is to blame for a stop to disk."""
+
+    def dump(self, culprit: Event, /) -> Dumped: ...
+
+
+class StopHandler:
+    """Called outside the session's lock and outside every guard: what a sink raises reaches the
+    training loop.
+
+    ``agreement``: that of the ranks, None where this one decides alone.
+    """
+
+    def __init__(self, session: Session, agreement: Optional[RankAgreement] = None) -> None:
+        self._session = session
+        self._sink = _make_sink(session.config)
+        self._agreement = agreement
+        # The first stop that is due and was not proposed to the other ranks yet.
+        self._held: Optional[Due] = None
+        self._proposed: Optional[StopReport] = None
+        # Set by the owner: what a stop leaves on disk of the call that is to blame.
+        self.dumper: Optional[StopDumper] = None
+        self._has_dumped = False
+
+    def __call__(self) -> None:
+        """What is due is done now, but for stops where several ranks have to agree first."""
+        event_store = self._session.event_store
+        with event_store.lock:
+            due = list(event_store.due)
+            event_store.due.clear()
+        for item in due:
+            if item[1] is not Decision.STOP:
+                self._sink(self._report(item))
+            elif self._agreement is None:
+                self._stop(self._report(item))
+            elif self._held is None and self._proposed is None:
+                self._held = item
+
+    def at_step_boundary(self, is_last: bool = False) -> None:
+        """At a step boundary: tells the other ranks of a stop, and stops if they all do.
+
+        ``is_last``: there will be no further one, and what the last ones agree on is waited for.
+        """
+        agreement = self._agreement
+        if agreement is None:
+            self()
+            return
+        self._take_in()
+        self._propose()
+        self._stop_if_agreed(agreement.finish() if is_last else agreement.boundary())
+
+    def close(self) -> None:
+        """Leaves the agreement without waiting for other ranks."""
+        if self._agreement is not None:
+            self._agreement.close()
+
+    def report_at_exit(self) -> None:
+        """At exit: raises pending stops without agreement."""
+        self()
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._proposed = self._report(held)
+        if self._proposed is not None:
+            self._stop(self._proposed)
+
+    # Several ranks
+
+    def _take_in(self) -> None:
+        session = self._session
+        with session.lock:
+            session.collect()
+        self()
+
+    def _propose(self) -> None:
+        if self._held is None or self._agreement is None:
+            return
+        held, self._held = self._held, None
+        report = self._proposed = self._report(held)
+        with self._session.event_store.lock:
+            priority = _priority(_culprit(held), held[2])
+        self._agreement.propose(report.step, pickle.dumps(report), priority)
+
+    def _stop_if_agreed(self, agreed: Optional[Agreed]) -> None:
+        if agreed is None:
+            return
+        own, self._proposed, self._held = self._proposed, None, None
+        try:
+            report = pickle.loads(agreed.message) if agreed.message else own
+        except Exception as error:
+            self._session.report_internal_error("what another rank reports", error)
+            report = own
+        self._stop(report or _lost_report(agreed))
+
+    # One rank
+
+    def _stop(self, report: StopReport) -> None:
+        session, event_store = self._session, self._session.event_store
+        with session.lock, event_store.lock:
+            # Whoever catches the stop and goes on starts a new step.
+            session.is_closed = True
+            if self._agreement is not None:
+                # All into one directory, whose name came with the report: what of it is on one
+                # file system `fastcheck show` reads as one.
+                self._save(report.log_path)
+        self._sink(report)
+
+    def _report(self, due: Due) -> StopReport:
+        session, event_store = self._session, self._session.event_store
+        finding, decision, step = due
+        with session.lock, event_store.lock:
+            try:
+                report = self._whole_report(due)
+            except Exception as error:
+                # A poor report is better than none, and far better than a run that goes on.
+                session.report_internal_error("the evidence of its events", error)
+                report = StopReport(
+                    event_store.event(finding), step=step.index, rank=event_store.rank
+                )
+        if self.dumper is None or (decision is not Decision.STOP and self._has_dumped):
+            return report
+        self._has_dumped = True
+        return replace(report, dump=self.dumper.dump(report.culprit))
+
+    def _whole_report(self, due: Due) -> StopReport:
+        session, event_store = self._session, self._session.event_store
+        finding, decision, step = due
+        session.collect()
+        world_size = 1 if self._agreement is None else self._agreement.world_size
+        if decision is not Decision.STOP:
+            return build_report(session, finding, step, self._log_directory(), world_size)
+        culprit = _culprit(due)
+        event_store.store(step)
+        path = self._log_directory()
+        if path is None:
+            path = default_directory()
+            if self._agreement is None:
+                path = self._save(path)
+        return build_report(session, culprit, step, path, world_size)
+
+    def _log_directory(self) -> Optional[str]:
+        log = self._session.event_store.log
+        return None if log is None or log.failed else log.directory
+
+    def _save(self, directory: Optional[str]) -> Optional[str]:
+        """Writes what is held in memory, unless all of it is in the log already."""
+        session, event_store = self._session, self._session.event_store
+        if directory is None or self._log_directory() is not None:
+            return None
+        rows = [row.to_dict() for row in event_store.all_steps()]
+        steps = {"steps": rows} if rows else {}
+        return save_log(
+            directory,
+            event_store.rank,
+            event_store.history.all(),
+            event_store.events,
+            session.sites,
+            {**event_store.describe(), **steps},
+        )
+
+
+def _culprit(due: Due) -> Finding:
+    """The first beginning in the step of an event for which a stop is due."""
+    finding, _, step = due
+    began = [f for f in step.judge.findings if f.counted and f.verdict in _BEGINNINGS]
+    return min(began, key=lambda f: f.seq, default=finding)
+
+
+def _priority(culprit: Finding, step: Step) -> int:
+    """For RankAgreement.propose()."""
+    grade = _FOLLOWED
+    if culprit.verdict is Verdict.ORIGIN or culprit.is_data:
+        grade = _BEGAN
+    elif culprit.verdict is Verdict.ARRIVED:
+        grade = _ARRIVED
+    return (grade << _GRADE_SHIFT) + max(0, culprit.seq - step.first_seq)
+
+
+def _lost_report(agreed: Agreed) -> StopReport:
+    """For a stop whose report was lost with the rank that had it."""
+    record = np.zeros(1, RECORD_DTYPE)[0]
+    record["step"] = agreed.step
+    event = Event(
+        site=Site("", "", "forward", "output", 0, "output"),
+        record=record,
+        step=agreed.step,
+        verdict=Verdict.ARRIVED,
+        reason=f"rank {agreed.rank} found it, and its report was lost with that rank",
+        counted=True,
+        rank=agreed.rank,
+    )
+    return StopReport(culprit=event, step=agreed.step, rank=agreed.rank, is_lost=True)
+
+
+def _make_sink(config: Config) -> Sink:
+    action: Union[str, Action] = config.stop.action
+    if callable(action):
+        return CallbackSink(action)
+    return RaisingSink() if action == "raise" else ConsoleSink()

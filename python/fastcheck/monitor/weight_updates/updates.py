@@ -1,0 +1,223 @@
+"""What no record holds of an update: learning rates, None gradients, which modules ran.
+
+Most updates are like the one before. A *close look* asks each parameter; any other update is only
+compared with the last close look, list by list.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.stored import StoredTensor, parameter_ids
+from fastcheck.utils.torch.sharding import local
+from fastcheck.verdict.step import Step
+
+__all__ = [
+    "UPDATES",
+    "ParameterDetails",
+    "UpdateInfo",
+    "UpdateWatcher",
+    "Watch",
+]
+
+#: So many updates in a row have to agree before anything is said; and so often it is asked which
+#: parameters no optimizer holds.
+UPDATES = 10
+# Updates without a close look, where nothing seems to have changed. A bias whose gradient was
+# noise and is no longer, for one, looks as it did before.
+_GLANCES = 100
+
+
+class Watch:
+    """The updates of one optimizer, as the last close look found them."""
+
+    __slots__ = ("all_zero", "glances", "gradients", "is_close", "parameters", "rates", "zero")
+
+    def __init__(self) -> None:
+        self.parameters: Sequence[int] = ()
+        self.gradients: Sequence[int] = ()
+        self.rates: Sequence[bool] = ()
+        self.glances = 0
+        #: Whether every update is to be looked at closely. Set where the records arrive, which on
+        #: a device is some updates later.
+        self.is_close = True
+        #: Of each gradient, in the order in which they were read: how many zeros are all of it,
+        #: and, as one byte, whether all of it was 0.
+        self.all_zero = np.zeros(0, np.int64)
+        self.zero = b""
+
+
+class ParameterDetails(NamedTuple):
+    """Of each parameter, by the number of its site."""
+
+    parameters: list[int]
+    #: Trained, and at a learning rate that is not 0.
+    is_live: list[bool]
+    has_gradient: list[bool]
+    #: Other ranks hold the rest of it.
+    is_part: list[bool]
+
+
+class UpdateInfo:
+    """One update: which records are about it, by their sequence numbers, and what none of them
+    tells.
+    """
+
+    __slots__ = (
+        "buffers",
+        "calls",
+        "close",
+        "early_gradients",
+        "first",
+        "first_gradient",
+        "first_stray",
+        "is_certain",
+        "is_training",
+        "stop",
+        "watch",
+    )
+
+    def __init__(self, watch: Watch, *, is_certain: bool) -> None:
+        self.watch = watch
+        #: Whether an update is about to be applied; not where a training loop says no more than
+        #: that a step is over.
+        self.is_certain = is_certain
+        #: Parameters and buffers, then gradients, then parameters with a gradient that no
+        #: optimizer holds.
+        self.first = self.first_gradient = self.first_stray = self.stop = 0
+        #: The records of gradients that were read before they were clipped.
+        self.early_gradients: Sequence[int] = ()
+        self.close: Optional[ParameterDetails] = None
+        #: Sites of the buffers that may be constants: the same list while they are the same.
+        self.buffers: list[int] = []
+        self.is_training: list[bool] = []
+        #: How often the module of each has been called.
+        self.calls: list[int] = []
+
+
+class UpdateWatcher:
+    """Makes the Looks. Every method expects the session's lock to be held."""
+
+    def __init__(
+        self, nodes: Sequence[ModuleNode], optimizers: Optional[Sequence[torch.optim.Optimizer]]
+    ) -> None:
+        self._nodes = nodes
+        self._given = optimizers or ()
+        self._watches: weakref.WeakKeyDictionary[torch.optim.Optimizer, Watch] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._watch_of_none = Watch()
+        self._looks = 0
+        # The optimizer, the step, and how many updates it had had by then.
+        self._last = (0, -1, 0)
+        self._buffers_read: list[int] = []
+        self._buffers: list[int] = []
+        self._buffer_nodes: list[ModuleNode] = []
+
+    def begin(self, optimizer: Optional[torch.optim.Optimizer], step: Step) -> Optional[UpdateInfo]:
+        """A Look at the update that is about to be applied. None for the second call of a step()
+        that calls that of its base class.
+        """
+        last, self._last = self._last, (id(optimizer), step.index, step.update_count)
+        if last == self._last:
+            return None
+        if optimizer is None:
+            return UpdateInfo(self._watch_of_none, is_certain=False)
+        watch = self._watches.get(optimizer)
+        if watch is None:
+            watch = self._watches[optimizer] = Watch()
+        self._looks += 1
+        return UpdateInfo(watch, is_certain=True)
+
+    def has_turn_for_strays(self, look: UpdateInfo) -> bool:
+        """Whether this is an update in which parameters that no optimizer holds are read."""
+        return look.is_certain and self._looks % UPDATES == 0
+
+    def unowned_parameters(self, parameters: Sequence[StoredTensor]) -> list[StoredTensor]:
+        """Those with a gradient that no optimizer holds which has stepped or was given."""
+        optimizers = (*self._watches, *self._given)
+        held = {key for optimizer in optimizers for key in parameter_ids(optimizer)}
+        return [
+            stored
+            for stored in parameters
+            if stored[2].requires_grad and stored[2].grad is not None and id(stored[2]) not in held
+        ]
+
+    def look_at_parameters(
+        self,
+        look: UpdateInfo,
+        optimizer: Optional[torch.optim.Optimizer],
+        parameters: Sequence[StoredTensor],
+        parameters_read: Sequence[int],
+        gradients_read: Sequence[int],
+    ) -> None:
+        """``..._read``: the sites of what was read. Looks closely where anything is new."""
+        watch = look.watch
+        rates = [] if optimizer is None else [_is_still(group) for group in optimizer.param_groups]
+        watch.glances += 1
+        if (
+            not watch.is_close
+            and watch.glances < _GLANCES
+            and watch.gradients == gradients_read
+            and watch.parameters == parameters_read
+            and watch.rates == rates
+        ):
+            return
+        watch.parameters, watch.gradients, watch.rates = parameters_read, gradients_read, rates
+        watch.glances = 0
+        look.close = ParameterDetails([], [], [], [])
+        still = _still(optimizer) if any(rates) and optimizer is not None else ()
+        for node, name, parameter in parameters:
+            # Of a copy in few bits the optimizer may hold the original, which moves unseen.
+            is_copy = optimizer is None and parameter.dtype.itemsize < 4
+            look.close.parameters.append(node.site("param", name, 0))
+            look.close.is_live.append(
+                parameter.requires_grad and id(parameter) not in still and not is_copy
+            )
+            main = getattr(parameter, "main_grad", None)
+            look.close.has_gradient.append(parameter.grad is not None or main is not None)
+            look.close.is_part.append(local(parameter) is not parameter)
+
+    def look_at_buffers(self, look: UpdateInfo, buffers_read: list[int]) -> None:
+        """``buffers_read``: the sites of the buffers that were read."""
+        if buffers_read != self._buffers_read:
+            self._know_buffers(buffers_read)
+        look.buffers = self._buffers
+        for node in self._buffer_nodes:
+            module = node.module()
+            look.is_training.append(module is not None and module.training)
+            look.calls.append(node.total_calls if node.is_callable else look.first)
+
+    def _know_buffers(self, buffers_read: list[int]) -> None:
+        self._buffers_read, self._buffers, self._buffer_nodes = buffers_read, [], []
+        read = set(buffers_read)
+        for node in self._nodes:
+            module = node.module()
+            # Statistics may stand still for as long as they like.
+            if module is None or isinstance(module, _NormBase):
+                continue
+            for name in module._buffers:
+                site = node.site("buffer", name, 0)
+                if site in read:
+                    self._buffers.append(site)
+                    self._buffer_nodes.append(node)
+
+
+def _still(optimizer: torch.optim.Optimizer) -> set[int]:
+    """The parameters whose learning rate is 0, or on a device, where asking would wait."""
+    groups = filter(_is_still, optimizer.param_groups)
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+def _is_still(group: dict[str, object]) -> bool:
+    rate = group.get("lr")
+    if isinstance(rate, torch.Tensor) and not rate.is_cpu:
+        return True
+    return rate is not None and not rate

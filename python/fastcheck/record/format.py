@@ -1,0 +1,210 @@
+"""The dtype of a record in NumPy: format version 1, byte for byte that of ``csrc/core/record.h``.
+
+``docs/record-format.md`` specifies every field. Needs neither torch nor the compiled extension, so
+that a log can be read anywhere.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+RECORD_VERSION = 1
+RECORD_BYTES = 192
+
+#: Records whose first ``VALUE_BYTES`` bytes are equal are equal; identity follows.
+VALUE_BYTES = 112
+
+#: One record. ``min`` and ``max`` are typed by the tensor's dtype: :func:`extremes` reads them;
+#: here they are float64, which is what floating-point and complex tensors hold.
+RECORD_DTYPE = np.dtype(
+    [
+        ("numel", "<i8"),
+        ("nan_count", "<i8"),
+        ("posinf_count", "<i8"),
+        ("neginf_count", "<i8"),
+        ("zero_count", "<i8"),
+        ("subnormal_count", "<i8"),
+        ("negative_count", "<i8"),
+        ("saturated_count", "<i8"),
+        ("min", "<f8"),
+        ("max", "<f8"),
+        ("sum", "<f8"),
+        ("abs_sum", "<f8"),
+        ("sum_sq", "<f8"),
+        ("checksum", "<u8"),
+        ("seq", "<i8"),
+        ("step", "<i8"),
+        ("call", "<i4"),
+        ("site", "<i4"),
+        ("flags", "<u4"),
+        ("version", "<u2"),
+        ("dtype", "u1"),
+        ("order", "u1"),
+        ("depth", "u1"),
+        ("device_mode", "u1"),
+        ("reserved", "V46"),
+    ]
+)
+assert RECORD_DTYPE.itemsize == RECORD_BYTES
+
+
+NONFINITE_COUNTS = ("nan_count", "posinf_count", "neginf_count")
+#: Counts of finite components. One component may be in several of them.
+FINITE_COUNTS = ("zero_count", "subnormal_count", "negative_count", "saturated_count")
+#: The counts of a record, in the order of its first eight 64-bit cells.
+COUNTS = ("numel", *NONFINITE_COUNTS, *FINITE_COUNTS)
+
+
+def offset_of(field: str) -> int:
+    """The offset of a field, in bytes."""
+    assert RECORD_DTYPE.fields is not None
+    return RECORD_DTYPE.fields[field][1]
+
+
+class Depth(enum.IntEnum):
+    """How much of a record is computed; a field that the depth does not cover is zero bytes."""
+
+    HEALTH = 1  #: the eight counts
+    STATS = 2  #: and min, max, sum, abs_sum, sum_sq
+    FULL = 3  #: and the checksum
+
+
+#: Depths by the names that options take.
+DEPTHS = {depth.name.lower(): depth for depth in Depth}
+
+
+class Order(enum.IntEnum):
+    """The rule by which the elements were traversed."""
+
+    STORAGE = 0  #: as they lie in memory: any dense tensor
+    LOGICAL = 1  #: row-major
+
+
+#: Orders by the names that options take.
+ORDERS = {order.name.lower(): order for order in Order}
+
+
+class DeviceMode(enum.IntEnum):
+    """How the device stores a result that is out of the format's range."""
+
+    IEEE = 0
+    SATURATING = 1
+    UNKNOWN = 2
+
+
+class Flag(enum.IntFlag):
+    """Bits of ``flags``; bits 8 to 11 hold the :class:`Verdict`."""
+
+    NONFINITE = 1  #: the tensor has a NaN or an infinity
+    RECOMPUTE = 2  #: seen while activation checkpointing ran a forward again
+    SCALED = 4  #: a gradient that carries a loss scale
+    EVENT = 8  #: counted as an overflow event
+
+
+VERDICT_SHIFT = 8
+VERDICT_MASK = 0xF << VERDICT_SHIFT
+
+
+class Verdict(enum.IntEnum):
+    """The host's verdict on a non-finite record (``docs/design.md``, overflow counting)."""
+
+    NONE = 0
+    ORIGIN = 1
+    ARRIVED = 2
+    PROPAGATED = 3
+    INTENDED = 4
+    ABSORBED = 5
+    UNRESOLVED = 6
+    SCALED = 7
+    BENIGN = 8
+
+
+@dataclass(frozen=True)
+class DTypeInfo:
+    """One row of the table in ``csrc/core/dtypes.h``.
+
+    ``components`` is how many counted components an element has: 2 for complex. ``kind`` is the
+    type of ``min`` and ``max``: ``"f8"``, ``"i8"`` or ``"u8"``.
+    """
+
+    code: int
+    name: str
+    components: int
+    component_bytes: int
+    kind: str
+
+
+DTYPES: tuple[DTypeInfo, ...] = (
+    DTypeInfo(0, "float64", 1, 8, "f8"),
+    DTypeInfo(1, "float32", 1, 4, "f8"),
+    DTypeInfo(2, "float16", 1, 2, "f8"),
+    DTypeInfo(3, "bfloat16", 1, 2, "f8"),
+    DTypeInfo(4, "float8_e4m3fn", 1, 1, "f8"),
+    DTypeInfo(5, "float8_e5m2", 1, 1, "f8"),
+    DTypeInfo(6, "complex64", 2, 4, "f8"),
+    DTypeInfo(7, "complex128", 2, 8, "f8"),
+    DTypeInfo(8, "int8", 1, 1, "i8"),
+    DTypeInfo(9, "int16", 1, 2, "i8"),
+    DTypeInfo(10, "int32", 1, 4, "i8"),
+    DTypeInfo(11, "int64", 1, 8, "i8"),
+    DTypeInfo(12, "uint8", 1, 1, "u8"),
+    DTypeInfo(13, "uint16", 1, 2, "u8"),
+    DTypeInfo(14, "uint32", 1, 4, "u8"),
+    DTypeInfo(15, "uint64", 1, 8, "u8"),
+    DTypeInfo(16, "bool", 1, 1, "u8"),
+)
+
+
+def extremes(record: np.void) -> tuple[float, float]:
+    """``min`` and ``max`` of one record in their own type: float, or int for integer dtypes."""
+    kind = DTYPES[int(record["dtype"])].kind
+    low, high = np.frombuffer(record.tobytes(), dtype="<" + kind, count=2, offset=64)
+    return low.item(), high.item()
+
+
+def nonfinite(records: np.ndarray) -> np.ndarray:
+    """Which of these records hold a NaN or an infinity, as a boolean array."""
+    counts = records["nan_count"] + records["posinf_count"] + records["neginf_count"]
+    found: np.ndarray = counts != 0
+    return found
+
+
+def overflowed(records: np.ndarray) -> np.ndarray:
+    """Which of these records show an overflow: nonfinite() or, of a device that saturates, holding
+    its dtype's largest finite magnitude. A boolean array.
+    """
+    saturating = records["device_mode"] == int(DeviceMode.SATURATING)
+    found: np.ndarray = nonfinite(records) | (saturating & (records["saturated_count"] != 0))
+    return found
+
+
+class Identity(NamedTuple):
+    """The fields of a record that the host knows before the device has written the values."""
+
+    seq: int
+    step: int
+    call: int
+    site: int
+    flags: int
+    dtype: int
+    order: int
+
+
+def identify(records: np.ndarray, identities: ArrayLike, depth: int, mode: DeviceMode) -> None:
+    """Completes records of which a device wrote only the value fields, in place.
+
+    ``identities``: for each record a row of numbers in the order of Identity's fields.
+    """
+    fields = Identity._fields
+    numbers = np.asarray(identities, np.int64).reshape(len(records), len(fields))
+    for field, column in zip(fields, numbers.T):
+        records[field] = column
+    records["flags"] |= nonfinite(records).astype(np.uint32) * np.uint32(Flag.NONFINITE)
+    records["version"] = RECORD_VERSION
+    records["depth"] = depth
+    records["device_mode"] = int(mode)

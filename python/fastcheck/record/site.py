@@ -1,0 +1,125 @@
+"""Sites (the places that records come from), and the table that numbers them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+__all__ = ["MAX_SITES", "Site", "SiteTable"]
+
+#: Bounds the table of a run whose labels never repeat (a dict keyed by step).
+MAX_SITES = 65536
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place in the model that tensors pass; the step and the call belong to the record instead.
+
+    ``module`` is the dotted path in the installed model, "" for the model itself. ``direction`` is
+    ``forward``, ``backward`` or ``optimizer``. ``role`` is ``input``, ``output``, ``grad_input``,
+    ``grad_output``, ``param``, ``param_grad``, ``grad_norm``, ``buffer``, ``optimizer_state``,
+    ``collective``, ``loss`` or a number of the step (``loss_scale``, ``learning_rate``,
+    ``found_inf``). ``index`` counts the tensors of this role in one call, and ``label``
+    is how this one is written: ``output[0]``, ``output.logits``, ``weight``.
+    """
+
+    module: str
+    module_type: str
+    direction: str
+    role: str
+    index: int
+    label: str
+    op: Optional[str] = None
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the tensor is a parameter, the gradient or the optimizer's state of one, or a
+        buffer.
+        """
+        return self.role in ("param", "param_grad", "buffer", "optimizer_state")
+
+    @property
+    def key(self) -> str:
+        """The ``state_dict`` key of a stored tensor: ``3.weight``; of other tensors the label.
+
+        The key is that of the first installed model. In those of further models the name of the
+        model's class stands in front: ``CrossEntropyLoss.weight``.
+        """
+        return f"{self.module}.{self.label}" if self.is_stored and self.module else self.label
+
+    @property
+    def tensor_name(self) -> str:
+        """The tensor in running text: ``output[0]``, ``gradient of output[0]``, ``parameter
+        3.weight``, ``gradient of 3.weight``.
+        """
+        if self.role == "loss":
+            return "the loss"
+        if self.role == "param_grad" or (
+            self.role in ("grad_input", "grad_output") and "grad" not in self.label
+        ):
+            return f"gradient of {self.key}"
+        kind = {"param": "parameter ", "buffer": "buffer ", "optimizer_state": "optimizer state "}
+        return kind.get(self.role, "") + self.key
+
+    def __str__(self) -> str:
+        if self.role == "loss":
+            return f"{self.direction} · {self.label}"
+        name = f"{self.module} ({self.module_type})" if self.module else self.module_type
+        op = f" · {self.op}" if self.op else ""
+        return f"{name}{op} · {self.direction} · {self.tensor_name}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        return vars(self).copy()
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Site:
+        """The inverse of to_dict(); keys that a later version added are ignored.
+
+        Raises:
+            TypeError: a field is missing, or of another type.
+        """
+        found = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
+        for name, value in found.items():
+            wanted = int if name == "index" else str
+            if not isinstance(value, wanted) and not (name == "op" and value is None):
+                raise TypeError(f"{name} of a site is {value!r:.80}")
+        return cls(**found)
+
+
+_REST = Site("", f"more than {MAX_SITES - 1} sites", "forward", "output", 0, "one of the rest")
+
+
+class SiteTable:
+    """Numbers sites in the order in which they are first met; the same site always gets the same
+    number.
+
+    Holds 65536 at most: all further sites share the last number.
+    """
+
+    def __init__(self) -> None:
+        self._sites: list[Site] = []
+        self._numbers: dict[Site, int] = {}
+
+    def intern(self, site: Site) -> int:
+        """The number of ``site``."""
+        number = self._numbers.get(site)
+        if number is not None:
+            return number
+        if len(self._sites) >= MAX_SITES - 1:
+            if len(self._sites) == MAX_SITES - 1:
+                self._sites.append(_REST)
+            return MAX_SITES - 1
+        number = self._numbers[site] = len(self._sites)
+        self._sites.append(site)
+        return number
+
+    def __getitem__(self, number: int) -> Site:
+        return self._sites[number]
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)

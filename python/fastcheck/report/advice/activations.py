@@ -1,0 +1,244 @@
+"""Advice for activations: out of range, NaN from finite inputs, -Inf, divergence, bad input.
+
+Each function covers one situation and yields advice, the most likely cause first. A piece of advice
+states a number of this run before the suggestion, so that the reader can judge whether it applies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fastcheck.record.statistics import RecordStatistics
+from fastcheck.report.trend import format_factor
+from fastcheck.utils.text.numbers import format_number, format_share
+
+from .case import Advice, Case
+
+
+def fills_its_format(case: Case) -> bool:
+    """The finite numbers beside the bad ones, or of the step before, reach the dtype's end."""
+    form = case.reading.float_format
+    if form is None:
+        return False
+    used = case.reading.range_used or 0.0
+    if not form.is_narrow:
+        # float32 and bfloat16 end at 3e38: a run that diverges shows long before the half of that.
+        return used >= 1e-6
+    reached = case.trend.near_limit and (case.trend.has_grown or used >= 0.25)
+    return case.reading.saturated_count > 0 or used >= 0.5 or reached
+
+
+def out_of_range(case: Case) -> Iterator[Advice]:
+    dtype, limit, trend = case.reading.dtype, case.limit, case.trend
+    seen = f"{dtype} ends at {limit}"
+    if trend.last_abs_max is not None:
+        share = format_share(trend.healthy[-1].range_used or 0.0, 1)
+        reached = format_number(trend.last_abs_max)
+        seen += f", and this tensor had reached {reached} ({share} of it) at step "
+        seen += f"{trend.healthy[-1].step:,}"
+    elif case.reading.abs_max is not None:
+        seen += (
+            f", and the largest number left in this tensor is {format_number(case.reading.abs_max)}"
+        )
+    if dtype.startswith("float8"):
+        yield Advice(
+            f"{seen}. Lower the scale of this tensor before it is cast to {dtype} (its scale "
+            "factor is stale or too large), or keep this module in bfloat16."
+        )
+    else:
+        yield Advice(
+            f"{seen}. Use bfloat16: the same size, but the range of float32.",
+            "model.to(torch.bfloat16)  # or autocast(device, dtype=torch.bfloat16)",
+        )
+        name = f"module {case.site.module}" if case.site.module else "the model"
+        yield Advice(
+            f"Or keep only {name} in float32: outside autocast, with weights and input in float32.",
+            "with torch.autocast(x.device.type, enabled=False):\n    y = module.float()(x.float())",
+        )
+    yield from _upstream(case)
+    if case.is_like("attention", "attn"):
+        yield Advice(
+            "In attention, scale before the product, (q / d**0.5) @ k.transpose(-2, -1), or use "
+            "torch.nn.functional.scaled_dot_product_attention; normalising q and k bounds the "
+            "scores."
+        )
+    if case.is_like("norm"):
+        root = math.sqrt(case.reading.float_format.max) if case.reading.float_format else 0.0
+        yield Advice(
+            f"A norm squares its input: in {dtype} anything above {format_number(root)} overflows. "
+            "Compute it in float32 and cast the result."
+        )
+    yield from growth(case)
+    if case.site.direction == "forward" and (case.scale is not None or dtype == "float16"):
+        yield Advice(
+            "Loss scaling can't help here: it scales gradients, and this is an activation of the "
+            "forward pass."
+        )
+
+
+def _upstream(case: Case) -> Iterator[Advice]:
+    """Where an input was already close to the end of the dtype's range, the growth is upstream."""
+    for site, reading in case.read_inputs:
+        used = reading.range_used
+        if reading.float_format is None or not reading.float_format.is_narrow or used is None:
+            continue
+        if used >= 0.5:
+            source = (
+                f", from {site.module}," if site.module != case.site.module and site.module else ""
+            )
+            yield Advice(
+                f"The input{source} already reaches {format_number(reading.abs_max)}, "
+                f"{format_share(used, 1)} of {reading.dtype}: the growth is upstream (a residual "
+                "stream that adds up). Normalise it or scale the residual branches down."
+            )
+            return
+
+
+def growth(case: Case) -> Iterator[Advice]:
+    trend = case.trend
+    if trend.has_grown and trend.growth is not None:
+        yield Advice(
+            f"Stop the growth ({format_factor(trend.growth)} over the steps shown): lower the "
+            "learning rate or warm up for longer, clip gradients, or put a LayerNorm or RMSNorm "
+            "before this module.",
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        )
+    elif trend.has_jumped:
+        yield Advice(
+            "It jumped in one step, after steady ones: look at this step's batch (an outlier, a "
+            "wrong scale, an empty sample) before you change the model."
+        )
+    else:
+        yield Advice(
+            "Bound what goes in: a LayerNorm or RMSNorm before this module, a smaller "
+            "initialisation, a lower learning rate or a longer warm-up."
+        )
+
+
+def nan_from_finite(case: Case) -> Iterator[Advice]:
+    """NaN out of finite inputs: 0/0, Inf - Inf inside, log or sqrt of a negative, a fully masked
+    row.
+    """
+    if case.is_like("softmax", "attention", "attn", "mha"):
+        yield Advice(
+            "A fully masked row: softmax over nothing but -inf is NaN. Check that every query "
+            "may attend to at least one key (padding and causal mask together), or mask with a "
+            "large finite number.",
+            "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
+        )
+    peak = case.input_abs_max
+    form = case.reading.float_format
+    if form is not None and form.is_narrow and peak is not None and peak >= math.sqrt(form.max):
+        yield Advice(
+            f"The input reaches {format_number(peak)}; its square or a product of two such numbers "
+            f"is beyond {case.reading.dtype}'s {case.limit}, and Inf - Inf or Inf * 0 is NaN. Run "
+            "this module in bfloat16 or float32, or normalise its input.",
+        )
+    negative = [(s, r) for s, r in case.read_inputs if r.negative_count]
+    zeros = [(s, r) for s, r in case.read_inputs if r.zero_count]
+    if negative:
+        site, reading = negative[0]
+        yield Advice(
+            f"{site.label} holds {reading.negative_count:,} negative numbers"
+            f"{_least(reading)}: log, sqrt, rsqrt and fractional powers of them are NaN. "
+            "Clamp before: x.clamp_min(eps)."
+        )
+    if zeros:
+        site, reading = zeros[0]
+        yield Advice(
+            f"{site.label} holds {reading.zero_count:,} zeros of {reading.components:,}: look for "
+            "0/0 (a mean over a count of zero, x / x.norm(), x / x.std()) and add an eps to the "
+            "divisor."
+        )
+    if not negative and not zeros:
+        yield Advice(
+            "All it read was finite, so the module itself made it. Look in its forward for a "
+            "division (0/0: a mean over nothing, x / x.norm()), log or sqrt of a negative "
+            "number, or Inf - Inf, and add an eps or a clamp there."
+        )
+    if case.is_like("norm") or case.reading.dtype == "float16":
+        yield Advice(
+            "Check eps: in float16 anything below 6e-8 is zero, so eps=1e-8 protects nothing; a "
+            "norm over a single or a constant element divides by sqrt(0 + eps)."
+        )
+    if case.trend.has_grown:
+        yield from growth(case)
+
+
+def _least(reading: RecordStatistics) -> str:
+    return f" (down to {format_number(reading.min)})" if reading.min is not None else ""
+
+
+def negative_infinity(case: Case) -> Iterator[Advice]:
+    yield Advice(
+        "-Inf alone is either a mask or the log of zero. If it is a log: clamp its input, or use "
+        "log_softmax, logsumexp or binary_cross_entropy_with_logits, which never form the zero.",
+        "torch.log(p.clamp_min(torch.finfo(p.dtype).tiny))",
+    )
+    yield Advice(
+        "If it is a mask: check that no row is masked whole, since softmax turns such a row into "
+        "NaN."
+    )
+    if case.is_narrow:
+        yield Advice(
+            f"{case.reading.dtype} ends at {case.limit}: adding finfo.min to a negative score "
+            "gives -Inf. Use masked_fill instead of adding the mask."
+        )
+
+
+def diverged(case: Case) -> Iterator[Advice]:
+    """Inf in a dtype with the range of float32: divergence or a division by zero."""
+    dtype = case.reading.dtype
+    if case.trend.has_grown:
+        yield Advice(
+            f"{dtype} holds up to {case.limit}: numbers that large are a run that diverges, not a "
+            "format that is too small."
+        )
+        yield from growth(case)
+    else:
+        yield Advice(
+            f"{dtype} holds up to {case.limit}, and this tensor was nowhere near it: look in the "
+            "module's forward for a division by zero, exp of a large number (above 88 in "
+            "float32), 1/x or rsqrt near zero, and add an eps or a clamp there."
+        )
+        for site, reading in case.read_inputs:
+            if reading.zero_count:
+                yield Advice(f"{site.label} holds {reading.zero_count:,} zeros: 1/0 is Inf.")
+                break
+        if case.input_abs_max is not None and case.input_abs_max > 80:
+            yield Advice(
+                f"The input reaches {format_number(case.input_abs_max)}: subtract the maximum "
+                "before exp, as softmax and logsumexp do."
+            )
+
+
+def arrived(case: Case) -> Iterator[Advice]:
+    if case.site.role == "input" and not case.site.module:
+        yield Advice(
+            f"The batch was non-finite before the model read it ({case.site.label}): look at the "
+            "data, not at the model. Check the samples of this step where they are loaded.",
+            "assert torch.isfinite(batch).all()",
+        )
+        yield Advice(
+            "Usual sources: missing values in the file, a normalisation that divides by a "
+            "standard deviation of zero, log of zero, an augmentation that makes an empty crop, "
+            "uninitialised memory (torch.empty)."
+        )
+        if case.is_narrow:
+            yield Advice(
+                f"A cast to {case.reading.dtype} turns anything above {case.limit} into Inf: "
+                "normalise before the cast."
+            )
+        return
+    if case.left_out_by:
+        options = " and ".join(f"{name}=" for name in case.left_out_by)
+        yield Advice(
+            f"What made this tensor may be what {options} leaves unread. Take that option away to "
+            "find the origin."
+        )
+    yield Advice(
+        "No observed module made it: it came from outside, as a batch does, or was computed by "
+        f"code between the modules. Look at the lines before {case.site.module or 'this module'} "
+        "is called, and at the data."
+    )

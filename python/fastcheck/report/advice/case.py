@@ -1,0 +1,106 @@
+"""The data that advice is derived from, and the form of one piece of advice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastcheck.record.format import Verdict
+from fastcheck.record.statistics import RecordStatistics
+from fastcheck.report.trend import Trend
+from fastcheck.utils.text.numbers import format_number
+
+if TYPE_CHECKING:
+    from fastcheck.record.site import Site
+
+
+#: A weight that is so many times larger after one update was blown up by it.
+BLOWN_UP = 10.0
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One thing to try; ``code``, if any, is shown on lines of its own."""
+
+    text: str
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """The data that the rules of advice read."""
+
+    site: Site
+    reading: RecordStatistics
+    verdict: Verdict
+    step: int
+    trend: Trend
+    inputs: tuple[tuple[Site, RecordStatistics], ...]
+    scale: float | None
+    log_path: str | None
+    #: Of what the module read, as it was in an earlier step; None where it is not held.
+    inputs_before: tuple[RecordStatistics | None, ...] = ()
+    learning_rates: tuple[tuple[str, float], ...] = ()
+    left_out_by: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The module's path and type in lower case, to recognise attention, norms, losses, ..."""
+        return f"{self.site.module} {self.site.module_type} {self.site.op or ''}".lower()
+
+    @property
+    def is_narrow(self) -> bool:
+        form = self.reading.float_format
+        return form is not None and form.is_narrow
+
+    @property
+    def limit(self) -> str:
+        form = self.reading.float_format
+        return format_number(form.max) if form is not None else "?"
+
+    @property
+    def overflows_to_nan(self) -> bool:
+        """The format has no Inf (float8_e4m3fn): what is too large becomes NaN."""
+        form = self.reading.float_format
+        return form is not None and not form.has_inf
+
+    @property
+    def has_nan(self) -> bool:
+        return self.reading.nan_count > 0
+
+    @property
+    def only_neginf(self) -> bool:
+        return self.reading.nonfinite_count == self.reading.neginf_count
+
+    @property
+    def read_inputs(self) -> list[tuple[Site, RecordStatistics]]:
+        """The activations that the module read: neither parameters nor integers (labels, indices),
+        which no computation makes non-finite.
+        """
+        return [
+            (s, r)
+            for s, r in self.inputs
+            if s.role not in ("param", "buffer") and r.float_format is not None
+        ]
+
+    @property
+    def broken_weight(self) -> tuple[Site, RecordStatistics, RecordStatistics] | None:
+        """The parameter of the module that the update before this step has blown up, as it is and
+        as it was.
+        """
+        for (site, now), before in zip(self.inputs, self.inputs_before):
+            if site.role != "param" or before is None or before.step >= self.step:
+                continue
+            if not now.abs_max or not before.abs_max:
+                continue
+            if now.abs_max >= BLOWN_UP * before.abs_max and now.abs_max > 1:
+                return site, now, before
+        return None
+
+    @property
+    def input_abs_max(self) -> float | None:
+        found = [float(r.abs_max) for _, r in self.read_inputs if r.abs_max is not None]
+        return max(found, default=None)
+
+    def is_like(self, *words: str) -> bool:
+        return any(word in self.kind for word in words)

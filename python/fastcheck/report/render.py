@@ -1,0 +1,260 @@
+"""Renders the stop report as text.
+
+The order of the sections is fixed: what, where, replay, when, numbers, inputs, spread, trend, dump,
+try, log. Each section is one function below; ``utils/text/layout.py`` lays the text out, and
+``report/advice`` chooses what to try.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastcheck.record.format import Verdict
+from fastcheck.record.naming import module_name
+from fastcheck.record.statistics import RecordStatistics, statistics_of
+from fastcheck.report.advice.choose import advise
+from fastcheck.report.stop import StopReport
+from fastcheck.utils.names.style import tensor_place
+from fastcheck.utils.text.layout import (
+    GUTTER,
+    line_width,
+    paint,
+    section,
+    stderr_is_ascii,
+    to_ascii,
+    wrap,
+)
+from fastcheck.utils.text.numbers import format_nonfinite, format_number, format_share
+
+from .spread import is_same_event, spread
+from .tables import input_lines, last_healthy_lines, statistics_lines, trend_lines
+from .trend import Trend
+
+if TYPE_CHECKING:
+    from fastcheck.record.event import Event
+
+
+__all__ = ["brief", "parts", "render"]
+
+WIDTH = 88
+
+VERDICT_TEXTS = {
+    Verdict.NONE: "not judged",
+    Verdict.ORIGIN: "it began here",
+    Verdict.ARRIVED: "it entered from outside",
+    Verdict.PROPAGATED: "it follows from an earlier tensor",
+    Verdict.INTENDED: "an infinity written on purpose",
+    Verdict.ABSORBED: "an overflow that no later tensor shows",
+    Verdict.UNRESOLVED: "undecided: nothing has shown that it does harm",
+    Verdict.SCALED: "a scaled gradient whose update was skipped",
+    Verdict.BENIGN: "an output that may hold any value",
+}
+
+
+def render(
+    report: StopReport,
+    width: int | None = None,
+    color: bool = False,
+    ascii_only: bool | None = None,
+) -> str:
+    """The stop report as plain text of at most ``width`` columns (a longer path or code line stays
+    whole). None: 88, or what the environment's COLUMNS asks for.
+
+    ``ascii_only``: None: True where standard error, which a traceback is printed to, prints ASCII
+    only.
+    """
+    if ascii_only is None:
+        ascii_only = stderr_is_ascii()
+    width = line_width(WIDTH) if width is None else width
+    if report.is_lost:
+        return "\n".join(wrap(_lost(report), width))
+    body = width - GUTTER
+    reading = statistics_of(report.culprit.record)
+    trend = Trend.of(report.trend)
+    sections = [
+        ("what", _what(report, reading, body)),
+        ("where", _where(report, reading, body)),
+        ("replay", _replay_lines(report, body)),
+        ("when", _when(report, reading, body)),
+        ("numbers", statistics_lines(reading, body) + last_healthy_lines(trend, body)),
+        ("inputs", input_lines(report, body)),
+        ("spread", spread(report.events, report.culprit, report.style, body)),
+        ("trend", trend_lines(trend, body, ascii_only)),
+        ("dump", [] if report.dump is None else report.dump.lines(body)),
+        ("try", _advice_lines(report, body)),
+        ("log", _log(report, body)),
+    ]
+    headline = wrap(_headline(report, reading), width)
+    blocks = ["\n".join(paint(line, "red", color) for line in headline)]
+    blocks += ["\n".join(section(label, lines, color)) for label, lines in sections if lines]
+    text = "\n\n".join(blocks)
+    return to_ascii(text) if ascii_only else text
+
+
+def parts(report: StopReport, width: int) -> list[tuple[str, list[str]]]:
+    """The sections of the report that a summary shows: labelled lines of at most ``width``
+    columns.
+    """
+    reading = statistics_of(report.culprit.record)
+    lines = wrap(_headline(report, reading), width)
+    if report.culprit.line:
+        lines += wrap(report.culprit.line, width, "line      ", " " * 10)
+    lines += wrap(_verdict_text(report.culprit), width)
+    found = [
+        ("culprit", lines + last_healthy_lines(Trend.of(report.trend), width)),
+        ("inputs", input_lines(report, width) if report.inputs else []),
+        ("spread", spread(report.events, report.culprit, report.style, width)),
+    ]
+    return [(label, lines) for label, lines in found if lines]
+
+
+def brief(report: StopReport, width: int | None = None, ascii_only: bool | None = None) -> str:
+    """The report in a few lines, for a warning: headline, reason, and the first thing to try."""
+    if ascii_only is None:
+        ascii_only = stderr_is_ascii()
+    width = line_width(WIDTH) if width is None else width
+    reading = statistics_of(report.culprit.record)
+    lines = wrap(_headline(report, reading), width, "", "  ")
+    lines += wrap(_verdict_text(report.culprit), width, "  ")
+    for item in advise(report)[:1]:
+        lines += wrap("try: " + item.text, width, "  ")
+    text = "\n".join(lines)
+    return to_ascii(text) if ascii_only else text
+
+
+def _lost(report: StopReport) -> str:
+    return (
+        f"rank {report.rank} stopped at step {report.step}; its report was lost when the process "
+        f"exited: see the log and the output of rank {report.rank}"
+    )
+
+
+def _headline(report: StopReport, reading: RecordStatistics) -> str:
+    site = report.culprit.site
+    found = format_nonfinite(reading)
+    if site.role == "loss":
+        where = f"in the loss ({site.module_type})" if site.module_type else "in the loss"
+    elif site.role == "grad_norm":
+        where = f"in the {site.label}"
+    elif site.role == "input" and not site.module:
+        where = f"in {site.label}, the batch given to {module_name(site)}"
+    else:
+        where = f"in {tensor_place(site, reading.call, report.style, report.culprit.api)}"
+    rank = f" on rank {report.rank}" if report.world_size > 1 else ""
+    return f"{found} {where} at step {report.step}{rank}"
+
+
+def _verdict_text(event: Event) -> str:
+    verdict = Verdict(event.verdict)
+    text = VERDICT_TEXTS.get(verdict, "")
+    reason = event.reason.strip()
+    return f"{verdict.name.lower()}, {text}" + (f": {reason}" if reason else ".")
+
+
+def _what(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
+    share = format_share(reading.overflow_count, reading.components)
+    unit = "real and imaginary parts" if reading.components != reading.numel else "elements"
+    lines = wrap(
+        f"{format_nonfinite(reading)} among {reading.components:,} {unit} ({share}).",
+        width,
+    )
+    lines += wrap(_verdict_text(report.culprit), width)
+    others = [event for event in report.events if not is_same_event(event, report.culprit)]
+    if others:
+        named: list[str] = []
+        for event in others:
+            name = tensor_place(event.site, int(event.record["call"]), report.style, event.api)
+            if name not in named:
+                named.append(name)
+        more = f" and {len(others) - 2:,} more" if len(others) > 2 else ""
+        plural = "tensor is" if len(others) == 1 else "tensors are"
+        lines += wrap(
+            f"{len(others):,} other {plural} non-finite in this step: "
+            f"{', '.join(named[:2])}{more}.",
+            width,
+        )
+    return lines
+
+
+def _where(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
+    site = report.culprit.site
+    lines = [f"module    {module_name(site)}"]
+    if site.op:
+        lines.append(f"op        {site.op} #{reading.call}")
+    if report.culprit.api:
+        lines.append(f"API       {report.culprit.api}.{site.direction}")
+    size = f"{reading.numel:,} element{'s' if reading.numel != 1 else ''}"
+    lines += wrap(f"{site.tensor_name}, {reading.dtype}, {size}", width, "tensor    ", " " * 10)
+    if report.culprit.line:
+        lines += wrap(report.culprit.line, width, "line      ", " " * 10)
+    if report.world_size > 1:
+        lines.append(f"rank      {report.rank} of {report.world_size}: all ranks stop together")
+    elif report.rank:
+        lines.append(f"rank      {report.rank}")
+    return lines
+
+
+def _replay_lines(report: StopReport, width: int) -> list[str]:
+    """The result of running the step again at op level."""
+    if report.replay is None:
+        return []
+    lines = [line for note in report.replay.remarks for line in wrap(note, width)]
+    found = report.replay.report
+    if found is None:
+        return lines
+    lines += wrap(
+        f"run again at op level: {_headline(found, statistics_of(found.culprit.record))}", width
+    )
+    if found.culprit.line:
+        lines += wrap(found.culprit.line, width, "line      ", " " * 10)
+    lines += wrap(_verdict_text(found.culprit), width)
+    if found.inputs:
+        lines += input_lines(found, width)
+    return lines
+
+
+def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
+    direction = {
+        "forward": "in the forward pass",
+        "backward": "in the backward pass",
+        "optimizer": "at the optimizer's step",
+    }.get(report.culprit.site.direction, report.culprit.site.direction)
+    if report.culprit.site.role in ("param", "buffer"):
+        # Read in forward as well, after a non-finite output.
+        direction = "when it was read"
+    when = f"step {report.step} (counted from 0), {direction}"
+    if reading.call > 0 and not report.culprit.site.op:
+        when += f", call {reading.call + 1} of this module in the step"
+    lines = wrap(when + ".", width)
+    if report.overflow_nums > 0:
+        limit = (
+            "overflow_nums=1: the first event stops the run."
+            if report.overflow_nums == 1
+            else f"overflow_nums={report.overflow_nums}: this was event {report.event_count:,}."
+        )
+        lines += wrap(limit, width)
+    if report.weights_intact:
+        lines += wrap("No weight has been updated in this step.", width)
+    elif report.weights_intact is False:
+        why = f": {report.why_updated}" if report.why_updated else ""
+        lines += wrap(f"The weights have been updated in this step{why}.", width)
+    if report.scale is not None:
+        lines += wrap(f"Loss scale {format_number(report.scale)}.", width)
+    return lines
+
+
+def _advice_lines(report: StopReport, width: int) -> list[str]:
+    lines: list[str] = []
+    for number, item in enumerate(advise(report), start=1):
+        lines += wrap(item.text, width, f"{number}. ", "   ")
+        lines += [f"     {line}" for line in item.code.splitlines()]
+    return lines
+
+
+def _log(report: StopReport, width: int) -> list[str]:
+    if report.log_path is None:
+        return wrap("the records of the last steps could not be written to disk.", width)
+    lines = wrap(f"{report.log_path} holds the records of the last steps. To see this step:", width)
+    path = f"'{report.log_path}'" if " " in report.log_path else report.log_path
+    lines.append(f"  fastcheck show {path} --step {report.step}")
+    return lines

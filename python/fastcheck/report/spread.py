@@ -1,0 +1,75 @@
+"""How a non-finite value spread in its step: the first places, and a summary of harmless ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fastcheck.record.format import Verdict
+from fastcheck.record.statistics import statistics_of
+from fastcheck.utils.names.style import tensor_place
+from fastcheck.utils.text.layout import wrap
+from fastcheck.utils.text.numbers import format_nonfinite
+
+if TYPE_CHECKING:
+    from fastcheck.record.event import Event
+
+__all__ = ["harmless", "is_same_event", "spread"]
+
+_PLACES = 10
+_HARMLESS = (
+    Verdict.INTENDED,
+    Verdict.ABSORBED,
+    Verdict.BENIGN,
+    Verdict.SCALED,
+    Verdict.UNRESOLVED,
+)
+
+
+def spread(events: Sequence[Event], culprit: Event, style: str, width: int) -> list[str]:
+    """``events``: those of one step. No lines where the culprit is the only one."""
+    others = [event for event in events if not is_same_event(event, culprit)]
+    reached = _first_of_each_place(
+        [event for event in others if event.verdict is Verdict.PROPAGATED], style
+    )
+    lines: list[str] = []
+    for number, (name, event) in enumerate(reached[:_PLACES], start=1):
+        text = f"{name}, {event.site.direction}: {format_nonfinite(statistics_of(event.record))}"
+        lines += wrap(text, width, f"{number:>2}. ", "    ")
+    if len(reached) > _PLACES:
+        lines.append(f"and {len(reached) - _PLACES:,} more places")
+    for verdict in (Verdict.ORIGIN, Verdict.ARRIVED):
+        lines += _one_line([event for event in others if event.verdict is verdict], style, width)
+    return lines + harmless(others, style, width)
+
+
+def harmless(events: Sequence[Event], style: str, width: int) -> list[str]:
+    """One line for each verdict that is not counted and does not follow from a counted event."""
+    return [
+        line
+        for verdict in _HARMLESS
+        for line in _one_line([e for e in events if e.verdict is verdict], style, width)
+    ]
+
+
+def _one_line(events: list[Event], style: str, width: int) -> list[str]:
+    if not events:
+        return []
+    first = events[0]
+    name = Verdict(first.verdict).name.lower()
+    count = f"{len(events):,} tensor{'' if len(events) == 1 else 's'}"
+    where = tensor_place(first.site, int(first.record["call"]), style)
+    begins = "" if len(events) == 1 else "first "
+    text = f"{name}: {count}, {begins}{where}: {first.reason}"
+    return wrap(text, width, "", "    ")
+
+
+def _first_of_each_place(events: list[Event], style: str) -> list[tuple[str, Event]]:
+    found: dict[str, Event] = {}
+    for event in events:
+        found.setdefault(tensor_place(event.site, int(event.record["call"]), style), event)
+    return list(found.items())
+
+
+def is_same_event(event: Event, culprit: Event) -> bool:
+    return event.site == culprit.site and bool(event.record["seq"] == culprit.record["seq"])

@@ -1,0 +1,106 @@
+"""The stop report as data."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastcheck.record.format import RECORD_DTYPE
+from fastcheck.utils.text.layout import wrap
+
+if TYPE_CHECKING:
+    from fastcheck.record.event import Event
+    from fastcheck.record.site import Site
+
+
+__all__ = ["Dumped", "ReplayOutcome", "StopReport"]
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """A dump of the culprit.
+
+    ``path``: the directory; None when nothing was written. ``what``: what the directory holds.
+    ``script``: a script that runs the dumped call again; None where there is none. ``notes``: what
+    could not be dumped, and why.
+    """
+
+    path: str | None
+    what: str = ""
+    script: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def lines(self, width: int) -> list[str]:
+        """The dump section of the report."""
+        found: list[str] = []
+        if self.path is not None:
+            again = "" if self.script is None else ". To run it again:"
+            found = wrap(f"{self.path} holds {self.what}{again}", width)
+        if self.path is not None and self.script is not None:
+            script = os.path.join(self.path, self.script)
+            found.append("  python " + (f"'{script}'" if " " in script else script))
+        return found + [line for note in self.notes for line in wrap(note, width)]
+
+
+@dataclass(frozen=True)
+class ReplayOutcome:
+    """The result of running a stopped step again at op level.
+
+    ``report``: that of the stop at op level, with the operator and the line; None when nothing
+    non-finite was found, or the step could not be run. ``notes``: which part of the state could not
+    be restored, or why the step was not run. ``dump``: the dump that the replay wrote, if any.
+    """
+
+    report: StopReport | None
+    notes: tuple[str, ...] = ()
+    dump: Dumped | None = None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes; of a replay that found nothing, that it was finite."""
+        if self.notes or self.report is not None:
+            return self.notes
+        return ("run again, the step was finite: the cause is not part of the state that was kept",)
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """The contents of the stop message.
+
+    ``events``: all events of the step in device order. ``inputs``: what the culprit's module read,
+    its own parameters included where known, as (site, record); ``inputs_before``: the last healthy
+    record of each, where one is held. ``trend``: the records of the culprit's site in the last
+    steps, oldest first, the culprit's last. ``scale``: the loss scale in use. ``rank``: the rank
+    of the culprit, of ``world_size`` ranks that stop together. ``weights_intact``: True when it is
+    certain that no update of this step has been applied, False when one was, ``why_updated`` for
+    what reason; None when unknown. ``is_lost``: another
+    rank found the culprit, and exited before it sent its report. ``replay``: the result of running
+    the step again at op level, if it was. ``dump``: the dump of the culprit, if any.
+    ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``. ``learning_rates``: those of
+    the optimizers' groups, by the optimizer's class, where they are numbers. ``left_out_by``: the
+    options that leave modules or steps unread.
+    """
+
+    culprit: Event
+    step: int
+    events: tuple[Event, ...] = ()
+    event_count: int = 1
+    overflow_nums: int = 1
+    inputs: tuple[tuple[Site, np.void], ...] = ()
+    inputs_before: tuple[np.void | None, ...] = ()
+    trend: np.ndarray = field(default_factory=lambda: np.zeros(0, RECORD_DTYPE))
+    log_path: str | None = None
+    scale: float | None = None
+    rank: int = 0
+    world_size: int = 1
+    weights_intact: bool | None = None
+    why_updated: str = ""
+    is_lost: bool = False
+    style: str = "fastcheck"
+    replay: ReplayOutcome | None = None
+    dump: Dumped | None = None
+    learning_rates: tuple[tuple[str, float], ...] = ()
+    left_out_by: tuple[str, ...] = ()

@@ -1,0 +1,180 @@
+"""Renders monitor.summary(): what was observed and found, and the last step in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastcheck.log.steps import StepRow
+from fastcheck.log.unobserved import UnreadOp
+from fastcheck.record.format import Verdict
+from fastcheck.record.naming import module_name
+from fastcheck.record.statistics import statistics_of
+from fastcheck.utils.names.msprobe import name_of
+from fastcheck.utils.names.style import row_name
+from fastcheck.utils.text.layout import section, stderr_is_ascii, table, to_ascii, wrap
+from fastcheck.utils.text.numbers import format_number
+
+if TYPE_CHECKING:
+    from fastcheck.record.site import Site
+
+_LAST_STEP_ROWS = 20
+
+
+def summary(
+    *,
+    steps: int,
+    records: int,
+    sites: int,
+    event_count: int,
+    overflow_nums: int,
+    verdict_counts: Mapping[Verdict, int],
+    top_sites: Sequence[tuple[Site, int]] = (),
+    last_step: Sequence[tuple[Site, np.void]] = (),
+    log_path: str | None = None,
+    notes: Sequence[str] = (),
+    story: Sequence[tuple[str, Sequence[str]]] = (),
+    harmless: Sequence[str] = (),
+    step_table: Sequence[str] = (),
+    unread: Sequence[str] = (),
+    style: str = "fastcheck",
+    width: int = 88,
+    ascii_only: bool | None = None,
+) -> str:
+    """Plain text for a person. ``top_sites`` is (site, number of events), most first; ``last_step``
+    is what the last finished step recorded, in device order (long ones are cut, non-finite records
+    kept). ``story``: labelled lines on the first counted event; ``harmless``: a line for each kind
+    of what was not counted; ``step_table``: the last steps;
+    ``unread``: what op level could not observe.
+    """
+    body = width - 10
+    total = "never stops" if overflow_nums < 0 else f"stops at {overflow_nums:,}"
+    watched = [f"{steps:,} steps, {records:,} records of {sites:,} tensors"]
+    found = [f"{event_count:,} counted overflow event{'s' if event_count != 1 else ''} ({total})"]
+    rows = [
+        [verdict.name.lower(), f"{count:,}"]
+        for verdict, count in sorted(verdict_counts.items())
+        if count and verdict is not Verdict.NONE
+    ]
+    if rows:
+        found += table(["verdict", "tensors"], rows, width=body)
+    blocks = [section("watched", watched), section("found", found)]
+    blocks += [section(label, lines) for label, lines in story]
+    if harmless:
+        blocks.append(section("harmless", harmless))
+    if step_table:
+        blocks.append(section("steps", step_table))
+    if top_sites:
+        named = [[_where(s, style), s.direction, f"{n:,}"] for s, n in top_sites]
+        blocks.append(
+            section("where", table(["tensor", "pass", "events"], named, left=2, width=body))
+        )
+    if last_step:
+        blocks.append(section("last step", _last_step(last_step, body, style)))
+    if unread:
+        blocks.append(section("unread", unread))
+    if log_path is not None:
+        blocks.append(section("log", wrap(f"{log_path}   (fastcheck show {log_path})", body)))
+    if notes:
+        blocks.append(section("note", [line for note in notes for line in wrap(note, body)]))
+    text = "\n\n".join("\n".join(block) for block in blocks)
+    return to_ascii(text) if (stderr_is_ascii() if ascii_only is None else ascii_only) else text
+
+
+def _where(site: Site, style: str) -> str:
+    if style == "msprobe":
+        # The calls of a site are counted together.
+        return str(replace(name, call=None)) if (name := name_of(site)) else str(site)
+    return f"{module_name(site)} {f'{site.op} ' if site.op else ''}{site.tensor_name}"
+
+
+def _last_step(pairs: Sequence[tuple[Site, np.void]], width: int, style: str) -> list[str]:
+    readings = [(site, statistics_of(record)) for site, record in pairs]
+    ranked = sorted(
+        range(len(readings)),
+        # Non-finite first, then the closest to the end of its format: what a reader looks for.
+        key=lambda i: (
+            -min(readings[i][1].nonfinite_count, 1),
+            -(readings[i][1].range_used or 0.0),
+            i,
+        ),
+    )
+    shown = sorted(ranked[:_LAST_STEP_ROWS])
+    rows = []
+    for index in shown:
+        site, reading = readings[index]
+        name = row_name(site, reading.call, style)
+        rows.append(
+            [
+                name,
+                reading.dtype,
+                f"{reading.nonfinite_count:,}",
+                format_number(reading.abs_max),
+                format_number(reading.rms),
+            ]
+        )
+    lines = table(["tensor", "dtype", "NaN+Inf", "abs max", "rms"], rows, left=2, width=width)
+    hidden = len(readings) - len(shown)
+    if hidden:
+        lines.append(f"and {hidden:,} more with smaller numbers")
+    return lines
+
+
+_SHOWN = 10
+
+
+def unread_lines(rows: Sequence[UnreadOp], width: int) -> list[str]:
+    """As lines for a person; none for no rows."""
+    lines = []
+    for row in rows[:_SHOWN]:
+        times = "1 call" if row.calls == 1 else f"{row.calls:,} calls"
+        lines += wrap(f"{row.op}, {times}: {row.reason}", width, rest="  ")
+    hidden = len(rows) - _SHOWN
+    return lines + ([f"and {hidden:,} more"] if hidden > 0 else [])
+
+
+_ROWS = 10
+
+
+def step_table(rows: Sequence[StepRow], width: int, limit: int | None = _ROWS) -> list[str]:
+    """The last steps as a table, without the columns that none of them has; no lines without rows.
+    ``limit``: how many; None: all.
+    """
+    shown = list(rows if limit is None else rows[-limit:])
+    columns: list[tuple[str, list[str]]] = []
+    for name, field in _COLUMNS:
+        values = [getattr(row, field) for row in shown]
+        if any(value is not None for value in values):
+            columns.append((name, [_cell(value) for value in values]))
+    if not columns:
+        return []
+    is_scaled = any(row.scale is not None or row.overflow for row in rows)
+    if is_scaled:
+        cells = ["overflow, skipped" if row.overflow else "" for row in shown]
+        columns.insert(int(columns[0][0] == "loss"), ("overflow", cells))
+    columns.insert(0, ("step", [f"{row.step:,}" for row in shown]))
+    if len({row.rank for row in rows}) > 1:
+        columns.insert(0, ("rank", [str(row.rank) for row in shown]))
+    cells_of = [list(row) for row in zip(*(cells for _, cells in columns))]
+    lines = table([name for name, _ in columns], cells_of, left=0, width=width)
+    if is_scaled:
+        skipped = sum(row.overflow for row in rows)
+        lines.append(f"{skipped:,} of the last {len(rows):,} updates skipped")
+    if len(shown) < len(rows):
+        lines.append(f"and {len(rows) - len(shown):,} steps before these")
+    return lines
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else format_number(value)
+
+
+_COLUMNS = (
+    ("loss", "loss"),
+    ("scale", "scale"),
+    ("lr", "learning_rate"),
+    ("gradient norm", "gradient_norm"),
+)

@@ -1,0 +1,257 @@
+"""DeviceRing: record slots in the memory of one device, copied to the host asynchronously.
+
+Slots come in segments. A segment is filled, copied to its pinned mirror, decoded once the copy's
+event has passed, and filled again. There are as many segments as the host's lead over the device
+needs: none is allocated any more once it has been that far ahead. Streams may take turns; a
+segment's copy waits, on the device, for every stream that wrote to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import Callable, NamedTuple, Optional
+
+import numpy as np
+import torch
+
+from fastcheck.backends.backend import Backend
+from fastcheck.backends.portable.traversal import dtype_and_order
+from fastcheck.record.format import Identity
+from fastcheck.utils.torch.streams import DeviceStreams
+
+from .cursor import Cursor
+from .graph_slots import GraphSlots
+from .reserve import Reserve
+from .segment import Segment
+
+__all__ = ["DeviceRing"]
+
+SEGMENT_SLOTS = 1024
+# 12 MiB of records that the host has not seen yet.
+MAX_SEGMENTS = 64
+# Enough for a host that is two steps ahead, of a model of a few hundred modules.
+_FIRST_SEGMENTS = 4
+
+
+class Rows(NamedTuple):
+    """The rows that a recorder writes to; the next one is ``cursor.slot``."""
+
+    observe: Callable[..., None]
+    slots: torch.Tensor
+    identities: np.ndarray
+    cursor: Cursor
+
+
+class DeviceRing:
+    """Not thread-safe but for take(): the caller holds the session's lock."""
+
+    def __init__(
+        self,
+        streams: DeviceStreams,
+        backend: Backend,
+        depth: int,
+        segment_slots: int = SEGMENT_SLOTS,
+        max_segments: int = MAX_SEGMENTS,
+    ) -> None:
+        self.backend = backend
+        # Observations for which there was no slot.
+        self.lost_count = 0
+        self._streams = streams
+        self._depth = int(depth)
+        self._segment_slots = segment_slots
+        self._max_segments = max_segments
+        self._copier = streams.new_stream()
+        self._free: deque[Segment] = deque()
+        self._filling: list[Segment] = []  # one, or none
+        self._in_flight: list[Segment] = []
+        self._taken_early: list[np.ndarray] = []
+        self._segment_count = min(_FIRST_SEGMENTS, max_segments)
+        self._free.extend(self._new_segment() for _ in range(self._segment_count))
+        # The segment that observe() wrote to last, on a stream that it has waited for.
+        self._last_used: Optional[Segment] = None
+        # The reserve in use, and those that can be used again.
+        self._spare: deque[Segment] = deque()
+        self._reserve = self._new_reserve()
+        # While a graph is captured: returns its slots, or None for a tensor outside of it.
+        self.captured: Optional[Callable[[DeviceRing], Optional[GraphSlots]]] = None
+
+    def observe(
+        self, tensor: torch.Tensor, identity: tuple[int, ...], is_known_stream: bool = False
+    ) -> None:
+        """Reads ``tensor`` into the next slot, on the current stream. No synchronisation.
+
+        ``identity``: as of an Identity. ``is_known_stream``: the stream is that of the last call.
+        """
+        if self.captured is not None:
+            slots = self.captured(self)
+            if slots is not None:
+                slots.observe(tensor, identity)
+            return
+        segment = self._segment()
+        if segment is None:
+            self.lost_count += 1
+            with torch.no_grad():
+                self._reserve.observe(tensor, Identity(*identity))
+            return
+        if not is_known_stream or segment is not self._last_used:
+            segment.use_on(self._streams.current())
+            self._last_used = segment
+        row = segment.cursor.slot
+        self.backend.observe(tensor, segment.slots, row, self._depth)
+        segment.identities[row] = identity
+        segment.cursor.slot = row + 1
+
+    def next_rows(self) -> Optional[Rows]:
+        """The rows that a recorder may write next, on the stream of the last observe(), until cut()
+        and as long as there are rows. None before the first observe().
+        """
+        segment = self._last_used
+        if segment is None:
+            return None
+        return Rows(self.backend.observe, segment.slots, segment.identities, segment.cursor)
+
+    def observe_list(
+        self,
+        tensors: Sequence[torch.Tensor],
+        sites: Sequence[int],
+        step: int,
+        first_seq: int,
+        flags: int,
+    ) -> None:
+        """Reads many tensors in one call, or in several when they don't fit a segment."""
+        if self.captured is not None:
+            slots = self.captured(self)
+            if slots is not None:
+                slots.observe_list(
+                    tensors, self._identities(tensors, sites, step, first_seq, flags)
+                )
+            return
+        done = 0
+        while done < len(tensors):
+            segment = self._segment()
+            if segment is None:
+                part = tensors[done:]
+            else:
+                first = segment.used
+                part = tensors[done : done + self._segment_slots - first]
+            identities = self._identities(part, sites[done:], step, first_seq + done, flags)
+            if segment is None:
+                for tensor, identity in zip(part, identities):
+                    self.observe(tensor, identity)
+                return
+            segment.use_on(self._streams.current())
+            with torch.no_grad():
+                self.backend.observe_list(part, segment.slots, first, self._depth)
+            stop = first + len(part)
+            segment.identities[first:stop] = np.fromiter(
+                itertools.chain.from_iterable(identities), np.int64
+            ).reshape(len(part), -1)
+            segment.cursor.slot = stop
+            done += len(part)
+
+    def _identities(
+        self,
+        tensors: Sequence[torch.Tensor],
+        sites: Sequence[int],
+        step: int,
+        first_seq: int,
+        flags: int,
+    ) -> list[tuple[int, ...]]:
+        return [
+            (seq, step, 0, site, flags, *dtype_and_order(tensor))
+            for seq, site, tensor in zip(itertools.count(first_seq), sites, tensors)
+        ]
+
+    def new_graph_slots(self) -> GraphSlots:
+        """For a graph whose capture has begun."""
+        return GraphSlots(self._streams, self.backend, self._depth)
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether a read now is captured into a graph."""
+        return self._streams.is_capturing()
+
+    def follow(self, slots: GraphSlots, shift: int, step: int) -> None:
+        """A graph was replayed on the current stream: copies its slots. Waits for nothing.
+
+        ``shift``: from the sequence numbers of the capture to those of this replay.
+        """
+        snapshot = slots.snapshot()
+        if snapshot is None:
+            self._take_early()
+            snapshot = slots.snapshot()
+        if snapshot is not None:
+            snapshot.copy(shift, step, self._copier)
+            self._in_flight.append(snapshot)
+            return
+        self.lost_count += len(slots.identities)
+        identities = [Identity(*each) for each in slots.identities]
+        with torch.no_grad():
+            rows = torch.cat(slots.pieces())[1:]
+            self._reserve.keep(
+                rows, [each._replace(seq=each.seq + shift, step=step) for each in identities]
+            )
+
+    def cut(self) -> tuple[list[np.ndarray], list[Segment]]:
+        """Starts the copy of what was written since the last cut. Returns the records of it that
+        are here already, and the segments that are in flight: each has to come back through take().
+        """
+        self._send()
+        segments, self._in_flight = self._in_flight, []
+        records, self._taken_early = self._taken_early, []
+        if self._reserve.cut(self._copier):
+            segments.append(self._reserve)
+            self._reserve = self._new_reserve()
+        return records, segments
+
+    def take(self, segment: Segment) -> np.ndarray:
+        """The records of a segment whose copy is done. May be called by any one thread."""
+        records = segment.take(self._depth, self.backend)
+        if segment.pool is not None:
+            segment.pool.append(segment)
+        return records
+
+    def _new_reserve(self) -> Reserve:
+        if self._spare:
+            spare = self._spare.popleft()
+            assert isinstance(spare, Reserve)
+            return spare
+        with torch.inference_mode(False):
+            reserve = Reserve(self._streams, self.backend, self._depth)
+        reserve.pool = self._spare
+        return reserve
+
+    def _new_segment(self) -> Segment:
+        segment = Segment(self._streams, self._segment_slots)
+        segment.pool = self._free
+        return segment
+
+    def _segment(self) -> Optional[Segment]:
+        """The segment to write to; None when all of max_segments are in flight."""
+        if self._filling and self._filling[0].used == self._segment_slots:
+            self._send()
+        if not self._filling:
+            if not self._free:
+                self._take_early()
+            if self._free:
+                self._filling.append(self._free.popleft())
+            elif self._segment_count < self._max_segments:
+                self._segment_count += 1
+                self._filling.append(self._new_segment())
+        return self._filling[0] if self._filling else None
+
+    def _take_early(self) -> None:
+        """Takes the segments whose copies are done, to reuse them within a step of very many
+        records.
+        """
+        while self._in_flight and self._in_flight[0].is_ready:
+            self._taken_early.append(self.take(self._in_flight.pop(0)))
+
+    def _send(self) -> None:
+        if self._filling and self._filling[0].used:
+            segment = self._filling.pop()
+            segment.start_copy(self._copier)
+            self._last_used = None
+            self._in_flight.append(segment)

@@ -1,0 +1,6 @@
+"""Seals: checksums of a checkpoint's weights, stored beside it.
+
+``seal`` writes them, ``verification`` compares the checkpoint's files with them.
+
+Imports ``comparison``, ``reproducibility``, ``statistics`` and below.
+"""

@@ -1,0 +1,220 @@
+"""seal(): writes the checksums of a model's weights beside its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+import torch
+
+from fastcheck.errors import (
+    ConfigError,
+    FastcheckError,
+    UnsupportedTensorError,
+    choice,
+    explain,
+    local_path,
+)
+from fastcheck.reproducibility.process import environment
+from fastcheck.statistics.functions import stats
+from fastcheck.statistics.stats import Stats
+from fastcheck.utils.torch.readable import unreadable_reason
+
+__all__ = ["FORMAT", "NonFiniteWeightsError", "Seal", "check_finite", "seal", "seal_path"]
+
+FORMAT = 1
+_NAME = "fastcheck.json"
+_SHOWN = 5
+
+
+class NonFiniteWeightsError(FastcheckError):
+    """seal(nonfinite="refuse") found NaN or infinities in the weights. Nothing was written."""
+
+    __module__ = "fastcheck"
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What seal() wrote.
+
+    ``path``: the JSON file. ``nonfinite``: the keys of tensors that hold NaN or infinities.
+    ``unsealed``: the keys of tensors that can't be read, each with the reason.
+    """
+
+    path: str
+    step: Optional[int]
+    tensors: dict[str, dict[str, Any]]
+    nonfinite: tuple[str, ...]
+    unsealed: dict[str, str]
+
+    @property
+    def is_finite(self) -> bool:
+        """No tensor that was sealed holds a NaN or an infinity."""
+        return not self.nonfinite
+
+
+def seal_path(checkpoint: Union[str, os.PathLike[str]]) -> str:
+    """Where the seal of a checkpoint is: ``fastcheck.json`` in a directory, else
+    ``<file>.fastcheck.json`` beside the file.
+    """
+    path = local_path("checkpoint", checkpoint)
+    return os.path.join(path, _NAME) if os.path.isdir(path) else f"{path}.{_NAME}"
+
+
+def seal(
+    checkpoint: Union[str, os.PathLike[str]],
+    model: Union[torch.nn.Module, Mapping[str, Any]],
+    *,
+    step: Optional[int] = None,
+    nonfinite: str = "mark",
+) -> Seal:
+    """Writes a checksum for each tensor of ``model.state_dict()`` beside a checkpoint.
+
+        torch.save(model.state_dict(), "model.pt")
+        fastcheck.seal("model.pt", model, step=step)
+
+    ``fastcheck verify model.pt`` then tells whether the file holds these very weights, and whether
+    all of them are finite. Checksums are those of :func:`fastcheck.checksum` with
+    ``order="logical"``: they do not depend on the device, the strides or the file format.
+
+    Args:
+        checkpoint: a file, or a directory of files; it need not be written yet, but a directory has
+            to exist.
+        model: a module, or its state_dict.
+        step: the step after which the weights were saved, for the seal's ``step``.
+        nonfinite: what happens when a tensor holds NaN or infinities. ``"mark"``: the seal names
+            it. ``"refuse"``: NonFiniteWeightsError, and no seal is written; call seal() before the
+            checkpoint is written to keep it from being written.
+
+    Returns:
+        A Seal.
+
+    Raises:
+        ConfigError: an option that can't be used, or a model without tensors.
+        NonFiniteWeightsError: see ``nonfinite``.
+        OSError: the seal can't be written.
+
+    Reads every tensor once, on its device, and waits for the results.
+    """
+    choice("nonfinite", nonfinite, ("mark", "refuse"))
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
+        raise ConfigError(explain("step is no int", expected="an int, or None", got=repr(step)))
+    state = _state_of(model)
+    found, unsealed = _read(state)
+    tensors = {key: _entry(one) for key, one in found.items()}
+    for key, first in _ties({key: state[key] for key in found}).items():
+        tensors[key]["tied_to"] = first
+    bad = _nonfinite(found)
+    if bad and nonfinite == "refuse":
+        raise _refusal(
+            f"{len(bad):,} of {len(found):,} weights are not finite",
+            bad,
+            'go back to the last sealed checkpoint; nonfinite="mark" seals these all the same, '
+            "marked",
+        )
+    made = Seal(seal_path(checkpoint), step, tensors, bad, unsealed)
+    _write(made)
+    return made
+
+
+def check_finite(model: torch.nn.Module, error: str, hint: str) -> dict[str, str]:
+    """Raises NonFiniteWeightsError with the text ``error`` if a weight or buffer of ``model`` holds
+    NaN or infinities. Returns why the others can't be read, by key. Reads and waits as seal() does.
+    """
+    found, unread = _read(_state_of(model))
+    bad = _nonfinite(found)
+    if bad:
+        raise _refusal(error, bad, hint)
+    return unread
+
+
+def _nonfinite(found: Mapping[str, Stats]) -> tuple[str, ...]:
+    return tuple(key for key, one in found.items() if one.nonfinite_count)
+
+
+def _refusal(error: str, bad: Sequence[str], hint: str) -> NonFiniteWeightsError:
+    got = ", ".join(bad[:_SHOWN]) + (", ..." if len(bad) > _SHOWN else "")
+    return NonFiniteWeightsError(explain(error, expected="finite weights", got=got, hint=hint))
+
+
+def _state_of(model: object) -> dict[str, torch.Tensor]:
+    state = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    if isinstance(state, Mapping):
+        tensors = {str(k): v for k, v in state.items() if isinstance(v, torch.Tensor)}
+        if tensors:
+            return tensors
+    raise ConfigError(
+        explain(
+            "there is nothing to seal",
+            expected="a torch.nn.Module with parameters or buffers, or its state_dict()",
+            got=f"{type(model).__name__}",
+        )
+    )
+
+
+def _read(state: dict[str, torch.Tensor]) -> tuple[dict[str, Stats], dict[str, str]]:
+    """Each tensor's statistics, read in one call for each device; and why others can't be read."""
+    unsealed: dict[str, str] = {}
+    by_device: dict[torch.device, list[str]] = {}
+    for key, tensor in state.items():
+        reason = unreadable_reason(tensor)
+        if reason is None:
+            by_device.setdefault(tensor.device, []).append(key)
+        else:
+            unsealed[key] = reason
+    found: dict[str, Stats] = {}
+    for keys in by_device.values():
+        try:
+            found.update(zip(keys, stats([state[k].detach() for k in keys], order="logical")))
+        except UnsupportedTensorError as error:
+            unsealed.update(dict.fromkeys(keys, str(error)))
+    return {key: found[key] for key in state if key in found}, unsealed
+
+
+def _ties(state: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Each key whose tensor is that of an earlier key: formats without aliases store it once."""
+    first: dict[tuple[object, ...], str] = {}
+    ties = {}
+    for key, tensor in state.items():
+        if tensor.numel():
+            place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            earlier = first.setdefault(place, key)
+            if earlier != key:
+                ties[key] = earlier
+    return ties
+
+
+def _entry(one: Stats) -> dict[str, Any]:
+    return {
+        "dtype": one.dtype,
+        "numel": one.numel,
+        "checksum": f"{one.checksum:016x}",
+        "nan": one.nan_count,
+        "inf": one.posinf_count + one.neginf_count,
+    }
+
+
+def _write(made: Seal) -> None:
+    """As a whole: a reader sees the old file or the new one."""
+    content = {
+        "fastcheck": "seal",
+        "format": FORMAT,
+        "step": made.step,
+        "verdict": "finite" if made.is_finite else "non-finite",
+        "nonfinite": list(made.nonfinite),
+        "tensors": made.tensors,
+        "unsealed": made.unsealed,
+        "environment": environment(),
+    }
+    temporary = f"{made.path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+        os.replace(temporary, made.path)
+    except OSError:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise

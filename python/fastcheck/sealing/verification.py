@@ -1,0 +1,200 @@
+"""verify(): whether a checkpoint's files hold the weights that were sealed, and finite ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+
+from fastcheck.comparison.sources.checkpoint import CheckpointSource, record_of
+from fastcheck.errors import CompareError, explain, first_line
+from fastcheck.record.format import DTYPES
+from fastcheck.utils.reading import read_json
+
+from .seal import FORMAT, seal_path
+
+__all__ = ["Verification", "verify"]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What verify() found. ``bool()`` of it: the checkpoint is as it was sealed, and finite.
+
+    ``equal``: how many tensors are equal to the bit. ``differing``: keys of tensors whose bits
+    differ, each with what differs first (dtype, numel, values). ``missing``: sealed keys that no
+    file holds. ``nonfinite``: tensors of the checkpoint, sealed or not, that hold NaN or
+    infinities, each with their number. ``notes``: what could not be read or was not sealed.
+    """
+
+    path: str
+    step: Optional[int]
+    verdict: str
+    equal: int
+    differing: dict[str, str]
+    missing: tuple[str, ...]
+    nonfinite: dict[str, int]
+    notes: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return not (self.differing or self.missing or self.nonfinite)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        return {
+            "path": self.path,
+            "ok": bool(self),
+            "step": self.step,
+            "sealed_as": self.verdict,
+            "equal": self.equal,
+            "differing": self.differing,
+            "missing": list(self.missing),
+            "nonfinite": self.nonfinite,
+            "notes": list(self.notes),
+        }
+
+
+def verify(checkpoint: str, *, trust: bool = False) -> Verification:
+    """Reads a checkpoint and holds it to its seal.
+
+    Args:
+        checkpoint: a file of torch, safetensors or NumPy, or a directory of them, such as a sharded
+            one.
+        trust: load files that torch.load reads only with ``weights_only=False``, which runs code
+            of the file.
+
+    Raises:
+        CompareError: there is no seal or no checkpoint, or it can't be read.
+
+    Reads on the host, a tensor at a time.
+    """
+    content = _read_seal(seal_path(checkpoint))
+    sealed: dict[str, dict[str, Any]] = content["tensors"]
+    source = CheckpointSource(checkpoint, trust)
+    of_name = _keys_by_name(sealed, source.tensors)
+    differing: dict[str, str] = {}
+    nonfinite: dict[str, int] = {}
+    notes = [
+        *source.notes,
+        *(f"{k} was not sealed: {why}" for k, why in content["unsealed"].items()),
+    ]
+    present: set[str] = set()
+    for name, load in source.tensors.items():
+        record, extra = record_of(load)
+        key = of_name.get(name)
+        if extra.problem:
+            if key is not None:
+                differing[key] = f"can't be read: {extra.problem}"
+            else:
+                notes.append(f"{name} can't be read: {extra.problem}")
+            continue
+        bad = int(record["nan_count"] + record["posinf_count"] + record["neginf_count"])
+        if bad:
+            nonfinite[key or name] = bad
+        if key is not None:
+            present.add(key)
+            difference = _difference(record, sealed[key])
+            if difference:
+                differing[key] = difference
+    # Of tied weights, one that is there stands for the others.
+    held = {sealed[key].get("tied_to", key) for key in present if key not in differing}
+    missing = tuple(
+        key
+        for key in sealed
+        if key not in present
+        and key not in differing
+        and sealed[key].get("tied_to", key) not in held
+    )
+    return Verification(
+        path=checkpoint,
+        step=content["step"],
+        verdict=content["verdict"],
+        equal=len(sealed) - len(differing) - len(missing),
+        differing=differing,
+        missing=missing,
+        nonfinite=nonfinite,
+        notes=tuple(notes),
+    )
+
+
+def _read_seal(path: str) -> dict[str, Any]:
+    hint = "fastcheck.seal(checkpoint, model) writes one"
+    try:
+        content = read_json(path)
+    except FileNotFoundError as error:
+        raise CompareError(
+            explain("the checkpoint has no seal", expected=path, got="no such file", hint=hint)
+        ) from error
+    except (OSError, ValueError) as error:
+        raise CompareError(
+            explain("the seal can't be read", expected="JSON", got=f"{path}: {first_line(error)}")
+        ) from error
+    if not _is_seal(content):
+        raise CompareError(
+            explain(
+                "this is no seal, or one of a later version",
+                expected=f'JSON with "fastcheck": "seal" of format {FORMAT}',
+                got=path,
+                hint=hint,
+            )
+        )
+    made: dict[str, Any] = content
+    return made
+
+
+def _is_seal(content: Any) -> bool:
+    if not isinstance(content, dict) or content.get("fastcheck") != "seal":
+        return False
+    if content.get("format") != FORMAT or not isinstance(content.get("unsealed"), dict):
+        return False
+    step, tensors = content.get("step", False), content.get("tensors")
+    return (
+        isinstance(tensors, dict)
+        and isinstance(content.get("verdict"), str)
+        and (step is None or (isinstance(step, int) and not isinstance(step, bool)))
+        and all(map(_is_entry, tensors.values()))
+    )
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and all(isinstance(entry.get(name), str) for name in ("dtype", "checksum"))
+        and isinstance(entry.get("numel"), int)
+        and isinstance(entry.get("tied_to", ""), str)
+    )
+
+
+def _keys_by_name(sealed: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+    """The key of the state_dict that each tensor of the checkpoint is: its name, or its name
+    without a wrapper such as ``model.`` or ``state_dict.``, where that is unambiguous.
+    """
+    keys, found = set(sealed), {}
+    below: dict[str, list[str]] = {}
+    for name in names:
+        if name in keys:
+            found[name] = name
+            continue
+        parts = name.split(".")
+        for start in range(1, len(parts)):
+            key = ".".join(parts[start:])
+            if key in keys:
+                below.setdefault(key, []).append(name)
+                break
+    taken = set(found.values())
+    for key, wrapped in below.items():
+        if key not in taken and len(wrapped) == 1:
+            found[wrapped[0]] = key
+    return found
+
+
+def _difference(record: np.void, entry: dict[str, Any]) -> str:
+    dtype = DTYPES[int(record["dtype"])].name
+    if dtype != entry["dtype"]:
+        return f"dtype {dtype}, sealed as {entry['dtype']}"
+    if int(record["numel"]) != entry["numel"]:
+        return f"{int(record['numel']):,} elements, sealed as {entry['numel']:,}"
+    if f"{int(record['checksum']):016x}" != entry["checksum"]:
+        return "other values"
+    return ""

@@ -1,0 +1,6 @@
+"""Public functions of one tensor: stats(), checksum(), crc32() and found_nonfinite().
+
+Also ``torch.ops.fastcheck``, and the distance between two tensors.
+
+Imports ``backends`` and below.
+"""

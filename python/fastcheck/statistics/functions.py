@@ -1,0 +1,157 @@
+"""The public functions stats(), checksum(), crc32() and found_nonfinite()."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Union, overload
+
+import torch
+
+from fastcheck.backends.records import record, record_list
+from fastcheck.backends.table import backend_for
+from fastcheck.errors import UnsupportedTensorError, choice
+from fastcheck.extension import extension, status
+from fastcheck.record.format import DEPTHS, ORDERS, Order
+from fastcheck.utils.torch.readable import (
+    check,
+    check_devices,
+    check_list,
+    not_a_tensor,
+    without_bytes,
+)
+
+from . import dispatcher
+from .stats import Stats, StatsList
+
+_IS_COMPILED = status.module is not None
+dispatcher.register()
+
+#: How much of a tensor is copied for zlib at a time.
+_CRC_CHUNK_BYTES = 16 * 1024 * 1024
+
+
+@overload
+def stats(x: torch.Tensor, *, depth: str = ..., order: str = ...) -> Stats: ...
+@overload
+def stats(x: Sequence[torch.Tensor], *, depth: str = ..., order: str = ...) -> StatsList: ...
+def stats(
+    x: Union[torch.Tensor, Sequence[torch.Tensor]], *, depth: str = "full", order: str = "storage"
+) -> Union[Stats, StatsList]:
+    """Counts, extremes, sums and checksum of a tensor, computed where the tensor lies.
+
+    On the CPU every field has the same bits on every machine. Elsewhere too, but for the three sums
+    on devices without a kernel, which are within 1e-6 of ``abs_sum`` (``sum_sq``: of itself).
+
+    Args:
+        x: a tensor of any shape, strides and supported dtype (float64/32/16, bfloat16,
+            float8_e4m3fn, float8_e5m2, complex64/128, integers, bool), or a list or tuple of them:
+            one call for all, all on one device. Any device: where no kernel is compiled for it,
+            torch's own operations read the tensor there (``docs/backends.md``).
+        depth: ``"health"`` (counts alone), ``"stats"`` (and extremes and sums) or ``"full"`` (and
+            the checksum).
+        order: ``"storage"`` reads a dense tensor as it lies in memory, at full speed;
+            ``"logical"`` always row by row, for comparing tensors of different strides.
+
+    Returns:
+        :class:`Stats`, or for a list a :class:`StatsList`, on the tensor's device. Computing does
+        not synchronise; reading a field does. A list of sizes not seen before, or a dtype's first
+        tensor on a device, copies a few constants there.
+
+    Raises:
+        UnsupportedTensorError: x can't be read; the message has what was expected and a hint.
+        ConfigError: an unknown depth or order.
+    """
+    level = int(DEPTHS[choice("depth", depth, DEPTHS)])
+    logical = ORDERS[choice("order", order, ORDERS)] == Order.LOGICAL
+    if isinstance(x, torch.Tensor):
+        if not (_IS_COMPILED and x.is_cpu):
+            check(x)
+            return Stats(record(x, level, logical))
+        try:
+            return Stats(extension.record(x, level, logical))
+        except TypeError as error:
+            raise UnsupportedTensorError(str(error)) from None
+    if not isinstance(x, (list, tuple)):
+        raise not_a_tensor(x, "a torch.Tensor or a list of them")
+    if not _is_compiled_for(x[0] if x else None):
+        check_list(x)
+        return StatsList(record_list(x, level, logical))
+    try:
+        return StatsList(extension.record_list(x, level, logical))
+    except TypeError as error:
+        check_devices(x)
+        raise UnsupportedTensorError(str(error)) from None
+
+
+def _is_compiled_for(x: object) -> bool:
+    """Whether the compiled extension handles ``x``: reads it, or raises for it."""
+    return _IS_COMPILED and not (isinstance(x, torch.Tensor) and not x.is_cpu)
+
+
+def checksum(x: torch.Tensor, *, order: str = "storage") -> int:
+    """The 64-bit checksum of a tensor's bytes, sensitive to their order. Synchronises.
+
+    Equal on every backend. ``order`` and errors as in :func:`stats`. For the checksum left on the
+    device: ``stats(x)``. Specified in ``docs/record-format.md``.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise not_a_tensor(x)
+    value = stats(x, order=order).checksum
+    assert value is not None
+    return value
+
+
+def crc32(x: torch.Tensor) -> int:
+    """``zlib.crc32`` of the tensor's row-major bytes, by zlib itself, in chunks.
+
+    For comparing with files and tools that hold CRC-32 (msprobe's md5 mode). Synchronises: a device
+    tensor is copied to the host, 16 MiB at a time.
+
+    Raises:
+        UnsupportedTensorError: x is not a dense tensor with memory.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise not_a_tensor(x)
+    problem = without_bytes(x)
+    if problem is not None:
+        raise UnsupportedTensorError(f"expected a dense tensor with memory, got {problem}")
+    crc = 0
+    for chunk in row_major_chunks(x.detach()):
+        crc = zlib.crc32(chunk.numpy().data, crc)
+    return crc
+
+
+def row_major_chunks(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Flat uint8 CPU tensors that follow one another in row-major order."""
+    if x.numel() == 0:
+        return
+    if x.numel() * x.element_size() <= _CRC_CHUNK_BYTES:
+        host = x.cpu().resolve_conj().resolve_neg().contiguous()
+        # Not view(-1): a single element counts as contiguous whatever its stride.
+        yield host.as_strided((host.numel(),), (1,)).view(torch.uint8)
+        return
+    rows = _CRC_CHUNK_BYTES * x.shape[0] // (x.numel() * x.element_size())
+    for part in torch.split(x, rows) if rows > 0 else x.unbind(0):
+        yield from row_major_chunks(part)
+
+
+def found_nonfinite(tensors: Union[torch.Tensor, Iterable[torch.Tensor]]) -> torch.Tensor:
+    """1.0 where any of the tensors holds a NaN or an infinity, else 0.0.
+
+    A 0-dim float32 tensor on the tensors' device, as GradScaler's ``found_inf``: for optimizers and
+    collectives. Does not synchronise. Errors as in :func:`stats`.
+    """
+    items = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    if not isinstance(items, Iterable):
+        raise not_a_tensor(items, "tensors")
+    listed = list(items)
+    if not _is_compiled_for(listed[0] if listed else None):
+        check_list(listed)
+        device = listed[0].device if listed else torch.device("cpu")
+        return backend_for(device).found_nonfinite(listed)
+    try:
+        return extension.found_nonfinite(listed)
+    except TypeError as error:
+        check_devices(listed)
+        raise UnsupportedTensorError(str(error)) from None

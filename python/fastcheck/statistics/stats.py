@@ -1,0 +1,281 @@
+"""Stats and StatsList: the result of stats(), which stays on the tensor's device until a field is
+read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional, Union, overload
+
+import numpy as np
+import torch
+
+from fastcheck.record.format import (
+    COUNTS,
+    RECORD_BYTES,
+    RECORD_DTYPE,
+    VALUE_BYTES,
+    Depth,
+    Order,
+    extremes,
+)
+from fastcheck.record.statistics import RecordStatistics, statistics_of
+
+
+class Stats:
+    """The statistics of one tensor.
+
+    Holds a uint8 tensor of 192 bytes on the tensor's device. The first field that is read fetches
+    it: a synchronisation with that device, none on the CPU. ``==`` compares the value fields byte
+    for byte, so that two Stats are equal on any machine when the tensors were.
+
+    Non-finite elements are counted and left out of everything else. Complex tensors are counted by
+    their real and imaginary parts. Fields beyond the ``depth`` of the call are None.
+    """
+
+    __slots__ = ("_fetched", "_numbers", "_slot")
+
+    def __init__(self, slot: torch.Tensor) -> None:
+        self._slot = slot
+        self._fetched: Optional[np.void] = None
+        self._numbers: Optional[RecordStatistics] = None
+
+    # ---- the record ----------------------------------------------------------------------------
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The record as it is: uint8, shape (192,), on the device. No synchronisation."""
+        return self._slot
+
+    @property
+    def record(self) -> np.void:
+        """The record as a NumPy scalar of ``RECORD_DTYPE``. Fetches it."""
+        if self._fetched is None:
+            self._fetched = self._slot.cpu().numpy().view(RECORD_DTYPE)[0].copy()
+        return self._fetched
+
+    # ---- counts: every depth -------------------------------------------------------------------
+
+    @property
+    def numel(self) -> int:
+        return self._statistics.numel
+
+    @property
+    def nan_count(self) -> int:
+        return self._statistics.nan_count
+
+    @property
+    def posinf_count(self) -> int:
+        return self._statistics.posinf_count
+
+    @property
+    def neginf_count(self) -> int:
+        return self._statistics.neginf_count
+
+    @property
+    def zero_count(self) -> int:
+        """Zeros of either sign."""
+        return self._statistics.zero_count
+
+    @property
+    def subnormal_count(self) -> int:
+        """Subnormals of the tensor's own dtype."""
+        return self._statistics.subnormal_count
+
+    @property
+    def negative_count(self) -> int:
+        """Finite elements below zero."""
+        return self._statistics.negative_count
+
+    @property
+    def saturated_count(self) -> int:
+        """Elements at the largest finite magnitude of the dtype; at either limit of an integer."""
+        return self._statistics.saturated_count
+
+    @property
+    def nonfinite_count(self) -> int:
+        return self._statistics.nonfinite_count
+
+    @property
+    def finite_count(self) -> int:
+        """Finite components: of a complex tensor, two per element."""
+        return self._statistics.finite_count
+
+    @property
+    def positive_count(self) -> int:
+        """Finite elements above zero."""
+        return self.finite_count - self.zero_count - self.negative_count
+
+    # ---- depth "stats" and "full" --------------------------------------------------------------
+
+    @property
+    def min(self) -> Optional[float]:
+        """Smallest finite element, exact; an int for integer dtypes; +inf when there is none."""
+        return extremes(self.record)[0] if self._statistics.has_stats else None
+
+    @property
+    def max(self) -> Optional[float]:
+        """Largest finite element, exact; an int for integer dtypes; -inf when there is none."""
+        return extremes(self.record)[1] if self._statistics.has_stats else None
+
+    @property
+    def sum(self) -> Optional[float]:
+        """Sum of the finite elements, in the canonical order."""
+        return self._statistics.sum
+
+    @property
+    def abs_sum(self) -> Optional[float]:
+        """Sum of the finite magnitudes, in the canonical order."""
+        return self._statistics.abs_sum
+
+    @property
+    def sum_sq(self) -> Optional[float]:
+        """Sum of the finite squares, in the canonical order."""
+        return self._statistics.sum_sq
+
+    @property
+    def mean(self) -> Optional[float]:
+        """``sum / finite_count``; NaN when nothing is finite."""
+        return self._or_nan(self._statistics.mean)
+
+    @property
+    def rms(self) -> Optional[float]:
+        """``sqrt(sum_sq / finite_count)``; NaN when nothing is finite."""
+        return self._or_nan(self._statistics.rms)
+
+    @property
+    def l2_norm(self) -> Optional[float]:
+        """``sqrt(sum_sq)``: the norm of the finite elements."""
+        return self._statistics.l2_norm
+
+    @property
+    def abs_max(self) -> Optional[float]:
+        """Largest finite magnitude; 0 when nothing is finite."""
+        found = self._statistics
+        return 0 if found.has_stats and found.abs_max is None else found.abs_max
+
+    # ---- depth "full" --------------------------------------------------------------------------
+
+    @property
+    def checksum(self) -> Optional[int]:
+        """64 bits over the elements' bytes, sensitive to their order."""
+        return self._statistics.checksum
+
+    # ---- how it was read -----------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> str:
+        """The tensor's dtype, as ``float32``."""
+        return self._statistics.dtype
+
+    @property
+    def depth(self) -> str:
+        return Depth(int(self.record["depth"])).name.lower()
+
+    @property
+    def order(self) -> str:
+        return Order(int(self.record["order"])).name.lower()
+
+    # ---- whole ---------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field that the depth covers, derived ones included, as plain Python numbers."""
+        names = [*COUNTS, "nonfinite_count", "finite_count", "positive_count"]
+        names += ["min", "max", "sum", "abs_sum", "sum_sq", "mean", "rms", "l2_norm", "abs_max"]
+        names += ["checksum", "dtype", "depth", "order"]
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Stats):
+            return NotImplemented
+        return self.record.tobytes()[:VALUE_BYTES] == other.record.tobytes()[:VALUE_BYTES]
+
+    def __hash__(self) -> int:
+        return hash(self.record.tobytes()[:VALUE_BYTES])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self.record.tobytes(),)
+
+    def __repr__(self) -> str:
+        parts = [f"Stats({self.dtype}, numel={self.numel:,}"]
+        bad = {
+            "nan": self.nan_count,
+            "+inf": self.posinf_count,
+            "-inf": self.neginf_count,
+        }
+        found = [f"{name}={count:,}" for name, count in bad.items() if count]
+        parts.append(" ".join(found) if found else "all finite")
+        if self._statistics.has_stats:
+            low, high = extremes(self.record)
+            parts.append(f"min={_format(low)} max={_format(high)} mean={_format(self.mean)}")
+            parts.append(f"rms={_format(self.rms)}")
+        shares = {
+            "zero": self.zero_count,
+            "subnormal": self.subnormal_count,
+            "saturated": self.saturated_count,
+        }
+        parts += [f"{name}={count:,}" for name, count in shares.items() if count]
+        if self.checksum is not None:
+            parts.append(f"checksum={self.checksum:016x}")
+        return ", ".join(parts) + ")"
+
+    @property
+    def _statistics(self) -> RecordStatistics:
+        if self._numbers is None:
+            self._numbers = statistics_of(self.record)
+        return self._numbers
+
+    def _or_nan(self, value: Optional[float]) -> Optional[float]:
+        """``value``; NaN where the depth covers it and nothing is finite."""
+        return math.nan if self._statistics.has_stats and value is None else value
+
+
+class StatsList(Sequence[Stats]):
+    """The statistics of a list of tensors, one row of 192 bytes each, held on their device."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The records as they are: uint8, shape (n, 192), on the device. No synchronisation."""
+        return self._rows
+
+    def numpy(self) -> np.ndarray:
+        """The records as a NumPy array of ``RECORD_DTYPE``, shape (n,). One fetch."""
+        rows = self._rows.cpu().numpy()
+        copied: np.ndarray = np.frombuffer(rows.tobytes(), dtype=RECORD_DTYPE).copy()
+        return copied
+
+    def __len__(self) -> int:
+        return int(self._rows.shape[0])
+
+    @overload
+    def __getitem__(self, index: int) -> Stats: ...
+    @overload
+    def __getitem__(self, index: slice) -> StatsList: ...
+    def __getitem__(self, index: Union[int, slice]) -> Union[Stats, StatsList]:
+        if isinstance(index, slice):
+            return StatsList(self._rows[index])
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"expected an index within {len(self)} tensors, got {index}")
+        return Stats(self._rows[index])
+
+    def __iter__(self) -> Iterator[Stats]:
+        return (Stats(row) for row in self._rows.unbind(0))
+
+    def __repr__(self) -> str:
+        return "[" + ",\n ".join(map(repr, self)) + "]"
+
+
+def _format(value: Optional[float]) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
+
+
+def _unpickle(record: bytes) -> Stats:
+    assert len(record) == RECORD_BYTES
+    return Stats(torch.frombuffer(bytearray(record), dtype=torch.uint8))

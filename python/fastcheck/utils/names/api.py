@@ -1,0 +1,100 @@
+"""Names of torch API calls: one number for a call, and its text as in ``Functional.linear.145``."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from fastcheck.errors import ConfigError, did_you_mean, explain
+
+__all__ = ["api_names", "api_of", "format_call", "intern_call", "is_function"]
+
+_CALL_BITS = 32
+
+_lock = threading.Lock()
+_numbers: dict[str, int] = {}
+# Of a process; there are no more of them than functions in torch's API.
+_names: list[str] = []
+
+
+def intern_call(name: str, call: int) -> int:
+    """A number for the ``call``-th call of ``Functional.linear``."""
+    number = _numbers.get(name)
+    if number is None:
+        with _lock:
+            number = _numbers.setdefault(name, len(_names))
+            if number == len(_names):
+                _names.append(name)
+    return number << _CALL_BITS | call
+
+
+def format_call(number: int) -> str:
+    """The opposite of intern_call(); empty for -1, which is no call."""
+    if number < 0:
+        return ""
+    return f"{_names[number >> _CALL_BITS]}.{number & (1 << _CALL_BITS) - 1}"
+
+
+_TENSOR_METHODS = torch.Tensor.__mro__[:2]  # the second is C++, its name is not the same everywhere
+
+
+_known: dict[Any, str] = {}
+
+
+def api_of(func: Any) -> str:
+    """``Functional.softmax``; empty for what is no function of torch's Python API."""
+    found = _known.get(func)
+    if found is None:
+        found = _known[func] = _name(func)
+    return found
+
+
+def _name(func: Any) -> str:
+    name = getattr(func, "__name__", "")
+    if not name or (name.startswith("__") and not name.endswith("__")):
+        return ""
+    # A builtin may be a function of torch and of torch.nn.functional (linear): the latter is
+    # what is called.
+    if getattr(torch.nn.functional, name, None) is func:
+        return f"Functional.{name}"
+    if any(getattr(kind, name, None) is func for kind in _TENSOR_METHODS):
+        return "" if name in ("__get__", "__set__", "backward") else f"Tensor.{name}"
+    if getattr(torch, name, None) is func:
+        return f"Torch.{name}"
+    if getattr(torch._VF, name, None) is func:
+        return f"VF.{name}"
+    return ""
+
+
+_HOLDERS: tuple[tuple[str, Any], ...] = (
+    ("Functional", torch.nn.functional),
+    ("Torch", torch),
+    ("Tensor", torch.Tensor),
+)
+
+
+def is_function(name: str) -> bool:
+    """Whether a name of a list is ``relu``, and no call or module."""
+    return any(callable(getattr(holder, name, None)) for _, holder in _HOLDERS)
+
+
+def api_names(function: str) -> list[str]:
+    """``relu``: ``Functional.relu``, ``Torch.relu`` and ``Tensor.relu``, those that there are."""
+    found = [
+        f"{kind}.{function}"
+        for kind, holder in _HOLDERS
+        if callable(getattr(holder, function, None))
+    ]
+    if found:
+        return found
+    known = {name for _, holder in _HOLDERS for name in dir(holder) if not name.startswith("_")}
+    raise ConfigError(
+        explain(
+            f"api_list= names a function that torch does not have: {function!r}",
+            expected='a name such as "relu", of torch, torch.Tensor or torch.nn.functional',
+            got=repr(function),
+            hint=did_you_mean(function, known),
+        )
+    )

@@ -1,0 +1,252 @@
+"""Converts names to and from the style of msprobe and ptdbg_ascend.
+
+``Functional.softmax.7.backward.output.0`` is the first gradient made by the eighth softmax of the
+step, ``Module.layers.3.attn.Attention.forward.0`` the first call of a module.
+
+The operators are ATen's, as the dispatcher runs them: a linear layer is ``Torch.addmm``. Their
+calls are counted for each overload, in each step. Of a backward the input is the gradient that came
+in, the output what was made of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Optional
+
+import torch
+
+from fastcheck.errors import ConfigError, did_you_mean, explain
+from fastcheck.record.naming import OUTSIDE
+from fastcheck.record.site import Site
+
+__all__ = [
+    "TensorName",
+    "has_api_name",
+    "is_name",
+    "msprobe_api_of",
+    "msprobe_name",
+    "name_of",
+    "parse",
+]
+
+KINDS = ("Functional", "Tensor", "Torch", "VF", "Aten", "Distributed", "Custom", "Module")
+
+#: What kernels are called, and what people call them by.
+_RENAMED = {
+    "_softmax": "softmax",
+    "_log_softmax": "log_softmax",
+    "_softmax_backward_data": "softmax_backward",
+    "_log_softmax_backward_data": "log_softmax_backward",
+    "native_layer_norm": "layer_norm",
+    "native_group_norm": "group_norm",
+    "native_batch_norm": "batch_norm",
+    "_native_batch_norm_legit": "batch_norm",
+    "_batch_norm_with_update": "batch_norm",
+    "native_dropout": "dropout",
+    "_embedding_bag": "embedding_bag",
+    "_ctc_loss": "ctc_loss",
+    "nll_loss_forward": "nll_loss",
+    "nll_loss2d_forward": "nll_loss",
+    "_scaled_dot_product_flash_attention_for_cpu": "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention": "scaled_dot_product_attention",
+    "_scaled_dot_product_efficient_attention": "scaled_dot_product_attention",
+    "_scaled_dot_product_cudnn_attention": "scaled_dot_product_attention",
+}
+#: What Python's operators call on a tensor.
+_ARITHMETIC = {"add", "sub", "mul", "div", "pow", "neg", "remainder", "floor_divide"}
+_ARITHMETIC |= {"eq", "ne", "lt", "le", "gt", "ge"}
+_ARITHMETIC |= {"bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor"}
+_DUNDERS = {"truediv": "div", "mod": "remainder", "floordiv": "floor_divide", "and": "bitwise_and"}
+_DUNDERS.update({"or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not"})
+
+_PARTS = {
+    "input": "input",
+    "output": "output",
+    # A backward reads the gradient of what the forward returned.
+    "grad_output": "input",
+    "grad_input": "output",
+}
+_STORED = {"param": "parameters", "param_grad": "parameters_grad", "buffer": "buffers"}
+
+_KIND = "|".join(KINDS)
+_DIRECTION = "forward|backward|optimizer"
+_API = re.compile(
+    rf"({_KIND})\.(\S+?)(?:\.(\d+))?(?:\.({_DIRECTION})(?:\.(input|output)(?:\.(\d+))?)?)?"
+)
+_PTDBG = re.compile(
+    rf"({_KIND})_(\S+?)(?:_(\d+))?(?:_({_DIRECTION})(?:_(input|output)(?:[_.](\d+))?)?)?"
+)
+# MindSpore has cells.
+_MODULE = re.compile(
+    rf"(Module|Cell)\.(\S+?)(?:\.({_DIRECTION})(?:\.(\d+)(?:\.(input|output)(?:\.(\d+))?)?)?)?"
+)
+_BEGINNING = re.compile(rf"(?:{_KIND}|Cell)[._]\S+$")
+_STORED_NAME = re.compile(rf"(Module|Cell)\.(\S+)\.({'|'.join(_STORED.values())})\.([^.]+)")
+
+
+@dataclass(frozen=True)
+class TensorName:
+    """A name, or the beginning of one: what is None stands for any. ``name`` may be a pattern, as
+    of fnmatch; of a module it is its path and its type.
+    """
+
+    kind: str
+    name: str
+    call: Optional[int] = None
+    direction: Optional[str] = None
+    part: Optional[str] = None
+    index: Optional[int] = None
+    #: Of what a module stores: ``weight``.
+    stored: Optional[str] = None
+    #: The name as it was given, where ``name`` is what it stands for: ``__iadd__`` for ``add_``.
+    written: str = field(default="", compare=False)
+
+    @property
+    def api(self) -> str:
+        """``Tensor.__iadd__``: as torch's Python API has it."""
+        return f"{self.kind}.{self.written or self.name}"
+
+    @property
+    def path(self) -> str:
+        """Of a module, without its type; empty for the model itself."""
+        return self.name.rpartition(".")[0]
+
+    def matches(self, site: Site, call: int) -> bool:
+        """Whether it is a name, or the beginning of one, of this site in this call."""
+        other = name_of(site, call)
+        return (
+            other is not None
+            and other.kind == self.kind
+            and fnmatchcase(other.name, self.name)
+            and all(
+                mine in (None, theirs)
+                for mine, theirs in (
+                    (self.call, other.call),
+                    (self.direction, other.direction),
+                    (self.part, other.part),
+                    (self.index, other.index),
+                    (self.stored, other.stored),
+                )
+            )
+        )
+
+    def has_op(self, op: str) -> bool:
+        """Whether an operator (``aten._softmax``) has this name."""
+        kind, name = msprobe_api_of(op)
+        return kind == self.kind and fnmatchcase(name, self.name)
+
+    def __str__(self) -> str:
+        if self.stored is not None:
+            return f"{self.kind}.{self.name}.{self.part}.{self.stored}"
+        parts: tuple[object, ...] = (self.call, self.direction)
+        if self.kind == "Module":
+            parts = (self.direction, self.call)
+        parts = (self.kind, self.name, *parts, self.part, self.index)
+        return ".".join(str(part) for part in parts if part is not None)
+
+
+def msprobe_name(site: Site, call: int) -> str:
+    """The name of a record's tensor in this style; the site's own spelling, where the style has
+    none (a loss).
+    """
+    name = name_of(site, call)
+    return str(site) if name is None else str(name)
+
+
+def parse(text: str) -> TensorName:
+    """The inverse of msprobe_name(); takes beginnings of names too (``Functional.softmax``,
+    ``Functional.softmax.7.backward``), patterns for the operator or module, and ptdbg_ascend's
+    underscores.
+
+    Raises ConfigError for what is no such name.
+    """
+    stored = _STORED_NAME.fullmatch(text)
+    if stored:
+        _, name, part, label = stored.groups()
+        return TensorName("Module", name, part=part, stored=label)
+    module = _MODULE.fullmatch(text)
+    if module:
+        _, name, direction, call, part, index = module.groups()
+        return TensorName("Module", name, _number(call), direction, part, _number(index))
+    api = _API.fullmatch(text) or _PTDBG.fullmatch(text)
+    if api is None:
+        kind = re.split(r"[._]", text, maxsplit=1)[0]
+        raise ConfigError(
+            explain(
+                "this is no name of a tensor",
+                expected="one such as Functional.softmax.7.backward.output.0, or its beginning; "
+                f"it begins with {', '.join(KINDS)}",
+                got=repr(text),
+                hint=did_you_mean(kind, KINDS),
+            )
+        )
+    kind, name, call, direction, part, index = api.groups()
+    plain = _plain(name)
+    return TensorName(kind, plain, _number(call), direction, part, _number(index), written=name)
+
+
+def is_name(text: str) -> bool:
+    """Whether parse() is to read it: it begins as names of this style do."""
+    return _BEGINNING.match(text) is not None
+
+
+def _number(text: Optional[str]) -> Optional[int]:
+    return None if text is None else int(text)
+
+
+def _plain(name: str) -> str:
+    """``__iadd__`` is ``add_``."""
+    dunder = re.fullmatch(r"__(\w+)__", name)
+    if dunder is None:
+        return name
+    bare = dunder.group(1)
+    if bare in _DUNDERS or bare in _ARITHMETIC or bare == "matmul":
+        return _DUNDERS.get(bare, bare)
+    inner = bare[1:]
+    return _DUNDERS.get(inner, inner) + ("_" if bare.startswith("i") else "")
+
+
+def name_of(site: Site, call: int = 0) -> Optional[TensorName]:
+    """The name of a site in one of its calls; None for what the style has no name for."""
+    part = _PARTS.get(site.role)
+    if site.op is not None and part is not None:
+        kind, name = msprobe_api_of(site.op)
+        return TensorName(kind, name, call, site.direction, part, site.index)
+    if not site.module_type or site.module_type == OUTSIDE:
+        return None
+    module = f"{site.module}.{site.module_type}" if site.module else site.module_type
+    if part is not None:
+        return TensorName("Module", module, call, site.direction, part, site.index)
+    if site.role in _STORED:
+        return TensorName("Module", module, part=_STORED[site.role], stored=site.label)
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def has_api_name(op: str, api: str) -> bool:
+    """Whether an operator (``aten._softmax``) is called ``Functional.softmax`` in this style."""
+    kind, _, name = api.partition(".")
+    return msprobe_api_of(op) == (kind, _plain(name))
+
+
+@functools.lru_cache(maxsize=4096)
+def msprobe_api_of(op: str) -> tuple[str, str]:
+    """``("Functional", "softmax")`` for ``aten._softmax``: the kind and the name, without
+    overload.
+    """
+    space, _, rest = op.partition(".")
+    base = rest.split(".", 1)[0]
+    if space == "c10d":
+        return "Distributed", base.rstrip("_")
+    if space != "aten":
+        return "Custom", f"{space}.{base}"
+    name = _RENAMED.get(base, base)
+    if name in _ARITHMETIC or name.endswith("_"):
+        return "Tensor", name
+    for kind, holder in (("Functional", torch.nn.functional), ("Torch", torch)):
+        if not name.startswith("_") and callable(getattr(holder, name, None)):
+            return kind, name
+    return ("Tensor" if callable(getattr(torch.Tensor, name, None)) else "Aten"), name

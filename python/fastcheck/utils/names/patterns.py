@@ -1,0 +1,274 @@
+"""Reads the names of ops, APIs and modules in every spelling that a message, a log, msprobe or
+ptdbg_ascend prints them in.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Optional
+
+import torch
+
+from fastcheck.errors import ConfigError, did_you_mean, explain
+
+from .msprobe import TensorName, is_name, parse
+
+__all__ = [
+    "Wanted",
+    "matches_module",
+    "matches_op",
+    "op_names",
+    "op_patterns",
+    "op_spellings",
+    "read_module",
+    "read_op",
+]
+
+_DIRECTIONS = ("forward", "backward", "optimizer")
+# As a stop message heads: "12 NaN in output of aten.sqrt #0 in decoder.gate (Gate) at step 4".
+_HEADLINE = re.compile(
+    r"(?:.* of )?(?P<op>[\w.]+) #(?P<call>\d+) in (?P<module>.+?)(?: at step \d+.*)?"
+)
+# The same of a module: "3 Inf in output[0] of decoder.gate (Gate) at step 4".
+_MODULE_HEADLINE = re.compile(r".* (?:of|to|in) (?P<module>\S+ \([^)]*\)) at step \d+.*")
+# And in msprobe's style: "3 Inf in Functional.softmax.7.forward.output.0 at step 4".
+_PEER_HEADLINE = re.compile(r".* in (?P<name>\S+) at step \d+.*")
+_NUMBERED = re.compile(r"(?P<name>.+?) ?#(?P<call>\d+)")
+_TYPE = re.compile(r"(?P<path>\S*?) ?\((?P<type>[^)]*)\)")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One name of a list; what is None may be anything. ``op`` and ``module`` may hold ``*``."""
+
+    text: str
+    op: Optional[str] = None
+    #: ``Functional.softmax``, as msprobe names an API and fastcheck's msprobe style an operator.
+    api: Optional[str] = None
+    module: Optional[str] = None
+    call: Optional[int] = None
+    direction: Optional[str] = None
+
+
+def read_op(text: str, option: str = "ops") -> Wanted:
+    """An entry of ``ops=``, or another ``option`` that names an operator. ConfigError when no
+    operator of this process can be meant.
+    """
+    name = text.strip()
+    peer = _peer(name)
+    if peer is not None:
+        if peer.kind == "Module":
+            raise ConfigError(
+                explain(
+                    f"{option}= names an operator, and this is the name of a module",
+                    expected='a name such as "aten.softmax #7" or "Functional.softmax.7.backward"',
+                    got=repr(text),
+                    hint=f"give it to modules=: modules=[{peer.path!r}], or with "
+                    f'level="module" as it is',
+                )
+            )
+        return Wanted(text, api=peer.api, call=peer.call, direction=peer.direction)
+    headline = _HEADLINE.fullmatch(name)
+    if headline:
+        return _checked(
+            Wanted(
+                text,
+                op=headline.group("op"),
+                call=int(headline.group("call")),
+                module=_path(headline.group("module")),
+            )
+        )
+    found: dict[str, str] = {}
+    call_number: Optional[int] = None
+    for part in re.split(r" · |\s{2,}", name):
+        numbered = _NUMBERED.fullmatch(part)
+        bare = numbered.group("name") if numbered else part
+        if part in _DIRECTIONS:
+            found.setdefault("direction", part)
+        elif "op" in found:
+            break  # what follows names one of its tensors
+        elif numbered or _is_op(bare):
+            module, _, op = _split(bare)
+            found["op"] = op
+            if module:
+                found.setdefault("module", module)
+            if numbered:
+                call_number = int(numbered.group("call"))
+        elif not found:
+            found["module"] = _path(part)
+    if "op" not in found:
+        if "module" not in found or " · " in name:
+            return _checked(Wanted(text, op=name))
+        found["op"] = found.pop("module")
+    return _checked(
+        Wanted(
+            text,
+            op=found["op"],
+            module=found.get("module"),
+            call=call_number,
+            direction=found.get("direction"),
+        )
+    )
+
+
+def read_module(text: str) -> Wanted:
+    """An entry of ``modules=``."""
+    name = text.strip()
+    peer = _peer(name)
+    if peer is not None and peer.kind == "Module":
+        return Wanted(text, module=peer.path, call=peer.call, direction=peer.direction)
+    headline = _MODULE_HEADLINE.fullmatch(name)
+    if headline:
+        return Wanted(text, module=_path(headline.group("module")))
+    parts = name.split(" · ")
+    numbered = _NUMBERED.fullmatch(parts[0])
+    direction = next((part for part in parts[1:] if part in _DIRECTIONS), None)
+    return Wanted(
+        text,
+        module=_path(numbered.group("name") if numbered else parts[0]),
+        call=int(numbered.group("call")) if numbered else None,
+        direction=direction,
+    )
+
+
+def _peer(text: str) -> Optional[TensorName]:
+    """A name in the style of msprobe and ptdbg_ascend."""
+    headline = _PEER_HEADLINE.fullmatch(text)
+    name = headline.group("name") if headline else text
+    return parse(name) if is_name(name) else None
+
+
+def _path(text: str) -> str:
+    """``layers.3.attn (Attention)`` and ``Net (the model)`` without what is in brackets."""
+    match = _TYPE.fullmatch(text.strip())
+    if match is None:
+        return "" if text.strip() == "the model" else text.strip()
+    return "" if match.group("type") == "the model" else match.group("path")
+
+
+# Operators
+
+
+@functools.lru_cache(maxsize=1)
+def _registered(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name.replace("::", ".", 1) for name in names)
+
+
+def op_names() -> frozenset[str]:
+    """Every operator of this process, as ``aten.add.Tensor``."""
+    return _registered(tuple(torch._C._dispatch_get_all_op_names()))
+
+
+@functools.lru_cache(maxsize=1)
+def _spaces(names: frozenset[str]) -> frozenset[str]:
+    return frozenset(name.partition(".")[0] for name in names)
+
+
+def _is_op(name: str) -> bool:
+    return _split(name)[1]
+
+
+def _split(name: str) -> tuple[str, bool, str]:
+    """The module path before an op's name, whether a namespace was found, and the op's name:
+    ``2.aten.mul.Tensor`` is how a comparison spells it.
+    """
+    spaces = _spaces(op_names())
+    parts = name.split(".")
+    for place, part in enumerate(parts[:-1]):
+        if part in spaces:
+            return ".".join(parts[:place]), True, ".".join(parts[place:])
+    return "", False, name
+
+
+def op_patterns(name: str) -> list[str]:
+    """What an entry of ``Filter(ops=)`` stands for: the pattern itself, or the operators that have
+    this name in msprobe's style. ConfigError for the name of a module or of one call.
+    """
+    if not is_name(name):
+        return [name]
+    wanted = parse(name)
+    if wanted.kind == "Module":
+        raise ConfigError(
+            explain(
+                "ops= chooses operators, and this is the name of a module",
+                expected="a name such as aten._softmax or Functional.softmax",
+                got=repr(name),
+                hint=f"give it to include=: include={wanted.path!r}" if wanted.path else "",
+            )
+        )
+    if wanted.call is not None:
+        raise ConfigError(
+            explain(
+                "ops= chooses operators, not single calls",
+                expected=f"{wanted.kind}.{wanted.name}",
+                got=repr(name),
+                hint="leave the number and what follows it out",
+            )
+        )
+    return [op for op in sorted(op_names()) if wanted.has_op(op)]
+
+
+def _checked(wanted: Wanted) -> Wanted:
+    op = wanted.op or ""
+    if any(letter in op for letter in "*?["):
+        return wanted
+    known = op_names()
+    if any(matches_op(op, name) for name in known):
+        return wanted
+    space = op.partition(".")[0]
+    candidates = [name for name in known if name.startswith(f"{space}.")] or known
+    bases = sorted({".".join(name.split(".")[:2]) for name in candidates})
+    raise ConfigError(
+        explain(
+            f"ops= names an operator that there isn't: {wanted.text!r}",
+            expected='a name such as "aten.softmax", "aten.mm #3", "layers.3.attn · aten.mm #7", '
+            '"Functional.softmax.7.backward"',
+            got=repr(wanted.text),
+            hint=did_you_mean(op, bases),
+        )
+    )
+
+
+def op_spellings(op: str) -> tuple[str, str, str, str]:
+    """``aten.add.Tensor``, ``aten.add``, ``add.Tensor`` and ``add``, in the order of
+    csrc/torch/operators/filter.cpp.
+    """
+    space, _, rest = op.partition(".")
+    base = rest.partition(".")[0]
+    return op, f"{space}.{base}", rest, base
+
+
+def matches_op(pattern: str, name: str) -> bool:
+    """Whether a pattern means an op: with or without namespace and overload; the underscore that
+    some kernels' names begin with may be left out, so that ``aten.softmax`` is ``aten._softmax``.
+    """
+    space, _, rest = name.partition(".")
+    base = rest.partition(".")[0]
+    names: tuple[str, ...] = op_spellings(name)
+    if base.startswith("_"):
+        bare = base.lstrip("_")
+        names += (f"{space}.{bare}", bare)
+    return pattern in names or any(_fits(pattern, one) for one in names)
+
+
+@functools.lru_cache(maxsize=4096)
+def _pattern(text: str) -> Optional[re.Pattern[str]]:
+    if "*" not in text and "?" not in text:
+        return None
+    parts = (".*" if c == "*" else "." if c == "?" else re.escape(c) for c in text)
+    return re.compile("".join(parts))
+
+
+def _fits(pattern: str, name: str) -> bool:
+    compiled = _pattern(pattern)
+    return compiled is not None and compiled.fullmatch(name) is not None
+
+
+def matches_module(pattern: str, path: str) -> bool:
+    """Whether a pattern (as of fnmatch) matches the module at ``path`` or one that contains it."""
+    parts = path.split(".")
+    inside = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+    return any(prefix == pattern or fnmatchcase(prefix, pattern) for prefix in inside)

@@ -1,0 +1,107 @@
+"""Reads files that others have written: regular files only, and never more than a limit at once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Union
+
+__all__ = [
+    "MAX_JSON_BYTES",
+    "check_regular",
+    "open_regular",
+    "parse_json",
+    "read_json",
+    "read_json_lines",
+]
+
+Path = Union[str, "os.PathLike[str]"]
+
+#: Of a JSON document that is read as a whole.
+MAX_JSON_BYTES = 1 << 30
+# Of one line of a JSON file with a document in each line.
+_MAX_LINE_BYTES = 64 << 20
+
+
+def check_regular(path: Path) -> None:
+    """Returns if ``path`` is a regular file, or a link to one.
+
+    Raises:
+        OSError: it isn't there, or it is a directory, a FIFO, a socket or a device. Reading one of
+            these may block, or never end.
+    """
+    _check_mode(os.stat(path).st_mode, path)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file to read bytes. Never blocks.
+
+    Raises:
+        OSError: see check_regular(); or it can't be opened.
+    """
+    check_regular(path)  # opening a device may already do something to it
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    try:
+        _check_mode(os.fstat(descriptor).st_mode, path)  # replaced in between
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _check_mode(mode: int, path: Path) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "a directory, where a file is expected", path)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+def parse_json(text: Union[str, bytes]) -> Any:
+    """json.loads.
+
+    Raises:
+        ValueError: it is not JSON, or it is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> Any:
+    """The JSON document in a file.
+
+    Raises:
+        OSError: see open_regular().
+        ValueError: it is not JSON, or longer than ``limit`` bytes.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise ValueError(f"{size:,} bytes, more than the {limit:,} that are read")
+        return parse_json(file.read(size))
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[Any, int]]:
+    """Each line of a file: (its JSON value, 0), or (None, its bytes) where it is no JSON. A line
+    of more than 64 MiB is none.
+
+    Raises:
+        OSError: see open_regular().
+    """
+    with open_regular(path) as file:
+        while raw := file.readline(_MAX_LINE_BYTES):
+            size, is_whole = len(raw), raw.endswith(b"\n") or len(raw) < _MAX_LINE_BYTES
+            while not is_whole:
+                rest = file.readline(_MAX_LINE_BYTES)
+                size += len(rest)
+                is_whole = rest.endswith(b"\n") or len(rest) < _MAX_LINE_BYTES
+                raw = b""
+            try:
+                yield parse_json(raw), 0
+            except ValueError:
+                yield None, size

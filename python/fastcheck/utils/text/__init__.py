@@ -1,0 +1,4 @@
+"""Numbers, sizes and tables as plain text and JSON.
+
+Imports ``record``.
+"""

@@ -1,0 +1,234 @@
+"""Plain-text layout for reports and commands: sections, wrapping, tables, sparklines, colours."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TextIO, Union
+
+from fastcheck.errors import printable
+
+GUTTER = 10
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII_BARS = "_.,-=+*#"
+_BAD, _ASCII_BAD = "×", "!"
+_NOT_ASCII = {"·": "-", "…": "..", "×": "x", "→": "->", "≥": ">=", "≤": "<="}
+_STYLES = {"bold": "1", "red": "31;1", "dim": "2", "green": "32", "yellow": "33"}
+# What paint() writes.
+_PAINT = re.compile(r"(\x1b\[(?:" + "|".join(["0", *_STYLES.values()]) + ")m)")
+
+
+def wants_ascii(stream: TextIO | None) -> bool:
+    """True when ``stream`` can't print the few characters beyond ASCII that are used here."""
+    encoding = getattr(stream, "encoding", None) or "ascii"
+    try:
+        (_BARS + "·…").encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return True
+    return False
+
+
+def wants_color(stream: TextIO) -> bool:
+    """Colours go to a terminal only, and not there either when NO_COLOR is set
+    (https://no-color.org).
+    """
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def to_ascii(text: str) -> str:
+    """``text`` with the marks used here replaced, and anything else (a module's name) escaped."""
+    for mark, plain_text in _NOT_ASCII.items():
+        text = text.replace(mark, plain_text)
+    return text.encode("ascii", "backslashreplace").decode("ascii")
+
+
+def paint(text: str, style: str, color: bool) -> str:
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if color and style and text else text
+
+
+def line_width(default: int) -> int:
+    """How wide lines are to be: ``default``, or what the environment's COLUMNS asks for (60 at
+    least).
+    """
+    asked = os.environ.get("COLUMNS", "")
+    return max(60, int(asked)) if asked.isdecimal() and int(asked) else default
+
+
+def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
+    """``text`` in lines of at most ``width``; a word that is longer (a path) keeps a line to
+    itself, whole.
+    """
+    return textwrap.wrap(
+        text,
+        max(width, 20),
+        initial_indent=first,
+        subsequent_indent=first if rest is None else rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def section(label: str, lines: Sequence[str], color: bool = False) -> list[str]:
+    """``lines`` with ``label`` in the gutter of the first."""
+    gutter = label.ljust(GUTTER)
+    head = paint(gutter.rstrip(), "bold", color) + gutter[len(gutter.rstrip()) :]
+    pad = " " * GUTTER
+    return [
+        ((head if number == 0 else pad) + line).rstrip()
+        for number, line in enumerate(lines or ["-"])
+    ]
+
+
+def shorten(text: str, width: int) -> str:
+    """Cuts the front of ``text``: module paths differ at the end."""
+    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
+
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: int = 1,
+    width: int = 78,
+    note: int = 0,
+) -> list[str]:
+    """Columns aligned: the first ``left`` to the left, numbers to the right, the last ``note``
+    unlabelled to the left.
+
+    The first column is shortened from its front when the table is wider than ``width``.
+    """
+    columns = len(header)
+    cells = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(columns)]
+    too_wide = sum(widths) + 2 * (columns - 1) - width
+    if too_wide > 0:
+        widths[0] = max(min(widths[0], 12), widths[0] - too_wide)
+    lines = []
+    for row in cells:
+        parts = []
+        for column, cell in enumerate(row):
+            to_left = column < left or column >= columns - note
+            cell = shorten(cell, widths[0]) if column == 0 else cell
+            parts.append(cell.ljust(widths[column]) if to_left else cell.rjust(widths[column]))
+        lines.append("  ".join(parts).rstrip())
+    return lines
+
+
+@dataclass(frozen=True)
+class Table:
+    """The cells of a table, for plain text and for other renderers; see table()."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1
+    width: int = 78
+    note: int = 0
+    indent: int = 0
+    #: Of rows that are to stand out: a style of paint() by the row's index.
+    styles: Mapping[int, str] = field(default_factory=dict)
+
+    def lines(self, color: bool = False) -> list[str]:
+        head, *rest = table(self.header, self.rows, self.left, self.width, self.note)
+        body = [paint(line, self.styles.get(row, ""), color) for row, line in enumerate(rest)]
+        return [" " * self.indent + line for line in (head, *body)]
+
+
+#: A line of text, or a table.
+Part = Union[str, Table]
+
+
+class Section(NamedTuple):
+    """A part of a report, under its label."""
+
+    label: str
+    parts: Sequence[Part]
+
+    def lines(self, color: bool = False) -> list[str]:
+        lines: list[str] = []
+        for part in self.parts:
+            lines += part.lines(color) if isinstance(part, Table) else [part]
+        return section(self.label, lines, color)
+
+
+def printable_section(section: Section) -> Section:
+    """``section`` with control characters escaped, which names of a file may hold; what paint()
+    writes stays.
+    """
+    parts: list[Part] = []
+    for part in section.parts:
+        if isinstance(part, Table):
+            rows = [[printable(cell) for cell in row] for row in part.rows]
+            parts.append(replace(part, rows=rows))
+        else:
+            pieces = _PAINT.split(part)
+            pieces[::2] = [printable(piece, keep="\n") for piece in pieces[::2]]
+            parts.append("".join(pieces))
+    return Section(section.label, parts)
+
+
+def plain_text(sections: Iterable[Section], color: bool = False) -> str:
+    return "\n\n".join("\n".join(one.lines(color)) for one in sections)
+
+
+def sparkline(
+    values: Sequence[float | None],
+    bad: Sequence[bool],
+    width: int = 60,
+    ascii_only: bool = False,
+) -> str:
+    """One character per value, ``×`` where ``bad``; the largest of each group when there are more
+    than ``width``.
+
+    Logarithmic when the positive values span more than a factor of ten.
+    """
+    bars = _ASCII_BARS if ascii_only else _BARS
+    mark = _ASCII_BAD if ascii_only else _BAD
+    pairs = list(zip(values, bad))
+    if len(pairs) > width:
+        groups = [
+            pairs[i * len(pairs) // width : (i + 1) * len(pairs) // width] for i in range(width)
+        ]
+        pairs = [
+            (
+                max((v for v, _ in group if v is not None), default=None),
+                any(is_bad for _, is_bad in group),
+            )
+            for group in groups
+        ]
+    usable = [v for v, is_bad in pairs if v is not None and not is_bad and math.isfinite(v)]
+    logarithmic = is_logarithmic(usable)
+
+    def height(value: float) -> float:
+        return math.log(value) if logarithmic else value
+
+    shown = [height(v) for v in usable if not logarithmic or v > 0]
+    low, high = (min(shown), max(shown)) if shown else (0.0, 0.0)
+    line = ""
+    for value, is_bad in pairs:
+        if is_bad:
+            line += mark
+        elif value is None or not math.isfinite(value):
+            line += " "
+        elif logarithmic and value <= 0:
+            line += bars[0]
+        else:
+            part = (height(value) - low) / (high - low) if high > low else 0.0
+            line += bars[min(len(bars) - 1, int(part * len(bars)))]
+    return line
+
+
+def is_logarithmic(values: Sequence[float]) -> bool:
+    """Whether sparkline() shows these values on a logarithmic scale."""
+    positive = [v for v in values if v > 0]
+    return bool(positive) and max(positive) > 10 * min(positive)
+
+
+def stderr_is_ascii() -> bool:
+    """A traceback, and so str() of an exception, is printed to standard error."""
+    return wants_ascii(sys.stderr)

@@ -1,0 +1,92 @@
+"""Formats numbers for text and JSON; unpacks a record to Python numbers.
+
+Unpacks the bytes of a record at once: field by field, NumPy scalars cost ten times as much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastcheck.record.statistics import Number, RecordStatistics
+
+
+def format_number(value: Number | None) -> str:
+    """A number in at most ten characters, with enough digits to see a trend: 65,504 · 0.0312 ·
+    1.20e+38.
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    magnitude = abs(value)
+    if value == 0:
+        return "0"
+    if magnitude >= 1e7 or magnitude < 1e-3:
+        return f"{value:.2e}"
+    if isinstance(value, int) or magnitude >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def format_share(part: float, whole: float) -> str:
+    """``part`` of ``whole`` in per cent; never rounds something to 0 % or less than everything to
+    100 %.
+    """
+    if whole <= 0:
+        return "-"
+    percent = 100.0 * part / whole
+    if 0 < percent < 0.01:
+        return "<0.01 %"
+    if 99.99 < percent < 100:
+        return ">99.99 %"
+    few_digits = percent == 0 or 10 <= percent < 99 or percent >= 100
+    return f"{percent:.0f} %" if few_digits else f"{percent:.2f} %"
+
+
+def format_nonfinite(reading: RecordStatistics) -> str:
+    """``12 NaN and 4 +Inf``; ``no NaN or Inf`` when there is none. On a device that saturates also
+    ``3 saturated``.
+    """
+    parts = [
+        f"{count:,} {name}"
+        for count, name in (
+            (reading.nan_count, "NaN"),
+            (reading.posinf_count, "+Inf"),
+            (reading.neginf_count, "-Inf"),
+            (reading.overflow_count - reading.nonfinite_count, "saturated"),
+        )
+        if count
+    ]
+    if not parts:
+        return "no NaN or Inf"
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def to_json(value: Any) -> Any:
+    """``value`` for strict JSON: non-finite floats become the strings "nan", "inf" and "-inf"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if isinstance(value, np.generic):
+        return to_json(value.item())
+    return value
+
+
+def format_steps(steps: Sequence[int]) -> str:
+    """``steps``: ascending."""
+    if not steps:
+        return "no steps"
+    if len(steps) == 1:
+        return f"step {steps[0]:,}"
+    return f"steps {steps[0]:,} to {steps[-1]:,}"
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) if shape else "scalar"

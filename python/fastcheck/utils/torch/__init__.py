@@ -1,0 +1,7 @@
+"""Helpers for torch's own objects.
+
+Readable tensors, nested structures, streams, sharding, operator schemas, training state, patched
+methods.
+
+Imports ``record`` and ``utils.text``.
+"""

@@ -1,0 +1,69 @@
+"""Finds the tensors in nested inputs or outputs of a module, with a label such as ``output[0]``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["flatten", "flatten_arguments"]
+
+# Containers can hold themselves; what is nested deeper than this is not looked at.
+_MAX_DEPTH = 8
+
+
+def flatten(value: Any, label: str) -> list[tuple[str, torch.Tensor]]:
+    """All tensors in ``value``, in order, as (label, tensor).
+
+    Looks into tuples, lists, named tuples, mappings (Hugging Face's ModelOutput is one) and
+    dataclasses, nested; anything else that is not a tensor is skipped. ``label`` names ``value``
+    itself: ``output`` gives ``output``, ``output[0]``, ``output.logits``, ``output['a b']``.
+    """
+    if type(value) is torch.Tensor or isinstance(value, torch.Tensor):
+        return [(label, value)]
+    found: list[tuple[str, torch.Tensor]] = []
+    _collect(value, label, found, 0)
+    return found
+
+
+def flatten_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[str, torch.Tensor]]:
+    """The tensors among a call's arguments: ``input[0]`` for a positional one, ``input.mask`` for a
+    keyword.
+    """
+    if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:  # most modules
+        return [("input[0]", args[0])]
+    found: list[tuple[str, torch.Tensor]] = []
+    for position, value in enumerate(args):
+        if isinstance(value, torch.Tensor):
+            found.append((f"input[{position}]", value))
+        elif value is not None:
+            _collect(value, f"input[{position}]", found, 0)
+    for name, value in kwargs.items():
+        if value is not None:
+            _collect(value, f"input.{name}", found, 0)
+    return found
+
+
+def _collect(value: Any, label: str, found: list[tuple[str, torch.Tensor]], depth: int) -> None:
+    if isinstance(value, torch.Tensor):
+        found.append((label, value))
+        return
+    if depth == _MAX_DEPTH:
+        return
+    if isinstance(value, (tuple, list)):
+        names = getattr(value, "_fields", None)
+        for position, item in enumerate(value):
+            part = f"{label}.{names[position]}" if names else f"{label}[{position}]"
+            _collect(item, part, found, depth + 1)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            part = f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+            _collect(item, label + part, found, depth + 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name, None)
+            _collect(item, f"{label}.{field.name}", found, depth + 1)

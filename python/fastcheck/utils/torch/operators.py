@@ -1,0 +1,224 @@
+"""Facts from an operator's schema, and the tensors among its arguments and results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable
+
+import torch
+
+__all__ = [
+    "OpInfo",
+    "describe_tensor",
+    "inputs_of",
+    "op_info",
+    "others_of",
+    "outputs_of",
+    "plain_value",
+    "replaced",
+    "tensors_of",
+]
+
+
+# In place, and without regard for what was there.
+_OVERWRITING = re.compile(
+    r"aten\.(copy|fill|zero|normal|uniform|bernoulli|random|exponential|log_normal|cauchy|geometric"
+    r"|_foreach_copy|_foreach_zero|set)_"
+)
+
+
+# In place on what describes the memory.
+_METADATA = re.compile(
+    r"aten\.((detach|t|transpose|squeeze|unsqueeze|swapaxes|swapdims|as_strided|set|resize|resize_as"
+    r"|requires_grad|rename|_coalesced)_|set_data)"
+)
+
+
+_RANDOM = getattr(torch.Tag, "nondeterministic_seeded", None)
+
+
+class OpInfo:
+    """The properties of one overload of an operator, from its schema."""
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        space, _, base = schema.name.partition("::")
+        #: ``aten.add.Tensor``: namespace, name and overload, as messages and logs have it.
+        self.name = f"{space}.{base}"
+        if schema.overload_name:
+            self.name += f".{schema.overload_name}"
+        plain = f"{space}.{base}"
+        self.namespace = space
+        self.arguments = [argument.name for argument in schema.arguments]
+        self.position = {name: place for place, name in enumerate(self.arguments)}
+        written = [
+            place
+            for place, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        is_metadata = _METADATA.fullmatch(plain) is not None
+        #: Arguments that it writes, by place.
+        self.written = frozenset(() if is_metadata else written)
+        is_out = any(schema.arguments[place].is_out for place in written)
+        #: What it writes it doesn't read before.
+        self.overwrites = is_out or _OVERWRITING.fullmatch(plain) is not None
+        self.is_in_place = bool(written)
+        returned = schema.returns
+        #: Returns other shapes of what it is given, and reads nothing.
+        self.is_view = is_metadata or (
+            bool(returned)
+            and all(one.alias_info is not None and not one.alias_info.is_write for one in returned)
+        )
+        #: Returns memory that holds nothing yet.
+        self.is_allocation = plain.startswith(("aten.empty", "aten.new_empty")) or plain in (
+            "aten.resize_",
+            "aten._efficientzerotensor",
+        )
+        #: Looks at the shape of what it is given, never at the values.
+        self.ignores_values = plain.startswith("aten.new_") or base.endswith("_like")
+        self.is_random = _RANDOM is not None and _RANDOM in getattr(func, "tags", ())
+        self.is_collective = space in ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
+
+    def draws(self, args: Any, kwargs: Any) -> bool:
+        """Whether this call of it draws random numbers: attention is marked as random for the sake
+        of its dropout, which may be off.
+        """
+        place = self.position.get("dropout_p")
+        if place is None:
+            return self.is_random
+        given = args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
+        return self.is_random and given != 0.0
+
+    def why_once(self, args: Any, kwargs: Any) -> str:
+        """Why a second run of this call would show nothing; empty where it would."""
+        if self.is_view:
+            return "a view: it computes nothing"
+        if self.is_allocation:
+            return "it allocates memory and computes nothing"
+        if self.is_collective:
+            return "it communicates"
+        return "it draws random numbers" if self.draws(args, kwargs) else ""
+
+
+_known: dict[Any, OpInfo] = {}
+
+
+def op_info(func: Any) -> OpInfo:
+    """The OpInfo of an OpOverload."""
+    found = _known.get(func)
+    if found is None:
+        found = _known[func] = OpInfo(func)
+    return found
+
+
+_MAX_ITEMS = 64
+
+
+_MAX_DEPTH = 6
+
+
+_MAX_TEXT = 200
+
+
+def tensors_of(value: Any, label: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of an op's argument or result: itself, or those in a list or tuple."""
+    if isinstance(value, torch.Tensor):
+        yield label, value
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            yield from tensors_of(item, f"{label}[{position}]")
+
+
+def inputs_of(info: OpInfo, args: Any, kwargs: Any) -> list[tuple[int, str, torch.Tensor]]:
+    """The tensors among an operator's arguments: (place in the schema, label, tensor)."""
+    found = []
+    for place, value in enumerate(args):
+        if isinstance(value, torch.Tensor):
+            found.append((place, info.arguments[place], value))
+        elif isinstance(value, (list, tuple)):
+            for label, tensor in tensors_of(value, info.arguments[place]):
+                found.append((place, label, tensor))
+    for name, value in kwargs.items():
+        for label, tensor in tensors_of(value, name):
+            found.append((info.position.get(name, len(args)), label, tensor))
+    return found
+
+
+def outputs_of(info: OpInfo, args: Any, kwargs: Any, result: Any) -> list[torch.Tensor]:
+    """The tensors that an operator has written in place, then the other tensors that it
+    returned.
+    """
+    found = []
+    if info.written:
+        found = [t for place, _, t in inputs_of(info, args, kwargs) if place in info.written]
+    written = {id(tensor) for tensor in found}
+    found += [tensor for _, tensor in tensors_of(result, "") if id(tensor) not in written]
+    return found
+
+
+def others_of(info: OpInfo, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of an operator that are not tensors, by name."""
+    named = [(info.arguments[place], value) for place, value in enumerate(args)]
+    named += list(kwargs.items())
+    return {
+        name: plain_value(value)
+        for name, value in named
+        if not isinstance(value, torch.Tensor)
+        and not (
+            isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value)
+        )
+    }
+
+
+def replaced(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """An operator's arguments with ``function`` of each of their tensors in its place."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, tuple):
+        return tuple(replaced(item, function) for item in value)
+    if isinstance(value, list):
+        return [replaced(item, function) for item in value]
+    if isinstance(value, dict):
+        return {key: replaced(item, function) for key, item in value.items()}
+    return value
+
+
+def describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+    """The fields of the dump's index for a tensor, beside its record."""
+    made: dict[str, Any] = {
+        "dtype": str(tensor.dtype)[6:],
+        "shape": list(tensor.shape),
+    }
+    if tensor.layout is torch.strided and not tensor.is_contiguous():
+        made["stride"] = list(tensor.stride())
+    elif tensor.layout is not torch.strided:
+        made["layout"] = str(tensor.layout)[6:]
+    if not tensor.is_cpu:
+        made["device"] = str(tensor.device)
+    if tensor.requires_grad:
+        made["requires_grad"] = True
+    return made
+
+
+def plain_value(value: Any, depth: int = 0) -> Any:
+    """``value`` without tensors, which are listed by themselves; what is long is cut short."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= _MAX_TEXT else value[:_MAX_TEXT] + "..."
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
+    if depth < _MAX_DEPTH and isinstance(value, (list, tuple)):
+        items = [plain_value(item, depth + 1) for item in value[:_MAX_ITEMS]]
+        return items if len(value) <= _MAX_ITEMS else [*items, f"... {len(value)} in all"]
+    if depth < _MAX_DEPTH and isinstance(value, Mapping):
+        return {
+            str(key): plain_value(item, depth + 1) for key, item in list(value.items())[:_MAX_ITEMS]
+        }
+    if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
+        return str(value).replace("torch.", "")
+    if isinstance(value, complex):
+        return str(value)
+    # Not repr(): a configuration object's may be long, or hold an address, which no two runs share.
+    return type(value).__name__

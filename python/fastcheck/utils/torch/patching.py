@@ -1,0 +1,78 @@
+"""Process-wide observers, and class-level patches of methods that torch has no hooks for."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, Callable, Generic, TypeVar
+
+__all__ = ["Listeners", "WrappedMethods"]
+
+T = TypeVar("T")
+
+
+class Listeners(Generic[T]):
+    """Objects that receive process-wide notifications, held weakly. ``begin`` is called when the
+    first one connects, ``end`` when the last one is gone.
+    """
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._begin = begin
+        self._end = end
+        self._alive: weakref.WeakSet[T] = weakref.WeakSet()
+        self._has_begun = False
+        # Reentrant: the garbage collector may call _release() in the middle of anything.
+        self._lock = threading.RLock()
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(list(self._alive))
+
+    def connect(self, listener: T) -> None:
+        """Adds ``listener`` until disconnect() or until it is freed."""
+        with self._lock:
+            self._alive.add(listener)
+            if not self._has_begun:
+                self._has_begun = True
+                self._begin()
+        # A monitor whose model was deleted goes without remove().
+        weakref.finalize(listener, self._release)
+
+    def disconnect(self, listener: T) -> None:
+        """The opposite of connect(); does nothing the second time."""
+        with self._lock:
+            self._alive.discard(listener)
+        self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            # Not len(): it still counts the listener whose finalizer this is.
+            if any(True for _ in self._alive) or not self._has_begun:
+                return
+            self._has_begun = False  # first: the collector may call this again in its middle
+            self._end()
+
+
+class WrappedMethods:
+    """Replaces methods of torch's classes by wrappers, until restore()."""
+
+    def __init__(self) -> None:
+        self._originals: dict[tuple[Any, str], Callable[..., Any]] = {}
+
+    def wrap(self, kind: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
+        """Does nothing to a method that ``kind`` does not define itself."""
+        original = vars(kind).get(name)
+        if original is not None and not hasattr(original, "_fastcheck"):
+            self._originals[kind, name] = original
+            wrapper = wrap(original)
+            # Marks this wrapper, to distinguish it from the original and from others.
+            wrapper._fastcheck = True
+            setattr(kind, name, wrapper)
+
+    def restore(self) -> None:
+        originals = self._originals.copy()
+        self._originals.clear()
+        for (kind, name), original in originals.items():
+            # Another wrapper may have been put around this one: then both stay in place.
+            if getattr(vars(kind).get(name), "_fastcheck", False):
+                setattr(kind, name, original)

@@ -1,0 +1,159 @@
+"""Which tensors the kernels can read: hooks skip the others, public functions raise for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+
+from fastcheck.errors import ConfigError, UnsupportedTensorError
+from fastcheck.extension import status
+from fastcheck.record.format import DTYPES
+
+__all__ = [
+    "can_hold_nonfinite",
+    "can_read",
+    "check",
+    "check_devices",
+    "check_list",
+    "has_memory",
+    "is_dense",
+    "not_a_tensor",
+    "unreadable_reason",
+    "without_bytes",
+]
+
+_READABLE = frozenset(getattr(torch, row.name) for row in DTYPES if hasattr(torch, row.name))
+_NONFINITE = frozenset(t for t in _READABLE if t.is_floating_point or t.is_complex)
+_PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
+
+
+def can_hold_nonfinite(tensor: torch.Tensor) -> bool:
+    """Floating point or complex, of a dtype that has a kernel."""
+    return tensor.dtype in _NONFINITE
+
+
+def can_read(tensor: torch.Tensor) -> bool:
+    """Ordinary memory of any device: not sparse, nested, fake, meta, or wrapped by a functorch
+    transform.
+    """
+    return (
+        not tensor.is_meta
+        and tensor.dtype in _READABLE
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and type(tensor).__torch_dispatch__ is _PLAIN_DISPATCH
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def unreadable_reason(tensor: torch.Tensor) -> Optional[str]:
+    """Why no kernel reads ``tensor``: what was expected, what it got, a hint. None when it can be
+    read. Same texts as ``csrc/torch/read/tensor_view.cpp``, which checks CPU tensors.
+    """
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        nested = " (nested)" if tensor.is_nested else ""
+        return (
+            f"expected a strided tensor, got layout {str(tensor.layout).replace('torch.', '')}"
+            f"{nested}; give its values (sparse: x.coalesce().values(), nested: x.values())"
+        )
+    if tensor.is_quantized:
+        return "expected a plain tensor, got a quantized one; give x.int_repr() or x.dequantize()"
+    if tensor.dtype not in _READABLE:
+        names = ", ".join(row.name for row in DTYPES)
+        return (
+            f"expected one of the supported dtypes ({names}), got "
+            f"{str(tensor.dtype).replace('torch.', '')}; convert it with x.to(...) first"
+        )
+    if tensor.is_meta and type(tensor).__torch_dispatch__ is _PLAIN_DISPATCH:
+        return "expected a tensor with memory, got a meta tensor; materialise it first"
+    if not can_read(tensor):
+        return (
+            "expected a plain tensor, got a tensor subclass that has no memory of its own (a fake "
+            "tensor, a DTensor, a vmap or grad wrapper); give the local tensor"
+        )
+    held, needed = tensor.untyped_storage().nbytes(), _bytes_reached(tensor)
+    if tensor.numel() and held < needed:
+        return (
+            "expected a tensor whose storage holds all its elements, got one that needs "
+            f"{needed} bytes over a storage of {held}; its memory was freed or resized (a sharded "
+            "parameter outside its forward?)"
+        )
+    return None
+
+
+def without_bytes(tensor: torch.Tensor) -> Optional[str]:
+    """Why ``tensor`` has no bytes of its own in row-major order; None when it has them."""
+    if tensor.is_nested:
+        return "a nested tensor; give its values()"
+    if tensor.layout is not torch.strided:
+        return f"layout {tensor.layout}; give its values()"
+    if tensor.is_quantized:
+        return "a quantized tensor; give its int_repr()"
+    if tensor.is_meta or type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH:
+        kind = type(tensor).__name__
+        return f"a {kind} without memory (meta, fake or wrapped); give the tensor inside"
+    needed = _bytes_reached(tensor)
+    held = tensor.untyped_storage().nbytes()
+    if tensor.numel() and held < needed:
+        return f"one that needs {needed} bytes over a storage of {held}; it was freed or resized"
+    return None
+
+
+def _bytes_reached(tensor: torch.Tensor) -> int:
+    """From the start of the storage to the end of the last element."""
+    strides = zip(tensor.shape, tensor.stride())
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in strides)
+    return (int(last) + 1) * tensor.element_size()
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill one block of memory without gap or overlap, in any permutation."""
+    if tensor.is_contiguous() or tensor.numel() < 2:
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """False for a sharded parameter between its uses: a shape over an empty storage."""
+    return tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0
+
+
+def not_a_tensor(x: object, expected: str = "a torch.Tensor") -> UnsupportedTensorError:
+    return UnsupportedTensorError(f"expected {expected}, got {type(x).__name__}")
+
+
+def check(x: torch.Tensor) -> None:
+    if status.error is ConfigError:  # FASTCHECK_CPU_ISA is not usable here
+        raise status.error(status.problem)
+    reason = unreadable_reason(x)
+    if reason is not None:
+        raise UnsupportedTensorError(reason)
+
+
+def check_list(tensors: Sequence[object]) -> None:
+    if status.error is ConfigError:
+        raise status.error(status.problem)
+    for number, x in enumerate(tensors):
+        reason = unreadable_reason(x) if isinstance(x, torch.Tensor) else str(not_a_tensor(x))
+        if reason is not None:
+            raise UnsupportedTensorError(f"item {number}: {reason}")
+    check_devices(tensors)
+
+
+def check_devices(tensors: Sequence[object]) -> None:
+    devices = [x.device for x in tensors if isinstance(x, torch.Tensor)]
+    for number, device in enumerate(devices):
+        if device != devices[0] and device.type != "meta":
+            raise UnsupportedTensorError(
+                f"item {number}: expected a tensor on {devices[0]}, where the first one is, got "
+                f"one on {device}; read the tensors of each device in a call of their own"
+            )

@@ -1,0 +1,100 @@
+"""Remembers which tensors were read in this step: the extension's SeenTensors
+(csrc/torch/read/seen_tensors.h), or the same in Python where there is no extension.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Protocol
+
+import torch
+
+from fastcheck.extension import compiled
+
+from .readable import is_dense
+
+__all__ = ["PythonSeenTensors", "SeenTensors", "make_seen"]
+
+# Weak references to storages have no public form; torch.multiprocessing.reductions uses these.
+_STORAGE: Any = torch.UntypedStorage
+
+
+class SeenTensors(Protocol):
+    """A set of tensors. Two are equal when they show the same bytes of the same storage at the same
+    version.
+    """
+
+    def add(self, tensor: torch.Tensor, token: int) -> int:
+        """-1 when the tensor is new, which remembers it under ``token``; else the token it was
+        first seen with. A tensor without a storage or without a version counter (inference mode)
+        is always new and never remembered. Does not synchronise.
+        """
+
+    def clear(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+
+def make_seen() -> SeenTensors:
+    """An empty one. ConfigError as :func:`fastcheck.extension.compiled`."""
+    module = compiled()
+    if module is None:
+        return PythonSeenTensors()
+    seen: SeenTensors = module.SeenTensors()
+    return seen
+
+
+class PythonSeenTensors:
+    """SeenTensors in Python.
+
+    Storages are held weakly: their memory is free to go, but the identity of one (the address of
+    its StorageImpl) is not handed to another while it is remembered here, so a reused address never
+    passes for what it was.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[tuple[object, ...], int] = {}
+        self._storages: set[int] = set()
+        # At the interpreter's end the module may be gone before this object is.
+        self._free = _STORAGE._free_weak_ref
+
+    def add(self, tensor: torch.Tensor, token: int) -> int:
+        if tensor.is_inference():
+            return -1
+        try:
+            storage: Any = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # sparse, nested, wrapped: no storage
+            return -1
+        identity = int(storage._cdata)
+        key = (
+            identity,
+            tensor.storage_offset(),
+            tensor.numel(),
+            tensor._version,
+            tensor.dtype,
+            tensor.is_conj(),
+            tensor.is_neg(),
+            _geometry(tensor),
+        )
+        found = self._tokens.get(key)
+        if found is not None:
+            return found
+        if identity not in self._storages:
+            self._storages.add(storage._weak_ref())
+        self._tokens[key] = token
+        return -1
+
+    def clear(self) -> None:
+        self._tokens.clear()
+        while self._storages:
+            self._free(self._storages.pop())
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __del__(self) -> None:
+        self.clear()
+
+
+def _geometry(tensor: torch.Tensor) -> Optional[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Sizes and strides; None when dense, where neither changes which bytes are shown."""
+    return None if is_dense(tensor) else (tuple(tensor.shape), tensor.stride())

@@ -1,0 +1,70 @@
+"""Sharded optimizers (FSDP2): decides over all shards whether an update is bad.
+
+A rank holds only a part of every gradient.
+
+DistributedDataParallel needs nothing of this: after its reduction the gradients of all ranks are
+equal, and so is what each rank decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["is_sharded", "join_reduction", "local", "reduce_found_inf", "shard_groups"]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The local part of a DTensor; any other tensor as it is. No communication."""
+    inner = getattr(tensor, "_local_tensor", None)
+    return inner if isinstance(inner, torch.Tensor) else tensor
+
+
+def is_sharded(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether some parameter of the optimizer is a DTensor of which each rank holds a part."""
+    return any(True for _ in _sharded(optimizer))
+
+
+def shard_groups(optimizer: torch.optim.Optimizer) -> list[dist.ProcessGroup]:
+    """The process groups over which the optimizer's parameters are in parts, in the same order on
+    every rank.
+    """
+    groups: list[dist.ProcessGroup] = []
+    for parameter in _sharded(optimizer):
+        mesh = parameter.device_mesh
+        for dimension, placement in enumerate(parameter.placements):
+            if not placement.is_replicate():
+                group = mesh.get_group(dimension)
+                if group not in groups:
+                    groups.append(group)
+    return groups
+
+
+def reduce_found_inf(word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Makes ``word`` the highest that any rank has which holds a part of the same parameters.
+
+    ``word``: 0-dim float32 on the parameters' device, 1.0 (skip the update) or 0.0; changed in
+    place. One MAX all-reduce of 4 bytes for each group of shard_groups(), in the order of the
+    stream: the host doesn't wait, but for a group on the CPU. Every rank of these groups has to
+    call it before the same step of the optimizer.
+    """
+    for group in shard_groups(optimizer):
+        dist.all_reduce(word, op=dist.ReduceOp.MAX, group=group)
+
+
+def join_reduction(optimizer: torch.optim.Optimizer) -> None:
+    """Joins the reductions that the other ranks make in reduce_found_inf(), with the value 0.0."""
+    parameter = next(_sharded(optimizer), None)
+    if parameter is not None:
+        word = torch.zeros((), dtype=torch.float32, device=local(parameter).device)
+        reduce_found_inf(word, optimizer)
+
+
+def _sharded(optimizer: torch.optim.Optimizer) -> Any:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            placements = getattr(parameter, "placements", None)
+            if placements and any(not placement.is_replicate() for placement in placements):
+                yield parameter

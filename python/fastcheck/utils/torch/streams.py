@@ -1,0 +1,103 @@
+"""Streams, events and pinned memory of a device, by the interface of CUDA, XPU and PrivateUse1."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any, Callable, Optional
+
+import torch
+
+__all__ = ["DeviceStreams", "stream_handle", "streams_of"]
+
+_NEEDED = ("Stream", "Event", "current_stream", "stream")
+
+
+class DeviceStreams:
+    """Streams are used through the device's own module (``torch.cuda``, ``torch.npu``): old
+    releases of torch have no generic ones.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._module: Any = getattr(torch, device.type)
+        self._current_handle = _current_stream_function(device)
+        self._known: dict[Any, Any] = {}
+
+    def current(self) -> Any:
+        """The current stream of this device."""
+        if self._current_handle is None:
+            return self._module.current_stream(self.device)
+        # A tenth of the module's time; but events of some devices take only their own class of
+        # streams.
+        key = self._current_handle(self.device.index)
+        stream = self._known.get(key)
+        if stream is None:
+            stream = self._known[key] = self._module.current_stream(self.device)
+        return stream
+
+    def is_capturing(self) -> bool:
+        """Whether work on the current stream is captured into a graph; True where the device has no
+        such query.
+        """
+        query = getattr(self._module, "is_current_stream_capturing", None)
+        return True if query is None else bool(query())
+
+    def new_stream(self) -> Any:
+        return self._module.Stream(device=self.device)
+
+    def new_event(self) -> Any:
+        return self._module.Event()
+
+    def on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """Makes ``stream`` the current one within a ``with`` statement."""
+        context: contextlib.AbstractContextManager[Any] = self._module.stream(stream)
+        return context
+
+    def pinned(self, rows: int, row_bytes: int) -> torch.Tensor:
+        """A uint8 tensor of zeros on the host, to which the device can copy asynchronously."""
+        rows_on_host = torch.zeros(rows, row_bytes, dtype=torch.uint8, device="cpu")
+        return rows_on_host.pin_memory(**self._pin_arguments())
+
+    def empty(self, rows: int, row_bytes: int) -> torch.Tensor:
+        """A uint8 tensor on the device, of any contents."""
+        return torch.empty(rows, row_bytes, dtype=torch.uint8, device=self.device)
+
+    def _pin_arguments(self) -> dict[str, Any]:
+        # The argument is deprecated, and its absence means the accelerator, since torch 2.8.
+        return {} if hasattr(torch, "accelerator") else {"device": self.device.type}
+
+
+def _current_stream_function(device: torch.device) -> Optional[Callable[[int], torch.Stream]]:
+    """torch's C function for the current stream; None where torch (since 2.6) or the device lacks
+    it.
+    """
+    query: Optional[Callable[[int], torch.Stream]] = getattr(
+        torch._C, "_accelerator_getStream", None
+    )
+    if query is None or device.index is None or device.type != torch._C._get_accelerator().type:
+        return None
+    return query
+
+
+def stream_handle(stream: Any) -> int:
+    """The device runtime's handle of a stream, for launching kernels; 0 where torch has none. On
+    torch_npu the call may wait for the host's queue of launches, never for the device.
+    """
+    try:
+        return int(stream.native_handle)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        # torch has it from 2.12 on, and torch_mlu doesn't override what that calls.
+        names = ("cuda_stream", "npu_stream", "mlu_stream", "sycl_queue")
+        return next((int(getattr(stream, name)) for name in names if hasattr(stream, name)), 0)
+
+
+@functools.cache
+def streams_of(device: torch.device) -> Optional[DeviceStreams]:
+    """The streams of a device; None for a device without streams and events, which can't be read
+    without making the host wait.
+    """
+    module: Any = getattr(torch, device.type, None)
+    if module is None or not all(hasattr(module, name) for name in _NEEDED):
+        return None
+    return DeviceStreams(device)

@@ -1,0 +1,156 @@
+"""Saves and restores the state of a training step, so that the step can run again.
+
+The state is weights, gradients, buffers, optimizers, GradScaler and the random generators.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from .versions import GradScaler
+
+__all__ = ["Generators", "SavedTensors", "TrainingState"]
+
+
+class Generators:
+    """The state of Python's, NumPy's and torch's generators, on the CPU and on every device that
+    was used. Waits for nothing on CUDA, whose generators are the host's.
+    """
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy = np.random.get_state()
+        self._torch = torch.get_rng_state()
+        self._devices = {
+            name: module.get_rng_state_all() for name, module in _devices() if _was_used(module)
+        }
+
+    def put_back(self) -> None:
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+        for name, states in self._devices.items():
+            getattr(torch, name).set_rng_state_all(states)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values and tensors, which ``torch.load(weights_only=True)`` reads."""
+        kind, keys, *rest = self._numpy
+        return {
+            "python": self._python,
+            "numpy": (kind, torch.from_numpy(np.asarray(keys, np.int64)), *rest),
+            "torch": self._torch,
+            "devices": self._devices,
+        }
+
+
+def _devices() -> list[tuple[str, Any]]:
+    """torch's modules of devices with generators of their own, by name."""
+    names = dict.fromkeys(("cuda", "xpu", torch._C._get_privateuse1_backend_name()))
+    found = [(name, getattr(torch, name, None)) for name in names]
+    return [(name, module) for name, module in found if hasattr(module, "get_rng_state_all")]
+
+
+def _was_used(module: Any) -> bool:
+    is_initialized: Any = getattr(module, "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
+
+
+class SavedTensors:
+    """Copies of the values of some tensors."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        with torch.no_grad():
+            self._pairs = [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for tensor, kept in self._pairs:
+                if tensor.shape == kept.shape:
+                    tensor.detach().copy_(kept)
+
+
+class _OptimizerState:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups = [dict(group) for group in optimizer.param_groups]
+        self._state = {key: dict(value) for key, value in optimizer.state.items()}
+        self._values = SavedTensors(
+            value
+            for held in (*self._state.values(), *self._groups)
+            for value in held.values()
+            if isinstance(value, torch.Tensor)
+        )
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._parameters = SavedTensors(parameters)
+
+    def put_back(self) -> None:
+        self._values.put_back()
+        self._parameters.put_back()
+        state: Any = self._optimizer.state
+        state.clear()
+        state.update({key: dict(value) for key, value in self._state.items()})
+        for group, kept in zip(self._optimizer.param_groups, self._groups):
+            group.clear()
+            group.update(kept)
+
+
+class _ScalerState:
+    def __init__(self, scaler: GradScaler) -> None:
+        self._scaler: Any = scaler
+        self._kept = {name: copy.deepcopy(value) for name, value in vars(scaler).items()}
+
+    def put_back(self) -> None:
+        vars(self._scaler).update(self._kept)
+
+
+class TrainingState:
+    """Everything that a step of ``models`` changes, as it is now; in a ``with`` statement, put back
+    at its end. Optimizers are kept when they are about to step, whichever they are.
+    """
+
+    def __init__(
+        self, models: Iterable[torch.nn.Module], scaler: Optional[GradScaler] = None
+    ) -> None:
+        models = list(models)
+        parameters = {id(p): p for model in models for p in model.parameters()}
+        buffers = {id(b): b for model in models for b in model.buffers()}
+        self._gradients = [(parameter, parameter.grad) for parameter in parameters.values()]
+        held = [gradient for _, gradient in self._gradients if gradient is not None]
+        self._values = SavedTensors((*parameters.values(), *buffers.values(), *held))
+        # A module may put a new tensor in a buffer's place.
+        self._buffers = [(m, dict(m._buffers)) for model in models for m in model.modules()]
+        self._modes = [(m, m.training) for model in models for m in model.modules()]
+        self._generators = Generators()
+        self._scaler = None if scaler is None else _ScalerState(scaler)
+        self._optimizers: dict[int, _OptimizerState] = {}
+        self._handle: Any = None
+
+    def __enter__(self) -> TrainingState:
+        self._handle = register_optimizer_step_pre_hook(self._before_update)
+        return self
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = _OptimizerState(optimizer)
+
+    def __exit__(self, *error: object) -> None:
+        self._handle.remove()
+        for optimizer in self._optimizers.values():
+            optimizer.put_back()
+        for module, buffers in self._buffers:
+            module._buffers.update(buffers)
+        self._values.put_back()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        for module, is_training in self._modes:
+            module.training = is_training
+        if self._scaler is not None:
+            self._scaler.put_back()
+        self._generators.put_back()

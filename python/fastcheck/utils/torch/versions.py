@@ -1,0 +1,66 @@
+"""APIs of torch that its releases from 2.1 on have under different names, or not at all."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+__all__ = [
+    "GradScaler",
+    "eager_stance",
+    "is_compiling",
+    "is_dynamo_compiling",
+    "unwrap_compiled",
+]
+
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
+    from torch.compiler import is_compiling, is_dynamo_compiling
+else:
+    # torch.amp's since 2.3, of which CUDA's is then a subclass.
+    GradScaler: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
+    # Since 2.3; before that torch.compile is not served, and nothing needs to be known of it.
+    is_compiling: Any = getattr(torch.compiler, "is_compiling", lambda: False)
+    is_dynamo_compiling: Any = getattr(torch.compiler, "is_dynamo_compiling", lambda: False)
+
+
+@contextmanager
+def eager_stance() -> Iterator[None]:
+    """Compiled functions run uncompiled within the block, so that hooks and modes see their modules
+    and operators. Does nothing before torch 2.6, or where torch.compile was not used.
+    """
+    stance: Any = getattr(torch.compiler, "set_stance", None)
+    if stance is None or "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with _without_hook_warning(), stance("force_eager"):
+        yield
+
+
+@contextmanager
+def _without_hook_warning() -> Iterator[None]:
+    """torch warns at each call of a compiled module that global hooks run for its wrapper too;
+    fastcheck's hooks skip the wrapper. Not catch_warnings(): at its end it would also remove the
+    filters that the user has added within the block.
+    """
+    before = list(warnings.filters)
+    warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are glo")
+    added = warnings.filters[0]
+    try:
+        yield
+    finally:
+        if added not in before:
+            with suppress(ValueError):
+                warnings.filters.remove(added)  # type: ignore[attr-defined]  # it is a list
+
+
+def unwrap_compiled(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that was compiled, of what torch.compile(module) returned; else ``module``."""
+    is_wrapper = type(module).__module__ == "torch._dynamo.eval_frame"
+    inside = getattr(module, "_orig_mod", module) if is_wrapper else module
+    return inside if isinstance(inside, torch.nn.Module) else module

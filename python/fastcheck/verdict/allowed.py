@@ -1,0 +1,92 @@
+"""NaNs and infinities that are there on purpose: missing values, models that impute."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from types import TracebackType
+from typing import Optional
+
+from fastcheck.errors import ConfigError, explain
+from fastcheck.record.site import Site
+from fastcheck.utils.names.patterns import matches_module
+
+__all__ = ["Allowance", "allow_nonfinite", "why_allowed"]
+
+# What an update applies or keeps is never non-finite on purpose.
+_NEVER = frozenset(("param", "param_grad", "optimizer_state", "loss", "grad_norm"))
+
+
+class Allowance:
+    """What allow_nonfinite() returns: in effect until remove(), or for a ``with`` block."""
+
+    def __init__(self, module: str, tensor: str, reason: str) -> None:
+        self.module = module
+        self.tensor = tensor
+        self.reason = reason
+
+    def covers(self, site: Site) -> bool:
+        """Whether tensors of this site may be non-finite."""
+        if site.role in _NEVER or not fnmatchcase(site.label, self.tensor.replace("[", "[[]")):
+            return False
+        if not self.module:
+            return not site.module
+        return matches_module(self.module, site.module)
+
+    def remove(self) -> None:
+        """Takes it back. Idempotent."""
+        if self in _allowances:
+            _allowances.remove(self)
+
+    def __enter__(self) -> Allowance:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        self.remove()
+
+
+_allowances: list[Allowance] = []
+
+
+def allow_nonfinite(module: str = "", tensor: str = "*", *, reason: str) -> Allowance:
+    """From now on NaNs and infinities in these tensors are no events at module level: missing
+    labels, a batch whose gaps the model fills in, the inside of a module that imputes.
+
+    Where they get out of the module, or into a gradient of a parameter, is an event as ever. At op
+    level benign() is for operators.
+
+    Args:
+        module: a pattern (as of fnmatch) on dotted module paths, which covers submodules as
+            ``include=`` does; "" is the model itself, without its submodules.
+        tensor: a pattern on labels as reports have them: ``"input[1]"``, ``"labels"``,
+            ``"output*"``.
+        reason: shown beside them in the summary.
+
+    Returns:
+        An Allowance, whose ``remove()`` takes it back; or use it in a ``with`` statement.
+
+    Raises:
+        ConfigError: something given is no string, or the reason is empty.
+    """
+    for name, value in (("module", module), ("tensor", tensor), ("reason", reason)):
+        if not isinstance(value, str) or (name != "module" and not value.strip()):
+            raise ConfigError(
+                explain(
+                    f"allow_nonfinite() was given a wrong {name}",
+                    expected="a string" if name == "module" else "a string that is not empty",
+                    got=repr(value),
+                )
+            )
+    allowance = Allowance(module, tensor, reason)
+    _allowances.append(allowance)
+    return allowance
+
+
+def why_allowed(site: Site) -> Optional[str]:
+    """Why tensors of this site may be non-finite; None: they may not."""
+    found = next((one for one in list(_allowances) if one.covers(site)), None)
+    return None if found is None else f"allowed by allow_nonfinite(): {found.reason}"

@@ -1,0 +1,400 @@
+"""The verdict at module level: whether a non-finite record is the origin, arrived from outside, was
+propagated, is unresolved (-Inf alone) or scaled.
+
+One Judge lives for one step. Forward records are judged by provenance: what the module read, and
+what was computed inside it. Gradients are judged in the order in which autograd computes them: the
+first non-finite one has only finite ones behind it, so it is the origin, and the later ones are
+taken to follow from it. Nothing here reads a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Callable, Optional
+
+from fastcheck.calls.calls import Call, CallLog, ModuleNode
+from fastcheck.record.format import Verdict
+from fastcheck.record.site import SiteTable
+
+from .finding import Finding
+from .gradient_source import blame
+from .step_findings import StepFindings
+
+__all__ = ["Judge", "was_finite"]
+
+
+def was_finite(role: str, step: int) -> str:
+    """Why a stored tensor, last seen finite in ``step``, is an event."""
+    when = "when it was read in" if role == "buffer" else "just before the update of"
+    return f"it was finite {when} step {step}, and is not any more"
+
+
+class Judge(StepFindings):
+    """Gives the findings of one step their verdicts.
+
+    ``check_parameters`` reads a module's parameters now and returns a non-finite one.
+    """
+
+    def __init__(
+        self,
+        sites: SiteTable,
+        masks: set[int],
+        calls: CallLog,
+        check_parameters: Callable[[ModuleNode, Finding], Optional[Finding]],
+        last_finite_step: Callable[[int], Optional[int]],
+        has_other_ranks: bool = False,
+    ) -> None:
+        super().__init__(sites, masks)
+        self._calls = calls
+        self._check_parameters = check_parameters
+        self._last_finite_step = last_finite_step
+        self._has_other_ranks = has_other_ranks
+
+    # Forward
+
+    def batch(
+        self, finding: Finding, since: int, is_data: bool, excluded: bool, needs_gradient: bool
+    ) -> None:
+        """What enters an outermost module. ``is_data``: it can't have been computed in this step;
+        ``since``: the sequence number at which the last pass through the module ended, what enters
+        it now can only follow from later ones. ``needs_gradient``: as activations do that another
+        rank has sent.
+        """
+        self._add(finding)
+        finding.is_data = is_data and not needs_gradient
+        earlier = next(
+            (f for f in self.findings[:-1] if f.is_confirmed and f.position >= since), None
+        )
+        if is_data or earlier is None:
+            reason = "it came in with the batch: no observed module made it"
+            if not is_data:
+                where = "in an excluded module, or outside" if excluded else "outside"
+                reason = (
+                    f"it was computed {where} the observed modules, and nothing observed before it "
+                    "was non-finite"
+                )
+            if finding.only_neginf or (is_data and not finding.is_saturated):
+                # A model may impute what is missing: what it makes of it decides.
+                waits = finding.mask_reason if finding.only_neginf else "it came in with the batch"
+                finding.hold(Verdict.UNRESOLVED, waits, Verdict.ARRIVED, reason)
+                self.changed.append(finding)
+            else:
+                self._decide(finding, Verdict.ARRIVED, reason)
+        else:
+            self._propagate(finding, earlier)
+
+    def inner_input(self, finding: Finding, parent: Call, after_gap: bool) -> None:
+        """An input of a submodule that no observed module returned: the parent's own code computed
+        it.
+        """
+        self._add(finding)
+        related = self._related(parent, finding)
+        name = parent.node.name
+        verdict = Verdict.ORIGIN
+        reason = f"{name}.forward computed it between its submodules, from finite values"
+        if parent.node.has_excluded_parts:
+            verdict = Verdict.ARRIVED
+            reason = f"no observed module made it: {name} contains modules that are excluded"
+        elif after_gap:
+            verdict = Verdict.ARRIVED
+            reason = (
+                f"no observed module made it: either {name}.forward computed it between its "
+                "submodules, or it was kept from a step that every= skipped"
+            )
+        related += [f for f in self.findings[:-1] if f.is_confirmed and not f.is_gradient][:1]
+        self._judge_forward(finding, related, None, parent.node, verdict, reason)
+
+    def recomputed(self, finding: Finding, call: Call) -> None:
+        """A tensor that activation checkpointing computed again in backward; its first run was
+        judged.
+        """
+        self._add(finding)
+        reason = (
+            f"{call.node.name} was recomputed in backward (activation checkpointing): its first "
+            "run counts"
+        )
+        if finding.only_neginf:
+            finding.hold(Verdict.UNRESOLVED, reason, Verdict.PROPAGATED, reason)
+            self.changed.append(finding)
+        else:
+            self._decide(finding, Verdict.PROPAGATED, reason)
+
+    def output(self, finding: Finding, call: Call) -> None:
+        """An output of a module."""
+        self._add(finding)
+        related = self._related(call, finding)
+        reason = f"everything that {call.node.name} read was finite, its parameters too"
+        if call.node.has_unread_parts:
+            reason = (
+                f"all that was observed of what {call.node.name} read was finite; it contains "
+                "modules that are not observed"
+            )
+        tentative = [f for f in related if f.is_tentative]
+        verdict = Verdict.ORIGIN
+        if self._has_other_ranks and call.node.is_collective:
+            verdict = Verdict.ARRIVED
+            reason = (
+                f"everything that {call.node.name} read on this rank was finite: it came with the "
+                "statistics of the other ranks, or overflowed there"
+            )
+        if tentative:
+            what = "a NaN" if finding.has_nan else "something other than -Inf"
+            reason = (
+                f"{call.node.name} made {what} where it read only finite values and -Inf "
+                "(a row that is masked entirely does this)"
+            )
+            if not all(one.only_neginf for one in tentative):
+                reason = (
+                    f"{call.node.name} made {what} where it read only finite values and some that "
+                    "did no harm until then"
+                )
+        self._judge_forward(finding, related, call.node, call.node, verdict, reason)
+
+    def call_ended(self, call: Call, is_finite: bool) -> None:
+        """All outputs of the call were read. If they are finite, the -Inf that it read did no
+        harm.
+        """
+        if is_finite:
+            for finding in self._related(call, None):
+                if finding.is_tentative:
+                    finding.is_absorbed = finding.root.is_absorbed = True
+
+    def loss(self, finding: Finding, scaled: bool = False) -> None:
+        """The loss: what backward() is called on, or monitor.step(loss=) is given. -Inf is no mask
+        here. ``scaled``: it carries a scale of the user's own.
+        """
+        self._add(finding)
+        confirmed = self._first_confirmed()
+        tentative = self._promotable(self.findings[:-1])
+        reason = "every tensor observed in this step was finite: the loss itself overflowed"
+        if confirmed is not None:
+            self._propagate(finding, confirmed)
+        elif scaled:
+            self._judge_gradient(finding, None, Verdict.ORIGIN, reason, scaled)
+        elif tentative is not None:
+            self._promote(tentative, finding)
+        else:
+            self._decide(finding, Verdict.ORIGIN, reason)
+
+    def known_loss(self, token: int) -> None:
+        """The loss is a tensor that was already read (the criterion's output). In a loss, -Inf is
+        no mask.
+        """
+        finding = self._by_token.get(token)
+        if finding is not None and finding.is_tentative:
+            root = finding.root
+            root.release()
+            self.changed.append(root)
+            if finding is not root:
+                self._propagate(finding, root)
+
+    # Parameters and buffers
+
+    def parameter(self, finding: Finding, triggered_by: Optional[Finding]) -> None:
+        """A parameter or buffer. ``triggered_by``: the finding for which it was read; None when all
+        are read.
+        """
+        self._add(finding)
+        if triggered_by is not None:
+            finding.position = triggered_by.position
+        last_finite = self._last_finite_step(finding.site)
+        if triggered_by is None:
+            earlier = self._first_confirmed()
+        else:
+            earlier = next(
+                (f for f in self.findings if f.is_confirmed and f.role in ("param", "buffer")), None
+            )
+        if earlier is not None:
+            self._propagate(finding, earlier)
+            return
+        if last_finite is None:
+            reason = (
+                "it was non-finite when it was first read: look at the checkpoint or at the "
+                "initialisation"
+            )
+        else:
+            reason = was_finite(finding.role, last_finite)
+        # One that was non-finite before may have been reset to that.
+        was_harmless = finding.site in self._masks
+        may_be_meant = finding.role == "buffer" and (last_finite is None or was_harmless)
+        is_suspect = triggered_by is not None and not (finding.has_nan and was_harmless)
+        if finding.is_mask or (may_be_meant and not is_suspect):
+            what = "a stored NaN" if finding.has_nan else "a stored infinity"
+            what += ", probably written on purpose"
+            finding.hold(Verdict.UNRESOLVED, what, Verdict.ARRIVED, reason)
+            self.changed.append(finding)
+        else:
+            self._decide(finding, Verdict.ARRIVED, reason)
+
+    def optimizer_state(self, finding: Finding, is_square_large: bool) -> None:
+        """What the optimizer keeps of a parameter, after its update. ``is_square_large``: the
+        square of the gradient that it has used is beyond the gradient's dtype.
+        """
+        self._add(finding)
+        earlier = self._first_confirmed()
+        if earlier is not None:
+            self._propagate(finding, earlier)
+            return
+        reason = "it is not finite after the update"
+        if is_square_large:
+            reason += ", which used a finite gradient whose square its dtype does not hold"
+        self._decide(finding, Verdict.ORIGIN, reason)
+
+    def parameter_gradient(self, finding: Finding, scaled: bool) -> None:
+        """A parameter's gradient, just before the optimizer uses it."""
+        self._add(finding)
+        earlier = self._first_confirmed() or self._first_scaled()
+        held = [f for f in self.findings if f.is_held_input and f.site not in self._masks]
+        if earlier is None and held and not scaled:
+            self._promote(held[0], finding)
+            return
+        verdict, how = Verdict.ORIGIN, "overflowed while it was computed or accumulated"
+        if self._has_other_ranks:
+            verdict, how = Verdict.ARRIVED, f"came with the reduction over the ranks, or {how}"
+        reason = f"{self._all_finite('activation and every gradient')}: this gradient {how}"
+        self._judge_gradient(finding, earlier, verdict, reason, scaled)
+
+    def gradient_norm(self, finding: Finding, scaled: bool) -> None:
+        """The norm of all gradients, as clipping has computed it."""
+        self._add(finding)
+        earlier = self._first_confirmed() or self._first_scaled()
+        reason = (
+            "every gradient that was read is finite, and their norm is not: it overflowed, and "
+            "clipping multiplies each gradient by max_norm / norm"
+        )
+        self._judge_gradient(finding, earlier, Verdict.ORIGIN, reason, scaled)
+
+    def _all_finite(self, what: str) -> str:
+        """What was finite until now. A -Inf that may be a mask is none of it."""
+        tentative = next((f for f in self.findings if f.is_tentative), None)
+        if tentative is None:
+            return f"every {what} observed in this step was finite"
+        place = self._sites[tentative.blamed_site]
+        return f"every {what} observed in this step was finite, but for -Inf in {place}"
+
+    # Backward
+
+    def gradient(self, finding: Finding, token: int, scaled: bool) -> None:
+        """The gradient of the tensor with this token."""
+        self._add(finding)
+        earlier = self._first_confirmed() or self._first_scaled()
+        if earlier is not None:
+            self._judge_gradient(finding, earlier, Verdict.PROPAGATED, "", scaled)
+            return
+        reader, reason = blame(finding, token, self._calls, self._sites)
+        if not scaled:
+            tentative = self._promotable(
+                self._made_in(reader) if reader else self.findings[:-1], reader
+            )
+            if tentative is not None:
+                self._promote(tentative, finding)
+                return
+        self._judge_gradient(finding, None, Verdict.ORIGIN, reason, scaled)
+
+    # Shared
+
+    def _related(self, call: Call, besides: Optional[Finding]) -> list[Finding]:
+        """The findings among the call's inputs, and those of its submodules until now."""
+        read = [self._by_token[token] for token in call.inputs if token in self._by_token]
+        made = [
+            f
+            for f in self.findings
+            if f.position >= call.first_seq and f.thread == call.thread and not f.is_gradient
+        ]
+        return [f for f in read + made if f is not besides]
+
+    def _made_in(self, call: Optional[Call]) -> list[Finding]:
+        if call is None:
+            return []
+        return [f for f in self.findings if f.call is call or (f.call and f.call.parent is call)]
+
+    def _judge_forward(
+        self,
+        finding: Finding,
+        related: list[Finding],
+        reader: Optional[ModuleNode],
+        owner: ModuleNode,
+        verdict: Verdict,
+        reason: str,
+    ) -> None:
+        confirmed = next((f for f in related if f.is_confirmed), None)
+        if confirmed is not None:
+            self._propagate(finding, confirmed)
+            return
+        allowed = next((f for f in related if f.verdict is Verdict.INTENDED), None)
+        if allowed is not None:
+            reason = f"what allow_nonfinite() allows in {self._sites[allowed.site]} came this far"
+        tentative = [f for f in related if f.is_tentative]
+        if finding.only_neginf:
+            finding.hold(Verdict.UNRESOLVED, finding.mask_reason, verdict, reason)
+            finding.cause = tentative[0] if tentative else None
+            self.changed.append(finding)
+            return
+        harmful = self._promotable(tentative)
+        if harmful is not None and harmful.only_neginf:
+            harmful = None if reader is not None and reader.is_softmax_like else harmful
+        if harmful is not None:
+            self._promote(harmful, finding)
+            return
+        parameter = self._check_parameters(owner, finding)
+        if parameter is not None:
+            self._propagate(finding, parameter)
+        else:
+            self._decide(finding, verdict, reason)
+
+    def _judge_gradient(
+        self,
+        finding: Finding,
+        earlier: Optional[Finding],
+        verdict: Verdict,
+        reason: str,
+        scaled: bool,
+    ) -> None:
+        if earlier is not None:
+            verdict, reason = Verdict.PROPAGATED, self._follows(earlier)
+        if scaled and (earlier is None or earlier.verdict is Verdict.SCALED):
+            finding.hold(
+                Verdict.SCALED,
+                "a scaled gradient; loss scaling decides what becomes of it",
+                verdict,
+                reason,
+            )
+            finding.cause = earlier
+            self.changed.append(finding)
+        else:
+            self._decide(finding, verdict, reason, earlier)
+
+    def _promotable(
+        self, candidates: Iterable[Finding], made_by: Optional[Call] = None
+    ) -> Optional[Finding]:
+        """The first unresolved -Inf that may have done harm; not one that is a mask or was
+        absorbed.
+
+        The backward of the very module that made a -Inf is harmed by it even if later modules
+        absorbed it.
+        """
+        for finding in candidates:
+            root = finding.root
+            if not finding.is_tentative or root.is_mask or root.site in self._masks:
+                continue
+            if made_by is None and (finding.is_absorbed or root.is_absorbed):
+                continue
+            return root
+        return None
+
+    def _promote(self, tentative: Finding, by: Finding) -> None:
+        parameter = (
+            self._check_parameters(tentative.call.node, tentative)
+            if tentative.role == "output" and tentative.call
+            else None
+        )
+        if parameter is not None:
+            self._propagate(tentative, parameter)
+            self._propagate(by, tentative)
+            return
+        tentative.release()
+        site = self._sites[by.site]
+        harmed = site.tensor_name if site.role == "loss" else str(site)
+        what = "its -Inf" if tentative.only_neginf else "it"
+        tentative.reason += f"; {what} did harm: {harmed} is non-finite too"
+        self.changed.append(tentative)
+        self._propagate(by, tentative)

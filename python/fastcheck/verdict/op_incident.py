@@ -1,0 +1,77 @@
+"""An incident: an operator call that read or wrote a non-finite tensor, as the C++ observer reports
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fastcheck.extension import extension
+from fastcheck.utils.names.api import format_call
+
+__all__ = ["Incident", "NonfiniteInput"]
+
+# observer::Direction::kOptimizer
+_OPTIMIZER = 2
+
+
+class NonfiniteInput(NamedTuple):
+    """A non-finite tensor that the op read. ``seq``: the sequence number of its record;
+    ``is_arrival``: no observed op wrote it; ``is_collective``: a collective did.
+    """
+
+    seq: int
+    is_arrival: bool
+    is_collective: bool
+
+
+class Incident:
+    """The observer's numbers; names are looked up when a property is read."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self._raw = raw
+        self.nonfinite_inputs = [NonfiniteInput(*one) for one in raw["fed"]]
+        #: The sequence numbers of the outputs' records, and whether each is non-finite.
+        self.made: list[tuple[int, bool]] = raw["made"]
+        #: A scalar argument is itself infinite: bit 0 +Inf, bit 1 -Inf; or is at least the largest
+        #: number of something that was made: bits 2 and 3.
+        self.infinite_scalars: int = raw["infinite_scalars"]
+        self.is_recompute: bool = raw["is_recompute"]
+        self.is_optimizer: bool = raw["direction"] == _OPTIMIZER
+        #: A filter left the op out: its outputs have no records.
+        self.is_unseen: bool = raw["is_unseen"]
+        #: The number of the place that its inputs have reached; -1: it is an op like others.
+        self.place: int = raw["place"]
+        #: In backward: the first record of the op's forward; -1: not known.
+        self.forward_seq: int = raw["forward_seq"]
+        #: The line of Python, in backward that of the forward where known; empty where no lines are
+        #: recorded.
+        self.line: str = raw["forward_line"] or raw["line"]
+        #: The call of torch's Python API that it is part of, if those are numbered.
+        self.api = format_call(raw["api"])
+
+    @property
+    def bad_seqs(self) -> list[int]:
+        """The sequence numbers of its non-finite inputs and outputs."""
+        return [seq for seq, is_bad in self.made if is_bad] + [
+            one.seq for one in self.nonfinite_inputs
+        ]
+
+    @property
+    def op(self) -> str:
+        """The op that ran, as the dispatcher names it."""
+        return extension.op_observer().op_name(self._raw["op"])
+
+    @property
+    def inputs(self) -> list[tuple[str, int]]:
+        """The names of the arguments that hold tensors, and the sequence numbers of their
+        records.
+        """
+        observer, op = extension.op_observer(), self._raw["op"]
+        return [(observer.argument_name(op, at), seq) for at, seq in self._raw["inputs"]]
+
+    def __str__(self) -> str:
+        """The op, and the node of autograd that it is part of."""
+        node = self._raw["node"]
+        return f"{self.op} (in {node})" if node else self.op

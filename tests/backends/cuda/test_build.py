@@ -1,0 +1,70 @@
+"""nvcc takes csrc/cuda without a warning, and no kernel leaves its registers.
+
+A spill or a stack frame is local memory: a second memory stream in a kernel whose time is one
+reading of memory. FASTCHECK_CUDA_ARCHS (space-separated, e.g. "75 90 120") says what is compiled;
+one architecture by default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fakes import ptx_on_cpu
+from support.paths import ROOT
+
+SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+ARCHS = os.environ.get("FASTCHECK_CUDA_ARCHS", "90").split()
+# Kernels by file: three depths of each component type, one found_nonfinite of each format.
+KERNELS = {
+    "found_nonfinite": 6,
+    "launch": 0,
+    "records_bytes": 15,
+    "records_floats": 12,
+    "records_integers": 18,
+}
+# Two blocks of 256 threads per multiprocessor.
+MAX_REGISTERS = 128
+
+pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+
+def ptx(source: Path, arch: str) -> Path:
+    """The PTX of a file; that of the kernels is also what test_ptx.py runs, compiled once."""
+    name = source.relative_to(ROOT).as_posix()
+    together = ptx_on_cpu.KERNELS if name in ptx_on_cpu.KERNELS else (name,)
+    return dict(zip(together, ptx_on_cpu.ptx(together, arch)))[name]
+
+
+def ptxas(source: Path, arch: str, out: Path) -> str:
+    """The output of ptxas for a file, which must compile."""
+    flags = [f"-arch=sm_{arch}", "-Werror=all-warnings", "-Xptxas=-v"]
+    command = ["nvcc", *flags, "-cubin", str(ptx(source, arch)), "-o", str(out)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout + result.stderr
+
+
+def test_every_source_is_compiled() -> None:
+    assert {path.stem for path in SOURCES} == set(KERNELS)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_registers_alone(source: Path, arch: str, tmp_path: Path) -> None:
+    said = ptxas(source, arch, tmp_path / "out.cubin")
+    assert len(re.findall(r"Compiling entry function", said)) == KERNELS[source.stem]
+    frames = re.findall(
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said
+    )
+    assert len(frames) >= KERNELS[source.stem]
+    assert set(frames) <= {("0", "0", "0")}, said
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
+    assert len(registers) == KERNELS[source.stem]
+    assert max(registers, default=0) <= MAX_REGISTERS
+    assert "lmem" not in said

@@ -1,0 +1,191 @@
+"""The extension with the CUDA kernels: what FASTCHECK_CUDA does, and that such a build loads beside
+whatever torch is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.paths import ROOT
+
+# Kept: only the first build takes minutes.
+BUILD = ROOT / "build" / "cuda_extension"
+ARCH = os.environ.get("FASTCHECK_CUDA_ARCHS", "90").split()[0]
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+
+
+def tool(name: str) -> str:
+    """Of this environment, or of the system."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def configure(build: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    pybind11 = subprocess.run(
+        [sys.executable, "-m", "pybind11", "--cmakedir"], capture_output=True, text=True, check=True
+    )
+    command = [tool("cmake"), "-G", "Ninja", "-S", str(ROOT), "-B", str(build)]
+    command += [f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", f"-DPython_EXECUTABLE={sys.executable}"]
+    command += [f"-Dpybind11_DIR={pybind11.stdout.strip()}", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a fastcheck that was built with FASTCHECK_CUDA=ON."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    done = configure(
+        BUILD,
+        "-DFASTCHECK_CUDA=ON",
+        f"-DFASTCHECK_CUDA_ARCHS={ARCH}",
+        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+    )
+    assert done.returncode == 0, done.stderr
+    built = subprocess.run(
+        [tool("cmake"), "--build", str(BUILD)], capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stdout
+    target = tmp_path_factory.mktemp("cuda") / "fastcheck"
+    ignored = shutil.ignore_patterns("_C*.so", "_build_info.py", "__pycache__")
+    shutil.copytree(ROOT / "python" / "fastcheck", target, ignore=ignored)
+    for name in ("_build_info.py", *(path.name for path in BUILD.glob("_C*.so"))):
+        shutil.copy(BUILD / name, target)
+    return target
+
+
+def run(package: Path, code: str) -> subprocess.CompletedProcess[str]:
+    # -S: an editable install would put its own fastcheck in front.
+    path = os.pathsep.join([str(package.parent), *(p for p in sys.path if p.endswith("packages"))])
+    return subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@needs_nvcc
+def test_it_loads_and_reads_the_cpu(package: Path) -> None:
+    code = """
+import fastcheck, torch
+from fastcheck.backends import cuda, table
+print(fastcheck.__file__)
+print(fastcheck.stats(torch.ones(3)).numel, table.backend_for(torch.device("cpu")).name)
+print(cuda.cuda_problem(), table.backend_for(torch.device("cuda")).name)
+"""
+    done = run(package, code)
+    assert done.returncode == 0, done.stderr
+    where, cpu, cuda = done.stdout.splitlines()
+    assert where == str(package / "__init__.py")
+    assert cpu == "3 cpu"
+    if not torch.cuda.is_available():
+        assert cuda == "torch finds no CUDA device portable"
+
+
+@needs_nvcc
+def test_doctor_names_the_accelerator(package: Path) -> None:
+    done = run(package, "import fastcheck.cli.main; fastcheck.cli.main.main(['doctor', '--json'])")
+    found: Any = json.loads(done.stdout)
+    assert re.fullmatch(rf"built \(cuda1\d\.\d+ for {ARCH}\)", found["versions"]["cuda"])
+    assert {row["name"]: row["reason"] for row in found["backends"]}["cuda"].startswith("built; ")
+
+
+@needs_nvcc
+def test_a_cuda_tensor_is_asked_for(package: Path) -> None:
+    code = """
+import torch
+from fastcheck import _C
+try:
+    _C.cuda_observe(torch.ones(3), torch.zeros(192, dtype=torch.uint8), 0, 3)
+except TypeError as error:
+    print(error)
+print(_C.cuda_problem(0))
+"""
+    done = run(package, code)
+    said, problem = done.stdout.splitlines()
+    assert said.startswith("expected a CUDA tensor, got one on cpu")
+    if torch.version.cuda is None:
+        assert problem == "this torch was built without CUDA"
+
+
+@needs_nvcc
+def test_the_cuda_runtime_is_inside_and_stays_there(package: Path) -> None:
+    """torch's own runtime must not be called by these kernels, nor the other way round."""
+    (library,) = package.glob("_C*.so")
+    readelf = tool("readelf")
+    needed = subprocess.run(
+        [readelf, "-d", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    assert "libc10.so" in needed
+    assert not any(name in needed for name in ("libcudart", "libcuda.", "c10_cuda", "torch_cuda"))
+    symbols = subprocess.run(
+        [readelf, "--dyn-syms", "-W", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    cuda = [line for line in symbols.splitlines() if "cuda" in line.lower()]
+    assert "PyInit__C" in symbols
+    assert cuda == []
+
+
+@needs_nvcc
+def test_flags(package: Path) -> None:
+    """Nothing is contracted, reordered or flushed."""
+    commands = json.loads((BUILD / "compile_commands.json").read_text())
+    kernels = [row["command"] for row in commands if row["file"].endswith(".cu")]
+    assert len(kernels) == len(list((ROOT / "csrc" / "cuda").glob("*.cu")))
+    for command in kernels:
+        assert "-fmad=false" in command and "-Werror=all-warnings" in command
+        assert "fast" not in command.replace("fastcheck", "").replace(str(ROOT), "")
+        assert f"compute_{ARCH}" in command
+
+
+def test_a_label_that_promises_cuda_is_kept_or_refused(tmp_path: Path) -> None:
+    promise = "-DSKBUILD_PROJECT_VERSION_FULL=0.1.0+pt213.cu99"
+    done = configure(tmp_path, "-DFASTCHECK_CUDA=OFF", promise)
+    assert done.returncode != 0
+    said = " ".join(done.stderr.split())
+    assert "the version is 0.1.0+pt213.cu99, but what is built is 'cpu'" in said
+
+
+def test_auto_asks_for_no_compiler_beside_a_torch_without_cuda(tmp_path: Path) -> None:
+    if torch.version.cuda is not None:
+        pytest.skip("this torch is a CUDA build")
+    done = configure(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "CMAKE_CUDA_COMPILER" not in (tmp_path / "CMakeCache.txt").read_text()
+    info = (tmp_path / "_build_info.py").read_text()
+    assert 'ACCELERATOR = "cpu"' in info
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("-DFASTCHECK_CUDA=MAYBE", "FASTCHECK_CUDA is 'MAYBE'; expected AUTO, ON or OFF"),
+        pytest.param(
+            "-DSKBUILD_PROJECT_VERSION_FULL=0.1.0+pt213.cpu",
+            "the version is 0.1.0+pt213.cpu, but what is built is 'cu1",
+            marks=needs_nvcc,
+        ),
+        pytest.param(
+            "-DFASTCHECK_CUDA_ARCHS=sm_90", "FASTCHECK_CUDA_ARCHS has 'sm_90'", marks=needs_nvcc
+        ),
+    ],
+)
+def test_a_bad_option_is_an_error(option: str, said: str, tmp_path: Path) -> None:
+    done = configure(tmp_path, "-DFASTCHECK_CUDA=ON", option)
+    assert done.returncode != 0
+    assert said in " ".join(done.stderr.split())

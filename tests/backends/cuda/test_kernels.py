@@ -1,0 +1,359 @@
+"""The CUDA kernels, run thread by thread on the CPU (tests/fakes/cuda_on_cpu), against the CPU's
+Records.
+
+Equal byte for byte over dtype, size, layout and alignment, however the work is cut and in whatever
+order the threads run. The CPU's Records are held to tests/support/records/reference.py by
+test_stats_values.py; here the reference itself stands in for some of them."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from fakes.cuda_on_cpu import driver
+from fakes.cuda_on_cpu.driver import Call, Cut, LaunchError, RingState, record
+from fakes.layouts import LAYOUTS
+from support.helpers import SIZES, assert_same, even, expected, kernel, kinds, tensor_of
+from support.records.reference import (
+    DTYPES,
+    FLOAT_NAMES,
+    RECORD_BYTES,
+    fields,
+    record_of_bytes,
+    torch_dtype,
+)
+from support.records.reference_checksum import chain_term, words_of
+from support.records.vectors import pattern
+
+pytestmark = pytest.mark.skipif(driver.compiler() is None, reason="no C++ compiler")
+
+ALL = sorted(DTYPES)
+# Grids of one block, of fewer blocks than chunks and of as many; every block and share in turn.
+CUTS = (
+    Cut(),
+    Cut(warps=1, share=1, blocks=1, resident=1),
+    Cut(warps=2, share=1, blocks=3, seed=2),
+    Cut(warps=4, share=2, blocks=2, seed=3, resident=2),
+    Cut(warps=8, share=1, blocks=100, seed=4, resident=7),
+    Cut(warps=1, share=8, blocks=2, seed=5),
+    Cut(warps=2, share=32, blocks=1, seed=6),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    driver.library()
+
+
+# --- one tensor ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_sizes(dtype: str) -> None:
+    cuts = itertools.cycle(CUTS)
+    for kind in kinds(dtype):
+        for size in SIZES:
+            count = even(size, dtype)
+            x = tensor_of(pattern(kind, dtype, count, size), dtype)
+            cut = next(cuts)
+            assert_same(record(x, cut=cut), expected(kind, dtype, count, size), (kind, count, cut))
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_cuts(dtype: str) -> None:
+    count = even(37 * 4096 + 1001, dtype)
+    x = tensor_of(pattern(kinds(dtype)[-1], dtype, count, 3), dtype)
+    wanted = kernel(x)
+    for cut in CUTS:
+        assert_same(record(x, cut=cut), wanted, cut)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_depths(dtype: str) -> None:
+    for count in (0, 2, 4098, 9000):
+        raw = pattern("random", dtype, count, 4)
+        x = tensor_of(raw, dtype)
+        for depth, cut in zip(("health", "stats", "full"), CUTS):
+            wanted = record_of_bytes(raw, dtype, depth=depth)
+            assert_same(record(x, depth, cut=cut), wanted, (depth, count))
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_alignment(dtype: str) -> None:
+    count = even(4096 + 333, dtype)
+    kind = kinds(dtype)[0]
+    raw = pattern(kind, dtype, count, 21)
+    for offset in range(17):  # the odd ones are not even aligned to the component
+        x = tensor_of(raw, dtype, offset)
+        assert_same(record(x, cut=Cut(seed=offset + 1)), expected(kind, dtype, count, 21), offset)
+
+
+@pytest.mark.parametrize("dtype", FLOAT_NAMES)
+def test_special_tiles(dtype: str) -> None:
+    """One unusual component in one of three tiles; then all of a tile, then all of it."""
+    row = DTYPES[dtype]
+    exponent = "exponent:-6" if row.exponent_bits > 4 else "exponent:-7"
+    width = 8 * row.itemsize
+    top = 1 << (width - 1)
+    largest = top - 1 - ((1 << row.mantissa_bits) if row.has_inf else 1)
+    special = {
+        0,
+        1,
+        (1 << row.mantissa_bits) - 1,
+        1 << row.mantissa_bits,
+        largest,
+        largest + 1,
+        top - 1,
+    }
+    if row.has_inf:
+        special.add(largest + 2)
+    base = np.frombuffer(pattern(exponent, dtype, 3 * 4096, 9), f"<u{row.itemsize}")
+    places = (0, 5, 63, 64, 1023, 1024, 2048, 4095)
+    for bits in sorted(special | {b | top for b in special}):
+        for spot, place in enumerate(
+            (4096 + places[bits % len(places)], slice(4096, 8192), slice(None))
+        ):
+            x = base.copy()
+            x[place] = bits
+            tensor = tensor_of(x.tobytes(), dtype)
+            assert_same(record(tensor, cut=Cut(seed=bits + 1)), kernel(tensor), (hex(bits), spot))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scale_rule(dtype: str) -> None:
+    """Tiles on either side of both limits, whole and partial, with and without a NaN."""
+    row = DTYPES[dtype]
+    for exponent, count, nan in itertools.product(
+        (-60, -56, -55, -41, 44, 45, 59, 60, 112), (4096, 5000), (0, 1)
+    ):
+        bits = np.frombuffer(
+            pattern(f"exponent:{exponent}", dtype, count, 11), f"<u{row.itemsize}"
+        ).copy()
+        if nan:
+            bits[count // 3] = (1 << (8 * row.itemsize - 1)) - 1
+        x = tensor_of(bits.tobytes(), dtype)
+        assert_same(record(x), kernel(x), (exponent, count, nan))
+    for limit in (2.0**60, 2.0**-40):
+        for place, factor in itertools.product((0, 700, 4095), (0.5, 1 - 2**-8, 1, 1 + 2**-7, 2)):
+            values = torch.full((4096,), 2.0**-50 if limit < 1 else 1.0)
+            values[place] = limit * factor
+            x = values.to(torch_dtype(dtype))
+            assert_same(record(x), kernel(x), (limit, place, factor))
+
+
+# --- layouts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float64",
+        "float32",
+        "bfloat16",
+        "float8_e5m2",
+        "complex64",
+        "complex128",
+        "int8",
+        "int32",
+        "bool",
+    ],
+)
+def test_layouts(dtype: str, layout: str) -> None:
+    components = DTYPES[dtype].components
+    x = tensor_of(pattern("random", dtype, 12000 * components, 8), dtype)
+    y = LAYOUTS[layout](x)
+    for order, cut in zip(("storage", "logical"), CUTS[1:]):
+        assert_same(record(y, order=order, cut=cut), kernel(y, order=order), order)
+    shifted = LAYOUTS[layout](tensor_of(pattern("random", dtype, 12000 * components, 8), dtype, 4))
+    assert_same(record(shifted), kernel(y))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tiles", [1 << 19, (1 << 21) + 3, 1 << 26, (1 << 31) + 5])
+def test_beyond_32_bits(dtype: str, tiles: int) -> None:
+    """The last tile of tensors of 2^31 elements and more, as if all before it were there: directly,
+    and through strides (a row of 1000 repeated by a stride of 0, the last one shorter)."""
+    lib = driver.library()
+    row = DTYPES[dtype]
+    raw = pattern("exponent:-3", dtype, 2000, tiles)
+    x = tensor_of(raw, dtype)
+    sums, checksum = (ctypes.c_double * 3)(), (ctypes.c_uint32 * 2)()
+    for strided in (False, True):
+        argument = driver.TensorArgument(dtype=row.code, dense=not strided)
+        if strided:
+            rows = tiles * 4096 // 1000 + 2
+            sizes, strides = (ctypes.c_int64 * 2)(rows, 1000), (ctypes.c_int64 * 2)(0, 1)
+            argument.data, argument.ndim, argument.numel = x.data_ptr(), 2, rows * 1000
+            argument.sizes, argument.strides = map(ctypes.addressof, (sizes, strides))
+            begin, count = tiles * 4096 % 1000, rows * 1000 - tiles * 4096
+            once = raw[: 1000 * row.itemsize]
+            read = (once * 4)[begin * row.itemsize : (begin + count) * row.itemsize]
+        else:
+            argument.data = x.data_ptr() - tiles * 4096 * row.itemsize
+            argument.numel = tiles * 4096 + 2000
+            read = raw
+        lib.cuda_on_cpu_schedule(tiles, 1)
+        assert lib.probe_tile(ctypes.byref(argument), ctypes.c_int64(tiles), sums, checksum) == 0
+        wanted = fields(record_of_bytes(read, dtype))
+        assert list(sums) == [wanted["sum"], wanted["abs_sum"], wanted["sum_sq"]]
+        assert list(checksum) == chains_of(read, row.itemsize, tiles)
+
+
+def chains_of(raw: bytes, itemsize: int, tile: int) -> list[int]:
+    """What the chains of one tile add to the two halves of the checksum."""
+    width = 16 * itemsize
+    chains: dict[int, list[int]] = {}
+    for position, word in enumerate(words_of(raw)):
+        run, lane = position // width // 16, position % width
+        chains.setdefault((tile * 4 + run) * width + lane, []).append(word)
+    terms = [chain_term(identity, chain) for identity, chain in chains.items()]
+    return [sum(term[half] for term in terms) % 2**32 for half in "ab"]
+
+
+# --- lists ---------------------------------------------------------------------------------------
+
+
+def mixed_list() -> list[torch.Tensor]:
+    tensors = []
+    for seed, (size, dtype) in enumerate(
+        itertools.product((0, 3, 70, 4096, 9001), ("float32", "bfloat16", "int8", "complex64"))
+    ):
+        tensors.append(
+            tensor_of(pattern("random", dtype, even(size, dtype), seed), dtype, 4 * (seed % 3))
+        )
+    tensors.append(tensors[-4][::2])
+    return tensors
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_mixed_list(cut: Cut) -> None:
+    tensors = mixed_list()
+    for depth in ("full", "health"):
+        for x, actual in zip(tensors, Call(tensors, cut=cut).records(depth)):
+            assert_same(actual, kernel(x, depth), (x.dtype, x.shape, cut))
+
+
+@pytest.mark.parametrize("count", [32, 33, 150])
+def test_long_list(count: int) -> None:
+    """Up to 32 tensors travel in the arguments of the launch, more through device memory."""
+    tensors = [
+        tensor_of(pattern("random", "bfloat16", 37 * i, i), "bfloat16") for i in range(count)
+    ]
+    call = Call(tensors, cut=Cut(seed=count))
+    assert (call.workspace.table_bytes > 0) == (count > 32)
+    for x, actual in zip(tensors, call.records()):
+        assert_same(actual, kernel(x))
+
+
+def test_workspace_is_left_as_found() -> None:
+    """One workspace serves launches of other cuts and lists, one after the other."""
+    tensors = mixed_list()
+    call = Call(tensors, cut=CUTS[1])
+    wanted = [kernel(x) for x in tensors]
+    for cut in CUTS[1:]:
+        call.tuning = driver.Tuning(2, cut.warps, max(cut.share, 1), cut.blocks)
+        assert call.records() == wanted
+
+
+def test_small_workspace_is_refused() -> None:
+    call = Call([tensor_of(pattern("random", "float32", 9000, 1), "float32")], cut=CUTS[1])
+    call.workspace.partials_bytes -= 1
+    with pytest.raises(LaunchError, match="workspace"):
+        call.records()
+    with pytest.raises(LaunchError, match="argument"):
+        Call([torch.zeros(3)], cut=Cut(warps=3))
+
+
+# --- identity, ring, flags -----------------------------------------------------------------------
+
+
+def test_identity() -> None:
+    tensors = [
+        tensor_of(pattern("exponent:-3", "float32", n, n), "float32") for n in (10, 5000, 0, 4096)
+    ]
+    call = Call(tensors, cut=Cut(seed=5))
+    for i, argument in enumerate(call.arguments):
+        argument.site, argument.call, argument.flags, argument.slot = 7 + i, -3 * i, 4, 3 - i
+    ring = RingState(next_seq=100, step=77)
+    call.destination.ring = ctypes.addressof(ring)
+    call.destination.step = 41
+    call.destination.device_mode = 1
+    for i, raw in enumerate(reversed(call.records())):
+        got = fields(raw)
+        assert (got["site"], got["call"], got["flags"], got["device_mode"]) == (7 + i, -3 * i, 4, 1)
+        assert (got["seq"], got["step"]) == (100 + i, 41)
+        assert raw[146:] == bytes(46)
+        assert_same(raw[:112] + bytes(80), kernel(tensors[i])[:112] + bytes(80))
+    assert ring.next_seq == 104
+    call.destination.step = -1
+    assert [fields(raw)["step"] for raw in call.records()] == [77] * 4
+    assert ring.next_seq == 108
+    assert ring.nonfinite_count == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_sequence_in_any_order(seed: int) -> None:
+    """The numbers follow the list, whoever finishes first."""
+    tensors = [torch.ones(1 + 3000 * (i * 7 % 5)) for i in range(40)]
+    call = Call(tensors, cut=Cut(warps=1, share=1, blocks=40, seed=seed, resident=9))
+    ring = RingState(next_seq=5)
+    call.destination.ring = ctypes.addressof(ring)
+    for launch in range(2):
+        assert [fields(raw)["seq"] for raw in call.records()] == list(
+            range(5 + 40 * launch, 45 + 40 * launch)
+        )
+
+
+def test_nonfinite_slots_and_flags() -> None:
+    tensors = [torch.ones(5000) for _ in range(9)]
+    for i in (2, 3, 7):
+        tensors[i][4000 + i] = float("nan")
+    call = Call(tensors, cut=Cut(warps=1, share=1, blocks=30, seed=3))
+    ring, flag, found = RingState(), ctypes.c_uint64(0), ctypes.c_float(0)
+    reserved = driver.Garbage(2 * RECORD_BYTES)
+    to = call.destination
+    to.ring, to.host_flag, to.found = map(ctypes.addressof, (ring, flag, found))
+    to.nonfinite_slots, to.nonfinite_capacity = reserved.address, 2
+    records = call.records()
+    assert [i for i, raw in enumerate(records) if fields(raw)["flags"] & 1] == [2, 3, 7]
+    assert ring.nonfinite_count == 3  # one did not fit
+    assert found.value == 1.0
+    assert flag.value - 1 in (2, 3, 7)
+    kept = [reserved.bytes()[i : i + RECORD_BYTES] for i in (0, RECORD_BYTES)]
+    assert kept[0] != kept[1]
+    assert all(raw in (records[2], records[3], records[7]) for raw in kept)
+
+    healthy = Call([torch.ones(5000)])
+    flag.value, found.value = 0, 0.0
+    healthy.destination = to
+    to.slots = healthy.slots.address
+    healthy.records()
+    assert (flag.value, found.value, ring.nonfinite_count) == (0, 0.0, 3)
+
+
+@pytest.mark.parametrize("dtype", FLOAT_NAMES)
+def test_found_nonfinite(dtype: str) -> None:
+    row = DTYPES[dtype]
+    top = 1 << (8 * row.itemsize - 1)
+    first_bad = top - (1 << row.mantissa_bits) if row.has_inf else top - 1
+    base = np.frombuffer(pattern("constant", dtype, 5000, first_bad - 1), f"<u{row.itemsize}")
+    for offset in (0, 2):
+        clean = [torch.ones(3, dtype=torch.int32), tensor_of(base.tobytes(), dtype, offset)]
+        assert Call(clean).found_nonfinite() == 0.0
+        assert Call(clean).found_nonfinite(1.0) == 1.0
+        for place, bits in itertools.product(
+            (0, 4095, 4096, 4999), (first_bad, top - 1, top + first_bad)
+        ):
+            x = base.copy()
+            x[place] = bits
+            tensors = [torch.ones(7), tensor_of(x.tobytes(), dtype, offset)]
+            assert Call(tensors, cut=Cut(seed=place + 1)).found_nonfinite() == 1.0, (
+                place,
+                hex(bits),
+            )
+    assert Call([]).found_nonfinite() == 0.0

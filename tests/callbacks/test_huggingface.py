@@ -1,0 +1,215 @@
+"""The callback in real runs of transformers.Trainer, of a tiny Llama made from a config."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+import torch
+
+import fastcheck
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_start"),
+    # What transformers and accelerate warn of themselves.
+    pytest.mark.filterwarnings("default:::(?!fastcheck)"),
+]
+
+
+class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        tokens = torch.randint(0, 64, (8,), generator=generator)
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=64,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+class Poison(transformers.TrainerCallback):  # type: ignore[misc]
+    """Puts a NaN into what layer 1's MLP reads in one step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.is_due = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
+        def spoil(module: Any, inputs: Any) -> Optional[tuple[Any, ...]]:
+            if not self.is_due:
+                return None
+            self.is_due = False
+            spoilt = inputs[0].clone()
+            spoilt[0, 0, 0] = float("nan")
+            return (spoilt, *inputs[1:])
+
+        model.model.layers[1].mlp.register_forward_pre_hook(spoil)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.is_due = state.global_step == self.step
+
+
+def trainer(model: Any, *callbacks: Any, steps: int = 6, **options: Any) -> Any:
+    arguments = transformers.TrainingArguments(
+        "out",
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        logging_steps=1,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        **{"save_strategy": "no", **options},
+    )
+    return transformers.Trainer(model, arguments, train_dataset=Tokens(), callbacks=list(callbacks))
+
+
+def losses(run: Any) -> list[float]:
+    return [row["loss"] for row in run.state.log_history if "loss" in row]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_losses_and_weights_are_the_same(accumulation: int) -> None:
+    plain, watched = llama(), llama()
+    callback = fastcheck.callbacks.HuggingFace(log_dir="log")
+    bare = trainer(plain, gradient_accumulation_steps=accumulation)
+    bare.train()
+    observed = trainer(watched, callback, gradient_accumulation_steps=accumulation)
+    observed.train()
+    assert losses(bare) == losses(observed) and len(losses(bare)) == 6
+    for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert callback.monitor is not None and callback.monitor.events == ()
+    assert set(callback.monitor.records()["step"]) == set(range(6))
+
+
+def test_a_fault_stops_before_the_update_and_the_checkpoint() -> None:
+    model, callback = llama(), fastcheck.callbacks.HuggingFace()
+    run = trainer(model, Poison(3), callback, save_strategy="steps", save_steps=1)
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        run.train()
+    assert caught.value.step == 3 == run.state.global_step
+    assert caught.value.culprit.site.module.startswith("model.layers.1.mlp")
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        "checkpoint-1",
+        "checkpoint-2",
+        "checkpoint-3",
+    ]
+
+
+def test_steps_go_on_after_a_resume() -> None:
+    trainer(llama(), steps=4, save_strategy="steps", save_steps=4).train()
+    callback = fastcheck.callbacks.HuggingFace()
+    run = trainer(llama(), Poison(6), callback, steps=8)
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        run.train(resume_from_checkpoint="out/checkpoint-4")
+    assert caught.value.step == 6
+
+
+def test_a_second_training_is_observed_anew() -> None:
+    callback, poison = fastcheck.callbacks.HuggingFace(), Poison(1)
+    run = trainer(llama(), poison, callback)
+    with pytest.raises(fastcheck.OverflowDetected):
+        run.train()
+    first, poison.step = callback.monitor, -1
+    run.train()
+    assert callback.monitor is not first and callback.monitor is not None
+    assert callback.monitor.events == () and callback.monitor.step_index == 5
+
+
+def test_options_are_those_of_install() -> None:
+    callback = fastcheck.callbacks.HuggingFace(overflow_nums=0)
+    with pytest.raises(fastcheck.ConfigError, match="overflow_nums"):
+        trainer(llama(), callback).train()
+
+
+def test_checkpoints_are_sealed() -> None:
+    model, callback = llama(), fastcheck.callbacks.HuggingFace()
+    trainer(model, callback, steps=4, save_strategy="steps", save_steps=2).train()
+    for step in (2, 4):
+        found = fastcheck.verify(f"out/checkpoint-{step}")
+        assert found and found.step == step and found.verdict == "finite", found
+        assert found.equal == len(model.state_dict())
+    shutil.copy("out/checkpoint-2/model.safetensors", "out/checkpoint-4/model.safetensors")
+    assert "model.norm.weight" in fastcheck.verify("out/checkpoint-4").differing
+
+
+class Break(transformers.TrainerCallback):  # type: ignore[misc]
+    """Writes an infinity to a weight after an update, as a wrong optimizer would."""
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
+        if state.global_step == 1:
+            with torch.no_grad():
+                model.model.norm.weight[3] = float("inf")
+
+
+@pytest.mark.parametrize("seal", ["mark", "refuse", False])
+def test_a_checkpoint_that_is_not_finite(seal: Any) -> None:
+    callback = fastcheck.callbacks.HuggingFace(seal=seal)
+    run = trainer(llama(), Break(), callback, steps=2, save_strategy="steps", save_steps=2)
+    if seal == "refuse":
+        with pytest.raises(fastcheck.NonFiniteWeightsError, match="step 2 is not written"):
+            run.train()
+        assert not Path("out/checkpoint-2").exists()
+        return
+    run.train()
+    assert Path("out/checkpoint-2/fastcheck.json").exists() is bool(seal)
+    if seal:
+        found = fastcheck.verify("out/checkpoint-2")
+        assert not found and found.nonfinite["model.norm.weight"] == 1
+        assert found.verdict == "non-finite" and found.differing == {}
+
+
+def test_weights_that_cannot_be_read_are_saved_with_a_warning() -> None:
+    """They do not keep the others from being checked."""
+    callback = fastcheck.callbacks.HuggingFace(seal="refuse")
+    model = torch.nn.Module()
+    model.far = torch.nn.Parameter(torch.ones(2, device="meta"))
+    model.near = torch.nn.Parameter(torch.ones(2))
+
+    def end_a_step() -> None:
+        state = transformers.TrainerState(global_step=3)
+        control = transformers.TrainerControl(should_save=True)
+        arguments = transformers.TrainingArguments("out", use_cpu=True)
+        callback.on_step_end(arguments, state, control, model=model)
+
+    with pytest.warns(fastcheck.FastcheckWarning, match="far is saved unchecked: .*meta"):
+        end_a_step()
+    model.near.data[0] = float("nan")
+    with pytest.raises(fastcheck.NonFiniteWeightsError, match=r"got: +near"):
+        end_a_step()
+
+
+def test_the_option_seal_is_checked() -> None:
+    with pytest.raises(fastcheck.ConfigError, match="unknown seal"):
+        fastcheck.callbacks.HuggingFace(seal="always")
+
+
+def test_a_seal_that_fails_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("fastcheck.callbacks.huggingface.seal", fail)
+    run = trainer(
+        llama(), fastcheck.callbacks.HuggingFace(), steps=2, save_strategy="steps", save_steps=2
+    )
+    with pytest.warns(fastcheck.FastcheckWarning, match="not sealed: OSError: No space"):
+        run.train()
+    assert run.state.global_step == 2

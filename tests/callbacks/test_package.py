@@ -1,0 +1,34 @@
+"""The room of adapters: nothing is imported before it is used, and a missing framework is named."""
+
+from __future__ import annotations
+
+import pytest
+
+import fastcheck
+from support.helpers import run_python
+
+
+def test_frameworks_are_imported_when_an_adapter_is_used() -> None:
+    done = run_python(
+        "import sys, fastcheck\n"
+        "assert not {'transformers', 'lightning'} & set(sys.modules)\n"
+        "assert fastcheck.callbacks.__all__ == ['HuggingFace', 'Lightning']\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "framework"), [("HuggingFace", "transformers"), ("Lightning", "lightning")]
+)
+def test_a_missing_framework_is_an_error_with_a_hint(name: str, framework: str) -> None:
+    done = run_python(
+        f"import sys\nsys.modules[{framework!r}] = None\nimport fastcheck\n"
+        f"fastcheck.callbacks.{name}()\n"
+    )
+    assert done.returncode == 1
+    assert f"ImportError: fastcheck.callbacks.{name} needs {framework}: pip install" in done.stderr
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Keras'"):
+        fastcheck.callbacks.Keras  # noqa: B018  (the access is what is tested)

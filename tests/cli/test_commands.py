@@ -1,0 +1,150 @@
+"""The command line: help, usage, exit codes, and doctor."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import types
+from typing import Any
+
+import pytest
+
+import fastcheck
+from fastcheck import extension as extension_module
+from fastcheck.cli import doctor, show
+from fastcheck.cli.main import main
+from support.programs.command_line import run, shown_json
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show"],
+        ["show", "x", "--step", "many"],
+        ["show", "x", "--no-such-option"],
+        ["shwo", "x"],
+        [],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2 and "usage: fastcheck" in out + err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"], ["doctor", "--help"]])
+def test_help_teaches_and_documents_exit_codes(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0 and "exit codes" in out
+    assert all(len(line) <= 100 for line in out.splitlines())
+
+
+def test_the_main_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "--help")
+    for command in ("doctor", "show", "demo", "fastcheck.install(model, overflow_nums=1)"):
+        assert command in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version")[:2] == (0, f"fastcheck {fastcheck.__version__}\n")
+
+
+def test_demo_gets_the_rest_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[list[str]] = []
+    module = types.ModuleType("fastcheck.cli.demo")
+    monkeypatch.setattr(module, "main", got.append, raising=False)
+    monkeypatch.setitem(sys.modules, "fastcheck.cli.demo", module)
+    assert main(["demo", "--steps", "3", "--help"]) == 0
+    assert got == [["--steps", "3", "--help"]]
+
+
+def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(show, "read_log", interrupted)
+    assert main(["show", "x"]) == 130
+
+
+# doctor
+
+
+def test_doctor_prints_versions_backends_and_the_kernel(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FASTCHECK_CPU_ISA", raising=False)
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0, out
+    for label in ("fastcheck", "python", "torch", "numpy", "extension", "compiler", "cuda"):
+        assert re.search(rf"(?m)^(versions)? +{label}  ", out), label
+    for backend in ("cpu", "cuda", "npu", "mlu", "portable"):
+        assert re.search(rf"(?m)^(backends)? +{backend} +(usable|no) ", out), backend
+    assert re.search(r"scalar +(used|usable) ", out)
+    assert re.search(r"\w+ is used: the fastest", out)
+
+
+def test_doctor_says_what_of_the_tools_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name == "rich":
+            raise doctor.metadata.PackageNotFoundError(name)
+        return "1.2"
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    _, out, _ = run(capsys, "doctor")
+    tools = "pyarrow 1.2, safetensors 1.2, not rich (pip install 'fastcheck[tools]')"
+    assert re.search(rf"tools +{re.escape(tools)}\n", out)
+
+
+def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
+    document = shown_json(capsys, "doctor")
+    assert document["versions"]["fastcheck"] == fastcheck.__version__
+    usable = {entry["name"] for entry in document["cpu_kernels"] if entry["usable"]}
+    assert "scalar" in usable and document["cpu_kernel"] in usable
+    assert all(entry["reason"] for entry in document["cpu_kernels"] + document["backends"])
+
+
+def test_doctor_says_which_variable_forced_a_kernel() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "fastcheck", "doctor"],
+        env={**os.environ, "FASTCHECK_CPU_ISA": "scalar"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "scalar is used: FASTCHECK_CPU_ISA=scalar" in shown.stdout
+
+
+def test_doctor_with_a_bad_kernel_name_has_exit_code_1() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "fastcheck", "doctor"],
+        env={**os.environ, "FASTCHECK_CPU_ISA": "mmx"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 1 and "mmx" in shown.stdout and "problems" in shown.stdout
+
+
+def test_doctor_without_the_extension_says_what_reads_instead(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = extension_module.Status(
+        module=None,
+        problem="fastcheck's compiled extension is not installed; build it",
+        built_for=None,
+        accelerator=None,
+        compiler=None,
+    )
+    monkeypatch.setattr(doctor, "status", missing)
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0 and "problems" not in out
+    assert "pure Python: portable backend" in out
+    assert re.search(r"cpu +no +no compiled extension", out)
+    assert re.search(r"portable +usable +pure Python, for .*, the CPU too", out)

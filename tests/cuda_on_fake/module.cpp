@@ -1,4 +1,0 @@
-// The CUDA part of fastcheck._C, compiled as it is.
-#include "torch/cuda_module.h"
-
-PYBIND11_MODULE(cuda_on_fake_C, m) { fastcheck::cuda::define_functions(m); }

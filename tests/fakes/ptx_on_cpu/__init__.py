@@ -1,0 +1,103 @@
+"""The CUDA kernels as nvcc compiled them, run on the CPU: their PTX, an instruction at a time.
+
+`cuda_on_cpu` runs the sources, through a host compiler; this runs what comes out of nvcc, with the
+branches that only a GPU takes, and holds every access to what the launch may touch, to alignment
+and to the barriers and fences that PTX's memory model asks for. What ptxas makes of the PTX, and
+how fast that is, only a GPU can show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Optional
+
+from fakes.cuda_on_cpu import driver
+
+ROOT = driver.ROOT
+BUILD = ROOT / "build" / "ptx_on_cpu"
+KERNELS = (
+    "csrc/cuda/records_floats.cu",
+    "csrc/cuda/records_bytes.cu",
+    "csrc/cuda/records_integers.cu",
+    "csrc/cuda/found_nonfinite.cu",
+)
+FLOAT32_KERNELS = ("tests/fakes/cuda_on_cpu/float32_alone.cpp",)
+MACHINE = (
+    "csrc/cuda/launch.cu",
+    "tests/fakes/cuda_on_cpu/device.cpp",
+    "tests/fakes/cuda_on_cpu/fibers.cpp",
+    "tests/fakes/ptx_on_cpu/accesses.cpp",
+    "tests/fakes/ptx_on_cpu/floats.cpp",
+    "tests/fakes/ptx_on_cpu/instructions.cpp",
+    "tests/fakes/ptx_on_cpu/integers.cpp",
+    "tests/fakes/ptx_on_cpu/kernels.cpp",
+    "tests/fakes/ptx_on_cpu/machine.cpp",
+    "tests/fakes/ptx_on_cpu/meetings.cpp",
+    "tests/fakes/ptx_on_cpu/memory.cpp",
+    "tests/fakes/ptx_on_cpu/moves.cpp",
+    "tests/fakes/ptx_on_cpu/parse.cpp",
+)
+# Lambdas without a capture are made from their type alone, which is C++20.
+MACHINE_FLAGS = ("-std=c++20", "-O2", *driver.FLAGS[2:])
+# As CMakeLists.txt compiles them.
+NVCC_FLAGS = (
+    *("-std=c++17", "-fmad=false", "-Werror=all-warnings"),
+    *("-Icsrc", "-Itests/fakes", "-x", "cu"),
+)
+
+
+def nvcc() -> Optional[str]:
+    return shutil.which("nvcc")
+
+
+def ptx(sources: Sequence[str], arch: str, root: Path = ROOT) -> list[Path]:
+    """What nvcc makes of each source for a compute capability, compiled unless it is there."""
+    compiler = nvcc()
+    assert compiler is not None
+    command = (compiler, *NVCC_FLAGS, f"-arch=compute_{arch}", "-ptx")
+    folder = BUILD / driver.fingerprint(command, (*sources, *driver.HEADERS), root)
+    targets = [folder / f"{Path(source).stem}.sm_{arch}.ptx" for source in sources]
+    if not all(target.exists() for target in targets):
+        folder.mkdir(parents=True, exist_ok=True)
+        for source, target in zip(sources, targets):
+            driver.run([*command, source, "-o", str(target)], root)
+    return targets
+
+
+@functools.cache
+def machine() -> ctypes.CDLL:
+    """The C interface of csrc/cuda/launch.h, whose kernels are those that were loaded last."""
+    path = driver.shared_library(
+        BUILD / "libptx_on_cpu.so",
+        MACHINE,
+        (*driver.HEADERS, "tests/fakes/ptx_on_cpu/*.h"),
+        MACHINE_FLAGS,
+        ROOT,
+    )
+    lib = driver.open_library(path)
+    lib.ptx_on_cpu_load.restype = ctypes.c_char_p
+    lib.ptx_on_cpu_probe.restype = ctypes.c_char_p
+    return lib
+
+
+def load(paths: Sequence[Path]) -> ctypes.CDLL:
+    """The machine, with the kernels of these files instead of those it had."""
+    lib = machine()
+    lib.ptx_on_cpu_unload()
+    for path in paths:
+        error = lib.ptx_on_cpu_load(str(path).encode())
+        if error is not None:
+            raise RuntimeError(error.decode())
+    return lib
+
+
+@contextlib.contextmanager
+def kernels(arch: str) -> Iterator[None]:
+    """Calls that name no library go to the PTX of all kernels."""
+    with driver.using(load(ptx(KERNELS, arch))):
+        yield

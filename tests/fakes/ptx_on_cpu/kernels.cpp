@@ -1,0 +1,213 @@
+// The launchers of csrc/cuda/start.h, with the kernels of the PTX modules that were loaded; and
+// what a launch may touch, from its arguments.
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <typeinfo>
+
+#include "cuda/merge.cuh"
+#include "cuda/records.cuh"
+#include "cuda/start.h"
+#include "ptx_on_cpu/machine.h"
+
+namespace {
+
+using fastcheck::DType;
+using fastcheck::Partial;
+using fastcheck::Record;
+using fastcheck::Sums;
+using namespace fastcheck::cuda;
+using ptx_on_cpu::Range;
+using ptx_on_cpu::Use;
+
+std::vector<std::unique_ptr<ptx_on_cpu::Module>> modules;
+std::string load_error;
+
+// ---- ranges -------------------------------------------------------------------------------------
+
+class Ranges {
+ public:
+  void add(const void* begin, std::int64_t bytes, Use use, const char* name) {
+    if (begin == nullptr || bytes == 0) return;
+    const auto at = reinterpret_cast<std::uintptr_t>(begin);
+    list_.push_back({at, at + static_cast<std::uintptr_t>(bytes), use, name});
+  }
+
+  // The tensors, and the table that lists them. The first and the last byte that a layout reaches.
+  void add(const List& list, int component_size) {
+    const Entry* entries = list.table != nullptr ? list.table : list.entries;
+    if (list.table != nullptr) {
+      add(list.table, list.count * static_cast<std::int64_t>(sizeof(Entry)), Use::kRead,
+          "the table");
+    }
+    for (int i = 0; i < list.count; ++i) {
+      std::int64_t bytes = entries[i].components * component_size;
+      if (entries[i].strided != 0 && bytes > 0) {
+        const Layout& layout = list.layout;
+        bytes = layout.inner_bytes;
+        for (int d = 0; d < layout.outer_dims; ++d)
+          bytes += (layout.sizes[d] - 1) * layout.stride_bytes[d];
+      }
+      add(entries[i].data, bytes, Use::kRead, "a tensor");
+    }
+  }
+
+  void add(const RecordsLaunch& launch, int component_size) {
+    const List& list = launch.list;
+    add(list, component_size);
+    const Destination& to = launch.destination;
+    const Entry* entries = list.table != nullptr ? list.table : list.entries;
+    for (int i = 0; i < list.count; ++i)
+      add(to.slots + entries[i].slot, sizeof(Record), Use::kAnnounced, "a slot");
+    add(to.ring, sizeof(RingState), Use::kState, "the ring");
+    add(to.nonfinite_slots, to.nonfinite_capacity * std::int64_t{sizeof(Record)}, Use::kWrite,
+        "the non-finite slots");
+    add(to.host_flag, sizeof(*to.host_flag), Use::kWrite, "the host's flag");
+    add(to.found, sizeof(*to.found), Use::kWrite, "found");
+    add(launch.counters, (kTickets + list.count) * std::int64_t{sizeof(Counter)}, Use::kState,
+        "the counters");
+    add(launch.partials, list.chunks * std::int64_t{sizeof(Partial)}, Use::kScratch,
+        "the partials");
+    add(launch.levels, list.chunks * std::int64_t{sizeof(Sums)}, Use::kScratch, "the levels");
+  }
+
+  std::vector<Range> take(const ptx_on_cpu::Module& module) {
+    for (const auto& [name, data] : module.globals) {
+      add(data.data(), static_cast<std::int64_t>(data.size()), Use::kRead, "a constant");
+    }
+    return std::move(list_);
+  }
+
+ private:
+  std::vector<Range> list_;
+};
+
+// ---- names --------------------------------------------------------------------------------------
+
+// In a longer name whose first namespace is fastcheck too.
+template <class Component>
+std::string mangled() {
+  const std::string name = typeid(Component).name();
+  const std::string scope = "N9fastcheck";
+  if (name.compare(0, scope.size(), scope) != 0) throw std::runtime_error(name);
+  return "NS_" + name.substr(scope.size());
+}
+
+cudaError_t refuse(const std::string& why) {
+  cuda_on_cpu::set_error_message(why);
+  return cudaErrorLaunchFailure;
+}
+
+template <class Component, class Launch>
+cudaError_t start(const std::string& entry, unsigned grid, unsigned block, const Launch& launch) {
+  for (const auto& module : modules) {
+    const auto found = module->function_by_name.find(entry);
+    if (found == module->function_by_name.end()) continue;
+    const ptx_on_cpu::Function& kernel = module->functions[static_cast<std::size_t>(found->second)];
+    if (kernel.argument_bytes != sizeof(Launch)) return refuse(entry + " takes other arguments");
+    Ranges ranges;
+    if constexpr (std::is_same_v<Launch, RecordsLaunch>) {
+      ranges.add(launch, Shape<Component>::kSize);
+    } else {
+      ranges.add(launch.list, Shape<Component>::kSize);
+      ranges.add(launch.found, sizeof(*launch.found), Use::kWrite, "found");
+    }
+    const bool ok = ptx_on_cpu::run(*module, kernel, grid, block, &launch, ranges.take(*module));
+    return ok ? cudaSuccess : cudaErrorLaunchFailure;
+  }
+  return refuse("no kernel " + entry + " was loaded");
+}
+
+}  // namespace
+
+namespace fastcheck::cuda {
+
+cudaError_t find_code() { return cudaSuccess; }
+
+template <class Component>
+cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream_t,
+                          const RecordsLaunch& launch) {
+  return start<Component>("_ZN9fastcheck4cuda14records_kernelI" + mangled<Component>() +
+                              "LNS_5DepthE" + std::to_string(static_cast<int>(depth)) +
+                              "EEEvNS0_13RecordsLaunchE",
+                          grid, block, launch);
+}
+
+template <class Format>
+cudaError_t start_found_nonfinite(unsigned grid, unsigned block, cudaStream_t,
+                                  const FoundLaunch& launch) {
+  return start<Format>(
+      "_ZN9fastcheck4cuda22found_nonfinite_kernelI" + mangled<Format>() + "EEvNS0_11FoundLaunchE",
+      grid, block, launch);
+}
+
+#define FASTCHECK_RECORDS(component)                                                     \
+  template cudaError_t start_records<component>(Depth, unsigned, unsigned, cudaStream_t, \
+                                                const RecordsLaunch&);
+#define FASTCHECK_FOUND(format)                                                        \
+  template cudaError_t start_found_nonfinite<format>(unsigned, unsigned, cudaStream_t, \
+                                                     const FoundLaunch&);
+#define FASTCHECK_FORMAT(format) FASTCHECK_RECORDS(format) FASTCHECK_FOUND(format)
+
+FASTCHECK_FORMAT(Float64)
+FASTCHECK_FORMAT(Float32)
+FASTCHECK_FORMAT(Float16)
+FASTCHECK_FORMAT(BFloat16)
+FASTCHECK_FORMAT(Float8E4M3FN)
+FASTCHECK_FORMAT(Float8E5M2)
+FASTCHECK_RECORDS(Integer<std::int8_t>)
+FASTCHECK_RECORDS(Integer<std::int16_t>)
+FASTCHECK_RECORDS(Integer<std::int32_t>)
+FASTCHECK_RECORDS(Integer<std::int64_t>)
+FASTCHECK_RECORDS(Integer<std::uint8_t>)
+FASTCHECK_RECORDS(Integer<std::uint16_t>)
+FASTCHECK_RECORDS(Integer<std::uint32_t>)
+FASTCHECK_RECORDS(Integer<std::uint64_t>)
+FASTCHECK_RECORDS(Boolean)
+
+}  // namespace fastcheck::cuda
+
+extern "C" {
+
+void ptx_on_cpu_unload() { modules.clear(); }
+
+// Reads a file of nvcc's; null, or what is wrong with it.
+const char* ptx_on_cpu_load(const char* path) {
+  try {
+    std::ostringstream text;
+    text << std::ifstream(path).rdbuf();
+    const std::string name = path;
+    auto module = std::make_unique<ptx_on_cpu::Module>(
+        ptx_on_cpu::parse(name.substr(name.rfind('/') + 1), text.str()));
+    modules.push_back(std::move(module));
+    return nullptr;
+  } catch (const std::exception& error) {
+    load_error = error.what();
+    return load_error.c_str();
+  }
+}
+
+// Runs a kernel of tests/fakes/ptx_on_cpu/intrinsics.cu; null, or what went wrong.
+const char* ptx_on_cpu_probe(const char* entry, const std::uint32_t* x, const std::uint32_t* y,
+                             std::uint32_t* out, std::int64_t count) {
+  const struct {
+    const std::uint32_t* x;
+    const std::uint32_t* y;
+    std::uint32_t* out;
+    std::int64_t count;
+  } arguments{x, y, out, count};
+  for (const auto& module : modules) {
+    const auto found = module->function_by_name.find(entry);
+    if (found == module->function_by_name.end()) continue;
+    Ranges ranges;
+    const std::int64_t bytes = count * std::int64_t{sizeof(*x)};
+    ranges.add(x, bytes, Use::kRead, "x");
+    ranges.add(y, bytes, Use::kRead, "y");
+    ranges.add(out, bytes, Use::kWrite, "out");
+    const ptx_on_cpu::Function& kernel = module->functions[static_cast<std::size_t>(found->second)];
+    const bool ok = ptx_on_cpu::run(*module, kernel, 1, 32, &arguments, ranges.take(*module));
+    return ok ? nullptr : cuda_on_cpu::error_message();
+  }
+  return "no such kernel";
+}
+}

@@ -1,0 +1,85 @@
+"""check_replicas(): four gloo ranks, one of which has something else than the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.ranks import replicas_workers as work
+from support.ranks.ranks_harness import run_ranks, values
+
+NAMES = ("first.weight", "first.bias", "second.weight", "second.bias")
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_replicas_that_agree_are_not_reported(every: int) -> None:
+    assert values(run_ranks(work.healthy, every)) == [([], [], ())] * 4
+
+
+@pytest.mark.parametrize("bit", [0, 31])
+@pytest.mark.parametrize("odd", [0, 3])
+def test_a_flipped_bit_is_found_and_named(odd: int, bit: int) -> None:
+    for found, said, _ in values(run_ranks(work.bit_flips, odd, bit)):
+        [(when, what, text)] = found
+        # As soon as the gather is there, which takes a step or two.
+        assert 5 < when <= 8 and said == []
+        assert what == (5, "second.weight", False, (odd,), True, 2, ())
+        assert "replicas differ at step 5: second.weight" in text
+        assert f"differs on: rank {odd}; all others agree" in text
+        assert f"suspect the memory or the device of rank {odd}" in text
+
+
+def test_gradients_are_compared_on_request() -> None:
+    for found, _, _ in values(run_ranks(work.flip_in_a_gradient, True)):
+        [(when, what, text)] = found
+        assert when > 3 and what == (3, "first.bias", True, (2,), True, 2, ())
+        assert "the gradient of first.bias" in text
+    assert values(run_ranks(work.flip_in_a_gradient, False)) == [([], [], ())] * 4
+
+
+def test_a_gradient_that_one_rank_does_not_have() -> None:
+    for found, _, _ in values(run_ranks(work.missing_gradient)):
+        [(_, what, text)] = found
+        assert what == (2, "first.bias", True, (1,), True, 2, ())
+        assert "no gradient on rank 1" in text
+
+
+def test_of_two_ranks_neither_is_called_wrong() -> None:
+    results = values(run_ranks(work.in_pairs))
+    assert [found for found, _, _ in results[:2]] == [[], []]
+    for found, _, _ in results[2:]:
+        _, what, text = found[0]
+        assert what[:5] == (1, "first.weight", False, (2, 3), False)
+        assert "ranks 2, 3, without a majority" in text
+
+
+def test_models_with_different_parameters_are_said_so_once() -> None:
+    for found, said in values(run_ranks(work.different_models)):
+        assert found == [None] * 3
+        [warning] = said
+        assert "number by rank: [2, 1, 2, 2]" in warning
+
+
+def test_a_check_on_one_rank_alone_warns_and_ends() -> None:
+    [said, *others] = values(run_ranks(work.on_one_rank))
+    assert len(said) == 1 and "ranks 1, 2, 3" in said[0]
+    assert others == [[]] * 3
+
+
+def test_shards_are_compared_where_they_are_replicated() -> None:
+    results = values(run_ranks(work.sharded))
+    for rank, (found, left_out, left_out_of_all) in enumerate(results):
+        assert left_out == () and left_out_of_all == NAMES
+        mine = [one for one, _ in found if one is not None]
+        assert [one for _, one in found] == [None] * 4
+        # Rank 3 holds the same shard as rank 1.
+        assert [one[:5] for one in mine] == (
+            [(1, "second.weight", False, (1, 3), False)] if rank in (1, 3) else []
+        )
+
+
+def test_the_monitor_warns_of_it_once_on_every_rank() -> None:
+    for found, said, summary in values(run_ranks(work.through_the_monitor)):
+        assert found[0][:5] == (6, "module.second.bias", False, (2,), True)
+        assert len(said) == len(found)
+        assert said[0] == "replicas differ at step 6: module.second.bias"
+        assert "differs on: rank 2" in summary

@@ -1,0 +1,85 @@
+"""fastcheck.install() on four ranks: a fault on one of them, and all end with the same report."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from fastcheck.log.reader import read_log
+from fastcheck.log.view import first_event
+from support.ranks import training_workers as training_work
+from support.ranks.ranks_harness import run_ranks, values
+
+
+@pytest.mark.parametrize("faulty", [0, 3])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_all_ranks_stop_with_the_report_of_the_one_that_overflowed(
+    kind: str, faulty: int, tmp_path: pathlib.Path
+) -> None:
+    results = values(run_ranks(training_work.trains, kind, faulty, str(tmp_path), {}))
+    assert len({said for said, _ in results}) == 1
+    step, text, of_step, culprit, rank, is_intact = results[0][0]
+    module = "module.1" if kind == "ddp" else "1"
+    # One boundary later; meanwhile the bad gradients were kept out of the weights.
+    assert (step, of_step, is_intact) == (8, 7, True)
+    assert (rank, culprit) == (faulty, (module, "output", "output", "origin"))
+    assert f"output of {module} (Apply) at step 7 on rank {faulty}" in text
+    assert f"rank      {faulty} of 4: all ranks stop together" in text
+    for rank, (_, gradients) in enumerate(results):
+        [(verdict, reason)] = gradients
+        if rank == faulty:
+            assert verdict == "PROPAGATED"
+        else:
+            assert verdict == "ARRIVED" and "came with the reduction over the ranks" in reason
+    view = read_log(tmp_path)
+    assert sorted(view.meta) == [0, 1, 2, 3]
+    first = first_event(view.events)
+    assert first is not None and (first.rank, first.site.module) == (faulty, module)
+
+
+@pytest.mark.parametrize("sync", ["step", "call"])
+def test_with_sync_no_rank_applies_the_bad_gradient(sync: str, tmp_path: pathlib.Path) -> None:
+    results = values(run_ranks(training_work.trains, "ddp", 2, str(tmp_path), {"sync": sync}))
+    assert len({said for said, _ in results}) == 1
+    step, text, of_step, _, rank, is_intact = results[0][0]
+    assert (step, of_step, rank, is_intact) == (7, 7, 2, True)
+    assert "No weight has been updated in this step." in text
+
+
+def test_without_log_dir_all_ranks_write_to_one_directory(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = values(run_ranks(training_work.trains, "ddp", 1, None, {}))
+    assert len({said for said, _ in results}) == 1
+    [directory] = (tmp_path / "fastcheck_log").iterdir()
+    assert sorted(read_log(directory).meta) == [0, 1, 2, 3]
+
+
+def test_a_stop_that_is_caught_is_not_the_last() -> None:
+    expected: Any = [(4, (3, 1, "1")), (8, (7, 2, "1")), ("end", (11, 3, "1"))]
+    assert values(run_ranks(training_work.goes_on)) == [expected] * 4
+
+
+def test_an_error_of_ones_own_waits_for_nobody_and_stops_nobody() -> None:
+    results = values(run_ranks(training_work.leaves_by_an_exception))
+    assert results == ["KeyError(2)", "all steps", "all steps", "all steps"]
+
+
+def test_no_rank_applies_an_update_of_which_one_shard_is_bad() -> None:
+    results = values(run_ranks(training_work.a_shard_goes_bad, 2))
+    assert results == [(4, 3, 2, "weight", [True] * 4)] * 4
+
+
+def test_a_process_group_stops_by_itself() -> None:
+    stop = (4, 3, 1, 2)
+    assert values(run_ranks(training_work.in_a_subgroup)) == [stop, stop, None, None]
+
+
+def test_at_op_level_a_collective_is_where_it_came_from() -> None:
+    received, sent, *others = values(run_ranks(training_work.a_nan_through_a_collective))
+    arrival = (None, "ARRIVED", "it came through a collective")
+    assert [received, *others] == [[arrival]] * 3
+    assert sent[0][0] in ("aten.div.Tensor", "aten.mul.Tensor") and sent[0][1] == "ORIGIN"

@@ -1,0 +1,31 @@
+"""The devices of the tests that run on the CPU and, under ``make test-fake-device``, on the fake
+accelerator too.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+FAKE = bool(os.environ.get("FASTCHECK_FAKE_DEVICE"))
+
+if FAKE:
+    from fakes import fake_device
+
+    # Before the first backward: autograd counts the devices there.
+    DEVICE = fake_device.load().name()
+else:
+    DEVICE = "cpu"
+
+
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param(
+            "device", marks=pytest.mark.skipif(not FAKE, reason="make test-fake-device runs it")
+        ),
+    ]
+)
+def device(request: pytest.FixtureRequest) -> str:
+    return "cpu" if request.param == "cpu" else DEVICE

@@ -1,0 +1,198 @@
+"""The hooks' short way in C++: what it leaves undone comes to Python, and nobody can tell which of
+the two it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from fastcheck.extension import status
+from fastcheck.monitor.hooks import modules
+from fastcheck.monitor.hooks.modules import ModuleObserver
+from fastcheck.ring.device import DeviceRing
+from fastcheck.ring.host import HostRing
+from support.programs.recorder_models import MODELS, NAN, Block, Poison, outcome
+
+pytestmark = pytest.mark.skipif(status.module is None, reason="no extension")
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often Python did what a hook has to do."""
+    counts = {"enter": 0, "leave": 0, "gradient": 0}
+    for name in counts:
+        method = getattr(ModuleObserver, name)
+
+        def count(*args: Any, name: str = name, method: Any = method) -> Any:
+            counts[name] += 1
+            return method(*args)
+
+        monkeypatch.setattr(ModuleObserver, name, count)
+    return counts
+
+
+def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modules, "make_module_recorder", lambda recorder, node: None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_records_what_python_would(
+    name: str, device: str, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = outcome(MODELS[name], device)
+    few = dict(counted)
+    counted.update(enter=0, leave=0, gradient=0)
+    in_python(monkeypatch)
+    assert outcome(MODELS[name], device) == short
+    assert short[0] and len(short[1])
+    # Otherwise the two were the same.
+    assert few["enter"] < 0.8 * counted["enter"]
+    assert few["leave"] < 0.8 * counted["leave"]
+    assert few["gradient"] < 0.8 * counted["gradient"]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "every": {"every": 2},
+    "step": {"sync": "step"},
+    "call": {"sync": "call"},
+    "health": {"record": "health"},
+    "scaled": {"training": fastcheck.Training(scaler=lambda: 2.0)},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_whatever_was_asked_for(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for model in ("blocks", "backward"):
+        short = outcome(MODELS[model], device, **OPTIONS[name])
+        with monkeypatch.context() as patch:
+            in_python(patch)
+            assert outcome(MODELS[model], device, **OPTIONS[name]) == short
+
+
+def test_rings_of_a_few_slots(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full ones are taken out, sent away and exchanged in the middle of a call."""
+    whole = outcome(MODELS["blocks"], device)
+    host, elsewhere = (
+        functools.partial(HostRing, capacity=3),
+        functools.partial(DeviceRing, segment_slots=3),
+    )
+    monkeypatch.setattr("fastcheck.monitor.session.readings.HostRing", host)
+    monkeypatch.setattr("fastcheck.monitor.session.readings.DeviceRing", elsewhere)
+    monkeypatch.setattr("fastcheck.monitor.session.session._MAX_SEEN", 40)
+    assert outcome(MODELS["blocks"], device) == whole
+
+
+def test_a_model_that_is_served(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve() -> tuple[Any, ...]:
+        torch.manual_seed(5)
+        model = nn.Sequential(Block(), Block(Poison(NAN)), Block()).to(device).eval()
+        monitor = fastcheck.install(model, overflow_nums=-1)
+        with torch.no_grad():
+            for index in range(6):
+                model[1].poison.is_on = index == 4
+                model(torch.randn(8, 8).to(device))
+        monitor.flush()
+        verdicts = [(str(event.site), event.verdict) for event in monitor.events]
+        records = monitor.records().tobytes()
+        monitor.remove()
+        return verdicts, records
+
+    short = serve()
+    in_python(monkeypatch)
+    assert serve() == short
+
+
+def test_what_was_kept_from_a_step_that_passed_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Linear(8, 8)
+            self.kept = torch.zeros(8, 8)
+            self.is_bad = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            given, self.kept = self.kept, x * (NAN if self.is_bad else 1.0)
+            out: torch.Tensor = self.part(given)
+            return out
+
+    def reasons() -> list[tuple[Any, str]]:
+        torch.manual_seed(2)
+        model = nn.Sequential(Keeps())
+        monitor = fastcheck.install(model, every=2, overflow_nums=-1)
+        for step in range(5):
+            model[0].is_bad = step == 3  # which passes unread
+            model(torch.randn(8, 8))
+            monitor.step()
+        monitor.remove()
+        return [(event.verdict, event.reason) for event in monitor.events]
+
+    short = reasons()
+    assert any("every= skipped" in reason for _, reason in short)
+    in_python(monkeypatch)
+    assert reasons() == short
+
+
+def test_a_backward_after_the_step_was_closed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps() -> list[tuple[int, str]]:
+        torch.manual_seed(2)
+        model = nn.Sequential(Block(), Block()).to(device)
+        monitor = fastcheck.install(model, overflow_nums=-1)
+        model(torch.randn(8, 8).to(device))  # whose sites are new: Python's
+        monitor.step()
+        loss = model(torch.randn(8, 8).to(device)).sum()
+        loss.backward(retain_graph=True)
+        monitor.step()
+        loss.backward()
+        monitor.flush()
+        sites, records = monitor._session.sites, monitor.records()
+        monitor.remove()
+        return [(int(record["step"]), str(sites[int(record["site"])])) for record in records]
+
+    short = steps()
+    assert {step for step, _ in short} == {0, 1, 2}
+    in_python(monkeypatch)
+    assert steps() == short
+
+
+def test_threads_have_passes_of_their_own(
+    device: str, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [nn.Sequential(Block(), Block()).to(device) for _ in range(2)]
+    monitor = fastcheck.install(*models, overflow_nums=-1)
+    for model in models:
+        model(torch.randn(8, 8).to(device))
+    barrier = threading.Barrier(4)
+    failures: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            barrier.wait()
+            for _ in range(20):
+                models[index % 2](torch.randn(8, 8).to(device)).sum().backward()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monitor.flush()
+    assert not failures
+    records = monitor.records()
+    numbers = records["seq"]
+    assert len(np.unique(numbers)) == len(numbers) == monitor._session.next_seq
+    # Of each site as many as calls: 20 in each of two threads, and the first.
+    sites = monitor._session.sites
+    outputs = [n for n in np.unique(records["site"]) if sites[int(n)].role == "output"]
+    assert {int((records["site"] == n).sum()) for n in outputs} == {41}
+    assert counted["enter"] < 82 * 4  # the outermost ones, and few others
+    monitor.remove()

@@ -1,0 +1,230 @@
+"""level="op": the culprit is an op, with its module and its line."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import fastcheck
+from fastcheck import Verdict
+from support.programs.op_level import Attention, culprit, model_with, train
+from support.programs.training import Net, change_gradient, stopped
+
+pytestmark = pytest.mark.usefixtures("op_observer")
+
+INF = float("inf")
+
+
+def test_a_nan_five_steps_after_a_healthy_mask_is_named() -> None:
+    model = Attention()
+    tail = model_with(lambda x: x)
+    whole = nn.Sequential(model, tail)
+    fastcheck.install(whole, level="op", record="stats")
+
+    def before(step: int) -> None:
+        if step == 5:
+            tail[1].function = lambda x: (x * 0) / (x * 0)
+
+    stop = stopped(train, whole, 10, before, shape=(2, 6, 8))
+    assert culprit(stop) == ("1.1", "aten.div.Tensor", "forward", "origin")
+    assert stop.step == 5
+
+
+def test_a_row_that_is_masked_entirely() -> None:
+    model = Attention()
+    model.mask = lambda scores: scores.masked_fill(torch.ones_like(scores).bool(), -INF)
+    fastcheck.install(model, level="op", record="stats")
+    stop = stopped(train, model, 1, shape=(2, 6, 8))
+    assert culprit(stop) == ("", "aten._softmax", "forward", "origin")
+    assert "masked entirely" in stop.culprit.reason
+
+
+ORIGINS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = [
+    ("0/0", lambda x: (x * 0) / (x * 0), "aten.div.Tensor"),
+    ("log(0)", lambda x: x + torch.log(x * 0), "aten.log"),
+    ("sqrt(-1)", lambda x: torch.sqrt(-x.abs() - 1), "aten.sqrt"),
+    ("exp", lambda x: torch.exp(x.abs() * 1e4), "aten.exp"),
+    ("inf-inf", lambda x: torch.exp(x.abs() * 1e4) - torch.exp(x.abs() * 1e4), "aten.exp"),
+    ("layer norm of a constant", lambda x: F.layer_norm(x * 0, (8,), eps=0), ""),
+    ("pow", lambda x: (-x.abs() - 1) ** 0.5, "aten.pow.Tensor_Scalar"),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "op"), [row[1:] for row in ORIGINS], ids=[r[0] for r in ORIGINS]
+)
+def test_the_op_is_named(function: Any, op: str) -> None:
+    model = model_with(function)
+    fastcheck.install(model, level="op", record="stats")
+    stop = stopped(train, model, 1)
+    module, name, direction, verdict = culprit(stop)
+    assert (module, direction, verdict) == ("1", "forward", "origin")
+    assert name == op or (not op and "norm" in name)
+    assert "test_culprits.py" in stop.culprit.line or "training.py" in stop.culprit.line
+    assert name in str(stop)
+
+
+def test_an_exponential_that_overflows_in_float16() -> None:
+    model = model_with(lambda x: torch.exp(x.abs().half() * 100 + 20).float())
+    fastcheck.install(model, level="op", record="stats")
+    stop = stopped(train, model, 1)
+    assert culprit(stop)[:2] == ("1", "aten.exp")
+    assert stop.culprit.record["posinf_count"] > 0
+
+
+def test_a_float16_matmul_that_overflows() -> None:
+    model = model_with(
+        lambda x: (x.abs().half() + 2).matmul(torch.full((8, 8), -60000.0).half()).float()
+    )
+    fastcheck.install(model, level="op", record="stats")
+    stop = stopped(train, model, 1)
+    assert culprit(stop)[:2] == ("1", "aten.mm")
+
+
+def test_where_hides_the_bad_branch_in_forward_but_not_in_backward() -> None:
+    model = model_with(lambda x: torch.where(x > 1e9, torch.sqrt(x * 0), x))
+    fastcheck.install(model, level="op", record="stats")
+    stop = stopped(train, model, 1)
+    module, op, direction, verdict = culprit(stop)
+    assert (module, op, direction, verdict) == ("1", "aten.sqrt", "backward", "origin")
+    assert "SqrtBackward0" in stop.culprit.reason or "div" in stop.culprit.site.label
+
+
+def test_an_embedding_with_nan_weights() -> None:
+    model = nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].weight[2] = float("nan")
+    fastcheck.install(model, level="op", record="stats")
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        model(torch.tensor([0, 2]))
+    event = caught.value.culprit
+    assert (event.site.module, event.site.label, event.verdict) == ("0", "weight", Verdict.ARRIVED)
+
+
+def test_a_poke_between_steps_is_named_where_it_was() -> None:
+    model = Net()
+    monitor = fastcheck.install(model, level="op", record="stats", overflow_nums=-1)
+    train(model, 2)
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[3] = float("nan")
+    train(model, 1)
+    began = [e for e in monitor.events if e.verdict in (Verdict.ORIGIN, Verdict.ARRIVED)]
+    assert "test_culprits.py" in began[0].line
+    assert began[0].site.module_type == "outside the model"
+
+
+def test_a_poke_through_data_is_seen() -> None:
+    model = Net()
+    monitor = fastcheck.install(model, level="op", record="stats", overflow_nums=-1)
+    train(model, 2)
+    next(model.parameters()).data.fill_(float("nan"))
+    train(model, 1)
+    first = monitor.events[0]
+    assert (first.site.op, first.verdict) == ("aten.fill_.Scalar", Verdict.ORIGIN)
+    # The parameter itself, which counts its versions apart, is known to hold what was written.
+    assert not any("from outside of torch" in event.reason for event in monitor.events)
+
+
+def test_a_poke_through_numpy_arrives() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    monitor = fastcheck.install(model, level="op", record="stats", overflow_nums=-1)
+    x = torch.ones(2, 8)
+    with torch.no_grad():
+        model(x)
+    y = torch.from_numpy(x.numpy().copy())
+    y.numpy()[0, 0] = float("nan")
+    with torch.no_grad():
+        model(y)
+    first = monitor.events[0]
+    assert (first.site.role, first.verdict) == ("input", Verdict.ARRIVED)
+
+
+def test_an_optimizer_whose_second_moment_overflows() -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, foreach=False)
+    fastcheck.install(model, level="op", record="stats")
+    stop = stopped(train, model, 2, loss=lambda y: y.sum() * 1e25, optimizer=optimizer)
+    assert culprit(stop)[1:3] == ("aten.addcmul_", "optimizer")
+
+
+def test_uninitialised_memory_that_is_used_arrives() -> None:
+    model = model_with(lambda x: x + torch.empty(8))
+    fastcheck.install(model, level="op", record="stats")
+    torch.use_deterministic_algorithms(True)
+    try:
+        stop = stopped(train, model, 1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert culprit(stop) == ("1", "aten.add.Tensor", "forward", "arrived")
+
+
+def test_a_custom_loss_outside_the_model_is_blamed() -> None:
+    model = Net()
+    fastcheck.install(model, level="op", record="stats")
+    stop = stopped(train, model, 1, loss=lambda y: torch.log(y.sum() * 0))
+    event = stop.culprit
+    assert (event.site.op, event.site.module_type) == ("aten.log", "outside the model")
+    assert "of aten.log #0 in outside the model" in str(stop)
+
+
+def test_two_origins_in_one_step() -> None:
+    model = nn.Sequential(*(model_with(lambda x: x) for _ in range(1)))
+    # Both are cleaned: they count by their appearance alone.
+    options = {"overflow_nums": -1, "stop": fastcheck.Stop(count="all")}
+    monitor = fastcheck.install(model, level="op", record="stats", **options)
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        a = torch.sqrt(-x.abs() - 1)
+        b = torch.log(-x.abs() - 1)
+        return x + torch.nan_to_num(a) + torch.nan_to_num(b)
+
+    model[0][1].function = both
+    with torch.no_grad():
+        model(torch.ones(2, 8))
+    origins = [e.site.op for e in monitor.events if e.verdict is Verdict.ORIGIN]
+    assert origins == ["aten.sqrt", "aten.log"]
+
+
+def test_only_the_backward_is_bad() -> None:
+    model = model_with(lambda x: change_gradient(x, lambda gradient: gradient / 0 * 0))
+    fastcheck.install(model, level="op", record="stats")
+    stop = stopped(train, model, 1)
+    assert stop.culprit.site.direction == "backward"
+    assert "aten.div" in stop.culprit.site.label or "aten.div" in str(stop.culprit.site.op)
+    assert "_ChangedBackward" in stop.culprit.reason
+
+
+def test_the_infinity_that_a_nan_was_made_of_says_so() -> None:
+    model = model_with(lambda x: torch.exp(x.abs() * 1e4) - torch.exp(x.abs() * 1e4))
+    fastcheck.install(model, level="op", record="stats")
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        model(torch.ones(2, 8))  # by the time the module returns
+    assert "aten.sub.Tensor made a NaN of it" in caught.value.culprit.reason
+
+
+def test_a_loss_that_is_told_and_infinite() -> None:
+    model = Net()
+    monitor = fastcheck.install(model, level="op", record="stats")
+    with torch.no_grad(), pytest.raises(fastcheck.OverflowDetected) as caught:
+        monitor.step(loss=torch.log(model(torch.ones(2, 8)).sum() * 0))
+    assert culprit(caught.value)[1:] == ("aten.log", "forward", "origin")
+
+
+def test_backward_goes_by_the_call_of_the_forward() -> None:
+    """The third square root of the step is the bad one, and is the first to run in backward."""
+
+    def roots(x: torch.Tensor) -> torch.Tensor:
+        good = torch.sqrt(x.abs() + 1) + torch.sqrt(x.abs() + 2)
+        return good + torch.where(x > 1e9, torch.sqrt(x * 0), x)
+
+    model = model_with(roots)
+    fastcheck.install(model, level="op", record="stats")
+    stop = stopped(train, model, 1)
+    assert culprit(stop) == ("1", "aten.sqrt", "backward", "origin")
+    assert int(stop.culprit.record["call"]) == 2
+    assert stop.culprit.site.label.startswith("grad_input[")
+    assert "of aten.sqrt #2 in 1 (Apply)" in str(stop)

@@ -1,0 +1,106 @@
+"""level="op" reads what a tensor stands for: the local shard of a DTensor, the values that a lazy
+view shows, gradients that are zeros without memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.autograd import forward_ad
+from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor
+
+import fastcheck
+from support.programs.training import Net
+
+pytestmark = pytest.mark.usefixtures("op_observer")
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Two ranks of which this is the first; the other one only seems to be there."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        yield DeviceMesh("cpu", [0, 1])
+    finally:
+        dist.destroy_process_group()
+
+
+# Nothing uses what is computed here: it counts by its appearance.
+EVERYTHING = fastcheck.Stop(count="all")
+
+
+def counted(monitor: fastcheck.Monitor) -> list[tuple[Any, ...]]:
+    return [
+        (event.site.op, int(event.record["numel"]))
+        for event in monitor.events
+        if event.verdict is fastcheck.Verdict.ORIGIN
+    ]
+
+
+def checksums(monitor: fastcheck.Monitor, op: str) -> list[int]:
+    return [
+        int(record["checksum"])
+        for record in monitor.records()
+        if monitor.sites[int(record["site"])].op == op
+        and monitor.sites[int(record["site"])].role == "output"
+    ]
+
+
+def test_a_dtensor_is_read_as_its_local_shard(mesh: DeviceMesh) -> None:
+    whole = torch.arange(16.0).reshape(8, 2) + 1
+    sharded = distribute_tensor(whole, mesh, [Shard(0)])
+    expected = fastcheck.stats(whole[:4] * 2, depth="full").checksum
+    other = distribute_tensor(torch.full((8, 2), 2.0), mesh, [Shard(0)])
+    monitor = fastcheck.install(Net(), level="op", overflow_nums=-1, stop=EVERYTHING)
+    product = sharded * other
+    bad = torch.sqrt(-sharded)
+    monitor.remove()
+    assert isinstance(product, DTensor) and isinstance(bad, DTensor)
+    assert checksums(monitor, "aten.mul.Tensor") == [int(expected)]
+    assert counted(monitor) == [("aten.sqrt", 8)]
+    assert "unread" not in monitor.summary()
+
+
+def test_a_replicated_dtensor_and_its_backward(mesh: DeviceMesh) -> None:
+    weight = nn.Parameter(distribute_tensor(torch.zeros(4), mesh, [Replicate()]))
+    monitor = fastcheck.install(Net(), level="op", overflow_nums=-1, stop=EVERYTHING)
+    torch.sqrt(weight).sum().backward()
+    monitor.step()
+    origins = [e for e in monitor.events if e.verdict is fastcheck.Verdict.ORIGIN]
+    assert [event.site.direction for event in origins] == ["backward"]
+    monitor.remove()
+
+
+def test_a_conjugate_view_is_read_as_it_shows() -> None:
+    x = torch.randn(4, dtype=torch.complex64)
+    monitor = fastcheck.install(Net(), level="op", overflow_nums=-1, stop=EVERYTHING)
+    _ = torch.real(x.conj()) + torch.imag(x.conj())  # the latter a negative view
+    taken = x.conj() * 1
+    monitor.flush()
+    read = {int(record["checksum"]) for record in monitor.records()}
+    for shown in (torch.imag(x.conj()).resolve_neg(), taken):
+        assert int(fastcheck.stats(shown, depth="full").checksum) in read
+    assert not monitor.event_count
+    monitor.remove()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_zeros_without_memory_are_no_blind_spot() -> None:
+    monitor = fastcheck.install(Net(), level="op", overflow_nums=-1, stop=EVERYTHING)
+    with forward_ad.dual_level():
+        zeros = torch._efficientzerotensor(4)
+        dual = forward_ad.make_dual(torch.ones(4), zeros)
+        made = torch.log(dual * 0) + 1
+        tangent = forward_ad.unpack_dual(made).tangent
+    monitor.flush()
+    assert tangent is not None and tangent.isnan().all()
+    assert counted(monitor)
+    assert not monitor._session.unread_ops()  # type: ignore[attr-defined]
+    monitor.remove()

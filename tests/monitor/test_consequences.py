@@ -1,0 +1,80 @@
+"""Module level: a NaN of the batch or of a buffer counts when something is made of it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from support.paths import ROOT
+from support.programs.training import batches, stopped, where
+
+sys.path.append(str(ROOT / "bench"))
+
+import healthy_awkward
+
+NAN = float("nan")
+RUNS = [
+    name
+    for name in healthy_awkward.PROGRAMS
+    if name.startswith("run") and name not in healthy_awkward.NOT_AT_MODULE_LEVEL
+]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_healthy_program_is_not_accused(name: str) -> None:
+    assert healthy_awkward.run(name, "module") == []
+
+
+class Imputing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.register_buffer("kept", torch.full((8,), NAN))
+        self.imputes = self.adds = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.nan_to_num(0) if self.imputes else x
+        y: torch.Tensor = self.layer(x + self.kept if self.adds else x)
+        return y
+
+
+def with_nan(x: torch.Tensor) -> torch.Tensor:
+    x[0, 0] = NAN
+    return x
+
+
+def test_a_batch_that_is_used_is_named() -> None:
+    model = Imputing()
+    fastcheck.install(model)
+    stop = stopped(model, with_nan(torch.ones(2, 8)))
+    assert where(stop.culprit) == ("", "input", "input[0]", "arrived")
+    assert "it did harm" in stop.culprit.reason
+
+
+def test_a_batch_that_is_imputed_until_it_is_not() -> None:
+    model = Imputing()
+    model.imputes = True
+    monitor = fastcheck.install(model, overflow_nums=-1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, x in enumerate(batches(4)):
+        model.imputes = step < 3
+        optimizer.zero_grad()
+        model(with_nan(x)).square().mean().backward()
+        if step < 3:
+            optimizer.step()
+            assert monitor.event_count == 0
+    assert monitor.event_count >= 1
+    assert "some that did no harm until then" in next(e for e in monitor.events if e.counted).reason
+
+
+def test_a_buffer_that_is_used_is_named() -> None:
+    model = Imputing()
+    model.adds = True
+    fastcheck.install(model)
+    stop = stopped(model, torch.ones(2, 8))
+    assert where(stop.culprit)[0::3] == ("", "arrived")
+    assert stop.culprit.site.role == "buffer"

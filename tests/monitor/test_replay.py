@@ -1,0 +1,259 @@
+"""Replay: a step that the module level has stopped, run again at op level, and nothing changed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import fastcheck
+from support.programs.op_level import culprit
+from support.programs.training import Apply, Net, batches
+
+pytestmark = pytest.mark.usefixtures("op_observer")
+
+NAN = float("nan")
+
+
+def roots(x: torch.Tensor) -> torch.Tensor:
+    y = x.abs() + 1
+    return torch.sqrt(-y)
+
+
+class Run:
+    """A model with dropout, batch norm and a part that may be exchanged, and its step."""
+
+    def __init__(self, optimizer: Any = torch.optim.Adam, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), Apply(), nn.Linear(8, 4)
+        )
+        self.optimizer = optimizer(self.model.parameters(), lr=0.01)
+        self.scaler = torch.amp.GradScaler("cpu", enabled=options.pop("scaled", False))
+        self.seen: list[torch.Tensor] = []
+        options.setdefault("stop", fastcheck.Stop(replay=True))
+        self.monitor = fastcheck.install(self.model, **options)
+
+    def step(self, x: torch.Tensor) -> float:
+        self.optimizer.zero_grad()
+        y = self.model(x)
+        self.seen.append(y.detach().clone())
+        loss = y.square().mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return float(loss.detach())
+
+    def train(self, bad: int = -1, function: Callable[..., Any] = roots) -> None:
+        for index, x in enumerate(batches(4)):
+            self.model[3].function = function if index == bad else lambda x: x
+            self.monitor.run(self.step, x)
+
+    def state(self) -> dict[str, Any]:
+        """All that a step may change, to the bit."""
+        return copy.deepcopy(
+            {
+                "model": {k: v.clone() for k, v in self.model.state_dict().items()},
+                "grads": [None if p.grad is None else p.grad.clone() for p in self.parameters],
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "rng": (torch.get_rng_state(), random.getstate(), np.random.get_state()),
+            }
+        )
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return list(self.model.parameters())
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return bool(torch.equal(a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(np.array_equal(a, b))
+
+
+def stopped(run: Run, **options: Any) -> fastcheck.OverflowDetected:
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        run.train(bad=2, **options)
+    return caught.value
+
+
+def test_the_module_level_yields_the_operator_and_the_line() -> None:
+    run = Run()
+    stop = stopped(run)
+    assert (stop.culprit.site.op, stop.culprit.site.module) == (None, "3")
+    replay = stop.report.replay
+    assert replay is not None and replay.stop is not None and replay.notes == ()
+    assert culprit(replay.stop) == ("3", "aten.sqrt", "forward", "origin")
+    text = str(stop)
+    assert "run again at op level" in text and "aten.sqrt #0" in text and "in roots" in text
+    assert isinstance(stop.__cause__, fastcheck.OverflowDetected)
+    assert stop.__cause__.report is replay.report
+    assert str(pickle.loads(pickle.dumps(stop))) == text
+
+
+def test_nothing_is_kept_without_it() -> None:
+    run = Run(stop=fastcheck.Stop())
+    assert stopped(run).report.replay is None
+
+
+def test_training_is_bit_identical() -> None:
+    plain, watched = Run(stop=fastcheck.Stop()), Run()
+    torch.manual_seed(1)
+    plain.train()
+    torch.manual_seed(1)
+    watched.train()
+    assert same(plain.state(), watched.state())
+
+
+def test_the_random_numbers_of_the_step_are_drawn_again() -> None:
+    run = Run()
+    seen: list[torch.Tensor] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.detach().clone())
+        return roots(x)
+
+    stopped(run, function=function)
+    first, again = seen
+    assert bool((first == 0).any()) and torch.equal(first, again)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_everything_is_as_before_the_replay(kind: Any, scaled: bool) -> None:
+    """Also when the step runs to its end: nothing is wrong with it any more."""
+    run = Run(lambda p, lr: kind(p, lr=lr), scaled=scaled)
+    run.train()
+    before = run.state()
+    x = next(batches(1, seed=9))
+    replay = run.monitor.replay(run.step, x)
+    assert replay.stop is None and "generators" in str(replay)
+    assert same(run.state(), before)
+    run.model[3].function = roots
+    replay = run.monitor.replay(run.step, x)
+    assert replay.stop is not None and culprit(replay.stop)[1] == "aten.sqrt"
+    assert same(run.state(), before)
+    assert run.monitor.event_count == 0 and run.monitor.step_index == 3
+
+
+def test_an_optimizer_that_never_stepped_keeps_nothing() -> None:
+    run = Run()
+    replay = run.monitor.replay(run.step, torch.ones(4, 8))
+    assert replay.stop is None and not run.optimizer.state
+    assert all(p.grad is None for p in run.parameters)
+
+
+def test_only_the_backward_is_bad() -> None:
+    run = Run()
+
+    def hidden(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 1e9, torch.sqrt(x * 0), x)
+
+    stop = stopped(run, function=hidden)
+    replay = stop.report.replay
+    assert replay is not None and replay.stop is not None
+    assert culprit(replay.stop)[1:3] == ("aten.sqrt", "backward")
+    assert "in hidden" in replay.stop.culprit.line
+
+
+def test_weights_that_are_gone_are_said() -> None:
+    run = Run(optimizer=lambda p, lr: torch.optim.SGD(p, lr=lr))
+    run.train()
+    replay = run.monitor.replay(run.step, torch.ones(4, 8))
+    assert "weights of the step are gone" in str(replay)
+
+
+def test_a_batch_that_is_gone_is_said() -> None:
+    run = Run()
+
+    def step(x: torch.Tensor) -> None:
+        x.div_(x.abs().sum() * 0)
+        run.model(x)
+
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        run.monitor.run(step, torch.ones(4, 8))
+    assert "written in place" in str(caught.value)
+
+
+def test_what_does_not_come_again_is_said() -> None:
+    run = Run()
+    source = iter([NAN, 1.0])
+    run.model[3].function = lambda x: x * next(source)
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        run.monitor.run(run.step, torch.ones(4, 8))
+    assert "run again, the step was finite" in str(caught.value)
+
+
+class Counting(nn.Module):
+    """Bad in its third call, as its buffer counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = self.get_buffer("count").add_(1)
+        y: torch.Tensor = self.linear(x) + torch.sqrt(-(count == 3).float())
+        return y
+
+
+def test_the_buffers_are_those_of_the_beginning() -> None:
+    model = Counting()
+    monitor = fastcheck.install(model, stop=fastcheck.Stop(replay=True))
+
+    def step() -> None:
+        model(torch.ones(1, 8)).sum().backward()
+
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        for _ in range(4):
+            monitor.run(step)
+    replay = caught.value.report.replay
+    assert replay is not None and replay.stop is not None
+    assert replay.stop.culprit.site.op == "aten.sqrt"
+    assert int(model.get_buffer("count")) == 3
+
+
+def test_an_exception_of_the_step_is_said_and_goes_no_further() -> None:
+    run = Run()
+
+    def fail(x: torch.Tensor) -> None:
+        raise KeyError("mine")
+
+    replay = run.monitor.replay(fail, torch.ones(1))
+    assert replay.stop is None and "KeyError" in str(replay)
+    with pytest.raises(KeyError):
+        run.monitor.run(fail, torch.ones(1))
+
+
+def test_what_cannot_be_run_again_is_said() -> None:
+    net = Net()
+    monitor = fastcheck.install(net, level="op")
+    assert "at op level itself" in str(monitor.replay(lambda: None))
+    # The one at op level that is there already stands in the way of another's replay.
+    model = nn.Linear(2, 2)
+    other = fastcheck.install(model)
+    assert "is installed already" in str(other.replay(lambda: None))
+
+
+def test_it_leaves_nothing_behind_and_the_monitor_goes_on() -> None:
+    run = Run()
+    stopped(run)
+    assert fastcheck._C.op_observer().run() == 0
+    assert not _get_current_dispatch_mode_stack()
+    run.train()
+    assert run.monitor.event_count == 1
+    assert stopped(run).report.replay is not None
+    assert run.monitor.event_count == 2

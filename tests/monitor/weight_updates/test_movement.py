@@ -1,0 +1,377 @@
+"""Weights that don't move, gradients that aren't there: said once, and never of a healthy run."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from fastcheck.monitor.weight_updates.stalled import StalledWeights
+from support.programs.stalled import STEPS, Branches, Frozen, said
+from support.programs.training import Net, batches
+
+pytestmark = pytest.mark.usefixtures("fresh_start")
+
+
+def optimizers() -> list[Callable[[nn.Module], torch.optim.Optimizer]]:
+    return [
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
+        lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
+    ]
+
+
+@pytest.mark.parametrize("make", optimizers())
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_healthy_run_says_nothing(make: Any, accumulate: int) -> None:
+    model = Net()
+    assert said(model, make(model), accumulate=accumulate) == []
+
+
+def test_a_layer_that_is_written_back() -> None:
+    model = Net()
+    optimizer = Frozen(model.parameters(), [model.head.weight], lr=0.01)
+    (text,) = said(model, optimizer)
+    assert text.startswith("weights that don't move: head.weight kept")
+
+
+def test_an_update_below_the_spacing_of_the_dtype() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).to(torch.bfloat16)
+    model[0].to(torch.float32)
+    model[0].register_forward_hook(lambda module, args, out: out.to(torch.bfloat16))
+    optimizer = torch.optim.SGD(
+        [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1:].parameters()}], lr=1e-9
+    )
+    (text,) = said(model, optimizer)
+    assert "1.weight" in text
+    assert "spacing" in text
+    assert "0.weight" not in text
+
+
+def test_a_layer_that_has_converged() -> None:
+    """It moved before: at a rate this small nothing of it changes any more."""
+    model = Net()
+    groups = [{"params": model.blocks.parameters()}, {"params": model.head.parameters()}]
+    optimizer = torch.optim.SGD(groups, lr=0.01)
+
+    def decay(step: int) -> None:
+        if step == 5:
+            optimizer.param_groups[1]["lr"] = 1e-12
+
+    assert said(model, optimizer, before_update=decay) == []
+
+
+def test_a_layer_that_the_optimizer_was_not_given() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(
+        [p for name, p in model.named_parameters() if not name.startswith("head")], lr=0.01
+    )
+    (text,) = said(model, optimizer)
+    assert "head.weight, head.bias has a gradient, but no optimizer" in text
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.0])
+def test_two_optimizers_that_share_a_model(rate: float) -> None:
+    model = Net()
+    first = torch.optim.SGD(model.blocks.parameters(), lr=0.01)
+    second = torch.optim.SGD(model.head.parameters(), lr=rate)
+
+    class Both:
+        def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+            self.optimizers = optimizers
+
+        def step(self) -> None:
+            for optimizer in self.optimizers:
+                optimizer.step()
+
+        def zero_grad(self) -> None:
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+
+    assert said(model, Both(first, second), steps=40) == []
+    assert said(model, Both(second, first), steps=40) == []
+
+
+def test_a_detached_branch() -> None:
+    model = Branches(torch.detach)
+    (text,) = said(model)
+    assert text.startswith("no gradient: side.weight, side.bias had grad=None in 10 updates")
+
+
+def test_frozen_on_purpose() -> None:
+    model = Branches(torch.detach)
+    model.side.requires_grad_(False)
+    assert said(model) == []
+
+
+def test_a_dead_relu() -> None:
+    model = Branches(torch.relu)
+    with torch.no_grad():
+        model.side.bias.fill_(-100.0)
+    (text,) = said(model)
+    assert text.startswith("gradients that are all 0: of side.weight, side.bias, in 10 updates")
+
+
+def test_a_relu_that_is_dead_now_and_then() -> None:
+    model = Branches(torch.relu)
+
+    def wake(step: int) -> None:
+        with torch.no_grad():
+            model.side.bias.fill_(100.0 if step % 9 == 7 else -100.0)
+
+    assert said(model, before_update=wake, steps=40) == []
+
+
+def test_a_schedule_that_is_at_0_for_a_while() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def schedule(step: int) -> None:
+        optimizer.param_groups[0]["lr"] = 0.0 if step < 15 or 20 < step < 40 else 0.01
+
+    assert said(model, optimizer, before_update=schedule, steps=44) == []
+
+
+def test_one_group_at_0() -> None:
+    model = Net()
+    groups = [
+        {"params": model.blocks.parameters()},
+        {"params": model.head.parameters(), "lr": torch.tensor(0.0)},
+    ]
+    assert said(model, torch.optim.SGD(groups, lr=0.01)) == []
+
+
+def test_updates_that_a_scaler_skips() -> None:
+    model = Net()
+    scaler = torch.amp.GradScaler("cpu", growth_interval=1000)
+
+    def spoil(step: int) -> None:
+        if step < 14 or step > 18:
+            model.head.weight.grad[0, 0] = float("inf")
+
+    assert (
+        said(model, scaler=scaler, before_update=spoil, stop=fastcheck.Stop(max_skipped=1000)) == []
+    )
+
+
+def test_bad_gradients_count_for_nothing() -> None:
+    """The optimizer, or the guard, may skip such an update by itself."""
+    model = Net()
+    optimizer = Frozen(model.parameters(), list(model.head.parameters()), lr=0.01)
+
+    def spoil(step: int) -> None:
+        if step % 2:
+            model.head.bias.grad[0] = float("inf")
+
+    assert said(model, optimizer, before_update=spoil, steps=18) == []
+
+
+def test_a_gradient_of_rounding_errors() -> None:
+    """A normalisation takes any constant away: a bias before it has a gradient of noise alone, and
+    SGD never moves it by a bit.
+    """
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    before = model[0].bias.detach().clone()
+    assert said(model, torch.optim.SGD(model.parameters(), lr=1e-3)) == []
+    assert torch.equal(before, model[0].bias)  # or this shows nothing
+
+
+def test_an_optimizer_that_gathers_by_itself() -> None:
+    """Its steps do nothing, but for each twentieth."""
+
+    class Gathers(torch.optim.SGD):
+        count = 0
+
+        def step(self, closure: Any = None) -> Any:
+            self.count += 1
+            return super().step(closure) if self.count % 20 == 0 else None
+
+    model = Net()
+    assert said(model, Gathers(model.parameters(), lr=0.01), steps=50) == []
+
+
+def test_an_optimizer_that_never_does_anything() -> None:
+    model = nn.Linear(8, 4)
+    optimizer = Frozen(model.parameters(), list(model.parameters()), lr=0.01)
+    assert said(model, optimizer, steps=90) == []
+    (text,) = said(model, optimizer, steps=110)
+    assert "weight, bias kept every bit" in text
+
+
+def test_tied_weights() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x).relu())
+
+    assert said(Tied()) == []
+    model = Tied()
+    (text,) = said(model, Frozen(model.parameters(), [model.b.weight], lr=0.01))
+    assert "a.weight kept" in text
+    assert "b.weight" not in text
+
+
+def test_a_loop_of_ones_own() -> None:
+    """Without an optimizer of torch a step is no update: only if something moved it was."""
+    model = Net()
+    texts = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with fastcheck.install(model, overflow_nums=-1) as monitor:
+            for step, x in enumerate(batches(48)):
+                model(x).square().mean().backward()
+                with torch.no_grad():
+                    for name, parameter in model.named_parameters():
+                        if step % 16 == 15 and name != "head.bias":
+                            parameter -= 0.01 * parameter.grad
+                monitor.step()
+        texts = [str(one.message) for one in caught]
+    assert texts == []
+
+
+def test_a_loop_of_ones_own_is_not_looked_at_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, model = looks(monkeypatch), Branches(torch.detach)
+    with fastcheck.install(model, overflow_nums=-1) as monitor:
+        for x in batches(40):
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.main.parameters():
+                    parameter -= 0.01 * parameter.grad
+            monitor.step()
+    assert len(found) == 10
+
+
+@pytest.mark.parametrize("record", ["health", "stats"])
+def test_nothing_is_known_without_checksums(record: str) -> None:
+    assert said(Branches(torch.detach), record=record) == []
+
+
+def test_said_once_and_as_an_error_where_warnings_are() -> None:
+    model = Branches(torch.detach)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with fastcheck.install(model, overflow_nums=-1):
+        for step, x in enumerate(batches(STEPS)):
+            model(x).square().mean().backward()
+            if step != 9:
+                optimizer.step()
+                continue
+            with pytest.raises(fastcheck.FastcheckWarning, match="no gradient"):
+                optimizer.step()
+
+
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one for each update whose parameters are asked one by one."""
+    found: list[int] = []
+    weigh = StalledWeights._weigh_gradients
+
+    def counted(self: StalledWeights, *args: Any) -> bool:
+        found.append(1)
+        return weigh(self, *args)
+
+    monkeypatch.setattr(StalledWeights, "_weigh_gradients", counted)
+    return found
+
+
+@pytest.mark.parametrize("make", optimizers())
+def test_a_healthy_run_is_looked_at_closely_now_and_then(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, model = looks(monkeypatch), Net()
+    assert said(model, make(model), steps=210) == []
+    assert len(found) == 2 + 2
+
+
+def test_a_branch_that_is_detached_late() -> None:
+    def join(y: torch.Tensor) -> torch.Tensor:
+        return y.detach() if len(seen) > 30 else y
+
+    seen: list[int] = []
+    model = Branches(join)
+    (text,) = said(model, before_update=lambda step: seen.append(step), steps=60)
+    assert text.startswith("no gradient: side.weight, side.bias")
+
+
+def test_a_relu_that_dies_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, model = looks(monkeypatch), Branches(torch.relu)
+
+    def die(step: int) -> None:
+        if step in (0, 30):
+            with torch.no_grad():
+                model.side.bias.fill_(-100.0 if step else 100.0)
+
+    (text,) = said(model, before_update=die, steps=60)
+    assert text.startswith("gradients that are all 0: of side.weight, side.bias, in 10 updates")
+    assert len(found) == 2 + 10  # once it is said, no longer
+
+
+def test_an_expert_that_gives_way_to_another() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 4)
+            self.count = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            chosen: torch.Tensor = self.a(x) if 2 < self.count < 30 else self.b(x)
+            return chosen
+
+    texts = said(Experts(), steps=60)
+    assert len(texts) == 2
+    assert "no gradient: b.weight, b.bias" in texts[0]
+    assert "no gradient: a.weight, a.bias" in texts[1]
+
+
+def test_a_layer_that_is_thawed_and_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, model = looks(monkeypatch), Net()
+    model.head.weight.requires_grad_(False)
+    optimizer = Frozen(model.parameters(), [model.head.weight], lr=0.01)
+
+    def thaw(step: int) -> None:
+        if step == 29:
+            model.head.weight.requires_grad_(True)
+
+    (text,) = said(model, optimizer, before_update=thaw, steps=60)
+    assert text.startswith("weights that don't move: head.weight kept")
+    assert len(found) < 20  # once it is said, it is no longer looked at
+
+
+def test_a_rate_that_rises_late_for_weights_that_are_written_back() -> None:
+    model = Net()
+    groups = [{"params": model.blocks.parameters()}, {"params": model.head.parameters(), "lr": 0.0}]
+    optimizer = Frozen(groups, [model.head.weight], lr=0.01)
+
+    def rise(step: int) -> None:
+        optimizer.param_groups[1]["lr"] = 0.01 if step >= 30 else 0.0
+
+    (text,) = said(model, optimizer, before_update=rise, steps=60)
+    assert text.startswith("weights that don't move: head.weight kept")
+
+
+def test_an_error_of_its_own_leaves_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, *args: Any) -> None:
+        raise ZeroDivisionError("for the test")
+
+    monkeypatch.setattr(
+        "fastcheck.monitor.weight_updates.stalled.StalledWeights._weigh_gradients", fail
+    )
+    texts = []
+    model = Net()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with fastcheck.install(model, overflow_nums=-1) as monitor:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            for x in batches(4):
+                model(x).square().mean().backward()
+                optimizer.step()
+        texts = [str(one.message) for one in caught]
+        assert len(monitor.records())
+    assert len(texts) == 1
+    assert "no longer observes whether weights move: ZeroDivisionError" in texts[0]

@@ -1,0 +1,200 @@
+"""The advice of a stop report fits the case."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from fastcheck.record.format import Verdict
+from fastcheck.report.advice.choose import advise
+from fastcheck.report.stop import StopReport
+from support.records import record_builder as build
+from support.reports import all_reports, full_report, text_of
+
+
+def advice_of(report: StopReport) -> str:
+    return " ".join(f"{item.text} {item.code}" for item in advise(report))
+
+
+def test_float16_that_outgrew_its_range_gets_bfloat16_first() -> None:
+    items = advise(full_report())
+    assert "float16 ends at 65,504" in items[0].text
+    assert "27,950 (43 % of it) at step 40" in items[0].text
+    assert "bfloat16" in items[0].text and "model.to(torch.bfloat16)" in items[0].code
+    told = advice_of(full_report())
+    assert "keep only module layers.3.attn in float32" in told
+    assert "(q / d**0.5) @ k.transpose(-2, -1)" in told
+
+
+def test_growth_advice_says_how_much_and_how_to_clip() -> None:
+    where = build.site("mlp", "MLP")
+    told = advice_of(build.report(where, before=build.grown("float16", 900.0, 1.2, 20, 40)))
+    assert re.search(r"Stop the growth \(\d+ times", told) and "clip_grad_norm_" in told
+
+
+def test_a_jump_after_steady_steps_points_at_the_batch() -> None:
+    before = build.grown("float16", 20.0, 1.0, 8, 40)
+    told = advice_of(build.report(build.site("mlp", "MLP"), before=before))
+    assert "this step's batch" in told and "Stop the growth" not in told
+
+
+def test_an_input_that_is_nearly_out_of_range_points_upstream() -> None:
+    inputs = ((build.site("layers.2", "Block"), build.record("float16", high=61200.0)),)
+    told = advice_of(build.report(build.site("mlp", "MLP"), inputs=inputs))
+    assert "from layers.2, already reaches 61,200, 93 % of float16" in told
+
+
+def test_float16_activation_overflow_says_that_loss_scaling_does_not_help() -> None:
+    told = advice_of(build.report(build.site("mlp", "MLP")))
+    assert "Loss scaling can't help here" in told
+
+
+def test_inf_in_float32_is_divergence_not_a_small_format() -> None:
+    what = build.record("float32", posinf_count=3, step=41)
+    grown = build.report(build.site("mlp", "MLP"), what, before=build.grown("float32", 1, 5, 9, 40))
+    assert "diverges" in advice_of(grown) and "model.to(torch.bfloat16)" not in advice_of(grown)
+    steady = build.report(
+        build.site("mlp", "MLP"), what, before=build.grown("float32", 1, 1, 9, 40)
+    )
+    assert "division by zero" in advice_of(steady) and "diverges" not in advice_of(steady)
+
+
+def test_nan_from_finite_inputs_depends_on_what_the_inputs_hold() -> None:
+    what = build.record("float32", nan_count=3, step=41)
+    where = build.site("head", "Head")
+    source = build.site("", "Net", role="input", label="input[0]")
+    negative = build.record(negative_count=7, low=-2.5)
+    told = advice_of(build.report(where, what, inputs=((source, negative),)))
+    assert "input[0] holds 7 negative numbers (down to -2.5)" in told and "sqrt" in told
+    zeros = build.record(zero_count=7, low=0.0)
+    told = advice_of(build.report(where, what, inputs=((source, zeros),)))
+    assert "input[0] holds 7 zeros of 1,000" in told and "0/0" in told
+    plain = advice_of(build.report(where, what, inputs=((source, build.record(low=0.1)),)))
+    assert "the module itself made it" in plain and "negative numbers (" not in plain
+
+
+def test_nan_out_of_attention_suspects_a_masked_row_first() -> None:
+    what = build.record("float32", nan_count=3, step=41)
+    first = advise(build.report(build.site("a", "MultiheadAttention"), what))[0]
+    assert "fully masked row" in first.text and "finfo" in first.code
+
+
+def test_only_negative_infinity_is_a_mask_or_a_log() -> None:
+    what = build.record("float32", neginf_count=3, step=41)
+    told = advice_of(build.report(build.site("head", "Head"), what))
+    assert "log of zero" in told and "mask" in told
+
+
+def test_negative_infinity_at_the_end_of_the_format_is_an_overflow() -> None:
+    what = build.record("float16", neginf_count=1, low=-64576.0, high=37632.0, step=41)
+    before = build.grown("float16", 10.0, 1.5, 22, 40)
+    first = advise(build.report(build.site("4", "Block"), what, before=before))[0]
+    assert "float16 ends at 65,504" in first.text and "bfloat16" in first.text
+    wide = build.record("float32", neginf_count=1, low=-3e38, high=1e38, step=41)
+    before = build.grown("float32", 1e3, 50.0, 20, 40)
+    assert "diverges" in advice_of(build.report(build.site("4", "Block"), wide, before=before))
+
+
+def test_a_bad_batch_points_at_the_data() -> None:
+    where = build.site("", "Net", role="input", label="input[0]")
+    what = build.record(nan_count=1, step=41)
+    report = build.report(where, what, Verdict.ARRIVED)
+    assert "look at the data, not at the model" in advise(report)[0].text
+    assert "in input[0], the batch given to Net (the model)" in text_of(report)
+
+
+def test_an_unobserved_producer_names_the_options_that_hide_it() -> None:
+    where = build.site("layers.3", "Block", role="input", label="input[0]")
+    what = build.record(nan_count=1, step=41)
+    told = advice_of(build.report(where, what, Verdict.ARRIVED, left_out_by=("exclude", "every")))
+    assert "exclude= and every=" in told and "include=" not in told
+    told = advice_of(build.report(where, what, Verdict.ARRIVED))
+    assert "=" not in told.replace("overflow_nums=-1", "")
+
+
+def test_zeros_of_labels_are_no_divisors() -> None:
+    where = build.site("head", "Head")
+    what = build.record("float32", nan_count=2, step=41)
+    labels = (
+        build.site("", "Net", role="input", label="labels"),
+        build.record("int64", zero_count=9),
+    )
+    assert "zeros" not in advice_of(build.report(where, what, inputs=(labels,)))
+    floats = (labels[0], build.record("float32", zero_count=9))
+    assert "labels holds 9 zeros" in advice_of(build.report(where, what, inputs=(floats,)))
+
+
+def test_a_weight_that_an_update_blew_up_is_named_with_the_learning_rate() -> None:
+    weight = build.site("fc", "Linear", direction="optimizer", role="param", label="weight")
+    now, before = build.record(step=9, high=3e20), build.record(step=8, low=-0.5, high=0.5)
+    rates = (("SGD", 10.0), ("AdamW", 1e-4))
+    report = build.report(
+        build.site("fc", "Linear"),
+        build.record(posinf_count=3, step=9),
+        inputs=((weight, now),),
+        inputs_before=(before,),
+        learning_rates=rates,
+    )
+    first = advise(report)[0].text
+    assert (
+        "An update since step 8 took the largest number of fc.weight from 0.5 to 3.00e+20" in first
+    )
+    assert "SGD: 10, AdamW: 1.00e-04" in first
+    told = advice_of(report)
+    assert "1/0" not in told and "division" not in told and "softmax" not in told
+    healthy = replace(report, inputs_before=(build.record(step=8, high=2e20),))
+    assert "took the largest number" not in advice_of(healthy)
+
+
+def test_op_level_is_offered_where_a_module_is_blamed() -> None:
+    module = build.report(build.site("fc", "Linear"), build.record(nan_count=1))
+    assert 'level="op"' in advice_of(module) and "replay=True" in advice_of(module)
+    op = build.report(build.site("fc", "Linear", op="aten.div"), build.record(nan_count=1))
+    assert 'level="op"' not in advice_of(op)
+    batch = build.report(
+        build.site("", "Net", role="input", label="input[0]"),
+        build.record(nan_count=1),
+        Verdict.ARRIVED,
+    )
+    assert 'level="op"' not in advice_of(batch)
+
+
+def test_a_parameter_is_a_checkpoint_at_first_and_an_update_later() -> None:
+    where = build.site("fc", "Linear", direction="optimizer", role="param", label="weight")
+    loaded = build.report(where, build.record(nan_count=1, step=0), Verdict.ARRIVED)
+    assert "check the checkpoint" in advice_of(loaded)
+    later = build.report(
+        where,
+        build.record(nan_count=1, step=9),
+        Verdict.ARRIVED,
+        build.grown("float32", 1.0, 1.1, 8, 8),
+    )
+    assert "The update before this step broke fc.weight" in advice_of(later)
+    assert "check the checkpoint" not in advice_of(later)
+
+
+def test_gradients_under_loss_scaling_talk_about_the_scale() -> None:
+    where = build.site("fc", "Linear", direction="backward", role="grad_input", label="input[0]")
+    what = build.record("float16", posinf_count=2, step=5)
+    assert "loss scale (65,536)" in advice_of(build.report(where, what, scale=65536.0))
+    low = advice_of(build.report(where, what, scale=0.25))
+    assert "already fallen to 0.25" in low
+    only_nan = build.record("float16", nan_count=2, step=5)
+    assert "won't cure this" in advice_of(build.report(where, only_nan, scale=8.0))
+    unscaled = advice_of(build.report(where, what))
+    assert "torch.amp.GradScaler" in unscaled and "loss scale (" not in unscaled
+
+
+def test_loss_and_float8_and_propagated() -> None:
+    loss = build.site("", "CrossEntropyLoss", role="loss", label="loss")
+    told = advice_of(build.report(loss, build.record(nan_count=1, numel=1, step=5)))
+    assert "ignore_index" in told
+    small = build.record("float8_e4m3fn", nan_count=2, high=448.0, step=5)
+    assert "float8_e4m3fn ends at 448" in advice_of(build.report(build.site("fc", "Linear"), small))
+    carried = build.report(build.site(), build.record(nan_count=1, step=5), Verdict.PROPAGATED)
+    assert "only carries on" in advise(carried)[0].text
+
+
+def test_the_last_advice_is_how_to_go_on() -> None:
+    for report in all_reports()[:40]:
+        assert "overflow_nums=-1" in advise(report)[-1].text

@@ -1,0 +1,184 @@
+"""What the ranks of test_replicas.py do: each function runs in every rank, in a process of its
+own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable, Optional
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import fastcheck
+from fastcheck.monitor.distributed.replicas import ReplicaCheck, ReplicaMismatch
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+def flip_bit(tensor: torch.Tensor, index: int, bit: int) -> None:
+    """As a fault of the memory would: one bit of one float32."""
+    with torch.no_grad():
+        tensor.detach().view(torch.int32).view(-1)[index] ^= 1 << bit
+
+
+def told(found: Optional[ReplicaMismatch]) -> Any:
+    return found and (
+        found.step,
+        found.parameter,
+        found.is_gradient,
+        found.differing_ranks,
+        found.has_majority,
+        len(set(found.checksums.values())),
+        found.others,
+    )
+
+
+def train(
+    rank: int,
+    steps: int,
+    check: Callable[[nn.Module], ReplicaCheck],
+    before_boundary: Callable[[int, nn.Module], None] = lambda step, model: None,
+    group: Optional[dist.ProcessGroup] = None,
+) -> Any:
+    """A loop with DDP; what the check found, with the step at which it said so."""
+    torch.manual_seed(0)
+    model = Model()
+    wrapped = DistributedDataParallel(model, process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    checker = check(model)
+    generator = torch.Generator().manual_seed(rank)
+    found = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(steps):
+            optimizer.zero_grad()
+            wrapped(torch.randn(4, 8, generator=generator)).square().mean().backward()
+            optimizer.step()
+            before_boundary(step, model)
+            one = checker.boundary(step)
+            if one is not None:
+                found.append((step, told(one), str(one)))
+        last = checker.finish(steps)
+        if last is not None:
+            found.append((steps, told(last), str(last)))
+    said = [str(w.message) for w in caught if "replicas" in str(w.message)]
+    return found, said, checker.left_out
+
+
+def healthy(rank: int, every: int) -> Any:
+    return train(rank, 12, lambda model: ReplicaCheck(model, every=every, gradients=True))
+
+
+def bit_flips(rank: int, odd: int, bit: int) -> Any:
+    def fault(step: int, model: nn.Module) -> None:
+        if rank == odd and step == 5:
+            flip_bit(model.get_parameter("second.weight"), 7, bit)
+
+    # Not told again while it stays the same; what spreads from it later is new.
+    return train(rank, 8, lambda model: ReplicaCheck(model, every=5), fault)
+
+
+def flip_in_a_gradient(rank: int, gradients: bool) -> Any:
+    def fault(step: int, model: nn.Module) -> None:
+        if rank == 2 and step == 3:
+            gradient = model.get_parameter("first.bias").grad
+            assert gradient is not None
+            flip_bit(gradient, 0, 3)
+
+    return train(rank, 6, lambda model: ReplicaCheck(model, every=1, gradients=gradients), fault)
+
+
+def missing_gradient(rank: int) -> Any:
+    def fault(step: int, model: nn.Module) -> None:
+        if rank == 1 and step == 2:
+            model.get_parameter("first.bias").grad = None
+
+    return train(rank, 6, lambda model: ReplicaCheck(model, every=2, gradients=True), fault)
+
+
+def in_pairs(rank: int) -> Any:
+    """Two groups of two ranks: of two, nobody can tell which is wrong."""
+    low, high = dist.new_group([0, 1]), dist.new_group([2, 3])
+    group = low if rank < 2 else high
+
+    def fault(step: int, model: nn.Module) -> None:
+        if rank == 3 and step == 1:
+            flip_bit(model.get_parameter("first.weight"), 0, 31)
+
+    return train(rank, 4, lambda model: ReplicaCheck(model, group, every=1), fault, group)
+
+
+def different_models(rank: int) -> Any:
+    model = nn.Linear(4, 4, bias=rank != 1)
+    check = ReplicaCheck(model, every=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = [check.boundary(step) for step in range(3)]
+    return found, [str(w.message) for w in caught]
+
+
+def on_one_rank(rank: int) -> Any:
+    said: list[str] = []
+    if rank == 0:
+        model = nn.Linear(4, 4)
+        check = ReplicaCheck(model, every=1, timeout_seconds=0.5)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert [check.boundary(step) for step in range(3)] == [None] * 3
+        said = [str(w.message) for w in caught]
+    dist.barrier()
+    return said
+
+
+def sharded(rank: int) -> Any:
+    """FSDP2 over pairs, replicated across them: shards are compared with those that hold the
+    same.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+    model = Model()
+    fully_shard(model, mesh=mesh)
+    over_replicas = ReplicaCheck(model, mesh.get_group("replica"), every=1)
+    over_all = ReplicaCheck(model, every=1)
+    found = []
+    for step in range(4):
+        model(torch.ones(2, 8)).sum().backward()
+        if rank == 3 and step == 1:
+            shard: Any = model.get_parameter("second.weight")
+            flip_bit(shard.to_local(), 0, 20)
+        found.append((told(over_replicas.boundary(step)), told(over_all.boundary(step))))
+    return found, over_replicas.left_out, over_all.left_out
+
+
+def through_the_monitor(rank: int) -> Any:
+    """monitor.check_replicas() in a training loop; a bit flips on rank 2."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Model())
+    monitor = fastcheck.install(model)
+    monitor.check_replicas(every=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(10):
+            optimizer.zero_grad()
+            model(torch.ones(4, 8)).sum().backward()
+            if rank == 2 and step == 5:
+                flip_bit(model.module.second.bias, 1, 3)
+            optimizer.step()
+        monitor.remove()
+    said = [str(warning.message).splitlines()[0] for warning in caught]
+    return [told(one) for one in monitor.replica_mismatches], said, monitor.summary()

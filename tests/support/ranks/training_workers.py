@@ -1,0 +1,182 @@
+"""Training runs that the ranks of the tests execute, each rank in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import fastcheck
+from fastcheck.utils.torch.sharding import local
+from support.programs.training import Apply, Net, poison, where
+from support.ranks.ranks_workers import in_step
+
+
+def trains(rank: int, kind: str, faulty: int, log_dir: Optional[str], options: Any) -> Any:
+    """A whole training with fastcheck.install(); one rank has a fault in its forward pass."""
+    torch.manual_seed(0)
+    fault = Apply()
+    net = nn.Sequential(Net(), fault, nn.Linear(4, 4))
+    model: nn.Module = net
+    if kind == "ddp":
+        model = DistributedDataParallel(net)
+    else:
+        fully_shard(net, mesh=init_device_mesh("cpu", (4,)))
+    monitor = fastcheck.install(model, log_dir=log_dir, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    try:
+        for step in range(20):
+            fault.function = poison if rank == faulty and step == 7 else Apply().function
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+    except fastcheck.OverflowDetected as stop:
+        is_intact = all(bool(local(p).isfinite().all()) for p in model.parameters())
+        gradients = [e for e in monitor.events if e.site.role == "param_grad"]
+        said = (step, str(stop), stop.step, where(stop.culprit), stop.report.rank, is_intact)
+        return said, {(e.verdict.name, e.reason[-90:]) for e in gradients[:1]}
+    return None
+
+
+def goes_on(rank: int) -> Any:
+    """Whoever catches the stop trains on, and is stopped again; the last event comes at the end."""
+    fault = Apply()
+    model = nn.Sequential(nn.Linear(8, 4), fault)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    found = []
+
+    def told_of(stop: fastcheck.OverflowDetected) -> Any:
+        return stop.step, stop.report.rank, where(stop.culprit)[0]
+
+    try:
+        with fastcheck.install(model):
+            for step in range(12):
+                faulty = {3: 1, 7: 2, 11: 3}.get(step)
+                fault.function = poison if faulty == rank else Apply().function
+                optimizer.zero_grad()
+                in_step()
+                try:
+                    model(torch.ones(4, 8)).sum().backward()
+                    for parameter in model.parameters():
+                        assert parameter.grad is not None
+                        parameter.grad.nan_to_num_()
+                    optimizer.step()
+                except fastcheck.OverflowDetected as stop:
+                    found.append((step, told_of(stop)))
+    except fastcheck.OverflowDetected as stop:
+        found.append(("end", told_of(stop)))
+    return found
+
+
+def leaves_by_an_exception(rank: int) -> Any:
+    """Rank 0 has an event and an error of its own: it waits for nobody, keeps its error, and the
+    others are not stopped for what it leaves behind.
+    """
+    store: Any = dist.distributed_c10d._get_default_store()
+    fault = Apply()
+    model = nn.Sequential(nn.Linear(8, 4), fault)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    try:
+        with fastcheck.install(model), torch.no_grad():
+            for step in range(6):
+                if rank != 0 and step == 3:
+                    store.wait(["left"])
+                model(torch.ones(4, 8))
+                optimizer.step()
+                if rank == 0 and step == 2:
+                    fault.function = poison
+                    model(torch.ones(4, 8))
+                    raise KeyError(step)
+    except KeyError as error:
+        store.set("left", "1")
+        return repr(error)
+    return "all steps"
+
+
+def a_shard_goes_bad(rank: int, odd: int) -> Any:
+    """A gradient is damaged after its reduction, in the shard of one rank alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    fastcheck.install(model)
+    before = after = None
+    try:
+        for step in range(8):
+            optimizer.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+            if rank == odd and step == 3:
+                gradient = next(iter(model.parameters())).grad
+                assert gradient is not None
+                shard = local(gradient)
+                shard.view(-1)[0] = float("nan")
+            before = [local(p).detach().clone() for p in model.parameters()]
+            optimizer.step()
+            if step == 3:
+                pairs = zip(before, model.parameters())
+                after = [bool((old == local(new)).all()) for old, new in pairs]
+    except fastcheck.OverflowDetected as stop:
+        return step, stop.step, stop.report.rank, stop.culprit.site.label, after
+    return None
+
+
+def in_a_subgroup(rank: int) -> Any:
+    """Ranks 0 and 1 stop together; 2 and 3 are another job of the same world."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    fault = Apply()
+    model = nn.Sequential(nn.Linear(8, 4), fault)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    monitor = fastcheck.install(model, training=fastcheck.Training(process_group=groups[rank // 2]))
+    try:
+        for step in range(8):
+            fault.function = poison if (rank, step) == (1, 3) else Apply().function
+            model(torch.ones(4, 8)).sum().backward()
+            dist.all_reduce(torch.ones(1), group=groups[rank // 2])
+            optimizer.step()
+        monitor.remove()
+    except fastcheck.OverflowDetected as stop:
+        return step, stop.step, stop.report.rank, stop.report.world_size
+    return None
+
+
+def on_a_fake_device(rank: int, sync: str) -> Any:
+    """Each rank trains on an accelerator that is behind its host; nothing else joins them."""
+    from fakes import fake_device
+
+    fake: Any = fake_device.load()
+    fake.set_delay(50)
+    fault = Apply()
+    model = nn.Sequential(nn.Linear(8, 8), fault, nn.Linear(8, 4)).to(fake.name())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    fastcheck.install(model, record="health", sync=sync)
+    try:
+        for step in range(60):
+            fault.function = poison if (rank, step) == (2, 7) else Apply().function
+            optimizer.zero_grad()
+            model(torch.ones(4, 8).to(fake.name())).sum().backward()
+            optimizer.step()
+    except fastcheck.OverflowDetected as stop:
+        is_intact = all(bool(p.isfinite().all()) for p in model.parameters())
+        return step, stop.step, stop.report.rank, where(stop.culprit), str(stop), is_intact
+    return None
+
+
+def a_nan_through_a_collective(rank: int) -> Any:
+    """At op level: rank 1 sends a NaN in its own all-reduce; the others receive it."""
+    model = nn.Linear(4, 4)
+    monitor = fastcheck.install(model, level="op", record="stats", overflow_nums=-1)
+    with torch.no_grad():
+        y = model(torch.ones(2, 4))
+        if rank == 1:
+            y = y / 0 * 0
+        dist.all_reduce(y)
+        model(y)
+    monitor.remove()
+    return [
+        (e.site.op, e.verdict.name, e.reason.split(":")[0]) for e in monitor.events if e.counted
+    ]
