@@ -58,6 +58,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "monitor/weight_updates/test_movement_device.py",
         "substitution/test_override_device.py",
         "monitor/hooks/protect/test_protect_device.py",
+        "ring/test_device.py",
         "selftest/test_device.py",
         "backends/triton/test_device.py",
     ]

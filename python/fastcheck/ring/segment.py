@@ -29,7 +29,8 @@ class Segment:
         self.mirror = streams.pinned(rows, RECORD_BYTES)
         # Made here: numpy() calls operators, which take() must not.
         self.rows: np.ndarray = self.mirror.numpy()
-        # Each row an Identity; the cursor's slot is the first free row.
+        # Each row an Identity; the cursor's slot is the first free row. Each filling has a cursor
+        # of its own: a recorder that still holds an earlier one finds no free row there.
         self.identities = np.zeros((rows, len(Identity._fields)), np.int64)
         self.cursor = new_cursor()
         self._written: dict[Any, Any] = {}  # stream: the event behind its last write
@@ -78,5 +79,5 @@ class Segment:
         rows = records.view(np.uint8).reshape(used, RECORD_BYTES)
         rows[:, :VALUE_BYTES] = self.rows[:used, :VALUE_BYTES]
         identify(records, self.identities[:used], depth, backend.device_mode)
-        self.cursor.slot = 0
+        self.cursor = new_cursor()
         return records
