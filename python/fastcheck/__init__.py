@@ -29,7 +29,7 @@ from fastcheck.statistics.stats import Stats, StatsList
 from fastcheck.substitution.bisect import Bisection, bisect
 from fastcheck.substitution.override import Override, override
 from fastcheck.verdict.allowed import allow_nonfinite
-from fastcheck.verdict.op_rules import benign
+from fastcheck.verdict.op_level.rules import benign
 
 from ._version import __version__
 from .errors import (

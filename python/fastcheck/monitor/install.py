@@ -16,7 +16,7 @@ from fastcheck.monitor.hooks.hookable import check_built, check_hookable, takes_
 from fastcheck.monitor.hooks.module_hooks import ForwardPreHook
 from fastcheck.monitor.hooks.module_tree import ModuleTree
 from fastcheck.monitor.hooks.other_processes import follow_forks
-from fastcheck.monitor.hooks.protect import UpdateGuard
+from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
 from fastcheck.monitor.named_tensors.observe import connect as connect_named
 from fastcheck.monitor.op_level.filter import check_ops
 from fastcheck.monitor.op_level.launch import why_not

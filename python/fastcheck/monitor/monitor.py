@@ -22,8 +22,9 @@ from fastcheck.log.writer import RecordLog
 from fastcheck.monitor.distributed.join import follow
 from fastcheck.monitor.distributed.meeting import agreement_for
 from fastcheck.monitor.distributed.replicas import ReplicaMismatch, replica_check
-from fastcheck.monitor.hooks import graphs, optimizers
+from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
+from fastcheck.monitor.hooks.graphs.capture import GraphFollower, followers
 from fastcheck.monitor.hooks.modules import ModuleObserver
 from fastcheck.monitor.hooks.steps import StepWatcher
 from fastcheck.monitor.hooks.stored import StateReader
@@ -103,7 +104,7 @@ class Monitor:
         else:
             self._observer = ModuleObserver(session, state)
         self._watcher = session.watcher = StepWatcher(session, state, run_meta)
-        self._graphs = self._watcher.graphs = graphs.GraphFollower(self._watcher, nodes)
+        self._graphs = self._watcher.graphs = GraphFollower(self._watcher, nodes)
         # Set by install(), which it calls again.
         self._replays: Optional[Replayer] = None
         self._handles: list[Any] = []
@@ -146,7 +147,7 @@ class Monitor:
             handles.append(module.register_forward_hook(hook, with_kwargs=True, always_call=True))
             set_hook_id(handles[-1], number)
         optimizers.watchers.connect(self._watcher)
-        graphs.followers.connect(self._graphs)
+        followers.connect(self._graphs)
         if isinstance(self._session, OpSession):
             self._session.begin(self._nodes)
 
@@ -322,7 +323,7 @@ class Monitor:
             self._handles.clear()
             session.step.leaf_handles.clear()
             optimizers.watchers.disconnect(self._watcher)
-            graphs.followers.disconnect(self._graphs)
+            followers.disconnect(self._graphs)
             self._graphs.leave()
             if self._connection is not None:
                 disconnect(self._connection.number)

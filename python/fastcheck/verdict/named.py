@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fastcheck.calls.calls import Call
+from fastcheck.verdict.op_level.finding import OpFinding
+from fastcheck.verdict.op_level.judge import OpJudge
 
 from .finding import Finding
 from .module_level import Judge
-from .op_finding import OpFinding
-from .op_level import OpJudge
 
 __all__ = ["named_op_tensor", "named_tensor"]
 

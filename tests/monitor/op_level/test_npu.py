@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import fastcheck
 from fastcheck import Verdict
 from fastcheck.record.format import RECORD_DTYPE, DeviceMode
-from fastcheck.verdict.op_finding import OpFinding
-from fastcheck.verdict.op_level import OpJudge
+from fastcheck.verdict.op_level.finding import OpFinding
+from fastcheck.verdict.op_level.judge import OpJudge
 from support.devices import ascend
 from support.devices.ascend import SATURATED, Computing, use_chip
 from support.devices.ascend_ops import (

@@ -15,6 +15,8 @@ import torch
 
 from fastcheck.backends.table import backend_for
 from fastcheck.errors import warn
+from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
+from fastcheck.monitor.hooks.protect.hold_back import HostGuard
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_found_inf
@@ -22,10 +24,8 @@ from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
 
 from .gradients import GradientWatcher
-from .hold_back import HostGuard
 from .losses import LossReader
 from .module_tree import ModuleTree
-from .protect import UpdateGuard
 from .stored import StateReader
 
 __all__ = ["StepWatcher"]

@@ -14,9 +14,9 @@ from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.segment import Segment
 from fastcheck.verdict.journal import BadRecords, Entry, Journal, Note
 from fastcheck.verdict.module_level import Judge
-from fastcheck.verdict.op_finding import OpFinding
-from fastcheck.verdict.op_incident import Incident
-from fastcheck.verdict.op_level import OpJudge
+from fastcheck.verdict.op_level.finding import OpFinding
+from fastcheck.verdict.op_level.incident import Incident
+from fastcheck.verdict.op_level.judge import OpJudge
 from fastcheck.verdict.step import Step
 
 from .launch import LineNumbers

@@ -15,8 +15,8 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import RECORD_DTYPE, overflowed
 from fastcheck.ring.device import DeviceRing
 from fastcheck.verdict.journal import BadRecords, Journal
-from fastcheck.verdict.op_incident import Incident
-from fastcheck.verdict.op_level import OpIncident, OpJudge
+from fastcheck.verdict.op_level.incident import Incident
+from fastcheck.verdict.op_level.judge import OpIncident, OpJudge
 from fastcheck.verdict.step import Step
 
 from .deferred import DeferredOps, OpPart

@@ -24,8 +24,8 @@ from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.unobserved import unobserved
 from fastcheck.verdict.journal import Note
 from fastcheck.verdict.module_level import Judge
-from fastcheck.verdict.op_finding import OpFinding
-from fastcheck.verdict.op_level import OpJudge
+from fastcheck.verdict.op_level.finding import OpFinding
+from fastcheck.verdict.op_level.judge import OpJudge
 
 from .consequences import Named, Reach, plain_tensors
 from .deferred import OpReading

@@ -11,7 +11,7 @@ from fastcheck.calls.calls import ModuleNode
 from fastcheck.monitor.hooks.stored import StateReader, stored_in
 from fastcheck.utils.torch.readable import can_hold_nonfinite
 from fastcheck.verdict.finding import Finding
-from fastcheck.verdict.op_level import OpJudge
+from fastcheck.verdict.op_level.judge import OpJudge
 
 __all__ = ["NothingSeen", "OpState"]
 

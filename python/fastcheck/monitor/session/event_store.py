@@ -26,8 +26,8 @@ from fastcheck.record.site import SiteTable
 from fastcheck.verdict.finding import Finding
 from fastcheck.verdict.journal import BadRecords, Entry, Journal, entries_of
 from fastcheck.verdict.module_level import Judge
-from fastcheck.verdict.op_finding import OpFinding
-from fastcheck.verdict.op_level import EarlierFindings, OpJudge
+from fastcheck.verdict.op_level.finding import OpFinding
+from fastcheck.verdict.op_level.judge import EarlierFindings, OpJudge
 from fastcheck.verdict.places import Places
 from fastcheck.verdict.policy import Decision, Policy
 from fastcheck.verdict.step import Step

@@ -10,7 +10,7 @@ from fastcheck.report.build import Evidence, argument_records, make_report
 from fastcheck.report.stop import StopReport
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.finding import Finding
-from fastcheck.verdict.op_finding import OpFinding
+from fastcheck.verdict.op_level.finding import OpFinding
 from fastcheck.verdict.step import Step
 
 from .session import Session

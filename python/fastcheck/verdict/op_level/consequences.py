@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Optional
 
 from fastcheck.record.format import Verdict
+from fastcheck.verdict.finding import Finding
+from fastcheck.verdict.module_level import Judge
+from fastcheck.verdict.places import Place, Places
 
-from .finding import Finding
-from .module_level import Judge
-from .op_finding import OpFinding, is_absorbed, why_absorbed
-from .places import Place, Places
+from .finding import OpFinding, is_absorbed, why_absorbed
 
 __all__ = ["ConsequenceJudge", "EarlierFindings"]
 

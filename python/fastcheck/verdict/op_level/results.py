@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .op_finding import OpFinding
-from .op_incident import Incident
-from .op_rules import WRITERS
+from .finding import OpFinding
+from .incident import Incident
+from .rules import WRITERS
 
 __all__ = ["LARGEST", "carries", "is_written", "recomputed", "why_nan"]
 

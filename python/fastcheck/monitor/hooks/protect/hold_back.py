@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from fastcheck.errors import UnsupportedTensorError
 from fastcheck.utils.torch.versions import is_compiling
 
-from .protect import gradients_by_device
+from .found_inf import gradients_by_device
 
 __all__ = ["HostGuard"]
 

@@ -1,7 +1,7 @@
 """The verdict at op level, by provenance: the inputs and outputs of every op are recorded, so an
 origin is an op whose inputs were all finite.
 
-What is not written on purpose waits for its consequences (``op_consequences.py``). With
+What is not written on purpose waits for its consequences (``consequences.py``). With
 ``is_strict`` a NaN is judged at once, and an infinity waits for its consumers: it is absorbed where
 the outputs of all of them are finite, and an origin where one of them returns a NaN, or where it
 has no consumer.
@@ -18,15 +18,15 @@ from typing import Callable, Optional
 import numpy as np
 
 from fastcheck.record.format import Verdict
+from fastcheck.verdict.finding import Finding
+from fastcheck.verdict.journal import BadRecords, Entry
+from fastcheck.verdict.module_level import Judge, was_finite
 
-from .finding import Finding
-from .journal import BadRecords, Entry
-from .module_level import Judge, was_finite
-from .op_consequences import ConsequenceJudge, EarlierFindings
-from .op_finding import WAITING, OpFinding, is_absorbed, why_absorbed
-from .op_incident import Incident
-from .op_results import LARGEST, carries, is_written, recomputed, why_nan
-from .op_rules import BOUNDED, why_benign
+from .consequences import ConsequenceJudge, EarlierFindings
+from .finding import WAITING, OpFinding, is_absorbed, why_absorbed
+from .incident import Incident
+from .results import LARGEST, carries, is_written, recomputed, why_nan
+from .rules import BOUNDED, why_benign
 
 __all__ = ["EarlierFindings", "OpIncident", "OpJudge"]
 

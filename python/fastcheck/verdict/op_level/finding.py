@@ -7,8 +7,7 @@ from typing import Optional
 import numpy as np
 
 from fastcheck.record.format import Flag, Verdict
-
-from .finding import Finding, is_event, saturated_signs
+from fastcheck.verdict.finding import Finding, is_event, saturated_signs
 
 __all__ = ["WAITING", "OpFinding", "is_absorbed", "why_absorbed"]
 

@@ -14,11 +14,11 @@ from typing import Any, Callable, Optional
 import torch
 
 from fastcheck.calls.calls import ModuleNode
+from fastcheck.monitor.hooks.steps import StepWatcher
 from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.streams import DeviceStreams, streams_of
 
 from .captured_journal import CapturedJournal, GraphSegment, Replayed
-from .steps import StepWatcher
 
 __all__ = ["GraphFollower", "followers"]
 
