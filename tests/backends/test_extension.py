@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 import torch
 
 import fastcheck
+from support.processes import run_python
 
 MISSING = "import sys; sys.modules['fastcheck._build_info'] = None\n"
 OTHER_TORCH = """
@@ -27,9 +27,7 @@ UNLOADABLE = "import sys; sys.modules['fastcheck._C'] = None\n"
 
 
 def run(prelude: str, code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", prelude + code], capture_output=True, text=True, check=False
-    )
+    return run_python("-c", prelude + code)
 
 
 def test_missing_import_still_works() -> None:

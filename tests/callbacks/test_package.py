@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import fastcheck
-from support.helpers import run_python
+from support.processes import run_code
 
 
 def test_frameworks_are_imported_when_an_adapter_is_used() -> None:
-    done = run_python(
+    done = run_code(
         "import sys, fastcheck\n"
         "assert not {'transformers', 'lightning'} & set(sys.modules)\n"
         "assert fastcheck.callbacks.__all__ == ['HuggingFace', 'Lightning']\n"
@@ -21,7 +21,7 @@ def test_frameworks_are_imported_when_an_adapter_is_used() -> None:
     ("name", "framework"), [("HuggingFace", "transformers"), ("Lightning", "lightning")]
 )
 def test_a_missing_framework_is_an_error_with_a_hint(name: str, framework: str) -> None:
-    done = run_python(
+    done = run_code(
         f"import sys\nsys.modules[{framework!r}] = None\nimport fastcheck\n"
         f"fastcheck.callbacks.{name}()\n"
     )

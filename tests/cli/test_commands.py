@@ -15,6 +15,7 @@ import fastcheck
 from fastcheck import extension as extension_module
 from fastcheck.cli import doctor, show
 from fastcheck.cli.main import main
+from support.processes import run_python
 from support.programs.command_line import run, shown_json
 
 
@@ -122,13 +123,7 @@ def test_doctor_says_which_variable_forced_a_kernel() -> None:
 
 
 def test_doctor_with_a_bad_kernel_name_has_exit_code_1() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "fastcheck", "doctor"],
-        env={**os.environ, "FASTCHECK_CPU_ISA": "mmx"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    shown = run_python("-m", "fastcheck", "doctor", env={"FASTCHECK_CPU_ISA": "mmx"})
     assert shown.returncode == 1 and "mmx" in shown.stdout and "problems" in shown.stdout
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from support.processes import run_python
+
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
 TRAIN = """
@@ -45,13 +47,18 @@ def program(text: str, name: str = "programs/train.py") -> str:
     return name
 
 
-def run(*arguments: str, command: Any = ("-m", "fastcheck", "run")) -> Any:
+def run(
+    *arguments: str, command: Any = ("-m", "fastcheck", "run"), is_forked: bool = True
+) -> subprocess.CompletedProcess[str]:
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if is_forked:
+        return run_python(*command, *arguments, env=path)
     return subprocess.run(
         [sys.executable, *command, *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, **path},
     )
 
 
@@ -64,7 +71,7 @@ def test_a_healthy_program_runs_as_it_is() -> None:
 
 
 def test_a_fault_stops_it_with_the_report() -> None:
-    done = run("--log-dir", "log", program(TRAIN), "3")
+    done = run("--log-dir", "log", program(TRAIN), "3", is_forked=False)
     assert done.returncode == 1 and len(done.stdout.splitlines()) == 3
     assert re.match(r"Traceback .*\n  File \".*train\.py\", line \d+, in <module>", done.stderr)
     assert "fastcheck.OverflowDetected: 1 +Inf in input[0]" in done.stderr
@@ -162,6 +169,7 @@ def test_two_ranks_stop_together() -> None:
     done = run(
         *("--standalone", "--nproc-per-node", "2", "-m", "fastcheck", "run", train),
         command=("-m", "torch.distributed.run"),
+        is_forked=False,
     )
     assert done.returncode == 1 and "not stopped" not in done.stdout, done.stderr[-3000:]
     assert done.stderr.count("fastcheck.OverflowDetected:") == 2, done.stderr[-3000:]

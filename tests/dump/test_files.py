@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -21,6 +20,7 @@ from fastcheck.dump import session
 from fastcheck.dump.storage import records, shards
 from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
 from fastcheck.dump.storage.shards import ShardWriter
+from support.processes import run_python
 from support.programs.dumping import calls, dumped_run, index, log, place, strict
 
 safetensors = pytest.importorskip("safetensors")
@@ -153,9 +153,7 @@ with fastcheck.Dumper(sys.argv[1], tensors=True, memory="64MiB"):
     y.sum()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", code, tmp_path)
     assert int(done.stdout) < 128, done.stdout
 
 
@@ -268,7 +266,7 @@ with fastcheck.Dumper(sys.argv[1], tensors=True):
         time.sleep(0.01)
     os.kill(os.getpid(), 9)
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=600)
+    assert run_python("-c", code, tmp_path).returncode == -9
     path = os.fspath(place(tmp_path))
     lines = list(read_calls(path))
     assert len(lines) > 90 and read_index(path) == {}

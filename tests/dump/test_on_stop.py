@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ import fastcheck
 from fastcheck.cli.main import main
 from fastcheck.log.reader import read_log
 from support.paths import ROOT, TESTS
+from support.processes import run_python
 from support.programs.dumping import calls, index, place, values
 from support.programs.op_level import model_with, train
 from support.programs.stops_with_dumps import FOLDER, roots, said, stop_of, watch
@@ -30,12 +29,10 @@ def script(step: int = 0, *options: str) -> tuple[int, str]:
     """Exit status and output of the script, in a process that has neither fastcheck nor this file
     imported.
     """
-    told = subprocess.run(
-        [sys.executable, str(place(FOLDER, step) / "replay.py"), *options],
-        capture_output=True,
-        text=True,
+    told = run_python(
+        place(FOLDER, step) / "replay.py",
+        *options,
         env={"PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}", "PATH": ""},
-        check=False,
     )
     assert not told.stderr
     return told.returncode, told.stdout

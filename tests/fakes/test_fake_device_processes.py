@@ -16,24 +16,30 @@ import torch
 from fakes import fake_device
 from support.devices.device_calls import WAITS
 from support.paths import TESTS
+from support.processes import run_python
 
 fake: Any = fake_device.load()
 NAME = fake.name()
 
 
-def run_python(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own, with the device loaded."""
+def run(
+    source: str, is_forked: bool = True, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A process of its own, with the device loaded. ``is_forked``: False where its end matters."""
     start = (
         "import torch, sys, os\nimport faulthandler; faulthandler.disable()\n"
         "from fakes import fake_device\n"
         "fake = fake_device.load()\n"
     )
+    environment = {"PYTHONPATH": str(TESTS), **environment}
+    if is_forked:
+        return run_python("-c", start + source, env=environment)
     return subprocess.run(
         [sys.executable, "-c", start + source],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(TESTS), **environment},
+        env={**os.environ, **environment},
     )
 
 
@@ -61,9 +67,9 @@ print(sum(us > 1000 for us in late[1:]) > 3, all(s + 1 > us for s, us in zip(spe
 
 
 def test_uneven_streams_begin_some_kernels_late() -> None:
-    done = run_python(UNEVEN, FAKE_DEVICE_UNEVEN="7")
+    done = run(UNEVEN, FAKE_DEVICE_UNEVEN="7")
     assert done.stdout == "True True\n", done.stderr
-    done = run_python("", FAKE_DEVICE_UNEVEN="very")
+    done = run("", FAKE_DEVICE_UNEVEN="very")
     assert "FAKE_DEVICE_UNEVEN: expected a number, got 'very'" in done.stderr
 
 
@@ -76,7 +82,7 @@ print('before', flush=True)
 ctypes.string_at(x.data_ptr(), 4)
 print('after')
 """
-    done = run_python(source)
+    done = run(source)
     assert done.stdout.strip() == "before"
     assert done.returncode == -signal.SIGSEGV
 
@@ -93,7 +99,7 @@ running.wait()
 print('before', flush=True)
 ctypes.string_at(x.data_ptr(), 4)
 """
-    done = run_python(source)
+    done = run(source)
     assert (done.stdout.strip(), done.returncode) == ("before", -signal.SIGSEGV)
 
 
@@ -106,7 +112,7 @@ def kernel(view):
 fake.launch(kernel, x)
 fake.synchronize()
 """
-    done = run_python(source)
+    done = run(source)
     assert (done.stdout.strip(), done.returncode) == ("before", -signal.SIGSEGV)
 
 
@@ -133,7 +139,7 @@ for name, wait in GIL_WAITS.items():
     wait(x)
     print(name, flush=True)
 """
-    done = run_python(source)
+    done = run(source)
     assert (done.stdout.split(), done.returncode) == ([*GIL_WAITS], 0), done.stderr
 
 
@@ -162,7 +168,7 @@ del x
 freed.set()
 thread.join()
 """
-    done = run_python(source)
+    done = run(source)
     assert (done.stdout, done.returncode) == ("refused\n", 0), done.stderr
 
 
@@ -186,7 +192,7 @@ try:
 except RuntimeError as error:
     print('slow' in str(error))
 """
-    done = run_python(source)
+    done = run(source)
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
@@ -196,7 +202,7 @@ def test_renamed(name: str) -> None:
 x = torch.ones(2, device=fake.name() + ':1')
 print(x.device, torch.get_device_module(x.device) is fake)
 """
-    assert run_python(source, FAKE_DEVICE_NAME=name).stdout.strip() == f"{name}:1 True"
+    assert run(source, FAKE_DEVICE_NAME=name).stdout.strip() == f"{name}:1 True"
 
 
 def test_one_name_per_process() -> None:
@@ -217,7 +223,7 @@ fake.current_stream().wait_stream(side)
 with fake.stream(other):
     x.index_select(0, bad)
 """
-    done = run_python(source)
+    done = run(source, is_forked=False)
     assert done.returncode == 0
     assert "aten::index_select failed" in done.stderr
 
@@ -235,4 +241,4 @@ if child == 0:
     os._exit(0)
 os.waitpid(child, 0)
 """
-    assert "not usable in a forked child" in run_python(source).stdout
+    assert "not usable in a forked child" in run(source).stdout

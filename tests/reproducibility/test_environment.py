@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import fastcheck
 from fastcheck.log.reader import read_log
-from support.helpers import run_python
+from support.processes import run_code
 from support.programs.compare_runs import log_run
 from support.programs.training import Net, train
 
@@ -64,7 +64,7 @@ SWITCHES = {
 
 def test_every_switch_shows() -> None:
     """In a process of its own: most of these can't be taken back."""
-    done = run_python(
+    done = run_code(
         "import json, os, torch, fastcheck\n"
         "torch.set_num_threads(2)\n"
         "seen = {}\n"
@@ -105,7 +105,7 @@ def test_an_unused_device_is_counted_and_left_alone(monkeypatch: pytest.MonkeyPa
 
 
 def test_asking_starts_no_device() -> None:
-    done = run_python(
+    done = run_code(
         "import torch, fastcheck; fastcheck.environment(); print(torch.cuda.is_initialized())"
     )
     assert done.stdout.strip() == "False", done.stderr

@@ -33,7 +33,8 @@ from fastcheck.selftest.run import (
 )
 from fastcheck.selftest.tensors import dtype_rows, layouts, special, values
 from fastcheck.statistics import functions
-from support.helpers import run_python, tensor_of
+from support.helpers import tensor_of
+from support.processes import run_code
 from support.records.reference import DTYPES, record
 from support.records.vectors import PATH, pattern
 
@@ -93,7 +94,7 @@ def test_throughput_has_medians_and_spread(monkeypatch: pytest.MonkeyPatch) -> N
 def test_passes_without_the_extension() -> None:
     arguments = ["selftest", "--json", *(word for name in QUICK for word in ("--check", name))]
     code = f"import sys; from fastcheck.cli.main import main; sys.exit(main({arguments}))"
-    done = run_python(code, env={"FASTCHECK_NO_EXTENSION": "1"})
+    done = run_code(code, env={"FASTCHECK_NO_EXTENSION": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["device"]["backend"] == "portable"

@@ -21,7 +21,7 @@ from fastcheck.record.format import DTYPES
 from fastcheck.statistics import elements as elements_module
 from fastcheck.statistics.elements import compare_elements
 from fastcheck.statistics.thresholds import THRESHOLDS, make_thresholds
-from support.helpers import run_python
+from support.processes import run_code
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 FLOATS += [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -313,7 +313,7 @@ def test_renaming(rules: dict[str, str], path: str, renamed: str) -> None:
 
 
 def test_importing_the_package_leaves_the_function_in_place() -> None:
-    done = run_python(
+    done = run_code(
         "import fastcheck; import fastcheck.comparison.align; assert callable(fastcheck.compare);"
         "import torch; assert fastcheck.compare({'a': torch.ones(2)}, {'a': torch.ones(2)})"
     )

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from support.helpers import ON_CPU, assert_same, every_isa, kernel, run_python, tensor_of
+from support.helpers import ON_CPU, assert_same, every_isa, kernel, tensor_of
+from support.processes import run_code
 from support.records.reference import DTYPES, FLOAT_NAMES, fields, record
 from support.records.vectors import pattern
 
@@ -117,7 +118,7 @@ print("same")
         "from support.helpers import *",
         "from support.helpers import *\nfrom support.records.reference import record",
     )
-    done = run_python(code)
+    done = run_code(code)
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
 
 

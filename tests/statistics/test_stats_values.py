@@ -20,9 +20,9 @@ from support.helpers import (
     expected,
     kernel,
     kinds,
-    run_python,
     tensor_of,
 )
+from support.processes import run_code
 from support.records.reference import (
     DEPTHS,
     DTYPES,
@@ -113,7 +113,7 @@ after = threads()
 large.sum()
 print(after - before, threads() - after)
 """
-    done = run_python(code)
+    done = run_code(code)
     assert (done.returncode, done.stdout) == (0, "2 0\n"), done.stderr
 
 
@@ -146,7 +146,7 @@ for view in (x[:, ::2], x[:, 1:], x.t()[:, ::2], x[0].expand(4096, 4096), x.t())
         assert fastcheck.stats(view, order=order).sum == view.numel()
 print(peak() - before < 8 * 1024)
 """
-    done = run_python(code)
+    done = run_code(code)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stdout + done.stderr
 
 
@@ -256,13 +256,13 @@ def test_the_environment_variable_chooses(isa: str) -> None:
         "    assert_same(kernel(x), expected('random', dtype, 9000, 1), dtype)\n"
         "print('same')\n"
     )
-    done = run_python(code % isa, env={"FASTCHECK_CPU_ISA": isa})
+    done = run_code(code % isa, env={"FASTCHECK_CPU_ISA": isa})
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
 
 
 @cpu_only
 def test_a_bad_environment_variable_is_an_error() -> None:
-    done = run_python(
+    done = run_code(
         "import torch, fastcheck; fastcheck.stats(torch.ones(3)).sum",
         env={"FASTCHECK_CPU_ISA": "avx1024"},
     )

@@ -13,10 +13,7 @@ import json
 import math
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from typing import Optional
 
 import pytest
 import torch
@@ -25,7 +22,6 @@ import fastcheck
 from fastcheck import _C
 from fastcheck.backends.table import backend_for
 from fastcheck.cli.main import main
-from support.paths import TESTS
 from support.records.reference import (
     DEPTHS,
     DTYPES,
@@ -179,14 +175,3 @@ def doctors_row(name: str, capsys: pytest.CaptureFixture[str]) -> tuple[bool, st
     rows = json.loads(capsys.readouterr().out)["backends"]
     (row,) = (row for row in rows if row["name"] == name)
     return row["usable"], row["reason"]
-
-
-def run_python(
-    code: str, *, env: Optional[dict[str, str]] = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs ``code`` in a fresh interpreter that can import the tests' modules."""
-    path = os.pathsep.join(p for p in (str(TESTS), os.environ.get("PYTHONPATH")) if p)
-    merged = {**os.environ, "PYTHONPATH": path, **(env or {})}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=merged, capture_output=True, text=True, check=False
-    )

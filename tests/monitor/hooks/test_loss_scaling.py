@@ -14,7 +14,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck import Flag, Verdict
-from support.helpers import run_python
+from support.processes import run_code
 from support.programs.training import (
     Apply,
     Net,
@@ -226,7 +226,7 @@ class TestGradScaler:
         assert not (monitor.records()["flags"] & Flag.SCALED).any()
 
     def test_the_class_is_put_back(self) -> None:
-        done = run_python(
+        done = run_code(
             "import fastcheck, torch\n"
             "scaler = torch.amp.GradScaler\n"
             "names = ('scale', 'step', 'update')\n"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from support.helpers import run_python
+from support.processes import run_code
 from support.programs.training import Net, batches, steps_of, train
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
@@ -215,7 +215,7 @@ class TestExplicitSteps:
 
 
 def test_the_boundaries_go_with_a_model_that_is_dropped() -> None:
-    done = run_python(
+    done = run_code(
         "import fastcheck, gc, torch\n"
         "from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks\n"
         "before = torch.amp.GradScaler.step\n"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Optional
 
@@ -14,6 +12,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.compat import ptdbg
+from support.processes import run_python
 
 SCRIPTS = Path(__file__).parent / "compat_scripts"
 
@@ -22,13 +21,7 @@ def run_script(
     name: str, *arguments: object, at: Path, env: Optional[dict[str, str]] = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs a script of compat_scripts in the directory ``at``."""
-    return subprocess.run(
-        [sys.executable, str(SCRIPTS / name), *map(str, arguments)],
-        cwd=at,
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        text=True,
-    )
+    return run_python(SCRIPTS / name, *arguments, cwd=at, env=env)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
