@@ -10,7 +10,7 @@ int fastcheck_cuda_is_capturing(void*, int*) { return kErrorAbsent; }
 int fastcheck_cuda_workspace(const TensorArgument*, int, const Tuning*, WorkspaceSize*) {
   return kErrorAbsent;
 }
-int fastcheck_cuda_records(const TensorArgument*, int, int, const Destination*, const Workspace*,
+int fastcheck_cuda_records(const TensorArgument*, int, int, fastcheck::Record*, const Workspace*,
                            const Tuning*, void*) {
   return kErrorAbsent;
 }

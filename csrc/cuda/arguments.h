@@ -18,16 +18,13 @@ struct Entry {
   std::int64_t components;
   std::int64_t first_chunk;
   std::int64_t slot;
-  std::int32_t site;
-  std::int32_t call;
-  std::uint32_t flags;
   std::uint8_t dtype;
   std::uint8_t order;
   std::uint8_t strided;  // read through the launch's one layout
-  std::uint8_t reserved;
+  std::uint8_t reserved[5];
 };
 
-static_assert(sizeof(Entry) == 48);
+static_assert(sizeof(Entry) == 40);
 
 // As many as leave the arguments well below the 4 KiB that every driver takes; a longer list comes
 // from device memory.
@@ -44,7 +41,7 @@ struct List {
 
 struct RecordsLaunch {
   List list;
-  Destination destination;
+  Record* slots;
   Counter* counters;
   Partial* partials;  // one per chunk
   Sums* levels;       // of the last block's tree

@@ -116,13 +116,10 @@ class TableSpace {
                       component_count(tensor),
                       chunk,
                       tensor.slot,
-                      tensor.site,
-                      tensor.call,
-                      tensor.flags,
                       tensor.dtype,
                       tensor.order,
                       static_cast<std::uint8_t>(group.strided >= 0),
-                      0};
+                      {}};
       chunk += chunks_of(tile_count(tensor), chunk_tiles);
     });
     if (inline_entries) return 0;
@@ -152,15 +149,15 @@ cudaError_t start_found(unsigned grid, unsigned block, cudaStream_t stream,
   }
 }
 
-int records(const Request& request, Depth depth, const Destination& destination,
-            const Workspace& workspace, cudaStream_t stream) {
+int records(const Request& request, Depth depth, Record* slots, const Workspace& workspace,
+            cudaStream_t stream) {
   TableSpace tables(workspace, stream);
   return for_each_group(request, [&](const Group& group) -> int {
     const Cut cut = group.cut();
     if (cut.chunks * kChunkBytes > workspace.partials_bytes) return kErrorWorkspace;
     RecordsLaunch launch;
     if (const int error = tables.fill(group, cut, group.size(), launch.list)) return error;
-    launch.destination = destination;
+    launch.slots = slots;
     launch.counters = workspace.counters;
     launch.partials = static_cast<Partial*>(workspace.partials);
     launch.levels = reinterpret_cast<Sums*>(launch.partials + cut.chunks);
@@ -227,10 +224,10 @@ int fastcheck_cuda_workspace(const TensorArgument* tensors, int count, const Tun
                              WorkspaceSize* size) {
   const Request request{tensors, count, *tuning};
   if (!readable(request)) return kErrorArgument;
-  *size = {kTickets, 0, 0};
+  *size = {0, 0, 0};
   return for_each_group(request, [&](const Group& group) {
     const int n = group.size();
-    size->counters = std::max<std::int64_t>(size->counters, kTickets + n);
+    size->counters = std::max<std::int64_t>(size->counters, n);
     size->partials_bytes = std::max(size->partials_bytes, group.cut().chunks * kChunkBytes);
     if (n > kInlineEntries) size->table_bytes += n * static_cast<std::int64_t>(sizeof(Entry));
     return 0;
@@ -238,11 +235,11 @@ int fastcheck_cuda_workspace(const TensorArgument* tensors, int count, const Tun
 }
 
 int fastcheck_cuda_records(const TensorArgument* tensors, int count, int depth,
-                           const Destination* destination, const Workspace* workspace,
+                           fastcheck::Record* slots, const Workspace* workspace,
                            const Tuning* tuning, void* stream) {
   const Request request{tensors, count, *tuning};
   if (!readable(request) || depth < 1 || depth > 3) return kErrorArgument;
-  return records(request, static_cast<fastcheck::Depth>(depth), *destination, *workspace,
+  return records(request, static_cast<fastcheck::Depth>(depth), slots, *workspace,
                  static_cast<cudaStream_t>(stream));
 }
 

@@ -2,7 +2,7 @@
 //
 // No function here waits for the device, allocates, or looks at the current device: the caller
 // makes the tensors' device current, and owns every buffer. All of it may be captured in a CUDA
-// graph; `workspace` and `destination` then belong to the graph for as long as it is replayed.
+// graph; `workspace` and `slots` then belong to the graph for as long as it is replayed.
 // Functions return 0, a cudaError_t, or an Error; fastcheck_cuda_error_name() says it in words.
 #pragma once
 
@@ -18,35 +18,6 @@ using Counter = unsigned int;
 // Up to this many tensors of a dtype travel in the arguments of a launch; more need a table.
 constexpr int kWithoutTable = 32;
 
-// State of a ring of slots, in device memory, zeroed by its owner.
-struct RingState {
-  unsigned long long next_seq;  // the sequence number of the next record
-  long long step;               // read by launches whose Destination::step is negative
-  // How many non-finite records came since the owner last set it to zero (each step); the first
-  // `nonfinite_capacity` of them are in Destination::nonfinite_slots.
-  unsigned int nonfinite_count;
-  unsigned int reserved;
-};
-
-// Where the records of a launch go. All pointers are to device memory (or mapped host memory) and
-// all but `slots` may be null.
-struct Destination {
-  Record* slots;
-  // Each record takes the next number; those of one launch are neighbours, in the order of the
-  // list. Null: seq is 0.
-  RingState* ring;
-  // Copies of the step's first non-finite records, so that a full ring does not lose them.
-  Record* nonfinite_slots;
-  // Set to a non-finite record's seq + 1, so that it changes with each; in host-mapped memory the
-  // host sees it without a copy. Stored after the record itself.
-  unsigned long long* host_flag;
-  // Set to 1.0f by a non-finite record, else left alone: the found_inf of a fused optimizer.
-  float* found;
-  std::int64_t step;  // negative: the ring's, which a graph's replay can move on
-  std::uint32_t nonfinite_capacity;
-  std::uint32_t device_mode;
-};
-
 // One tensor. Sizes and strides are in elements, strides not negative, and are not read when
 // `dense`: then the traversal is the memory from `data` on.
 struct TensorArgument {
@@ -54,13 +25,10 @@ struct TensorArgument {
   std::int64_t numel;
   const std::int64_t* sizes;
   const std::int64_t* strides;
-  std::int64_t slot;  // index into Destination::slots
+  std::int64_t slot;  // index into the slots of a launch
   std::int32_t ndim;
-  std::int32_t site;
-  std::int32_t call;
-  std::uint32_t flags;  // OR-ed into the record's
   std::uint8_t dtype;
-  std::uint8_t order;  // as the record will say
+  std::uint8_t order;  // as in the record
   std::uint8_t dense;
   std::uint8_t reserved;
 };
@@ -112,11 +80,11 @@ int fastcheck_cuda_is_capturing(void* stream, int* is_capturing);
 int fastcheck_cuda_workspace(const TensorArgument* tensors, int count, const Tuning* tuning,
                              WorkspaceSize* size);
 
-// Writes one Record per tensor. One kernel per dtype among the dense tensors, and one for each
-// tensor that must be read through its strides or is not aligned to 16 bytes.
-int fastcheck_cuda_records(const TensorArgument* tensors, int count, int depth,
-                           const Destination* destination, const Workspace* workspace,
-                           const Tuning* tuning, void* stream);
+// Writes one Record per tensor to `slots`, in device memory; what the host gives a record (seq,
+// step, call, site) is 0. One kernel per dtype among the dense tensors, and one for each tensor
+// that must be read through its strides or is not aligned to 16 bytes.
+int fastcheck_cuda_records(const TensorArgument* tensors, int count, int depth, Record* slots,
+                           const Workspace* workspace, const Tuning* tuning, void* stream);
 
 // Sets *found to 1.0f if any component of any tensor is not finite, else leaves it alone: the
 // caller zeroes it, or does not, to have the OR with what it holds.

@@ -18,12 +18,6 @@ namespace fastcheck::cuda {
 constexpr int kMaxThreads = kMaxWarps * kWarp;
 constexpr int kBlocksPerSm = 2;  // leaves a thread 128 registers
 
-// Counters of a launch: the seq numbers of a list, then a ticket per tensor.
-constexpr int kArrived = 0;
-constexpr int kServed = 1;
-constexpr int kFirstSeq = 2;  // 64 bits, plus 1
-constexpr int kTickets = 4;
-
 struct MergeShared {
   Partial parts[kMaxWarps];
   Record record;
@@ -62,37 +56,6 @@ FASTCHECK_DEVICE std::int64_t end_chunk(const List& list, int index) {
 
 // ---- the record ---------------------------------------------------------------------------------
 
-// The record's place in the ring's order: one atomic per launch gives its first number, and records
-// take theirs by their place in the list, whoever finishes first.
-FASTCHECK_DEVICE unsigned long long take_seq(const RecordsLaunch& launch, int index) {
-  RingState* ring = launch.destination.ring;
-  const auto count = static_cast<unsigned int>(launch.list.count);
-  if (count == 1) return atomicAdd(&ring->next_seq, 1ull);
-  auto* first = reinterpret_cast<unsigned long long*>(launch.counters + kFirstSeq);
-  unsigned long long seq;
-  if (atomicInc(&launch.counters[kArrived], count - 1) == 0) {
-    seq = atomicAdd(&ring->next_seq, static_cast<unsigned long long>(count));
-    atomicExch(first, seq + 1);
-  } else {
-    // Whoever arrived first is running: it waits for nobody.
-    do {
-      seq = atomicAdd(first, 0ull);
-    } while (seq == 0);
-    --seq;
-  }
-  // The last one served leaves the counters as they were found.
-  if (atomicInc(&launch.counters[kServed], count - 1) == count - 1) atomicExch(first, 0ull);
-  return seq + static_cast<unsigned long long>(index);
-}
-
-FASTCHECK_DEVICE void store_record(Record* to, const Record& from, int lane) {
-  constexpr int kWords = sizeof(Record) / 8;
-  if (lane < kWords) {
-    reinterpret_cast<unsigned long long*>(to)[lane] =
-        reinterpret_cast<const unsigned long long*>(&from)[lane];
-  }
-}
-
 FASTCHECK_DEVICE int components_per_element(DType dtype) {
   return dtype == DType::k_complex64 || dtype == DType::k_complex128 ? 2 : 1;
 }
@@ -102,46 +65,20 @@ FASTCHECK_DEVICE_CALLED void write_record(const RecordsLaunch& launch, int index
                                           int component_size, Extreme extreme, Depth depth,
                                           MergeShared& shared) {
   const Entry& entry = entries_of(launch.list)[index];
-  const Destination& to = launch.destination;
   const int lane = lane_index();
+  const bool has_word = lane < static_cast<int>(sizeof(Record) / 8);
   auto* words = reinterpret_cast<unsigned long long*>(&shared.record);
-  if (lane < static_cast<int>(sizeof(Record) / 8)) words[lane] = 0;
+  if (has_word) words[lane] = 0;
   __syncwarp();
-  unsigned int place = 0xffffffffu;  // among the step's non-finite records
   if (lane == 0) {
-    Record& record = shared.record;
     const auto dtype = static_cast<DType>(entry.dtype);
     const DTypeInfo info{nullptr, components_per_element(dtype), component_size, extreme};
-    record.flags = entry.flags;
     finalise(shared.parts[0], dtype, info, entry.components / info.components, depth,
-             static_cast<Order>(entry.order), record);
-    record.call = entry.call;
-    record.site = entry.site;
-    record.device_mode = static_cast<std::uint8_t>(to.device_mode);
-    record.step = to.step;
-    if (to.ring != nullptr) {
-      record.seq = static_cast<std::int64_t>(take_seq(launch, index));
-      if (to.step < 0) record.step = __ldcg(&to.ring->step);
-    }
-    if ((record.flags & kFlagNonfinite) != 0) {
-      if (to.found != nullptr) *to.found = 1.0f;
-      if (to.ring != nullptr) place = atomicAdd(&to.ring->nonfinite_count, 1u);
-    }
+             static_cast<Order>(entry.order), shared.record);
   }
   __syncwarp();
-  store_record(to.slots + entry.slot, shared.record, lane);
-  place = __shfl_sync(kWholeWarp, place, 0);
-  if (to.nonfinite_slots != nullptr && place < to.nonfinite_capacity) {
-    store_record(to.nonfinite_slots + place, shared.record, lane);
-  }
-  if (to.host_flag != nullptr && (shared.record.flags & kFlagNonfinite) != 0) {
-    __threadfence_system();
-    __syncwarp();
-    if (lane == 0) {
-      *static_cast<volatile unsigned long long*>(to.host_flag) =
-          static_cast<unsigned long long>(shared.record.seq) + 1;
-    }
-  }
+  if (has_word)
+    reinterpret_cast<unsigned long long*>(launch.slots + entry.slot)[lane] = words[lane];
 }
 
 // ---- chunks -------------------------------------------------------------------------------------
@@ -184,7 +121,7 @@ FASTCHECK_DEVICE bool hand_in(const RecordsLaunch& launch, int index, std::int64
   launch.partials[chunk] = part;
   __threadfence();
   const auto last = static_cast<unsigned int>(chunks - 1);
-  if (atomicInc(&launch.counters[kTickets + index], last) != last) return false;  // and 0 again
+  if (atomicInc(&launch.counters[index], last) != last) return false;  // and 0 again
   __threadfence();
   return true;
 }

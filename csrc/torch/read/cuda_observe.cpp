@@ -99,16 +99,14 @@ std::string problem(std::int64_t index) {
 
 void observe(at::ArrayRef<at::Tensor> tensors, const at::Tensor& slots, std::int64_t first,
              Depth depth, bool logical) {
-  Destination to{};
   slot(slots, first, static_cast<std::int64_t>(tensors.size()), kDeviceType);
-  to.slots = slot(slots, 0, 0, kDeviceType);
-  to.device_mode = static_cast<std::uint32_t>(DeviceMode::kIeee);
+  Record* const to = slot(slots, 0, 0, kDeviceType);
   const c10::DeviceGuard guard(slots.device());
   const Arguments arguments(tensors, slots.device(), first, logical);
   in_parts(arguments.all(), slots.device(),
            [&](const TensorArgument* part, int count, const Workspace* workspace,
                const Tuning* tuning, void* stream) {
-             return fastcheck_cuda_records(part, count, static_cast<int>(depth), &to, workspace,
+             return fastcheck_cuda_records(part, count, static_cast<int>(depth), to, workspace,
                                            tuning, stream);
            });
 }

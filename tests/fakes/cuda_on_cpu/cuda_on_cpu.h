@@ -139,7 +139,6 @@ inline int __all_sync(unsigned mask, int x, int line = __builtin_LINE(),
 // ---- memory -------------------------------------------------------------------------------------
 
 inline void __threadfence() { cuda_on_cpu::give_way(); }
-inline void __threadfence_system() { cuda_on_cpu::give_way(); }
 
 template <class T>
 T __ldg(const T* at) {

@@ -42,10 +42,7 @@ inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::List& list) {
 }
 
 inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::RecordsLaunch& launch) {
-  locate(launch.destination.slots);
-  locate(launch.destination.ring);
-  locate(launch.destination.nonfinite_slots);
-  locate(launch.destination.found);
+  locate(launch.slots);
   locate(launch.counters);
   locate(launch.partials);
   locate(launch.levels);

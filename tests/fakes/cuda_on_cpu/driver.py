@@ -112,28 +112,6 @@ def run(command: Sequence[str], cwd: Path) -> None:
 # --- csrc/cuda/launch.h --------------------------------------------------------------------------
 
 
-class RingState(ctypes.Structure):
-    _fields_ = (
-        ("next_seq", ctypes.c_uint64),
-        ("step", ctypes.c_int64),
-        ("nonfinite_count", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-    )
-
-
-class Destination(ctypes.Structure):
-    _fields_ = (
-        ("slots", ctypes.c_void_p),
-        ("ring", ctypes.c_void_p),
-        ("nonfinite_slots", ctypes.c_void_p),
-        ("host_flag", ctypes.c_void_p),
-        ("found", ctypes.c_void_p),
-        ("step", ctypes.c_int64),
-        ("nonfinite_capacity", ctypes.c_uint32),
-        ("device_mode", ctypes.c_uint32),
-    )
-
-
 class TensorArgument(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -142,9 +120,6 @@ class TensorArgument(ctypes.Structure):
         ("strides", ctypes.c_void_p),
         ("slot", ctypes.c_int64),
         ("ndim", ctypes.c_int32),
-        ("site", ctypes.c_int32),
-        ("call", ctypes.c_int32),
-        ("flags", ctypes.c_uint32),
         ("dtype", ctypes.c_uint8),
         ("order", ctypes.c_uint8),
         ("dense", ctypes.c_uint8),
@@ -296,7 +271,6 @@ class Call:
             size.table_bytes,
         )
         self.slots = Garbage(RECORD_BYTES * self.count)
-        self.destination = Destination(slots=self.slots.address, step=0)
         self.lib.cuda_on_cpu_schedule(cut.seed, cut.resident)
 
     def check(self, code: int) -> None:
@@ -308,7 +282,7 @@ class Call:
                 self.arguments,
                 self.count,
                 DEPTHS[depth],
-                ctypes.byref(self.destination),
+                ctypes.c_void_p(self.slots.address),
                 ctypes.byref(self.workspace),
                 ctypes.byref(self.tuning),
                 None,

@@ -43,7 +43,7 @@ Bytes load(Thread& t, uint64_t address, int size) {
 }
 
 template <Space kSpace>
-void store(Thread& t, uint64_t address, int size, const Bytes& bytes, bool is_flag) {
+void store(Thread& t, uint64_t address, int size, const Bytes& bytes) {
   const uint64_t mark = address & kMarks;
   if constexpr (kSpace == Space::kShared) {
     if (mark != 0) fail(t, "st.shared to a generic address");
@@ -55,7 +55,7 @@ void store(Thread& t, uint64_t address, int size, const Bytes& bytes, bool is_fl
   } else if (kSpace == Space::kGeneric && mark == kShared) {
     t.block.shared.store(t, address & ~kMarks, size, bytes);
   } else {
-    t.launch.memory.store(t, address, size, bytes, is_flag);
+    t.launch.memory.store(t, address, size, bytes);
   }
 }
 
@@ -71,7 +71,7 @@ void execute_load(Thread& t, const Instruction& i) {
   }
 }
 
-template <Space kSpace, class T, int kCount, bool kIsFlag = false>
+template <Space kSpace, class T, int kCount>
 void execute_store(Thread& t, const Instruction& i) {
   const uint64_t address = t.get<uint64_t>(i.operand[0]) + static_cast<uint64_t>(i.offset);
   Bytes bytes{};
@@ -79,7 +79,7 @@ void execute_store(Thread& t, const Instruction& i) {
     const T value = t.get<T>(i.operand[n + 1]);
     std::memcpy(bytes.data() + n * sizeof(T), &value, sizeof(T));
   }
-  store<kSpace>(t, address, kCount * sizeof(T), bytes, kIsFlag);
+  store<kSpace>(t, address, kCount * sizeof(T), bytes);
 }
 
 template <class T>
@@ -92,10 +92,10 @@ void accesses(Table& table, std::initializer_list<const char*> types) {
     table.define("ld.global.cg." + type, 2, execute_load<Space::kGlobal, T, 1, true>);
     table.define("ld.global.nc." + type, 2, execute_load<Space::kConstant, T, 1>);
     table.define("st." + type, 2, execute_store<Space::kGeneric, T, 1>);
-    table.define("st.volatile." + type, 2, execute_store<Space::kGeneric, T, 1, true>);
     table.define("st.param." + type, 2, execute_store<Space::kParam, T, 1>);
     table.define("st.shared." + type, 2, execute_store<Space::kShared, T, 1>);
     table.define("st.global." + type, 2, execute_store<Space::kGlobal, T, 1>);
+    table.define("ld.v2." + type, 3, execute_load<Space::kGeneric, T, 2>);
     table.define("ld.shared.v2." + type, 3, execute_load<Space::kShared, T, 2>);
     table.define("ld.global.nc.v2." + type, 3, execute_load<Space::kConstant, T, 2>);
     table.define("st.v2." + type, 3, execute_store<Space::kGeneric, T, 2>);

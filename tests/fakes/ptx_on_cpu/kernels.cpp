@@ -55,17 +55,10 @@ class Ranges {
   void add(const RecordsLaunch& launch, int component_size) {
     const List& list = launch.list;
     add(list, component_size);
-    const Destination& to = launch.destination;
     const Entry* entries = list.table != nullptr ? list.table : list.entries;
     for (int i = 0; i < list.count; ++i)
-      add(to.slots + entries[i].slot, sizeof(Record), Use::kAnnounced, "a slot");
-    add(to.ring, sizeof(RingState), Use::kState, "the ring");
-    add(to.nonfinite_slots, to.nonfinite_capacity * std::int64_t{sizeof(Record)}, Use::kWrite,
-        "the non-finite slots");
-    add(to.host_flag, sizeof(*to.host_flag), Use::kWrite, "the host's flag");
-    add(to.found, sizeof(*to.found), Use::kWrite, "found");
-    add(launch.counters, (kTickets + list.count) * std::int64_t{sizeof(Counter)}, Use::kState,
-        "the counters");
+      add(launch.slots + entries[i].slot, sizeof(Record), Use::kWrite, "a slot");
+    add(launch.counters, list.count * std::int64_t{sizeof(Counter)}, Use::kState, "the counters");
     add(launch.partials, list.chunks * std::int64_t{sizeof(Partial)}, Use::kScratch,
         "the partials");
     add(launch.levels, list.chunks * std::int64_t{sizeof(Sums)}, Use::kScratch, "the levels");

@@ -46,13 +46,6 @@ const Range& GlobalMemory::find(Thread& thread, std::uint64_t address, int size,
   fail(thread, "out of bounds: " + bytes_at(size, address));
 }
 
-bool GlobalMemory::is_whole(const Range& range) const {
-  for (std::uintptr_t at = range.begin; at < range.end; ++at) {
-    if (changes_.count(at) == 0) return false;
-  }
-  return true;
-}
-
 Bytes GlobalMemory::load(Thread& thread, std::uint64_t address, int size, bool is_constant) {
   const Range& range = find(thread, address, size, false);
   Bytes bytes{};
@@ -62,9 +55,7 @@ Bytes GlobalMemory::load(Thread& thread, std::uint64_t address, int size, bool i
     return bytes;
   }
   if (is_constant) fail(thread, std::string("ld.global.nc of ") + range.name);
-  if (range.use == Use::kWrite || range.use == Use::kAnnounced) {
-    fail(thread, std::string("a load of ") + range.name);
-  }
+  if (range.use == Use::kWrite) fail(thread, std::string("a load of ") + range.name);
   const bool is_late = draw();
   for (int i = 0; i < size; ++i) {
     const std::uintptr_t at = address + static_cast<unsigned>(i);
@@ -109,17 +100,9 @@ void GlobalMemory::commit(Thread& thread, std::uint64_t address, int size, const
   commit(thread, stores);
 }
 
-void GlobalMemory::store(Thread& thread, std::uint64_t address, int size, const Bytes& bytes,
-                         bool is_flag) {
+void GlobalMemory::store(Thread& thread, std::uint64_t address, int size, const Bytes& bytes) {
   find(thread, address, size, true);
-  if (is_flag) {
-    const auto whole = std::count_if(ranges_.begin(), ranges_.end(), [this](const Range& range) {
-      return range.use == Use::kAnnounced && is_whole(range);
-    });
-    if (whole < ++flags_) fail(thread, "a flag is stored before what it stands for");
-  }
-  const bool at_once = is_flag || (draw() && !has(thread.stores, address, size));
-  if (at_once) return commit(thread, address, size, bytes);
+  if (draw() && !has(thread.stores, address, size)) return commit(thread, address, size, bytes);
   for (int i = 0; i < size; ++i) {
     thread.stores[address + static_cast<unsigned>(i)] = bytes[static_cast<std::size_t>(i)];
   }

@@ -18,11 +18,10 @@ namespace ptx_on_cpu {
 struct Thread;
 
 enum class Use {
-  kRead,       // never written by the launch
-  kWrite,      // only written
-  kAnnounced,  // likewise, and each is whole before a flag says that one more is
-  kScratch,    // written before it is read
-  kState,      // holds something when the launch begins
+  kRead,     // never written by the launch
+  kWrite,    // only written
+  kScratch,  // written before it is read
+  kState,    // holds something when the launch begins
 };
 
 struct Range {
@@ -43,7 +42,7 @@ class GlobalMemory {
   explicit GlobalMemory(std::vector<Range> ranges) : ranges_(std::move(ranges)) {}
 
   Bytes load(Thread& thread, std::uint64_t address, int size, bool is_constant);
-  void store(Thread& thread, std::uint64_t address, int size, const Bytes& bytes, bool is_flag);
+  void store(Thread& thread, std::uint64_t address, int size, const Bytes& bytes);
   // The bytes for an atomic, which everyone sees at once; commit() puts the new ones there.
   Bytes load_newest(Thread& thread, std::uint64_t address, int size);
   void commit(Thread& thread, std::uint64_t address, int size, const Bytes& bytes);
@@ -62,14 +61,12 @@ class GlobalMemory {
     unsigned block;
   };
 
-  bool is_whole(const Range& range) const;
   const Range& find(Thread& thread, std::uint64_t address, int size, bool is_store) const;
   void commit(Thread& thread, const Stores& stores);
 
   std::vector<Range> ranges_;
   std::unordered_map<std::uintptr_t, Change> changes_;  // the last one of each byte
   std::uint64_t number_ = 0;                            // of changes so far
-  int flags_ = 0;
 };
 
 // ---- shared memory ------------------------------------------------------------------------------
