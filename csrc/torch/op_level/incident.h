@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "torch/operators/filter.h"
+#include "torch/python/line.h"
 
 namespace fastcheck::op_level {
 
@@ -61,10 +62,11 @@ struct Incident {
   // A scalar argument is itself infinite: bit 0 +Inf, bit 1 -Inf; or at least the largest number of
   // something that was made: bits 2 and 3.
   std::uint8_t infinite_scalars = 0;
-  std::int64_t api = -1;     // as given to set_api(), in backward that of the forward; -1: none
-  std::string node;          // the autograd node that it is part of
-  std::string line;          // where Python was
-  std::string forward_line;  // and where it was in the forward of what ran in backward
+  std::int64_t api = -1;  // as given to set_api(), in backward that of the forward; -1: none
+  std::string node;       // the autograd node that it is part of
+  std::string line;       // where Python was
+  // And where it was in the forward of what ran in backward, unless that runs Python itself.
+  PythonLine forward_line;
   std::int64_t forward_seq = -1;  // the first record that this forward made; -1: not known
   std::vector<Fed> fed;
   std::vector<Input> inputs;

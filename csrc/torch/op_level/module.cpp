@@ -135,7 +135,7 @@ py::dict as_dict(const Incident& incident) {
   d["node"] = incident.node;
   d["line"] = incident.line;
   d["forward_seq"] = incident.forward_seq;
-  d["forward_line"] = incident.forward_line;
+  d["forward_line"] = spelt(incident.forward_line);
   py::list fed;
   for (const Fed& one : incident.fed) {
     fed.append(py::make_tuple(one.seq, one.is_arrival, one.is_collective));

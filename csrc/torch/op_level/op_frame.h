@@ -32,10 +32,12 @@ struct OpObserver::Frame {
   bool opens = false;
   Scalars scalars;
   // Of a node: how many modules were entered when it began, and what ops have made within it.
+  const void* python = nullptr;  // the frame that autograd was called in, or called Python in
   std::size_t modules = 0;
   std::int32_t made = 0;
   std::int64_t clock = 0;
-  std::uint64_t node = 0;  // the key of what autograd may have made of it; 0: nothing
+  std::int64_t node = -1;  // the number of what autograd may have made of it; -1: nothing
+  PythonLine line;         // where it was called, as far as its node has to know
   Readabilities unread;    // tensors that could not be looked at
   std::vector<Fed> fed;
   std::vector<Input> inputs;
@@ -78,7 +80,8 @@ struct OpObserver::Thread {
     frame.forward = {};
     frame.is_recompute = false;
     frame.is_composite_call = frame.is_zero_tensor = false;
-    frame.node = 0;
+    frame.node = -1;
+    frame.line = {};
     frame.unread.clear();
     frame.is_open = true;
     frame.opens = false;
@@ -97,12 +100,24 @@ struct OpObserver::Thread {
     return inner.op != nullptr && !inner.op->is_composite && !inner.is_composite_call &&
            !inner.is_zero_tensor;
   }
+  // Where Python has called something: in the middle of a backward that called no Python itself, it
+  // is where its forward was called.
+  static PythonLine line(const Frame* node) {
+    if (node == nullptr) return python_line();
+    const PythonLine within = python_line(node->python);
+    return within ? within : node->forward.line;
+  }
   // The innermost node of autograd that is running; null: none is.
   Frame* node() {
     for (std::size_t i = depth; i-- > 0;) {
       if (frames[i].op == nullptr) return &frames[i];
     }
     return nullptr;
+  }
+  // The same, unless it computes a part of the forward again.
+  Frame* node_of_backward() {
+    Frame* const inner = node();
+    return inner == nullptr || modules.size() > inner->modules ? nullptr : inner;
   }
 };
 

@@ -16,11 +16,6 @@ namespace {
 
 // Culprits whose Python line is looked up in one step; the first one is the one that matters.
 constexpr std::int32_t kLinesPerStep = 16;
-constexpr std::size_t kMaxForwardOps = 1 << 20;
-
-std::uint64_t node_key(std::uint64_t thread, std::int64_t sequence) {
-  return thread << 44 ^ static_cast<std::uint64_t>(sequence);
-}
 
 std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& fn) {
   OpObserver::instance().begin(fn);
@@ -107,8 +102,7 @@ void OpObserver::begin_step(std::int64_t step) {
   const std::lock_guard<std::mutex> lock(mutex_);
   step_ = step;
   for (auto& calls : calls_) calls.assign(calls.size(), 0);
-  forward_ops_.clear();
-  lines_.clear();
+  forward_ops_.begin_step();
   lines_left_ = kLinesPerStep;
 }
 
@@ -156,9 +150,26 @@ void OpObserver::begin(const at::RecordFunction& fn) {
 void OpObserver::begin_node(const at::RecordFunction& fn, Thread& mine) {
   Frame& frame = mine.push(fn);
   frame.modules = mine.modules.size();
+  frame.python = python_frame();
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = forward_ops_.find(node_key(fn.forwardThreadId(), fn.seqNr()));
-  if (found != forward_ops_.end()) frame.forward = found->second;
+  const ForwardOp* const found = forward_ops_.find(fn.forwardThreadId(), fn.seqNr());
+  if (found != nullptr) frame.forward = *found;
+}
+
+// A torch.autograd.Function is no op. Its node has a number like those of ops.
+void OpObserver::begin_function(const at::RecordFunction& fn, Thread& mine) {
+  if (fn.seqNr() < 0) return;
+  const Frame* const node = mine.node_of_backward();
+  ForwardOp function;
+  function.module = mine.modules.empty() ? -1 : mine.modules.back();
+  function.api = mine.api;
+  if (node != nullptr) {
+    function.module = node->forward.module;
+    function.api = node->forward.api;
+  }
+  function.line = Thread::line(node);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  forward_ops_.add(fn.threadId(), fn.seqNr(), function);
 }
 
 bool OpObserver::is_under_mode() const {
@@ -202,7 +213,10 @@ void OpObserver::begin_zero_tensor(const at::RecordFunction& fn, const Op& op, T
 
 void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   const Op* const op = mine.recent.find(fn, ops_);
-  if (op == nullptr) return;
+  if (op == nullptr) {
+    begin_function(fn, mine);
+    return;
+  }
   if (op->is_own) {
     // What it calls is within it, as within any kernel.
     Frame& frame = mine.push(fn);
@@ -243,12 +257,16 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   frame.is_open = choice == Choice::kSelected && filter_.has_module(frame.module) &&
                   (has_input || filter_.has_role(frame.direction, Role::kOutput));
   std::int64_t sequence = fn.seqNr();
-  std::string line;
   if (mine.composite == op) {
     sequence = mine.composite_seq;
     mine.composite = nullptr;
-    // For debugging, where it may cost something: the line that a bad gradient will go back to.
-    if (sequence >= 0 && frame.direction == Direction::kForward) line = options()->line();
+  }
+  const bool is_backward = frame.direction == Direction::kBackward;
+  if (sequence >= 0) {
+    // What an op calls is on its line.
+    const Frame* const outer = mine.depth > 1 ? &mine.frames[mine.depth - 2] : nullptr;
+    const bool is_within = outer != nullptr && outer->op != nullptr && outer->line;
+    frame.line = is_within ? outer->line : Thread::line(is_backward ? mine.node() : nullptr);
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   frame.clock = next_seq_;
@@ -256,15 +274,14 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   const auto number = static_cast<std::size_t>(op->number);
   if (calls.size() <= number) calls.resize(number + 1, 0);
   frame.call = calls[number]++;
-  if (frame.direction == Direction::kForward && sequence >= 0 &&
-      forward_ops_.size() < kMaxForwardOps) {
-    std::int32_t at = -1;
-    if (!line.empty()) {
-      at = static_cast<std::int32_t>(lines_.size());
-      lines_.push_back(std::move(line));
-    }
-    frame.node = node_key(fn.threadId(), sequence);
-    forward_ops_[frame.node] = {op->number, frame.call, frame.module, mine.api, choice, at, -1};
+  if (sequence >= 0 && is_backward) {
+    // A gradient of a gradient: the op has a name in the first backward alone.
+    const ForwardOp again{-1, 0, frame.module, frame.forward.api, Choice::kOther, frame.line, -1};
+    forward_ops_.add(fn.threadId(), sequence, again);
+  } else if (sequence >= 0 && frame.direction == Direction::kForward) {
+    frame.node = sequence;
+    forward_ops_.add(fn.threadId(), sequence,
+                     {op->number, frame.call, frame.module, mine.api, choice, frame.line, -1});
   }
   if (frame.forward.op >= 0) frame.call = frame.forward.call;
   if (op->is_allocation) return;

@@ -17,12 +17,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "core/record.h"
 #include "torch/op_level/arrivals.h"
+#include "torch/op_level/forward_ops.h"
 #include "torch/op_level/incident.h"
 #include "torch/op_level/provenance.h"
 #include "torch/op_level/readability.h"
@@ -57,7 +57,7 @@ struct Options {
   Filter filter;
   // Tensors of other devices are copied to the host to be read, which waits for each.
   bool copies = false;
-  // Tells where Python is. Called for culprits only.
+  // Tells where Python is. Called for culprits only; where their forward was is known.
   std::function<std::string()> line;
   // Has tensors of other devices read on their streams, and throws nothing; the observer holds no
   // lock. Null: they pass unread.
@@ -143,6 +143,7 @@ class OpObserver {
   void begin_op(const at::RecordFunction& fn, Thread& mine);
   void begin_node(const at::RecordFunction& fn, Thread& mine);
   void end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine);
+  void begin_function(const at::RecordFunction& fn, Thread& mine);
   void begin_composite(const at::RecordFunction& fn, const Op& op, Thread& mine);
   void begin_zero_tensor(const at::RecordFunction& fn, const Op& op, Thread& mine);
   bool is_under_mode() const;
@@ -183,16 +184,7 @@ class OpObserver {
   std::map<OpSite, std::int32_t> sites_;
   // How often an op was called in this step, by direction.
   std::array<std::vector<std::int32_t>, 3> calls_;
-  struct ForwardOp {
-    std::int32_t op = -1, call = 0, module = -1;
-    std::int64_t api = -1;
-    Choice choice = Choice::kOther;
-    std::int32_t line = -1;  // where Python was, under a mode: among lines_
-    std::int64_t seq = -1;   // the first record that it made
-  };
-  // By thread and by autograd's sequence number: of the innermost op that may have made the node.
-  std::unordered_map<std::uint64_t, ForwardOp> forward_ops_;
-  std::vector<std::string> lines_;
+  ForwardOps forward_ops_;
 
   // Of the run that goes on; the functions are shared with those who call them without the lock.
   Depth depth_ = Depth::kStats;

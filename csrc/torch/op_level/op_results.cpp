@@ -51,10 +51,6 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
     is_waiting = is_deferred_;
     wants_line = is_bad && options_->line && lines_left_ > 0;
     if (wants_line) --lines_left_;
-    const auto forward_line = static_cast<std::size_t>(frame.forward.line);
-    if (frame.forward.line >= 0 && forward_line < lines_.size()) {
-      incident.forward_line = lines_[forward_line];
-    }
   }
   incident.op = frame.op->number;
   incident.direction = frame.direction;
@@ -64,7 +60,12 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
   incident.forward_seq = frame.forward.seq;
   incident.fed = frame.fed;
   incident.inputs = frame.inputs;
-  if (const Frame* const node = mine.node()) incident.node = node->fn->name();
+  if (const Frame* const node = mine.node()) {
+    incident.node = node->fn->name();
+    // The backward of a torch.autograd.Function has a line of its own.
+    const bool is_backward = frame.direction == Direction::kBackward;
+    if (is_backward && !python_line(node->python)) incident.forward_line = node->forward.line;
+  }
   if (wants_line) incident.line = options()->line();
   // Whoever takes the op in finds its records among those that a device was told of.
   launch(mine);
@@ -167,9 +168,9 @@ bool OpObserver::take_results(const at::RecordFunction& fn, Frame& frame, Thread
       look_at_output(tensor, index++, frame, mine, incident);
     });
   }
-  if (frame.node != 0 && !incident.made.empty()) {
-    const auto found = forward_ops_.find(frame.node);
-    if (found != forward_ops_.end()) found->second.seq = incident.made.front();
+  if (frame.node >= 0 && !incident.made.empty()) {
+    ForwardOp* const made = forward_ops_.find(fn.threadId(), frame.node);
+    if (made != nullptr) made->seq = incident.made.front();
   }
   bool is_bad = false;
   for (const std::uint8_t bad : incident.is_bad) is_bad = is_bad || bad;

@@ -27,6 +27,13 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 Told = list[tuple[Any, ...]]
 
 
+def has_line_anywhere(site: fastcheck.Site) -> bool:
+    """A device may run what has no forward in a thread without Python; and on the CPU lines are few
+    in a step.
+    """
+    return site.direction == "forward" or (site.direction == "backward" and bool(site.module))
+
+
 def told(monitor: fastcheck.Monitor) -> Told:
     """All that an event says."""
     known = {int(r["seq"]): monitor.sites[int(r["site"])] for r in monitor.records()}
@@ -37,7 +44,7 @@ def told(monitor: fastcheck.Monitor) -> Told:
             event.verdict.name,
             event.reason,
             event.counted,
-            event.line if event.site.direction == "forward" else "",
+            event.line if has_line_anywhere(event.site) else "",
             [(label, str(known[seq])) for label, seq in event.inputs if seq in known],
             [int(event.record[f"{kind}_count"]) for kind in ("nan", "posinf", "neginf")],
         )
