@@ -138,15 +138,12 @@ class Judge(StepFindings):
             )
         if tentative:
             what = "a NaN" if finding.has_nan else "something other than -Inf"
-            reason = (
-                f"{call.node.name} made {what} where it read only finite values and -Inf "
-                "(a row that is masked entirely does this)"
-            )
-            if not all(one.only_neginf for one in tentative):
-                reason = (
-                    f"{call.node.name} made {what} where it read only finite values and some that "
-                    "did no harm until then"
-                )
+            place = self._sites[tentative[0].root.blamed_site]
+            reason = f"{call.node.name} made {what} where it read only finite values and "
+            if all(one.only_neginf for one in tentative):
+                reason += f"the -Inf of {place} (a row that is masked entirely does this)"
+            else:
+                reason += f"some that did no harm until then: {place}"
         self._judge_forward(finding, related, call.node, call.node, verdict, reason)
 
     def call_ended(self, call: Call, is_finite: bool) -> None:

@@ -25,7 +25,7 @@ from fastcheck.verdict.module_level import Judge, was_finite
 from .consequences import ConsequenceJudge, EarlierFindings
 from .finding import WAITING, OpFinding, is_absorbed, why_absorbed
 from .incident import Incident
-from .results import LARGEST, carries, is_written, recomputed, why_nan
+from .results import LARGEST, carries, is_copied, is_written, recomputed, why_nan, writer_of
 from .rules import BOUNDED, why_benign
 
 __all__ = ["EarlierFindings", "OpIncident", "OpJudge"]
@@ -93,7 +93,7 @@ class OpJudge(ConsequenceJudge):
         elif last_finite is not None and earlier is not None:
             self._propagate(finding, earlier)
         elif last_finite is not None and not finding.is_mask:
-            self._decide(finding, Verdict.ARRIVED, was_finite(finding.role, last_finite))
+            self._changed(finding, was_finite(finding.role, last_finite))
         elif not finding.has_nan and (finding.is_mask or finding.role == "buffer"):
             self._decide(finding, Verdict.INTENDED, "a stored infinity, written on purpose")
         else:
@@ -103,6 +103,17 @@ class OpJudge(ConsequenceJudge):
                 "it was non-finite when it was first read: look at the checkpoint or at the "
                 "initialisation",
             )
+
+    def _changed(self, finding: OpFinding, reason: str) -> None:
+        """A stored tensor that was finite in an earlier step, or before its module ran."""
+        site = self._sites[finding.site]
+        made = [f for f in self._open() if self._sites[f.site].module == site.module]
+        if self.is_strict or finding.role != "buffer" or not made:
+            self._decide(finding, Verdict.ARRIVED, reason)
+            return
+        # A norm that has just run keeps what it made of its input.
+        self._hold(finding, Verdict.ARRIVED, reason, made[:1])
+        self._count(finding, f"it reached {site.tensor_name}")
 
     def entered(self, finding: OpFinding, is_collective: bool) -> None:
         """An argument of the model that no observed op wrote."""
@@ -226,7 +237,7 @@ class OpJudge(ConsequenceJudge):
         ):
             finding.decide(Verdict.INTENDED, self._follows(intended[0]), intended[0])
             self.changed.append(finding)
-        elif not finding.has_nan and not inputs and self._is_copied(finding, incident):
+        elif not finding.has_nan and not inputs and is_copied(finding, incident, self.record_of):
             self._decide(
                 finding, Verdict.INTENDED, f"{op} read it where it is a number like others"
             )
@@ -234,9 +245,10 @@ class OpJudge(ConsequenceJudge):
             reason = f"{op} read only finite values"
             self._hold_scaled(finding, inputs, reason, Verdict.ORIGIN)
         elif self._decides_at_once(finding):
-            self._judge_at_once(finding, waiting, incident, bool(intended))
+            self._judge_at_once(finding, waiting, incident, writer_of(intended, self._sites))
         elif finding.has_nan:
-            self._hold(finding, Verdict.ORIGIN, why_nan(finding, op, bool(intended)), inputs)
+            reason = why_nan(finding, op, writer_of(intended, self._sites))
+            self._hold(finding, Verdict.ORIGIN, reason, inputs)
         else:
             reason = f"{op} made it: everything that it read was finite"
             self._hold(finding, Verdict.ORIGIN, reason, inputs)
@@ -250,7 +262,7 @@ class OpJudge(ConsequenceJudge):
         finding: OpFinding,
         waiting: Optional[OpFinding],
         incident: Incident,
-        has_intended: bool,
+        writer: str,
     ) -> None:
         """Without its consequences: a NaN, or saturated values that are no mask. An infinity waits
         for its consumers.
@@ -261,24 +273,13 @@ class OpJudge(ConsequenceJudge):
             self._blame(waiting, f"{op} {what}")
             self._propagate(finding, waiting)
         elif finding.is_certain:
-            self._decide(finding, Verdict.ORIGIN, why_nan(finding, op, has_intended))
+            self._decide(finding, Verdict.ORIGIN, why_nan(finding, op, writer))
         elif finding.role != "grad_input" and incident.is_optimizer:
             # It stays in the optimizer's state, which every later step reads.
             self._decide(finding, Verdict.ORIGIN, f"{op} overflowed in what the optimizer keeps")
         else:
             reason = f"{op} made it: everything that it read was finite"
             self._wait(finding, Verdict.ORIGIN, reason, waiting)
-
-    def _is_copied(self, finding: OpFinding, incident: Incident) -> bool:
-        """Whether one of the op's inputs held the largest number of the same dtype."""
-        if not finding.is_saturated:
-            return False
-        dtype = finding.record["dtype"]
-        records = (self.record_of(seq) for _, seq in incident.inputs)
-        return any(
-            record is not None and record["saturated_count"] and record["dtype"] == dtype
-            for record in records
-        )
 
     def _hold_scaled(
         self, finding: OpFinding, inputs: list[OpFinding], reason: str, planned: Verdict
