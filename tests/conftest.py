@@ -35,6 +35,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "backends/cuda/test_binding.py",
         "backends/cuda/test_binding_launches.py",
         "monitor/hooks/test_cuda.py",
+        "monitor/sinks/test_device.py",
         "monitor/test_devices.py",
         "monitor/test_devices_stops.py",
         "dump/test_device.py",

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fastcheck
+from support.trackers import Kept
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -72,10 +73,9 @@ def trainer(model: Any, *callbacks: Any, steps: int = 6, **options: Any) -> Any:
         max_steps=steps,
         per_device_train_batch_size=4,
         logging_steps=1,
-        report_to="none",
         use_cpu=True,
         disable_tqdm=True,
-        **{"save_strategy": "no", **options},
+        **{"report_to": "none", "save_strategy": "no", **options},
     )
     return transformers.Trainer(model, arguments, train_dataset=Tokens(), callbacks=list(callbacks))
 
@@ -213,3 +213,24 @@ def test_a_seal_that_fails_does_not_end_the_training(monkeypatch: pytest.MonkeyP
     with pytest.warns(fastcheck.FastcheckWarning, match="not sealed: OSError: No space"):
         run.train()
     assert run.state.global_step == 2
+
+
+def test_scalars_reach_the_trackers_that_the_trainer_reports_to() -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = trainer(llama(), fastcheck.callbacks.HuggingFace(), steps=3, report_to="tensorboard")
+    run.train()
+    events = EventAccumulator("out/runs/fastcheck")
+    events.Reload()
+    found = events.Scalars("fastcheck/loss")
+    assert [e.step for e in found] == [0, 1, 2]
+    assert [round(e.value, 4) for e in found] == [round(loss, 4) for loss in losses(run)]
+
+
+def test_sinks_that_are_given_take_the_place_of_the_trackers() -> None:
+    pytest.importorskip("tensorboard")
+    kept = Kept()
+    callback = fastcheck.callbacks.HuggingFace(sinks=kept)
+    trainer(llama(), callback, steps=2, report_to="tensorboard").train()
+    assert [step for step, _ in kept.rows] == [0, 1] and not Path("out/runs/fastcheck").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any, Optional
 
 import pytest
@@ -49,11 +51,9 @@ def fit(program: Program, *callbacks: Any, steps: int = 6, **options: Any) -> An
         max_steps=steps,
         accelerator="cpu",
         callbacks=list(callbacks),
-        logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=False,
-        **options,
+        **{"logger": False, "enable_checkpointing": False, **options},
     )
     trainer.fit(program, loader, loader)
     return trainer
@@ -86,3 +86,39 @@ def test_validation_between_steps_changes_nothing() -> None:
     callback = fastcheck.callbacks.Lightning(log_dir="log")
     fit(Program(), callback, steps=12, val_check_interval=3)
     assert callback.monitor is not None and callback.monitor.step_index == 11
+
+
+def test_scalars_reach_the_trainers_logger() -> None:
+    logger = lightning.pytorch.loggers.CSVLogger("csv", flush_logs_every_n_steps=1)
+    fit(Program(), fastcheck.callbacks.Lightning(), logger=logger, log_every_n_steps=2)
+    with open(Path(logger.log_dir) / "metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("fastcheck/loss")]
+    steps = [int(row["step"]) for row in rows]
+    assert steps == sorted(set(steps)) and steps[-1] == 5 and len(steps) >= 3
+    assert float(rows[0]["fastcheck/learning_rate"]) == 0.01
+
+
+def test_scalars_and_the_stop_reach_tensorboard() -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = lightning.pytorch.loggers.TensorBoardLogger("tb")
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        fit(Program(bad_step=3), fastcheck.callbacks.Lightning(), logger=logger)
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    assert [e.step for e in events.Scalars("fastcheck/events")] == [0, 1, 2, 3]
+    (text,) = events.Tensors("fastcheck/stop/text_summary")
+    assert str(caught.value).splitlines()[0] in text.tensor_proto.string_val[0].decode()
+
+
+def test_a_logger_that_fails_is_left_out() -> None:
+    class Broken(lightning.pytorch.loggers.CSVLogger):  # type: ignore[misc]
+        def log_metrics(self, metrics: Any, step: Any = None) -> None:
+            raise OSError("No space left on device")
+
+    program = Program()
+    with pytest.warns(fastcheck.FastcheckWarning, match="log_metrics: OSError: No space") as caught:
+        fit(program, fastcheck.callbacks.Lightning(), logger=Broken("csv"), log_every_n_steps=1)
+    assert len([w for w in caught if "no longer calls" in str(w.message)]) == 1
+    assert len(program.losses) == 6

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any, Optional, Union
 
-from fastcheck.errors import choice, warn
+from fastcheck.errors import ConfigError, choice, warn
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
+from fastcheck.monitor.sinks.sink import ScalarSink, open_sinks
+from fastcheck.monitor.sinks.tensorboard import TensorBoard
 from fastcheck.sealing.seal import check_finite, seal
 
 try:
@@ -39,7 +41,8 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # transformers may be
             that are not finite. ``"refuse"``: that, and with weights that are not finite
             ``train()`` raises NonFiniteWeightsError before the checkpoint is written. False:
             nothing.
-        options: those of :func:`fastcheck.install`.
+        options: those of :func:`fastcheck.install`. Without ``sinks=`` the scalars of each step go
+            to those trackers of ``TrainingArguments(report_to=)`` that fastcheck has a sink for.
 
     Synchronises nothing, but for the reading of the weights when a checkpoint is saved.
     """
@@ -61,7 +64,7 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # transformers may be
     ) -> None:
         if self.monitor is not None:  # a training that ended by an exception
             self.monitor.remove()
-        self.monitor = install(kwargs["model"], **self._options)
+        self.monitor = install(kwargs["model"], **{"sinks": _sinks(args), **self._options})
         self.monitor.begin_at(state.global_step)
 
     def on_step_end(
@@ -104,3 +107,23 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # transformers may be
     ) -> None:
         if self.monitor is not None:
             self.monitor.remove()
+
+
+def _sinks(args: TrainingArguments) -> list[ScalarSink]:
+    """The trackers that the trainer writes to. Its own callbacks, which come first, have begun
+    their runs.
+    """
+    found: list[ScalarSink] = []
+    for name in args.report_to:
+        if name in ("wandb", "mlflow", "trackio"):
+            try:
+                found += open_sinks(name)
+            except ConfigError as error:
+                warn(f"no scalars are written: {error}")
+        elif name == "tensorboard" and args.process_index == 0:
+            # Beside the folder that the trainer's callback makes, which no other callback sees.
+            runs = os.environ.get("TENSORBOARD_LOGGING_DIR") or os.path.join(
+                args.output_dir, "runs"
+            )
+            found.append(TensorBoard(directory=os.path.join(runs, "fastcheck")))
+    return found

@@ -7,8 +7,11 @@ from typing import Any, Optional
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 
+from .rows import WaitingRows
+
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 except ImportError as error:
     raise ImportError(
         "fastcheck.callbacks.Lightning needs lightning: pip install lightning"
@@ -26,7 +29,9 @@ class Lightning(Callback):  # type: ignore[misc]  # lightning may be untyped
     OverflowDetected, after the callbacks' ``on_exception``.
 
     Args:
-        options: those of :func:`fastcheck.install`.
+        options: those of :func:`fastcheck.install`. Without ``sinks=`` the scalars of each step go
+            to the trainer's loggers: by a thread to TensorBoard and W&B, to the others every
+            ``log_every_n_steps`` steps as metrics are, those of the youngest step.
 
     Synchronises nothing.
     """
@@ -35,14 +40,34 @@ class Lightning(Callback):  # type: ignore[misc]  # lightning may be untyped
         self._options = options
         #: The Monitor of the fit that runs or ran last; None before the first one.
         self.monitor: Optional[Monitor] = None
+        self._rows = WaitingRows(())
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.monitor = install(pl_module, **self._options)
+        self.monitor = install(pl_module, **{"sinks": self._sinks(trainer), **self._options})
         self.monitor.begin_at(trainer.global_step)
+
+    def _sinks(self, trainer: Trainer) -> list[Any]:
+        if not trainer.is_global_zero or "sinks" in self._options:
+            return []
+        direct = [
+            one for one in trainer.loggers if isinstance(one, (TensorBoardLogger, WandbLogger))
+        ]
+        others = [one.log_metrics for one in trainer.loggers if one not in direct]
+        self._rows = WaitingRows(others)
+        return [one.experiment for one in direct] + ([self._rows] if others else [])
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        if trainer.global_step % trainer.log_every_n_steps == 0:
+            self._rows.write()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.monitor is not None:
-            self.monitor.remove()
+            try:
+                self.monitor.remove()
+            finally:
+                self._rows.write()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -50,3 +75,4 @@ class Lightning(Callback):  # type: ignore[misc]  # lightning may be untyped
         if self.monitor is not None:
             # The exception that ends the fit is the one to be seen.
             self.monitor.__exit__(type(exception), exception, exception.__traceback__)
+            self._rows.write()

@@ -74,9 +74,10 @@ class StepTable:
             )
         return found
 
-    def add(self, chunks: Iterable[np.ndarray]) -> None:
-        """The steps of these records are over."""
-        for row in self.rows_of(chunks):
+    def add(self, chunks: Iterable[np.ndarray]) -> list[StepRow]:
+        """The steps of these records are over. Their rows."""
+        rows = self.rows_of(chunks)
+        for row in rows:
             if self._count == len(self._kept):
                 youngest = self._kept[-_MOST:]
                 self._count = len(youngest)
@@ -86,6 +87,7 @@ class StepTable:
             numbers = (0.0 if value is None else value for value in values)
             self._kept[self._count] = (row.step, row.overflow, known, *numbers)
             self._count += 1
+        return rows
 
     def rows_of(self, chunks: Iterable[np.ndarray]) -> list[StepRow]:
         """One row for each step of these records."""

@@ -22,6 +22,8 @@ from fastcheck.monitor.op_level.filter import check_ops
 from fastcheck.monitor.op_level.launch import why_not
 from fastcheck.monitor.session.config import Config, unknown_option
 from fastcheck.monitor.session.options import Filter, Log, Patterns, Stop, Training
+from fastcheck.monitor.sinks.connection import SinkConnection
+from fastcheck.monitor.sinks.sink import Sinks, open_sinks
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.names.patterns import matches_module
 from fastcheck.utils.torch.versions import unwrap_compiled
@@ -47,6 +49,7 @@ def install(
     log: Optional[Log] = None,
     filter: Optional[Filter] = None,
     training: Optional[Training] = None,
+    sinks: Sinks = None,
     **unknown: NoReturn,
 ) -> Monitor:
     """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
@@ -81,13 +84,17 @@ def install(
         log: a fastcheck.Log: where records are written, how many are kept on disk and in memory.
         filter: a fastcheck.Filter: which operators, tensors and steps are observed.
         training: a fastcheck.Training: optimizer, loss scale and ranks, where they can't be found.
+        sinks: where some scalars of each step are written to, and the stop report: names of
+            ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, ``"trackio"``, ``"aim"``, or objects with
+            ``log(dict, step)``, one or several. Written by a thread of its own
+            (docs/trainers.md).
 
     Returns:
         The Monitor. The model keeps it alive until ``monitor.remove()``.
 
     Raises:
-        ConfigError: an option or a module that can't be used, or options that are not the same on
-            all ranks; nothing was installed.
+        ConfigError: an option or a module that can't be used, a sink that is not installed, or
+            options that are not the same on all ranks; nothing was installed.
         TypeError: unknown option.
         LogError: the log can't be written.
         ExtensionError: ``level="op"`` without the compiled extension.
@@ -113,6 +120,7 @@ def install(
         filter=Filter() if filter is None else filter,
         training=Training() if training is None else training,
     )
+    targets = open_sinks(sinks)
     model, *others = (unwrap_compiled(module) for module in (model, *more))
     named = _named_modules((model, *others))
     observed = _selected(named, config)
@@ -147,6 +155,8 @@ def install(
     is_selected = functools.partial(_is_selected, config=config)
     monitor._watcher.tree = ModuleTree((model, *others), named, nodes, is_selected)
     monitor._watcher.parts += [monitor._watcher.tree, connect_named(monitor._observer)]
+    if targets:
+        monitor._boundary.at_end.callback(SinkConnection(monitor._session, targets).close)
     follow_forks(monitor._session, nodes)
     return monitor
 

@@ -336,8 +336,9 @@ class Monitor:
                 self._log_is_whole = not log.failed
                 log.sync()
                 log.close()
-        self._boundary.finish(waits_for_ranks)
-        self._deliver()
+        with self._boundary.at_end:
+            self._boundary.finish(waits_for_ranks)
+            self._deliver()
 
     @property
     def events(self) -> tuple[Event, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Callable, Optional
 
 from fastcheck.errors import warn
@@ -19,6 +20,8 @@ class StepBoundary:
     def __init__(self, session: Session, stop_handler: StopHandler) -> None:
         self.check: Optional[ReplicaCheck] = None
         self.mismatches: list[ReplicaMismatch] = []
+        # Set by the owner: what is closed when the last stop was delivered.
+        self.at_end = contextlib.ExitStack()
         self._session = session
         self._stop_handler = stop_handler
 

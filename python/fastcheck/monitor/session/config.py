@@ -186,7 +186,7 @@ class Config:
 
 def unknown_option(name: str) -> str:
     """The text of the TypeError for a keyword of install() that is none of its options."""
-    options = list(inspect.signature(Config).parameters)
+    options = [*inspect.signature(Config).parameters, "sinks"]
     moved = {one.name: group for group, kind in _GROUPS.items() for one in fields(kind)}
     renamed = {"log_limit": "limit", "dump_on_overflow": "dump"}.get(name, name)
     if renamed in moved:

@@ -80,6 +80,10 @@ class EventStore:
         )
         # Set by the owner: is told of each event as it is counted.
         self.on_counted: Callable[[Event], None] = lambda event: None
+        # Set by the owner: is told of each step that is over, with its rows and its records.
+        self.on_step_end: Callable[[Step, Sequence[StepRow], Sequence[np.ndarray]], None] = (
+            lambda step, rows, chunks: None
+        )
         # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
         # One list for good: the recorder looks at it, too.
         self.due: list[Due] = []
@@ -155,8 +159,9 @@ class EventStore:
             step.judge.settle_open()
             self._take_changes(step)
         self.store(step)
+        chunks = self.history.open_chunks
+        self.on_step_end(step, self.steps.add(chunks), chunks)
         self._archive(step)
-        self.steps.add(self.history.open_chunks)
         self.history.close_step()
         self._current = None
 

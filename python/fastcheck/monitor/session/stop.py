@@ -53,7 +53,9 @@ class StopHandler:
 
     def __init__(self, session: Session, agreement: Optional[RankAgreement] = None) -> None:
         self._session = session
-        self._sink = _make_sink(session.config)
+        self._act = _make_sink(session.config)
+        # Set by the owner: is told of each report before it is acted on.
+        self.on_report: Callable[[StopReport], None] = lambda report: None
         self._agreement = agreement
         # The first stop that is due and was not proposed to the other ranks yet.
         self._held: Optional[Due] = None
@@ -143,6 +145,13 @@ class StopHandler:
                 # file system `fastcheck show` reads as one.
                 self._save(report.log_path)
         self._sink(report)
+
+    def _sink(self, report: StopReport) -> None:
+        try:
+            self.on_report(report)
+        except Exception as error:
+            self._session.report_internal_error("its sinks", error)
+        self._act(report)
 
     def _report(self, due: Due) -> StopReport:
         session, event_store = self._session, self._session.event_store

@@ -1,0 +1,121 @@
+"""What a sink is, and which one an option of install() stands for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable, Optional, Protocol, Union
+
+from fastcheck.errors import ConfigError, did_you_mean, explain
+from fastcheck.utils.torch.rank import own_rank
+
+from .tensorboard import TensorBoard
+
+__all__ = ["ScalarSink", "Sinks", "open_sinks"]
+
+_NAMES = ("tensorboard", "wandb", "mlflow", "trackio", "aim")
+
+
+class ScalarSink(Protocol):
+    """Where scalars go. Only ``log`` is needed of an object that a user gives."""
+
+    def log(self, scalars: Mapping[str, float], step: int, /) -> object:
+        """Writes the numbers of one step."""
+
+
+Sinks = Union[str, ScalarSink, Sequence[Union[str, ScalarSink]], None]
+
+
+def open_sinks(given: Any) -> tuple[ScalarSink, ...]:
+    """The sinks that ``install(sinks=)`` names. Names stand for nothing on other ranks than 0,
+    whose trackers have no run; objects are used where they are given.
+
+    Raises:
+        ConfigError: an unknown name, a library that is not installed or has no active run, or an
+            object without a method that takes scalars.
+    """
+    if given is None:
+        return ()
+    several = isinstance(given, Iterable) and not isinstance(given, str) and _method(given) is None
+    found = [_open(one) for one in (given if several else (given,))]
+    return tuple(sink for sink in found if sink is not None)
+
+
+def _open(given: Any) -> Optional[ScalarSink]:
+    made: Optional[ScalarSink]
+    if isinstance(given, str):
+        if given not in _NAMES:
+            raise ConfigError(
+                explain(
+                    f"unknown sink {given!r}",
+                    expected=", ".join(map(repr, _NAMES)) + ", or an object with log(dict, step)",
+                    got=repr(given),
+                    hint=did_you_mean(given, _NAMES),
+                )
+            )
+        made = _module(given).active() if own_rank() == 0 else None
+        return made
+    package = type(given).__module__.rpartition(".")[0]
+    if package == __package__:  # made by an adapter for a trainer
+        made = given
+        return made
+    if package.partition(".")[0] == "wandb":
+        made = _module("wandb").Wandb(given)
+        return made
+    if callable(getattr(given, "add_scalar", None)):
+        return TensorBoard(given)
+    method = _method(given)
+    if method is None:
+        raise ConfigError(
+            explain(
+                "a sink can't be written to",
+                expected="an object with log(dict, step), log_metrics(dict, step), "
+                "log_dict(dict, step), track(dict, step=) or add_scalar(name, value, step)",
+                got=f"{type(given).__name__}: {given!r}",
+                hint="names of libraries: " + ", ".join(_NAMES),
+            )
+        )
+    return _Given(given, method)
+
+
+def _module(name: str) -> Any:
+    """The file of this library. ConfigError: the library is not installed."""
+    module = importlib.import_module(f"{__package__}.{name}")
+    try:
+        module.library()
+    except ImportError as error:
+        raise ConfigError(
+            explain(
+                f"sink {name!r} needs {name}, which can't be imported",
+                expected=f"the package {name}",
+                got=str(error),
+                hint=f"pip install {name}",
+            )
+        ) from error
+    return module
+
+
+def _method(given: object) -> Optional[Callable[..., object]]:
+    """The method that takes a dict and a step: of a user's object, a Lightning or a Composer
+    logger, a torchtune logger, an aim run.
+    """
+    for name in ("log", "log_metrics", "log_dict", "track"):
+        method = getattr(given, name, None)
+        if callable(method):
+            found: Callable[..., object] = method
+            return found
+    return None
+
+
+class _Given:
+    """An object of the user's; ``text`` and ``alert`` are passed on to it where it has them."""
+
+    def __init__(self, owner: object, method: Callable[..., object]) -> None:
+        self._method = method
+        self.name = type(owner).__name__
+        for name in ("text", "alert"):
+            if callable(getattr(owner, name, None)):
+                setattr(self, name, getattr(owner, name))
+
+    def log(self, scalars: Mapping[str, float], step: int) -> None:
+        self._method(scalars, step=step)
