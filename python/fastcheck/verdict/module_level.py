@@ -2,13 +2,10 @@
 propagated, is unresolved (-Inf alone) or scaled.
 
 One Judge lives for one step. Forward records are judged by provenance: what the module read, and
-what was computed inside it. Gradients are judged in the order in which autograd computes them: the
-first non-finite one has only finite ones behind it, so it is the origin, and the later ones are
-taken to follow from it. Nothing here reads a tensor."""
+what was computed inside it. Gradients are in ``gradient_judge.py``. Nothing here reads a tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Callable, Optional
 
 from fastcheck.calls.calls import Call, CallLog, ModuleNode
@@ -16,8 +13,7 @@ from fastcheck.record.format import Verdict
 from fastcheck.record.site import SiteTable
 
 from .finding import Finding
-from .gradient_source import blame
-from .step_findings import StepFindings
+from .gradient_judge import CheckParameters, GradientJudge
 
 __all__ = ["Judge", "was_finite"]
 
@@ -28,26 +24,20 @@ def was_finite(role: str, step: int) -> str:
     return f"it was finite {when} step {step}, and is not any more"
 
 
-class Judge(StepFindings):
-    """Gives the findings of one step their verdicts.
-
-    ``check_parameters`` reads a module's parameters now and returns a non-finite one.
-    """
+class Judge(GradientJudge):
+    """Gives the findings of one step their verdicts."""
 
     def __init__(
         self,
         sites: SiteTable,
         masks: set[int],
         calls: CallLog,
-        check_parameters: Callable[[ModuleNode, Finding], Optional[Finding]],
+        check_parameters: CheckParameters,
         last_finite_step: Callable[[int], Optional[int]],
         has_other_ranks: bool = False,
     ) -> None:
-        super().__init__(sites, masks)
-        self._calls = calls
-        self._check_parameters = check_parameters
+        super().__init__(sites, masks, calls, check_parameters, has_other_ranks)
         self._last_finite_step = last_finite_step
-        self._has_other_ranks = has_other_ranks
 
     # Forward
 
@@ -236,57 +226,6 @@ class Judge(StepFindings):
             reason += ", which used a finite gradient whose square its dtype does not hold"
         self._decide(finding, Verdict.ORIGIN, reason)
 
-    def parameter_gradient(self, finding: Finding, scaled: bool) -> None:
-        """A parameter's gradient, just before the optimizer uses it."""
-        self._add(finding)
-        earlier = self._first_confirmed() or self._first_scaled()
-        held = [f for f in self.findings if f.is_held_input and f.site not in self._masks]
-        if earlier is None and held and not scaled:
-            self._promote(held[0], finding)
-            return
-        verdict, how = Verdict.ORIGIN, "overflowed while it was computed or accumulated"
-        if self._has_other_ranks:
-            verdict, how = Verdict.ARRIVED, f"came with the reduction over the ranks, or {how}"
-        reason = f"{self._all_finite('activation and every gradient')}: this gradient {how}"
-        self._judge_gradient(finding, earlier, verdict, reason, scaled)
-
-    def gradient_norm(self, finding: Finding, scaled: bool) -> None:
-        """The norm of all gradients, as clipping has computed it."""
-        self._add(finding)
-        earlier = self._first_confirmed() or self._first_scaled()
-        reason = (
-            "every gradient that was read is finite, and their norm is not: it overflowed, and "
-            "clipping multiplies each gradient by max_norm / norm"
-        )
-        self._judge_gradient(finding, earlier, Verdict.ORIGIN, reason, scaled)
-
-    def _all_finite(self, what: str) -> str:
-        """What was finite until now. A -Inf that may be a mask is none of it."""
-        tentative = next((f for f in self.findings if f.is_tentative), None)
-        if tentative is None:
-            return f"every {what} observed in this step was finite"
-        place = self._sites[tentative.blamed_site]
-        return f"every {what} observed in this step was finite, but for -Inf in {place}"
-
-    # Backward
-
-    def gradient(self, finding: Finding, token: int, scaled: bool) -> None:
-        """The gradient of the tensor with this token."""
-        self._add(finding)
-        earlier = self._first_confirmed() or self._first_scaled()
-        if earlier is not None:
-            self._judge_gradient(finding, earlier, Verdict.PROPAGATED, "", scaled)
-            return
-        reader, reason = blame(finding, token, self._calls, self._sites)
-        if not scaled:
-            tentative = self._promotable(
-                self._made_in(reader) if reader else self.findings[:-1], reader
-            )
-            if tentative is not None:
-                self._promote(tentative, finding)
-                return
-        self._judge_gradient(finding, None, Verdict.ORIGIN, reason, scaled)
-
     # Shared
 
     def _related(self, call: Call, besides: Optional[Finding]) -> list[Finding]:
@@ -298,11 +237,6 @@ class Judge(StepFindings):
             if f.position >= call.first_seq and f.thread == call.thread and not f.is_gradient
         ]
         return [f for f in read + made if f is not besides]
-
-    def _made_in(self, call: Optional[Call]) -> list[Finding]:
-        if call is None:
-            return []
-        return [f for f in self.findings if f.call is call or (f.call and f.call.parent is call)]
 
     def _judge_forward(
         self,
@@ -337,61 +271,3 @@ class Judge(StepFindings):
             self._propagate(finding, parameter)
         else:
             self._decide(finding, verdict, reason)
-
-    def _judge_gradient(
-        self,
-        finding: Finding,
-        earlier: Optional[Finding],
-        verdict: Verdict,
-        reason: str,
-        scaled: bool,
-    ) -> None:
-        if earlier is not None:
-            verdict, reason = Verdict.PROPAGATED, self._follows(earlier)
-        if scaled and (earlier is None or earlier.verdict is Verdict.SCALED):
-            finding.hold(
-                Verdict.SCALED,
-                "a scaled gradient; loss scaling decides what becomes of it",
-                verdict,
-                reason,
-            )
-            finding.cause = earlier
-            self.changed.append(finding)
-        else:
-            self._decide(finding, verdict, reason, earlier)
-
-    def _promotable(
-        self, candidates: Iterable[Finding], made_by: Optional[Call] = None
-    ) -> Optional[Finding]:
-        """The first unresolved -Inf that may have done harm; not one that is a mask or was
-        absorbed.
-
-        The backward of the very module that made a -Inf is harmed by it even if later modules
-        absorbed it.
-        """
-        for finding in candidates:
-            root = finding.root
-            if not finding.is_tentative or root.is_mask or root.site in self._masks:
-                continue
-            if made_by is None and (finding.is_absorbed or root.is_absorbed):
-                continue
-            return root
-        return None
-
-    def _promote(self, tentative: Finding, by: Finding) -> None:
-        parameter = (
-            self._check_parameters(tentative.call.node, tentative)
-            if tentative.role == "output" and tentative.call
-            else None
-        )
-        if parameter is not None:
-            self._propagate(tentative, parameter)
-            self._propagate(by, tentative)
-            return
-        tentative.release()
-        site = self._sites[by.site]
-        harmed = site.tensor_name if site.role == "loss" else str(site)
-        what = "its -Inf" if tentative.only_neginf else "it"
-        tentative.reason += f"; {what} did harm: {harmed} is non-finite too"
-        self.changed.append(tentative)
-        self._propagate(by, tentative)
