@@ -103,7 +103,13 @@ class Finding:
 
     @property
     def is_tentative(self) -> bool:
-        return self.verdict is Verdict.UNRESOLVED
+        """It may be a mask, or nothing was made of it yet."""
+        return self.verdict is Verdict.UNRESOLVED and not self.is_gradient
+
+    @property
+    def is_unused(self) -> bool:
+        """A gradient that no optimizer has used yet."""
+        return self.verdict is Verdict.UNRESOLVED and self.role == "param_grad"
 
     @property
     def is_held_input(self) -> bool:

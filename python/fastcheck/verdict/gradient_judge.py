@@ -5,7 +5,7 @@ finite ones behind it, so it is the origin, and the later ones are taken to foll
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Callable, Optional
 
 from fastcheck.calls.calls import Call, CallLog, ModuleNode
@@ -20,6 +20,8 @@ __all__ = ["CheckParameters", "GradientJudge"]
 
 #: Reads a module's parameters now and returns a non-finite one.
 CheckParameters = Callable[[ModuleNode, Finding], Optional[Finding]]
+
+_NONE: Mapping[int, int] = {}
 
 
 class GradientJudge(StepFindings):
@@ -55,19 +57,61 @@ class GradientJudge(StepFindings):
                 return
         self._judge_gradient(finding, None, Verdict.ORIGIN, reason, scaled)
 
-    def parameter_gradient(self, finding: Finding, scaled: bool) -> None:
-        """A parameter's gradient, just before the optimizer uses it."""
+    def parameter_gradient(
+        self, finding: Finding, scaled: bool, before: Mapping[int, int] = _NONE
+    ) -> None:
+        """A parameter's gradient, just before the optimizer uses it. ``before``: by site, the
+        numbers of the records of gradients that were read when backward() had ended, and have
+        changed since.
+        """
         self._add(finding)
+        self.use_gradients(before.values())
         earlier = self._first_confirmed() or self._first_scaled()
         held = [f for f in self.findings if f.is_held_input and f.site not in self._masks]
         if earlier is None and held and not scaled:
             self._promote(held[0], finding)
             return
-        verdict, how = Verdict.ORIGIN, "overflowed while it was computed or accumulated"
-        if self._has_other_ranks:
-            verdict, how = Verdict.ARRIVED, f"came with the reduction over the ranks, or {how}"
+        verdict, how = self._how_made()
         reason = f"{self._all_finite('activation and every gradient')}: this gradient {how}"
+        if finding.site in before:
+            verdict = Verdict.ORIGIN
+            reason = (
+                "it was finite when backward() ended: what has changed it since made it so (the "
+                "training loop's own clipping or unscaling)"
+            )
         self._judge_gradient(finding, earlier, verdict, reason, scaled)
+
+    def unused_gradient(self, finding: Finding, scaled: bool) -> None:
+        """A parameter's gradient when backward() has ended. An optimizer may never use it."""
+        self._add(finding)
+        earlier = self._first_confirmed() or self._first_scaled()
+        verdict, how = self._how_made()
+        reason = f"{self._all_finite('activation and every gradient')}: this gradient {how}"
+        if earlier is not None or scaled:
+            self._judge_gradient(finding, earlier, verdict, reason, scaled)
+            return
+        finding.hold(Verdict.UNRESOLVED, "no optimizer has used this gradient", verdict, reason)
+        self.changed.append(finding)
+
+    def use_gradients(self, tokens: Collection[int]) -> None:
+        """An optimizer is about to use these, of which unused_gradient() has judged."""
+        for finding in [f for f in self.findings if f.is_unused and f.seq in tokens]:
+            held = [f for f in self.findings if f.is_held_input and f.site not in self._masks]
+            earlier = self._first_confirmed()
+            if earlier is not None:
+                self._propagate(finding, earlier)
+            elif held:
+                self._promote(held[0], finding)
+            else:
+                finding.release()
+                self.changed.append(finding)
+
+    def _how_made(self) -> tuple[Verdict, str]:
+        """The verdict on a parameter's gradient that is the first to be non-finite, and why."""
+        how = "overflowed while it was computed or accumulated"
+        if self._has_other_ranks:
+            return Verdict.ARRIVED, f"came with the reduction over the ranks, or {how}"
+        return Verdict.ORIGIN, how
 
     def gradient_norm(self, finding: Finding, scaled: bool) -> None:
         """The norm of all gradients, as clipping has computed it."""
@@ -77,7 +121,14 @@ class GradientJudge(StepFindings):
             "every gradient that was read is finite, and their norm is not: it overflowed, and "
             "clipping multiplies each gradient by max_norm / norm"
         )
-        self._judge_gradient(finding, earlier, Verdict.ORIGIN, reason, scaled)
+        verdict = Verdict.ORIGIN
+        if self._has_other_ranks:
+            verdict = Verdict.ARRIVED
+            reason = (
+                "every gradient that was read on this rank is finite, and the total norm is not: "
+                "it came with the gradients of other ranks, or overflowed"
+            )
+        self._judge_gradient(finding, earlier, verdict, reason, scaled)
 
     def _all_finite(self, what: str) -> str:
         """What was finite until now. A -Inf that may be a mask is none of it."""

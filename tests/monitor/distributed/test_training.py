@@ -83,3 +83,15 @@ def test_at_op_level_a_collective_is_where_it_came_from() -> None:
     arrival = (None, "ARRIVED", "it came through a collective")
     assert [received, *others] == [[arrival]] * 3
     assert sent[0][0] in ("aten.div.Tensor", "aten.mul.Tensor") and sent[0][1] == "ORIGIN"
+
+
+@pytest.mark.parametrize("keeps_parameters", [False, True])
+def test_fsdp1_clips_by_a_method_of_its_own(keeps_parameters: bool) -> None:
+    results = values(run_ranks(training_work.fsdp1_clips, 1, keeps_parameters, world_size=2))
+    for rank, (step, of_rank, (module, role), (gradients, norms), events) in enumerate(results):
+        assert (step, of_rank, role) == (3, 1, "param_grad")
+        assert ".1." in module
+        assert norms == 1
+        assert gradients <= 6  # each once
+        if rank == 0:
+            assert ("grad_norm", "ARRIVED") in events

@@ -125,7 +125,8 @@ class TestOnceOnly:
         clipped_training(model, CLIPS[name], device=device)
         monitor.flush()
         expected = sorted(key for key, _ in model.named_parameters())
-        for step in range(3):
+        # In the first step of a device it is found out whether the loop changes gradients too.
+        for step in range(0 if device == "cpu" else 1, 3):
             assert sorted(gradients_read(monitor, step)) == expected
         assert monitor.event_count == 0
 

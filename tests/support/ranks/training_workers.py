@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import fastcheck
@@ -122,6 +122,39 @@ def a_shard_goes_bad(rank: int, odd: int) -> Any:
                 after = [bool((old == local(new)).all()) for old, new in pairs]
     except fastcheck.OverflowDetected as stop:
         return step, stop.step, stop.report.rank, stop.culprit.site.label, after
+    return None
+
+
+def fsdp1_clips(rank: int, odd: int, keeps_parameters: bool) -> Any:
+    """FullyShardedDataParallel.clip_grad_norm_(), with a NaN in a shard of one rank alone."""
+    torch.manual_seed(0)
+    device = torch.device("cpu")
+    layers = [
+        FullyShardedDataParallel(
+            nn.Linear(8, 8), device_id=device, use_orig_params=keeps_parameters
+        )
+        for _ in range(3)
+    ]
+    model = FullyShardedDataParallel(
+        nn.Sequential(*layers), device_id=device, use_orig_params=keeps_parameters
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    monitor = fastcheck.install(model, sync="step")
+    try:
+        for step in range(6):
+            optimizer.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+            if rank == odd and step == 3:
+                held = [p.grad for p in layers[1].parameters() if p.grad is not None]
+                next(g for g in held if g.numel()).data.view(-1)[0] = float("nan")
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
+    except fastcheck.OverflowDetected as stop:
+        roles = [monitor.sites[r["site"]].role for r in monitor.records() if r["step"] == 2]
+        events = [(e.site.role, e.verdict.name) for e in monitor.events]
+        read = roles.count("param_grad"), roles.count("grad_norm")
+        found = stop.culprit.site.module, stop.culprit.site.role
+        return stop.step, stop.report.rank, found, read, events
     return None
 
 

@@ -1,5 +1,5 @@
 """The gradients of the open step that were read before their update, where something was about to
-change them.
+change them, or may have been.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import torch
 
 from fastcheck.utils.torch.sharding import local
 
-__all__ = ["EarlyGradients"]
+__all__ = ["FINITE", "EarlyGradients"]
+
+#: In the place of a record's number.
+FINITE = -1
 
 
 class EarlyGradients:
@@ -22,12 +25,16 @@ class EarlyGradients:
         self._step = -1
         # By the gradient's id(): the gradient, its version, and the number of its record.
         self._read: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
+        #: Of those that wait for what becomes of the gradient the numbers of their records, by
+        #: site; FINITE: it has none, because it was finite.
+        self.waiting: dict[int, int] = {}
 
     def begin(self, step: int) -> None:
         """Forgets what was read in another step than this one."""
         if step != self._step:
             self._step = step
             self._read.clear()
+            self.waiting.clear()
 
     def add(self, gradient: torch.Tensor, seq: int) -> None:
         """``gradient`` was read, as the record ``seq``."""
@@ -39,6 +46,15 @@ class EarlyGradients:
         if known is None or known[0]() is not gradient or known[1] != local(gradient)._version:
             return None
         return known[2]
+
+    def take_waiting(self, sites: Iterable[int]) -> dict[int, int]:
+        """The numbers of those of these sites that waited, by site: the gradients are used."""
+        taken = {}
+        for site in sites if self.waiting else ():
+            seq = self.waiting.pop(site, None)
+            if seq is not None:
+                taken[site] = seq
+        return taken
 
     def changed(self, gradients: Iterable[torch.Tensor]) -> None:
         """Clipping has changed these: their records are those of what was clipped."""

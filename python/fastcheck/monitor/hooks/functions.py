@@ -1,4 +1,4 @@
-"""Wraps torch's functions that run backward, and those that clip gradients.
+"""Wraps torch's functions that run backward, and those and the method that clip gradients.
 
 A training script may have imported them by name before install(). So what torch's own functions
 look up in their module is wrapped too. Compiled code is left alone.
@@ -7,6 +7,7 @@ look up in their module is wrapped too. Compiled code is left alone.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from types import GeneratorType
@@ -52,6 +53,11 @@ def wrap_clipping(methods: WrappedMethods, before: Before, after: After) -> None
     for module in (torch.nn.utils, clip_grad):
         for name in _FUNCTIONS:
             methods.wrap(module, name, functools.partial(_clip, before, after))
+    # Only where it was imported: otherwise no model is one.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    sharded = getattr(fsdp, "FullyShardedDataParallel", None)
+    if sharded is not None:
+        methods.wrap(sharded, "clip_grad_norm_", functools.partial(_clip, before, after))
     # Called by each of them with the gradients, before anything is changed.
     methods.wrap(clip_grad, "_group_tensors_by_device_and_dtype", functools.partial(_group, before))
 
@@ -139,6 +145,8 @@ def _gradients_of(parameters: Any) -> tuple[Any, list[torch.Tensor]]:
     """The argument, which can be read once more, and the gradients of what it holds."""
     if isinstance(parameters, torch.Tensor):
         return parameters, _present([parameters])
+    if isinstance(parameters, torch.nn.Module):  # of which the function is a method
+        return parameters, _present(parameters.parameters())
     if not isinstance(parameters, Iterable):
         return parameters, []  # torch raises
     held = list(parameters)

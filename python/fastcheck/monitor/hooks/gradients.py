@@ -43,6 +43,7 @@ class GradientWatcher:
         session = self._session
         if not self._is_open:
             return False
+        self._state.hand_changes.excuse()
         is_ours = self._state.read_before_clipping(
             gradients, self._owned_by_given(), scaled=session.is_scaled
         )
@@ -64,10 +65,22 @@ class GradientWatcher:
         return True
 
     def after_backward(self) -> None:
-        """A backward is over: where a closure has called it, its gradients are used at once."""
-        if self.evaluating is not None and self._is_open:
+        """A backward is over: where a closure has called it, its gradients are used at once, and
+        where the training loop changes them by itself, that comes next.
+        """
+        if not self._is_open:
+            return
+        if self.evaluating is not None:
             self._state.read_gradients(self.evaluating, scaled=False, is_early=True)
             self._settle(True)
+        elif self._may_be_changed():
+            self._settle(self._state.after_backward(self._owned_by_given()))
+
+    def _may_be_changed(self) -> bool:
+        """Not what a GradScaler unscales, and skips; nor in a graph that is being captured, whose
+        replays run none of this.
+        """
+        return self._session.step.scaler is None and self._session.tape is None
 
     @property
     def _is_open(self) -> bool:

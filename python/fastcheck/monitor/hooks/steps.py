@@ -194,7 +194,7 @@ class StepWatcher:
     def backward_ended(self) -> bool:
         is_ours = self._apart("the loss", self._losses.ended)
         if is_ours:
-            self._apart("gradients within a closure", self._gradients.after_backward)
+            self._apart("gradients after backward", self._gradients.after_backward)
         self._apart("consequences", self.session.backward_ended)
         return is_ours or self._sees_all
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import torch
 
+from fastcheck.backends.table import backend_for
 from fastcheck.calls.calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, gradients_of, parameter_ids, parameters_of
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates.squares import LargeSquares
 from fastcheck.monitor.weight_updates.stalled import StalledWeights
 from fastcheck.monitor.weight_updates.updates import UpdateWatcher
-from fastcheck.record.format import Depth, Flag, nonfinite
+from fastcheck.record.format import VALUE_BYTES, Depth, Flag, nonfinite
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 from fastcheck.verdict.finding import Finding
 from fastcheck.verdict.module_level import Judge
 from fastcheck.verdict.step import Step
 
-from .early_gradients import EarlyGradients
+from .early_gradients import FINITE, EarlyGradients
+from .hand_changes import HandChanges
 
 __all__ = ["StateReader", "stored_in"]
 
@@ -65,6 +67,7 @@ class StateReader:
         self._large_squares = LargeSquares(session.event_store.history)
         self._updates = UpdateWatcher(nodes, session.config.training.optimizers)
         self._early = EarlyGradients()
+        self.hand_changes = HandChanges()
 
     def read_stored(self) -> None:
         """All parameters and buffers: before the first forward, so that a bad checkpoint is named
@@ -90,6 +93,8 @@ class StateReader:
         session, updates, stalled_weights = self._session, self._updates, self.stalled_weights
         owned = None if optimizer is None else parameter_ids(optimizer)
         parameters = parameters_of(self._nodes, owned)
+        if gradients:
+            self.hand_changes.before_update(optimizer, [p for _, _, p in parameters])
         is_watched = gradients and stalled_weights is not None and stalled_weights.is_on
         look = updates.begin(optimizer, session.step) if is_watched else None
         first = session.next_seq
@@ -151,6 +156,33 @@ class StateReader:
         self._read_gradients(parameters, scaled, is_early=True)
         return bool(parameters)
 
+    def after_backward(self, owned: Optional[set[int]]) -> bool:
+        """A backward pass is over. Where the training loop changes gradients before it uses them,
+        all of the model are looked at now (``owned``: only of these parameters). Whether they were.
+        """
+        changes, early, session = self.hand_changes, self._early, self._session
+        parameters = parameters_of(self._nodes, owned) if changes.is_first else []
+        if not changes.after_backward([parameter for _, _, parameter in parameters]):
+            return False
+        early.begin(session.step.index)
+        batch, read = _Batch(), []
+        for node, name, gradient in gradients_of(parameters or parameters_of(self._nodes, owned)):
+            if batch.add(gradient, node.site("param_grad", name, 0), "param_grad"):
+                read.append(gradient)
+        if all(one.is_cpu for one in batch.tensors) and not self._has_nonfinite(batch.tensors):
+            early.waiting.update(dict.fromkeys(batch.sites, FINITE))
+            return True
+        first = session.next_seq
+        self._read(batch, 0, Judge.unused_gradient, session.has_own_scale)
+        for number, at in enumerate(_as_read(batch.tensors)):
+            early.add(read[at], first + number)
+            early.waiting[batch.sites[at]] = first + number
+        return True
+
+    def _has_nonfinite(self, tensors: Sequence[torch.Tensor]) -> bool:
+        with torch.no_grad():
+            return bool(tensors) and bool(backend_for(tensors[0].device).found_nonfinite(tensors))
+
     def were_clipped(self, gradients: Sequence[torch.Tensor]) -> bool:
         """read_before_clipping() was called with these, and they have been clipped since. False:
         none belongs to the model.
@@ -173,20 +205,42 @@ class StateReader:
         for node, name, gradient in gradients_of(parameters):
             site = node.site("param_grad", name, 0)
             seq = early.find(gradient) if early else None
-            if seq is not None:
+            # Only torch's clipping is known to come right after backward().
+            if seq is not None and (is_early or site not in early.waiting):
                 sites.append(site)
                 known.append(seq)
             elif batch.add(gradient, site, "param_grad") and is_early:
                 read.append(gradient)
+        before = early.take_waiting(batch.sites)
+        used = early.take_waiting(sites)
+        if used:
+            session.note(session.event_store.use_gradients, session.step, list(used.values()))
         if known and not scaled and not is_early:
             # The optimizer is about to use them: what was held back as scaled is real.
             session.note(session.event_store.release_scaled, session.step)
         first = session.next_seq
         flags = int(Flag.SCALED) if scaled and not is_early else 0
-        self._read(batch, flags, _parameter_gradient, scaled)
-        for number, gradient in enumerate(_as_read(read)):
-            early.add(gradient, first + number)
+        self._read(batch, flags, _parameter_gradient, scaled, before)
+        order = _as_read(batch.tensors) if is_early or before else ()
+        for number, at in enumerate(order if is_early else ()):
+            early.add(read[at], first + number)
+        if before and not self.hand_changes.was_seen:
+            after = {batch.sites[at]: first + number for number, at in enumerate(order)}
+            session.note(self._compare, [(before[site], after[site]) for site in before])
         return sites + batch.sites, known
+
+    def _compare(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Of each gradient the record from the end of backward() and that from before the update:
+        the loop changes gradients where two differ.
+        """
+        for before, after in pairs:
+            if before != FINITE:
+                one, other = map(self._session.event_store.history.find, (before, after))
+                if one is None or other is None:
+                    continue
+                if one.tobytes()[:VALUE_BYTES] != other.tobytes()[:VALUE_BYTES]:
+                    self.hand_changes.seen()
+                    return
 
     def read_statistics(self, node: ModuleNode) -> None:
         """A norm has just run: its running statistics are read with the other buffers."""
@@ -276,17 +330,19 @@ class StateReader:
         self._session.observe_list(batch.tensors, batch.sites, batch.roles, flags, method, *args)
 
 
-def _as_read(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """In the order of observe_list(): one device after the other."""
+def _as_read(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Their places in the order of observe_list(): one device after the other."""
     devices = dict.fromkeys(tensor.device for tensor in tensors)
-    return [tensor for device in devices for tensor in tensors if tensor.device == device]
+    return [at for device in devices for at, one in enumerate(tensors) if one.device == device]
 
 
-def _parameter_gradient(judge: Judge, finding: Finding, scaled: bool) -> None:
+def _parameter_gradient(
+    judge: Judge, finding: Finding, scaled: bool, before: Mapping[int, int]
+) -> None:
     if not scaled:
         # The optimizer is about to use it: what was held back as scaled is real.
         judge.settle_scaled(skipped=False)
-    judge.parameter_gradient(finding, scaled)
+    judge.parameter_gradient(finding, scaled, before)
 
 
 def stored_in(node: ModuleNode, kind: str) -> dict[str, Optional[torch.Tensor]]:

@@ -66,6 +66,9 @@ class OpState(StateReader):
     ) -> bool:
         return False
 
+    def after_backward(self, owned: Optional[set[int]]) -> bool:
+        return False
+
     def were_clipped(self, gradients: Sequence[torch.Tensor]) -> bool:
         return False
 

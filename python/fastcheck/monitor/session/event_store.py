@@ -193,6 +193,11 @@ class EventStore:
         step.judge.settle_scaled(skipped=False)
         self._take_changes(step)
 
+    def use_gradients(self, step: Step, tokens: Sequence[int]) -> None:
+        """The optimizer uses gradients that were read, as these records, when backward() ended."""
+        step.judge.use_gradients(tokens)
+        self._take_changes(step)
+
     def settle_own_scaling(self, step: Step) -> None:
         """An update under loss scaling of the user's own. Gradients that were not finite at the
         update have been judged there: what is still held belongs to an iteration that was skipped.

@@ -1,0 +1,130 @@
+"""Finds out whether a training loop changes gradients by itself between backward() and the update,
+as one that clips by hand does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import torch
+
+from fastcheck.utils.torch.readable import can_read, has_memory
+from fastcheck.utils.torch.sharding import local
+from fastcheck.utils.torch.unobserved import unobserved
+
+__all__ = ["HandChanges"]
+
+_PROBES = 3
+# Of a loop that never updates anything no more backward passes are looked at.
+_MOST_PASSES = 64
+# A change through .data leaves the version as it was: so many elements tell of it, on the CPU.
+_ELEMENTS = 64
+
+
+class _Probe(NamedTuple):
+    """A gradient when backward() ended."""
+
+    gradient: weakref.ref[torch.Tensor]
+    version: int
+    elements: Optional[torch.Tensor]
+
+
+class HandChanges:
+    """Compares a few gradients of each optimizer: clipping changes all of them.
+
+    Until the first update nothing is known, and from the first change on it is taken that there
+    will be more: then gradients are to be read when backward() ends. Of several backward passes
+    before an update (gradient accumulation) that is the last one, by the number that there were
+    before an earlier update.
+    """
+
+    def __init__(self) -> None:
+        #: No update was seen yet.
+        self.is_first = True
+        self.was_seen = False
+        self._parameters: weakref.WeakKeyDictionary[object, list[weakref.ref[torch.Tensor]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        # By the parameter's id().
+        self._probes: dict[int, _Probe] = {}
+        self._passes = 0
+        # Of each optimizer: how many backward passes there were before its last update.
+        self._passes_before: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+
+    def after_backward(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """A backward pass is over. ``parameters``: those of the model, asked for before the first
+        update alone. Whether all gradients are to be read now.
+        """
+        self._passes += 1
+        if self.was_seen:
+            return self._passes >= min(self._passes_before.values(), default=1)
+        if self.is_first:
+            self._note(_chosen(parameters))
+            return self._passes <= _MOST_PASSES
+        for references in self._parameters.values():
+            self._note([one for one in (ref() for ref in references) if one is not None])
+        return False
+
+    def seen(self) -> None:
+        """A gradient was changed between backward() and the update."""
+        self.was_seen = True
+        self._probes.clear()
+
+    def excuse(self) -> None:
+        """torch's clipping is about to change gradients."""
+        self._probes.clear()
+
+    def before_update(
+        self, optimizer: Optional[torch.optim.Optimizer], parameters: Sequence[torch.Tensor]
+    ) -> None:
+        """``optimizer`` (None: none of torch's) is about to step; ``parameters``: those of the
+        model that it owns.
+        """
+        owner = self if optimizer is None else optimizer
+        self.is_first = False
+        self._passes_before[owner], self._passes = self._passes, 0
+        if self.was_seen:
+            return
+        if self._probes and any(map(self._is_changed, parameters)):
+            self.seen()
+        elif owner not in self._parameters:
+            self._parameters[owner] = [weakref.ref(p) for p in _chosen(parameters)]
+
+    def _note(self, parameters: Sequence[torch.Tensor]) -> None:
+        for parameter in parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                probe = _Probe(weakref.ref(gradient), local(gradient)._version, _first(gradient))
+                self._probes[id(parameter)] = probe
+
+    def _is_changed(self, parameter: torch.Tensor) -> bool:
+        probe, gradient = self._probes.pop(id(parameter), None), parameter.grad
+        if probe is None or gradient is None:
+            return False
+        if probe.gradient() is not gradient or local(gradient)._version != probe.version:
+            return True
+        if probe.elements is None:
+            return False
+        now = _first(gradient)
+        with unobserved():
+            return now is None or not torch.equal(now, probe.elements)
+
+
+def _chosen(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A few of those with a gradient, evenly spread."""
+    held = [parameter for parameter in parameters if parameter.grad is not None]
+    last = len(held) - 1
+    places = {last * number // (_PROBES - 1) for number in range(_PROBES)} if held else set()
+    return [held[place] for place in sorted(places)]
+
+
+def _first(gradient: torch.Tensor) -> Optional[torch.Tensor]:
+    """A copy of its first elements; None on a device, or where it has no plain memory."""
+    gradient = local(gradient)
+    is_plain = gradient.is_cpu and can_read(gradient) and has_memory(gradient)
+    if not is_plain or not gradient.is_contiguous():
+        return None
+    with unobserved(), torch.no_grad():
+        return gradient.view(-1)[:_ELEMENTS].clone()
