@@ -65,7 +65,8 @@ test-fake-accelerator: $(VENV)/.built $(VENV)/.tools
 		tests/monitor/hooks/test_cuda.py tests/selftest/test_device.py tests/fakes/test_fake_graphs.py \
 		tests/monitor/hooks/graphs/test_graphs.py tests/monitor/hooks/graphs/test_graph_parts.py \
 		tests/monitor/hooks/graphs/test_graph_streams.py tests/monitor/hooks/graphs/test_graph_ends.py \
-		tests/monitor/hooks/test_observe_elsewhere.py tests/monitor/sinks/test_device.py
+		tests/monitor/hooks/test_observe_elsewhere.py tests/monitor/sinks/test_device.py \
+		tests/monitor/hooks/test_transforms.py
 
 test-fake-statistics: $(VENV)/.built $(VENV)/.tools
 	$(FAKE) FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/statistics/test_stats_values.py \

@@ -98,6 +98,7 @@ bool HookTensors::add_arguments(PyObject* args, PyObject* kwargs, HookSites& sit
 
 bool HookTensors::add_tensor(PyObject* tensor, PyObject* label, HookSites& sites) {
   const Py_ssize_t position = count++;
+  if (is_transformed(unpack(tensor))) return false;
   if (!may_be_nonfinite(unpack(tensor).scalar_type())) return true;
   const std::int64_t site = sites.of(label);
   if (site < 0) return false;

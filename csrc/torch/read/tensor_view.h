@@ -13,12 +13,18 @@ namespace fastcheck {
 
 std::optional<DType> dtype_of(at::ScalarType type);
 
+// Its bytes are in the tensor that a transform of functorch has wrapped.
+inline bool is_transformed(const at::Tensor& tensor) {
+  constexpr c10::DispatchKeySet kTransformed(
+      {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
+  return tensor.defined() && tensor.key_set().has_any(kTransformed);
+}
+
 // Its bytes are elsewhere: within a subclass, or under a transform of functorch.
 inline bool is_wrapper(const at::Tensor& tensor) {
-  constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
-                                          c10::DispatchKey::FuncTorchBatched,
-                                          c10::DispatchKey::FuncTorchGradWrapper});
-  return tensor.defined() && tensor.key_set().has_any(kWrapped);
+  constexpr c10::DispatchKeySet kWrapped(
+      {c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
+  return is_transformed(tensor) || (tensor.defined() && tensor.key_set().has_any(kWrapped));
 }
 
 // Ordinary memory: not sparse, nested, fake, or wrapped.

@@ -39,6 +39,9 @@ class GradientJudge(StepFindings):
         self._calls = calls
         self._check_parameters = check_parameters
         self._has_other_ranks = has_other_ranks
+        #: Of the parameters that a module was given as an argument (a parametrization) the tokens,
+        #: by the site of the gradient.
+        self.parameter_tokens: dict[int, int] = {}
 
     def gradient(self, finding: Finding, token: int, scaled: bool) -> None:
         """The gradient of the tensor with this token."""
@@ -67,12 +70,11 @@ class GradientJudge(StepFindings):
         self._add(finding)
         self.use_gradients(before.values())
         earlier = self._first_confirmed() or self._first_scaled()
-        held = [f for f in self.findings if f.is_held_input and f.site not in self._masks]
-        if earlier is None and held and not scaled:
-            self._promote(held[0], finding)
+        harmful = None if earlier is not None or scaled else self._harmful_to(finding)
+        if harmful is not None:
+            self._promote(harmful, finding)
             return
-        verdict, how = self._how_made()
-        reason = f"{self._all_finite('activation and every gradient')}: this gradient {how}"
+        verdict, reason = self._how_made(finding)
         if finding.site in before:
             verdict = Verdict.ORIGIN
             reason = (
@@ -85,8 +87,7 @@ class GradientJudge(StepFindings):
         """A parameter's gradient when backward() has ended. An optimizer may never use it."""
         self._add(finding)
         earlier = self._first_confirmed() or self._first_scaled()
-        verdict, how = self._how_made()
-        reason = f"{self._all_finite('activation and every gradient')}: this gradient {how}"
+        verdict, reason = self._how_made(finding)
         if earlier is not None or scaled:
             self._judge_gradient(finding, earlier, verdict, reason, scaled)
             return
@@ -96,22 +97,44 @@ class GradientJudge(StepFindings):
     def use_gradients(self, tokens: Collection[int]) -> None:
         """An optimizer is about to use these, of which unused_gradient() has judged."""
         for finding in [f for f in self.findings if f.is_unused and f.seq in tokens]:
-            held = [f for f in self.findings if f.is_held_input and f.site not in self._masks]
             earlier = self._first_confirmed()
+            harmful = None if earlier is not None else self._harmful_to(finding)
             if earlier is not None:
                 self._propagate(finding, earlier)
-            elif held:
-                self._promote(held[0], finding)
+            elif harmful is not None:
+                self._promote(harmful, finding)
             else:
                 finding.release()
                 self.changed.append(finding)
 
-    def _how_made(self) -> tuple[Verdict, str]:
+    def _harmful_to(self, finding: Finding) -> Optional[Finding]:
+        """What was read in this step and did no harm until it became a part of this gradient of a
+        parameter: something in the batch, or a -Inf that its module has read (times 0 it is NaN).
+        """
+        tentative = [f for f in self.findings if f.is_tentative]
+        held = next((f for f in tentative if f.is_held_input and f.site not in self._masks), None)
+        if held is not None or not tentative:
+            return held
+        path = self._sites[finding.site].module
+        for call in list(self._calls):
+            if call.node.path == path:
+                read = [self._by_token[token] for token in call.inputs if token in self._by_token]
+                harmful = self._promotable(read, call)
+                if harmful is not None:
+                    return harmful
+        return None
+
+    def _how_made(self, finding: Finding) -> tuple[Verdict, str]:
         """The verdict on a parameter's gradient that is the first to be non-finite, and why."""
-        how = "overflowed while it was computed or accumulated"
+        token = self.parameter_tokens.get(finding.site)
+        if token is not None:
+            reader, reason = blame(finding, token, self._calls, self._sites)
+            if reader is not None:
+                return Verdict.ORIGIN, reason
+        verdict, how = Verdict.ORIGIN, "overflowed while it was computed or accumulated"
         if self._has_other_ranks:
-            return Verdict.ARRIVED, f"came with the reduction over the ranks, or {how}"
-        return Verdict.ORIGIN, how
+            verdict, how = Verdict.ARRIVED, f"came with the reduction over the ranks, or {how}"
+        return verdict, f"{self._all_finite('activation and every gradient')}: this gradient {how}"
 
     def gradient_norm(self, finding: Finding, scaled: bool) -> None:
         """The norm of all gradients, as clipping has computed it."""

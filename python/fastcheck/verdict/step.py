@@ -32,6 +32,8 @@ class Step:
         self.pass_ends: dict[str, int] = {}
         # The gradient's record of the tensor whose record has this number.
         self.gradients: dict[int, int] = {}
+        # The tokens of parameters that a module was given as an argument, by id().
+        self.given_parameters: dict[int, int] = {}
         self.update_count = 0
         # Its boundary was reached, where several ranks decide together: one for each step.
         self.has_met = False

@@ -18,6 +18,8 @@ from fastcheck.calls.calls import Call, ModuleNode
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
+from fastcheck.utils.torch.sparse import values_of
+from fastcheck.utils.torch.transforms import in_transform, untransformed, unwrapped
 from fastcheck.utils.torch.versions import is_compiling, is_dynamo_compiling
 
 from .other_processes import warn_of_copy
@@ -137,11 +139,31 @@ class ForwardHook(_ModuleHook):
 def _enter(
     observer: CallObserver, node: ModuleNode, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    observer.enter(node, flatten_arguments(args, kwargs), None)
+    _pass(observer.enter, node, flatten_arguments(args, kwargs))
 
 
 def _leave(observer: CallObserver, node: ModuleNode, output: Any) -> None:
-    observer.leave(node, flatten(output, "output"), None)
+    _pass(observer.leave, node, flatten(output, "output"))
+
+
+def _pass(
+    method: Callable[..., Any], node: ModuleNode, tensors: list[tuple[str, torch.Tensor]]
+) -> None:
+    if in_transform():
+        with untransformed():
+            plain = [(label, unwrapped(tensor)) for label, tensor in tensors]
+            method(node, plain, None)
+    elif any(tensor.layout is not torch.strided for _, tensor in tensors):
+        # Under another name: the recorder has no site for the tensor itself, and leaves it to us.
+        method(node, [_values_of(label, tensor) for label, tensor in tensors], None)
+    else:
+        method(node, tensors, None)
+
+
+def _values_of(label: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """What a sparse tensor holds; any other as it is."""
+    values = values_of(tensor)
+    return (label, tensor) if values is None else (f"{label}.values", values)
 
 
 class GradientHook:

@@ -287,7 +287,9 @@ class ModuleObserver:
         self, tensor: torch.Tensor, call: Call, role: str, label: str, position: int, token: int
     ) -> None:
         if isinstance(tensor, torch.nn.Parameter):
-            return  # its gradient is read before the optimizer uses it
+            # Its gradient is read before the optimizer uses it.
+            self.session.step.given_parameters[id(tensor)] = token
+            return
         site = call.node.site(role, label, position)
         if call.watched is not None:
             call.watched[role, label] = site, token

@@ -17,6 +17,8 @@ from fastcheck.monitor.weight_updates.updates import UpdateWatcher
 from fastcheck.record.format import VALUE_BYTES, Depth, Flag, nonfinite
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
+from fastcheck.utils.torch.sparse import values_of
+from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.finding import Finding
 from fastcheck.verdict.module_level import Judge
 from fastcheck.verdict.step import Step
@@ -37,9 +39,9 @@ class _Batch:
 
     def add(self, tensor: torch.Tensor, site: int, role: str) -> bool:
         """False: it can't be read."""
-        tensor = local(tensor)
-        if tensor.layout is torch.sparse_coo:
-            tensor = tensor._values()
+        tensor = unwrapped(local(tensor))
+        values = None if tensor.layout is torch.strided else values_of(tensor)
+        tensor = tensor if values is None else values
         if can_read(tensor) and has_memory(tensor):
             self.tensors.append(tensor)
             self.sites.append(site)
@@ -166,7 +168,9 @@ class StateReader:
             return False
         early.begin(session.step.index)
         batch, read = _Batch(), []
-        for node, name, gradient in gradients_of(parameters or parameters_of(self._nodes, owned)):
+        parameters = parameters or parameters_of(self._nodes, owned)
+        self._name_given(parameters)
+        for node, name, gradient in gradients_of(parameters):
             if batch.add(gradient, node.site("param_grad", name, 0), "param_grad"):
                 read.append(gradient)
         if all(one.is_cpu for one in batch.tensors) and not self._has_nonfinite(batch.tensors):
@@ -199,6 +203,7 @@ class StateReader:
         """
         session, early = self._session, self._early
         early.begin(session.step.index)
+        self._name_given(parameters)
         batch, read = _Batch(), []
         sites: list[int] = []
         known: list[int] = []
@@ -228,6 +233,14 @@ class StateReader:
             after = {batch.sites[at]: first + number for number, at in enumerate(order)}
             session.note(self._compare, [(before[site], after[site]) for site in before])
         return sites + batch.sites, known
+
+    def _name_given(self, parameters: Sequence[StoredTensor]) -> None:
+        """Has the judge know the parameters that a module was given as an argument."""
+        given = self._session.step.given_parameters
+        for node, name, parameter in parameters if given else ():
+            if id(parameter) in given:
+                site = node.site("param_grad", name, 0)
+                self._session.step.judge.parameter_tokens[site] = given[id(parameter)]
 
     def _compare(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Of each gradient the record from the end of backward() and that from before the update:

@@ -17,6 +17,7 @@ import torch
 from fastcheck.errors import ConfigError, explain
 from fastcheck.record.format import Flag
 from fastcheck.utils.torch.dry_runs import is_dry_run
+from fastcheck.utils.torch.transforms import in_transform
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.module_level import Judge
 
@@ -46,7 +47,7 @@ class Session(SessionReadings):
         """
         if not self.is_active or self.is_closed or self.removed or self.off_sites:
             return
-        if self.tape is not None:
+        if self.tape is not None or in_transform():  # it would leave wrapped tensors unread
             return
         step = self.step
         self.recorder.open(
