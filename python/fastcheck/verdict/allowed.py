@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Optional
+from typing import Optional, Protocol
 
 from fastcheck.errors import ConfigError, explain
 from fastcheck.record.site import Site
 from fastcheck.utils.names.patterns import matches_module
 
-__all__ = ["Allowance", "allow_nonfinite", "why_allowed"]
+__all__ = ["Allowance", "allow_nonfinite", "allowances", "tell_allowances", "why_allowed"]
 
 # What an update applies or keeps is never non-finite on purpose.
 _NEVER = frozenset(("param", "param_grad", "optimizer_state", "loss", "grad_norm"))
@@ -36,6 +38,7 @@ class Allowance:
         """Takes it back. Idempotent."""
         if self in _allowances:
             _allowances.remove(self)
+            _tell()
 
     def __enter__(self) -> Allowance:
         return self
@@ -49,19 +52,45 @@ class Allowance:
         self.remove()
 
 
+class Told(Protocol):
+    """A session at work."""
+
+    def allow(self, allowances: list[Allowance]) -> None:
+        """These hold from now on; what was observed until now was under others."""
+
+
 _allowances: list[Allowance] = []
+_sessions: weakref.WeakSet[Told] = weakref.WeakSet()
+
+
+def allowances() -> list[Allowance]:
+    """Those that hold now."""
+    return list(_allowances)
+
+
+def tell_allowances(session: Told) -> None:
+    """From now on its ``allow`` is called when an allowance comes or goes."""
+    _sessions.add(session)
+
+
+def _tell() -> None:
+    for session in list(_sessions):
+        session.allow(allowances())
 
 
 def allow_nonfinite(module: str = "", tensor: str = "*", *, reason: str) -> Allowance:
-    """From now on NaNs and infinities in these tensors are no events at module level: missing
-    labels, a batch whose gaps the model fills in, the inside of a module that imputes.
+    """From now on NaNs and infinities in these tensors are no events: missing labels, a batch whose
+    gaps the model fills in, the inside of a module that imputes, a metric of an empty class.
 
-    Where they get out of the module, or into a gradient of a parameter, is an event as ever. At op
-    level benign() is for operators.
+    Where they get out of what is covered, or into the loss or a gradient of a parameter, is an
+    event as ever. At op level the tensors are those that operators make; benign() is for an
+    operator wherever it runs. In a ``with`` block it covers what is computed within the block, on a
+    device too; nothing waits for it.
 
     Args:
         module: a pattern (as of fnmatch) on dotted module paths, which covers submodules as
-            ``include=`` does; "" is the model itself, without its submodules.
+            ``include=`` does; "" is the model itself, without its submodules, and at op level the
+            code outside of all modules.
         tensor: a pattern on labels as reports have them: ``"input[1]"``, ``"labels"``,
             ``"output*"``.
         reason: shown beside them in the summary.
@@ -83,10 +112,11 @@ def allow_nonfinite(module: str = "", tensor: str = "*", *, reason: str) -> Allo
             )
     allowance = Allowance(module, tensor, reason)
     _allowances.append(allowance)
+    _tell()
     return allowance
 
 
-def why_allowed(site: Site) -> Optional[str]:
+def why_allowed(site: Site, among: Iterable[Allowance]) -> Optional[str]:
     """Why tensors of this site may be non-finite; None: they may not."""
-    found = next((one for one in list(_allowances) if one.covers(site)), None)
+    found = next((one for one in among if one.covers(site)), None)
     return None if found is None else f"allowed by allow_nonfinite(): {found.reason}"

@@ -46,6 +46,8 @@ class Finding:
         self.counted = False
         # It is in the batch that this rank was given, and came from no other rank.
         self.is_data = False
+        # Covered by allow_nonfinite().
+        self.is_allowed = False
         self.line = self.api = ""
         self.cause: Optional[Finding] = None
         # An infinity that a module read and returned finite values for: it did no harm there.

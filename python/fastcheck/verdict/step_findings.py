@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional
 from fastcheck.record.format import Verdict
 from fastcheck.record.site import SiteTable
 
-from .allowed import why_allowed
+from .allowed import allowances, why_allowed
 from .finding import Finding
 
 __all__ = ["StepFindings"]
@@ -24,6 +24,8 @@ class StepFindings:
         self._sites = sites
         self._masks = masks
         self._by_token: dict[int, Finding] = {}
+        #: What may be non-finite among what is judged now.
+        self.allowances = allowances()
 
     def is_finding(self, token: int) -> bool:
         """Whether the tensor with this token is non-finite."""
@@ -31,12 +33,17 @@ class StepFindings:
 
     def take(self, finding: Finding, method: Callable[..., None], *args: Any) -> None:
         """``method(self, finding, *args)`` judges the finding, unless it is allowed."""
-        reason = why_allowed(self._sites[finding.site])
-        if reason is None:
+        if not self._allow(finding):
             method(self, finding, *args)
-        else:
+        elif not self.is_finding(finding.seq):
             self._add(finding)
+
+    def _allow(self, finding: Finding) -> bool:
+        reason = why_allowed(self._sites[finding.site], self.allowances)
+        if reason is not None:
+            finding.is_allowed = True
             self._decide(finding, Verdict.INTENDED, reason)
+        return reason is not None
 
     @property
     def has_held_gradients(self) -> bool:

@@ -349,3 +349,28 @@ class TestFilters:
         with fastcheck.install(model, level="op", every=3) as monitor:
             loop(model, [x.to(NAME) for x in batches(7)])
         assert set(monitor.records()["step"].tolist()) == {0, 3, 6}
+
+
+def test_a_region_in_which_values_may_be_nonfinite() -> None:
+    """It is judged later than it ends, by what held when the operators ran."""
+
+    def run(device: str, *, is_inside: bool) -> int:
+        model = nn.Linear(8, 4).to(device)
+        x = torch.ones(4, 8).to(device)
+        with fastcheck.install(model, level="op", record="stats", overflow_nums=-1) as monitor:
+            for _ in range(2):
+                y = model(x).detach()
+                before = (y * 0) / (y * 0)
+                with fastcheck.allow_nonfinite(reason="classes without samples"):
+                    inside = (y * 0) / (y * 0)
+                value = inside if is_inside else before
+                value.sum().isnan().item()  # finite: an answer
+                with fastcheck.allow_nonfinite(reason="classes without samples"):
+                    float(value.sum())
+                monitor.step()
+            monitor.flush()
+            return monitor.event_count
+
+    for device in ("cpu", NAME):
+        assert run(device, is_inside=True) == 0
+        assert run(device, is_inside=False) > 0

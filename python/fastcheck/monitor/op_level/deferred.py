@@ -82,7 +82,7 @@ class OpReading(Entry):
         record = bad.get(self.seq)
         assert isinstance(judge, OpJudge)
         if record is not None and not judge.knows(self.seq):
-            self.method(judge, OpFinding(record, self.role), *self.args)
+            judge.take(OpFinding(record, self.role), self.method, *self.args)
 
 
 class DeferredOps(Note):

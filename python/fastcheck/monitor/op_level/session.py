@@ -310,7 +310,7 @@ class OpSession(OpReadings):
             judge = self._judge_of(self.step)
             if record is not None and not judge.knows(seq):
                 finding = OpFinding(record, role)
-                self.event_store.judge(self.step, Note(method, judge, finding, *args))
+                self.event_store.judge(self.step, Note(judge.take, finding, method, *args))
 
     @property
     def reads_numbers(self) -> bool:
@@ -353,6 +353,8 @@ class OpSession(OpReadings):
         """What enters the model; nothing to do if an observed op has made it."""
         if self.is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
             seq, is_bad, is_collective = self._ops.read(tensor, site, 0, 0)
+            if self.event_store.has_allowances and is_bad is not False:
+                self.note(self._judge_of(self.step).known_argument, seq, site)
             self.judge(is_bad, seq, "input", None, OpJudge.entered, is_collective)
 
     def read_again(

@@ -23,6 +23,7 @@ from fastcheck.record.event import Event
 from fastcheck.record.format import Flag, Verdict, overflowed
 from fastcheck.record.naming import OUTSIDE
 from fastcheck.record.site import SiteTable
+from fastcheck.verdict.allowed import Allowance, allowances
 from fastcheck.verdict.finding import Finding
 from fastcheck.verdict.journal import BadRecords, Entry, Journal, entries_of
 from fastcheck.verdict.module_level import Judge
@@ -95,6 +96,7 @@ class EventStore:
         #: How many events of earlier steps are not held any more.
         self.forgotten_events = 0
         self._masks: set[int] = set()
+        self._allowances = allowances()
         self._earlier_findings: EarlierFindings = {}
         self._harmless_sites: set[int] = set()
         #: At op level: the places where a non-finite value counts.
@@ -119,9 +121,11 @@ class EventStore:
 
         last_finite = self.history.last_finite_step
         others = self._has_other_ranks
-        if self.config.level != "op":
-            return Judge(self.sites, self._masks, step.calls, check, last_finite, others)
-        judge = OpJudge(self.sites, self._masks, step.calls, check, last_finite, others)
+        kind = OpJudge if self.config.level == "op" else Judge
+        judge = kind(self.sites, self._masks, step.calls, check, last_finite, others)
+        judge.allowances = self._allowances
+        if not isinstance(judge, OpJudge):
+            return judge
         judge.earlier_findings = self._earlier_findings
         judge.harmless_sites = self._harmless_sites
         judge.places = self.places
@@ -216,6 +220,15 @@ class EventStore:
     def all_steps(self) -> list[StepRow]:
         """The rows of all steps, also of the open one, oldest first."""
         return [*self.steps.rows, *self.steps.rows_of(self.history.open_chunks)]
+
+    @property
+    def has_allowances(self) -> bool:
+        """Whether any non-finite tensor is allowed."""
+        return bool(self._allowances)
+
+    def allow(self, allowances: list[Allowance]) -> None:
+        """What is judged from now on may be non-finite where one of these covers it."""
+        self._allowances[:] = allowances
 
     # Records and findings
 

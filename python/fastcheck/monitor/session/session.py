@@ -16,11 +16,15 @@ import torch
 
 from fastcheck.errors import ConfigError, explain
 from fastcheck.record.format import Flag
+from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch.dry_runs import is_dry_run
+from fastcheck.utils.torch.rank import Ranks
 from fastcheck.utils.torch.transforms import in_transform
 from fastcheck.utils.torch.versions import GradScaler
+from fastcheck.verdict.allowed import Allowance, tell_allowances
 from fastcheck.verdict.module_level import Judge
 
+from .config import Config
 from .numbers import StepNumbers
 from .readings import SessionReadings
 
@@ -35,6 +39,18 @@ class Session(SessionReadings):
 
     #: Whether the tensors of captured graphs are read.
     reads_captured_graphs = True
+
+    def __init__(self, config: Config, sites: SiteTable, ranks: Ranks) -> None:
+        super().__init__(config, sites, ranks)
+        tell_allowances(self)
+
+    def allow(self, allowances: list[Allowance]) -> None:
+        """What is observed from now on may be non-finite where one of these covers it. Takes the
+        lock itself.
+        """
+        with self.lock:
+            if not self.removed:
+                self.note(self.event_store.allow, allowances)
 
     @property
     def numbers(self) -> StepNumbers:

@@ -22,6 +22,9 @@ __all__ = ["ConsequenceJudge", "EarlierFindings"]
 # Findings of earlier steps that may still be read: parameters, masks, running statistics.
 _MAX_EARLIER_FINDINGS = 4096
 
+# Where what is allowed elsewhere is an event.
+_LASTING = frozenset(("gradient", "update", "state"))
+
 EarlierFindings = dict[int, OpFinding]
 
 
@@ -42,7 +45,8 @@ class ConsequenceJudge(Judge):
         """What this finding describes has reached a place where it counts."""
         if self.is_strict:
             return
-        if place.kind == "loss" and finding.verdict is Verdict.INTENDED:
+        is_lasting = place.kind in _LASTING and finding.root.is_allowed
+        if finding.verdict is Verdict.INTENDED and (place.kind == "loss" or is_lasting):
             self._count_intended(finding, place)
         if not finding.is_open or (finding.only_neginf and place.may_be_negative_infinity):
             return
@@ -52,13 +56,20 @@ class ConsequenceJudge(Judge):
         self._count(finding, place.clause)
 
     def _count_intended(self, finding: OpFinding, place: Place) -> None:
-        """No loss is infinite on purpose."""
+        """No loss is infinite on purpose, and no gradient where infinities are only allowed."""
         root = finding.root
         if isinstance(root, OpFinding) and root.verdict is Verdict.INTENDED:
-            root.if_reached = (Verdict.ORIGIN, root.reason)
+            verdict = Verdict.ARRIVED if root.role in ("input", "buffer") else Verdict.ORIGIN
+            root.if_reached = (verdict, root.reason)
             self._release(root, place.clause)
             if finding is not root:
                 self._propagate(finding, root)
+
+    def _allow(self, finding: Finding) -> bool:
+        is_allowed = super()._allow(finding)
+        # As long as it reaches no gradient.
+        self.has_open = self.has_open or is_allowed
+        return is_allowed
 
     def _hold(
         self, finding: OpFinding, planned: Verdict, reason: str, parents: Sequence[OpFinding]

@@ -13,7 +13,16 @@ from .finding import OpFinding
 from .incident import Incident
 from .rules import WRITERS
 
-__all__ = ["LARGEST", "carries", "is_copied", "is_written", "recomputed", "why_nan", "writer_of"]
+__all__ = [
+    "LARGEST",
+    "carries",
+    "is_copied",
+    "is_written",
+    "leaked",
+    "recomputed",
+    "why_nan",
+    "writer_of",
+]
 
 
 def recomputed(op: str) -> str:
@@ -28,6 +37,16 @@ def why_nan(finding: OpFinding, op: str, writer: str) -> str:
     return (
         f"{op} {what} where it read only finite values and infinities that were written on purpose "
         f"in {writer} (a row that is masked entirely does this)"
+    )
+
+
+def leaked(intended: Sequence[OpFinding], sites: SiteTable) -> str:
+    """Why a result is an event that was made of what allow_nonfinite() allows elsewhere; empty
+    where none was.
+    """
+    last = next((f for one in intended for f in (one, one.root) if f.is_allowed), None)
+    return (
+        "" if last is None else f"what allow_nonfinite() allows in {sites[last.site]} came this far"
     )
 
 
