@@ -56,7 +56,7 @@ def test_a_model_that_returns_gaps_of_its_batch() -> None:
     with watch(model) as monitor:
         model(batch())
     assert monitor.event_count == 0
-    assert {e.verdict for e in monitor.events} == {Verdict.INTENDED}
+    assert {e.verdict for e in monitor.events} <= {Verdict.INTENDED, Verdict.ABSORBED}
     assert any("gaps stay" in e.reason for e in monitor.events)
 
 
