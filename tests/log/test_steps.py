@@ -47,6 +47,26 @@ def trained(
     return monitor, expected
 
 
+@pytest.mark.parametrize("overflows", [(), (1,)])
+def test_the_norm_of_op_level_is_that_of_clipping(
+    tmp_path: Path, op_observer: None, overflows: tuple[int, ...]
+) -> None:
+    monitor, expected = trained(3, overflows, level="op", record="stats", log_dir=tmp_path)
+    assert_equal(monitor.step_table(), expected)
+    monitor.remove()
+    assert_equal(step_rows(read_log(tmp_path)), expected)
+
+
+def test_at_op_level_the_norm_of_some_gradients_is_not_that_of_all(op_observer: None) -> None:
+    model = Net()
+    monitor = fastcheck.install(model, level="op", record="stats")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model(torch.ones(4, 8)).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.head.parameters(), 1.0)
+    optimizer.step()
+    assert [row.gradient_norm for row in monitor.step_table()] == [None]
+
+
 def assert_equal(rows: list[StepRow], expected: list[StepRow]) -> None:
     assert len(rows) == len(expected)
     for row, right in zip(rows, expected):

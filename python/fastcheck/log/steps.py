@@ -22,7 +22,7 @@ _KEPT = np.dtype(
     [("step", "<i8"), ("overflow", "?"), ("known", "u1"), *((name, "<f8") for name in _NUMBERS)]
 )
 _MOST = 100_000
-_ROLES = ("loss", "loss_scale", "found_inf", "learning_rate", "param_grad")
+_ROLES = ("loss", "loss_scale", "found_inf", "learning_rate", "param_grad", "grad_norm")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class StepRow:
     given; the last one of the step. ``overflow``: the scaled gradients overflowed, and the update
     was skipped. ``scale``: what the loss of this step was multiplied by. ``learning_rate``: the
     largest of all groups. ``gradient_norm``: the 2-norm over the gradients of all parameters,
-    before clipping; not at op level.
+    before clipping; at op level what the clipping function has computed, where it clips all.
     """
 
     rank: int
@@ -162,7 +162,7 @@ def _kinds(records: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def _row(records: np.ndarray, kinds: np.ndarray, rank: int) -> StepRow:
-    loss, scale, found, rate, gradients = (
+    loss, scale, found, rate, gradients, norm = (
         records[kinds == number] for number in range(1, len(_ROLES) + 1)
     )
     overflow = bool((found["zero_count"] == 0).any())
@@ -179,7 +179,7 @@ def _row(records: np.ndarray, kinds: np.ndarray, rank: int) -> StepRow:
         overflow=overflow,
         scale=of_step,
         learning_rate=max(rates, default=None),
-        gradient_norm=_norm(gradients),
+        gradient_norm=_norm(gradients) if len(gradients) else _last_value(norm),
     )
 
 
@@ -199,8 +199,7 @@ def _value(record: np.void) -> Optional[float]:
 
 
 def _norm(gradients: np.ndarray) -> Optional[float]:
-    if not len(gradients):
-        return None
+    """Over all of these records."""
     # What was read twice, before and after a change: as the optimizer uses it.
     last = {int(site): at for at, site in enumerate(gradients["site"])}
     gradients = gradients[sorted(last.values())]

@@ -12,7 +12,6 @@ from fastcheck.calls.stored import parameter_ids
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.site import Site
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
-from fastcheck.verdict.module_level import Judge
 
 from .stored import StateReader
 
@@ -59,8 +58,7 @@ class GradientWatcher:
             return False
         if norm is not None and can_hold_nonfinite(norm) and can_read(norm):
             site = Site("", "", "backward", "grad_norm", 0, "total norm of the gradients")
-            seq, is_bad = session.observe(norm, session.sites.intern(site), 0, 0)
-            session.judge(is_bad, seq, "grad_norm", None, Judge.gradient_norm, session.is_scaled)
+            session.read_norm(norm, session.sites.intern(site))
             self._settle(True)
         return True
 

@@ -330,6 +330,11 @@ class OpSession(OpReadings):
             self.note(self.step.judge.known_loss, seq)
         self.read_number(loss, site, int(Flag.SCALED) if is_scaled else 0)
 
+    def read_norm(self, norm: torch.Tensor, site: int) -> None:
+        """An operator that was observed has made it: what becomes of it decides."""
+        if self.reads_numbers:
+            self.read_number(norm, site)
+
     def read_number(self, number: torch.Tensor, site: int, flags: int = 0) -> int:
         """Of a copy: what is known of the tensor itself has another name."""
         with unobserved():

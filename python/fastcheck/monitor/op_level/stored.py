@@ -70,7 +70,11 @@ class OpState(StateReader):
         return False
 
     def were_clipped(self, gradients: Sequence[torch.Tensor]) -> bool:
-        return False
+        """Whether these are all gradients, so that their norm is that of the step."""
+        clipped = {id(gradient) for gradient in gradients}
+        parameters = (p for node in self._nodes for p in stored_in(node, "_parameters").values())
+        own = [p.grad for p in parameters if p is not None and p.grad is not None]
+        return bool(own) and all(id(gradient) in clipped for gradient in own)
 
     def read_optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
         """The operators that make it are read."""

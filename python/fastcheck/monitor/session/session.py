@@ -191,6 +191,11 @@ class Session(SessionReadings):
         """Reads a tensor that is none of the model; the number of its record."""
         return self.observe(number, site, 0, 0)[0]
 
+    def read_norm(self, norm: torch.Tensor, site: int) -> None:
+        """Reads the norm of all gradients, as clipping has computed it."""
+        seq, is_bad = self.observe(norm, site, 0, 0)
+        self.judge(is_bad, seq, "grad_norm", None, Judge.gradient_norm, self.is_scaled)
+
     def read_loss(self, loss: torch.Tensor, site: int, is_scaled: bool) -> None:
         """Reads a loss. ``is_scaled``: it carries a scale of the user's own."""
         token = self.seen.add(loss, self.next_seq)
