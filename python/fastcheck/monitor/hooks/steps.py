@@ -1,28 +1,27 @@
 """Finds step boundaries of one session, from optimizer steps and GradScaler updates.
 
-Any optimizer step that is not run by a GradScaler closes the step, and so does GradScaler.update():
-a step that the scaler skips never reaches the optimizer. Once monitor.step() was called, only it
-does.
+An optimizer step that is not run by a GradScaler closes the step, and so does GradScaler.update():
+a step that the scaler skips never reaches the optimizer. Of several optimizers that take turns it
+is the last one (``boundaries/turns.py``). Once monitor.step() was called, only it does.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
 import torch
 
-from fastcheck.backends.table import backend_for
 from fastcheck.errors import warn
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
-from fastcheck.monitor.hooks.protect.hold_back import HostGuard
+from fastcheck.monitor.hooks.protect.protection import WeightProtection
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
-from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_found_inf
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
 
+from .boundaries.turns import Turns, other_optimizers
 from .gradients import GradientWatcher
 from .losses import LossReader
 from .module_tree import ModuleTree
@@ -52,6 +51,7 @@ class StepWatcher:
         self._is_off = False
         optimizers = session.config.training.optimizers
         self._given = None if optimizers is None else weakref.WeakSet(optimizers)
+        self._turns = Turns(self._given)
         scaler = session.config.training.scaler
         self._losses = LossReader(session, state)
         self._gradients = GradientWatcher(session, state, self._given)
@@ -61,22 +61,17 @@ class StepWatcher:
         self._update_reached = False
         # What the scaler did with the optimizers of this session since its last update().
         self._scaler_skipped: Optional[bool] = None
+        self._scaler_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         # The records of the scaler's own found_inf, where only a device knows it.
         self._scaler_words: list[int] = []
-        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        combine = self._combine if is_distributed else None
-        self._guard = UpdateGuard(_found_nonfinite, combine)
-        self._host_guard = HostGuard(_found_nonfinite, combine)
+        self._protection = WeightProtection(session)
         # Set by the owner: what follows captured graphs lives as long as this, and what looks for
         # modules that are new.
         self.graphs: Optional[object] = None
         self.tree: Optional[ModuleTree] = None
         # Of the owner too: what is closed with this.
         self.parts: list[Any] = []
-        self._cannot_protect = False
-        self._warnings: list[str] = []
         self._parts_off: set[str] = set()
-        self._has_combined = False
         self._meets = False
 
     # Optimizers
@@ -102,8 +97,7 @@ class StepWatcher:
         if self.session.config.sync != "never":
             # Every rank knows what it has read: none applies what one of them stops for.
             self._reach_boundary()
-        if self._protects():
-            self._protect(optimizer, has_closure)
+        self._protection.before_update(optimizer, has_closure)
         self.session.update_began()
         return True
 
@@ -112,57 +106,9 @@ class StepWatcher:
         self._meets = self._meets or not step.has_met
         step.has_met = True
 
-    def _protects(self) -> bool:
-        """Whether the update may be applied before its gradients are known to be finite."""
-        session, asked = self.session, self.session.config.stop.protect_weights
-        if asked == "auto":
-            is_late = session.is_deferred or session.world_size > 1
-            return is_late and session.config.sync == "never" and session.config.may_stop
-        return bool(asked)
-
-    def _protect(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
-        session = self.session
-        if self._cannot_protect:
-            join_reduction(optimizer)
-            return
-        self._has_combined = False
-        try:
-            word = self._guard.before_update(optimizer, has_closure=has_closure)
-            if self._guard.why_unguarded is not None and not has_closure:
-                word = self._host_guard.before_update(optimizer)
-        except Exception as error:
-            # The ranks that hold the other shards wait for this one, now and in later updates.
-            self._cannot_protect = True
-            self.release()
-            if not self._has_combined:
-                join_reduction(optimizer)
-            session.report_internal_error("the protection of the weights", error)
-            return
-        if word is not None:
-            session.step.guarded_count += 1
-            return
-        reason = self._guard.why_unguarded
-        if reason is None:
-            return
-        session.step.why_updated = reason
-        note = f"the weights of {type(optimizer).__name__} are not protected: {reason}"
-        if note not in session.notes:
-            session.notes[note] = None
-            if session.config.stop.protect_weights is True or session.world_size > 1:
-                self._warnings.append(
-                    f"{note}. A stop comes one step after the event: by then an update has applied "
-                    "what was not finite"
-                )
-
-    def _combine(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-        self._has_combined = True
-        if is_sharded(optimizer):
-            reduce_found_inf(word, optimizer)
-
     def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer has stepped."""
-        self._guard.after_update(optimizer)
-        self._host_guard.after_update(optimizer)
+        self._protection.after_update(optimizer)
         if not self._concerns(optimizer):
             return False
         self._gradients.evaluating = None
@@ -177,9 +123,24 @@ class StepWatcher:
             return True
         if session.config.training.has_own_scaling and session.is_active:
             session.note(session.event_store.settle_own_scaling, session.step)
-        if not session.is_explicit:
-            self.close_step()
+        self._end_update([optimizer])
         return True
+
+    def _end_update(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """These have stepped, or a GradScaler has skipped that: the step is over if no other's turn
+        comes.
+        """
+        session = self.session
+        if session.is_explicit:
+            return
+        is_over = [self._turns.ends(one, lambda: self._others(one)) for one in optimizers]  # noqa: B023
+        if any(is_over):
+            self.close_step()
+        else:
+            session.end_part()
+
+    def _others(self, optimizer: torch.optim.Optimizer) -> Iterable[torch.optim.Optimizer]:
+        return other_optimizers(optimizer, self._state.parameters())
 
     # backward() and clipping
 
@@ -272,6 +233,7 @@ class StepWatcher:
         if not self._follows(scaler) or not self._concerns(optimizer):
             return False
         skipped = not self._update_reached
+        self._scaler_stepped.add(optimizer)
         for word in found_inf:
             is_known = word.is_cpu or self.session.config.may_wait
             if is_known:
@@ -302,12 +264,12 @@ class StepWatcher:
         if not self._follows(scaler) or self._scaler_skipped is None:
             return False
         skipped, self._scaler_skipped = self._scaler_skipped, None
-        session = self.session
+        session, stepped = self.session, list(self._scaler_stepped)
+        self._scaler_stepped.clear()
         if session.is_active:
             words, self._scaler_words = self._scaler_words, []
             session.note(session.event_store.settle_scaled, session.step, skipped, words)
-        if not self.session.is_explicit:
-            self.close_step()
+        self._end_update(stepped)
         return True
 
     # monitor.step()
@@ -330,7 +292,7 @@ class StepWatcher:
     def emit_warnings(self) -> None:
         """Warns of weights that don't move or are not protected, outside of all locks."""
         stalled_weights = self._state.stalled_weights
-        warnings, self._warnings = self._warnings, []
+        warnings = self._protection.take_warnings()
         news = "" if self.tree is None else self.tree.take_news()
         if news:
             self.session.notes[news] = None
@@ -342,8 +304,7 @@ class StepWatcher:
 
     def release(self) -> None:
         """Takes back what a step that raised has left on its optimizer."""
-        self._guard.close()
-        self._host_guard.close()
+        self._protection.release()
 
     def close(self) -> None:
         """The monitor is removed."""
@@ -393,7 +354,3 @@ class StepWatcher:
             session.at_step_boundary()
         elif is_ours and session.event_store.due:
             session.deliver()
-
-
-def _found_nonfinite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return backend_for(tensors[0].device).found_nonfinite(tensors)

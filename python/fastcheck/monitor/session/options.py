@@ -183,8 +183,8 @@ class Training:
     ``install(model, training=fastcheck.Training(scaler=lambda: loss_scale))``.
 
     Args:
-        optimizer: the optimizers whose ``step()`` ends a step of the run. None: those of the
-            model's parameters.
+        optimizer: the optimizers whose ``step()`` ends a step of the run; of several the last one.
+            None: those of the model's parameters.
         scaler: the loss scale, as a number or as a callable that returns it, or a
             ``torch.amp.GradScaler``. None: a GradScaler is found when it is used.
         process_group: the ranks that stop together (a ``torch.distributed.ProcessGroup``). None:

@@ -158,6 +158,15 @@ class Session(SessionReadings):
             else:
                 self.drain.wait()
 
+    def end_part(self) -> None:
+        """An optimizer has stepped, and another one is going to, in the same step."""
+        # Where ranks meet before an update, they do it before the next one too.
+        self.step.has_met = False
+        if self.is_active and self.is_deferred:
+            self._submit()
+            if self.config.sync != "never":
+                self.drain.wait()
+
     def update_began(self) -> None:
         """An optimizer steps, in this thread, until update_ended() or until it raises."""
 
