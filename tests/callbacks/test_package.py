@@ -11,8 +11,8 @@ from support.processes import run_code
 def test_frameworks_are_imported_when_an_adapter_is_used() -> None:
     done = run_code(
         "import sys, fastcheck\n"
-        "assert not {'transformers', 'lightning'} & set(sys.modules)\n"
-        "assert fastcheck.callbacks.__all__ == ['HuggingFace', 'Lightning']\n"
+        "assert not {'transformers', 'lightning', 'accelerate', 'deepspeed'} & set(sys.modules)\n"
+        "assert len(fastcheck.callbacks.__all__) == 4\n"
     )
     assert done.returncode == 0, done.stderr
 

@@ -2,6 +2,8 @@
 
     trainer = transformers.Trainer(..., callbacks=[fastcheck.callbacks.HuggingFace()])
     trainer = lightning.Trainer(callbacks=[fastcheck.callbacks.Lightning()])
+    monitor = fastcheck.callbacks.accelerate(accelerator, model)
+    monitor = fastcheck.callbacks.deepspeed(engine)
 
 Imports ``monitor`` and below.
 """
@@ -12,12 +14,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .accelerator import accelerate
+    from .deepspeed_engine import deepspeed
     from .huggingface import HuggingFace
     from .lightning import Lightning
 
-__all__ = ["HuggingFace", "Lightning"]
+__all__ = ["HuggingFace", "Lightning", "accelerate", "deepspeed"]
 
-_MODULES = {"HuggingFace": "huggingface", "Lightning": "lightning"}
+# Not the functions' own names: a submodule would take their place in the package.
+_MODULES = {
+    "HuggingFace": "huggingface",
+    "Lightning": "lightning",
+    "accelerate": "accelerator",
+    "deepspeed": "deepspeed_engine",
+}
 
 
 def __getattr__(name: str) -> Any:

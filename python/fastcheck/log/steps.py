@@ -33,7 +33,8 @@ class StepRow:
     given; the last one of the step. ``overflow``: the scaled gradients overflowed, and the update
     was skipped. ``scale``: what the loss of this step was multiplied by. ``learning_rate``: the
     largest of all groups. ``gradient_norm``: the 2-norm over the gradients of all parameters,
-    before clipping; at op level what the clipping function has computed, where it clips all.
+    before clipping; at op level what the clipping function has computed, where it clips all. None
+    where gradients are shards, of which a rank holds a part.
     """
 
     rank: int
@@ -115,6 +116,8 @@ def step_rows(view: LogView) -> list[StepRow]:
 
 
 def _code(site: Site) -> int:
+    if site.role == "param_grad" and site.index:
+        return len(_ROLES) + 1
     return _ROLES.index(site.role) + 1 if site.role in _ROLES else 0
 
 
@@ -153,7 +156,9 @@ def _rows(chunks: Iterable[np.ndarray], codes: np.ndarray, rank: int) -> list[St
 
 
 def _kinds(records: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """1 + the index in _ROLES of what each record is about; 0: another role."""
+    """1 + the index in _ROLES of what each record is about, len(_ROLES) + 1 of a shard of a
+    gradient; 0: another role.
+    """
     sites = records["site"]
     if not len(codes):
         return np.zeros(len(records), np.int8)
@@ -162,12 +167,13 @@ def _kinds(records: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def _row(records: np.ndarray, kinds: np.ndarray, rank: int) -> StepRow:
-    loss, scale, found, rate, gradients, norm = (
-        records[kinds == number] for number in range(1, len(_ROLES) + 1)
+    loss, scale, found, rate, gradients, norm, shards = (
+        records[kinds == number] for number in range(1, len(_ROLES) + 2)
     )
     overflow = bool((found["zero_count"] == 0).any())
     overflow |= bool(((records["flags"] & _SCALED_NONFINITE) == _SCALED_NONFINITE).any())
     of_step = _last_value(scale)
+    gradient_norm = _norm(gradients) if len(gradients) else _last_value(norm)
     value = _last_value(loss)
     if value is not None and of_step and int(loss["flags"][-1]) & int(Flag.SCALED):
         value /= of_step
@@ -179,7 +185,7 @@ def _row(records: np.ndarray, kinds: np.ndarray, rank: int) -> StepRow:
         overflow=overflow,
         scale=of_step,
         learning_rate=max(rates, default=None),
-        gradient_norm=_norm(gradients) if len(gradients) else _last_value(norm),
+        gradient_norm=None if len(shards) else gradient_norm,
     )
 
 

@@ -20,8 +20,9 @@ class Site:
     ``forward``, ``backward`` or ``optimizer``. ``role`` is ``input``, ``output``, ``grad_input``,
     ``grad_output``, ``param``, ``param_grad``, ``grad_norm``, ``buffer``, ``optimizer_state``,
     ``collective``, ``loss`` or a number of the step (``loss_scale``, ``learning_rate``,
-    ``found_inf``). ``index`` counts the tensors of this role in one call, and ``label``
-    is how this one is written: ``output[0]``, ``output.logits``, ``weight``.
+    ``found_inf``). ``index`` counts the tensors of this role in one call; a gradient of a parameter
+    has 1 where it is a shard, of which each rank holds another one. ``label`` is how this one is
+    written: ``output[0]``, ``output.logits``, ``weight``.
     """
 
     module: str

@@ -95,3 +95,11 @@ def test_fsdp1_clips_by_a_method_of_its_own(keeps_parameters: bool) -> None:
         assert gradients <= 6  # each once
         if rank == 0:
             assert ("grad_norm", "ARRIVED") in events
+
+
+def test_a_norm_is_never_that_of_a_shard() -> None:
+    """Each rank has a part of every gradient: no number is better than one that is too small."""
+    for rows, norms, gradients, norm in values(run_ranks(training_work.norms_under_fsdp)):
+        assert rows == [None] and norms == [] and norm > 0
+        assert [key for key, _ in gradients] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert gradients[0][1] == "0 (Linear) · optimizer · gradient of 0.weight"

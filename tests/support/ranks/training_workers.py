@@ -213,3 +213,24 @@ def a_nan_through_a_collective(rank: int) -> Any:
     return [
         (e.site.op, e.verdict.name, e.reason.split(":")[0]) for e in monitor.events if e.counted
     ]
+
+
+def norms_under_fsdp(rank: int) -> Any:
+    """What is recorded of gradient norms, where each rank holds shards; and the norm itself."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with fastcheck.install(model) as monitor:
+        model(torch.ones(2, 8)).sum().backward()
+        norm: Any = nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        optimizer.step()
+    sites = [monitor.sites[number] for number in monitor.records()["site"]]
+    gradients = [(site.key, str(site)) for site in sites if site.role == "param_grad"]
+    rows = [row.gradient_norm for row in monitor.step_table()]
+    return (
+        rows,
+        [str(site) for site in sites if site.role == "grad_norm"],
+        gradients,
+        float(norm.full_tensor()),
+    )

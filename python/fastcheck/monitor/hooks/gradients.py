@@ -12,6 +12,7 @@ from fastcheck.calls.stored import parameter_ids
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.site import Site
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
+from fastcheck.utils.torch.sharding import is_part
 
 from .stored import StateReader
 
@@ -56,7 +57,9 @@ class GradientWatcher:
         session = self._session
         if not self._is_open or not self._state.were_clipped(gradients):
             return False
-        if norm is not None and can_hold_nonfinite(norm) and can_read(norm):
+        if norm is None or is_part(norm):  # of the shards of this rank
+            return True
+        if can_hold_nonfinite(norm) and can_read(norm):
             site = Site("", "", "backward", "grad_norm", 0, "total norm of the gradients")
             session.read_norm(norm, session.sites.intern(site))
             self._settle(True)

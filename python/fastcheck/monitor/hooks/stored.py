@@ -16,7 +16,7 @@ from fastcheck.monitor.weight_updates.stalled import StalledWeights
 from fastcheck.monitor.weight_updates.updates import UpdateWatcher
 from fastcheck.record.format import VALUE_BYTES, Depth, Flag, nonfinite
 from fastcheck.utils.torch.readable import can_read, has_memory
-from fastcheck.utils.torch.sharding import local
+from fastcheck.utils.torch.sharding import is_part, local
 from fastcheck.utils.torch.sparse import values_of
 from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.finding import Finding
@@ -171,7 +171,7 @@ class StateReader:
         parameters = parameters or parameters_of(self._nodes, owned)
         self._name_given(parameters)
         for node, name, gradient in gradients_of(parameters):
-            if batch.add(gradient, node.site("param_grad", name, 0), "param_grad"):
+            if batch.add(gradient, _gradient_site(node, name, gradient), "param_grad"):
                 read.append(gradient)
         if all(one.is_cpu for one in batch.tensors) and not self._has_nonfinite(batch.tensors):
             early.waiting.update(dict.fromkeys(batch.sites, FINITE))
@@ -208,7 +208,7 @@ class StateReader:
         sites: list[int] = []
         known: list[int] = []
         for node, name, gradient in gradients_of(parameters):
-            site = node.site("param_grad", name, 0)
+            site = _gradient_site(node, name, gradient)
             seq = early.find(gradient) if early else None
             # Only torch's clipping is known to come right after backward().
             if seq is not None and (is_early or site not in early.waiting):
@@ -239,7 +239,7 @@ class StateReader:
         given = self._session.step.given_parameters
         for node, name, parameter in parameters if given else ():
             if id(parameter) in given:
-                site = node.site("param_grad", name, 0)
+                site = _gradient_site(node, name, parameter)
                 self._session.step.judge.parameter_tokens[site] = given[id(parameter)]
 
     def _compare(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -255,6 +255,20 @@ class StateReader:
                     self.hand_changes.seen()
                     return
 
+    def read_flat_gradients(
+        self, gradients: Sequence[tuple[torch.nn.Parameter, torch.Tensor, bool]], *, scaled: bool
+    ) -> None:
+        """Gradients that an optimizer keeps apart from its parameters: the parameter, its gradient
+        or a part of it, and whether it is a part.
+        """
+        known = {id(s[2]): (s[0], s[1]) for s in parameters_of(self._nodes, None)}
+        batch = _Batch()
+        for parameter, gradient, is_shard in gradients:
+            if id(parameter) in known:
+                node, name = known[id(parameter)]
+                batch.add(gradient, node.site("param_grad", name, int(is_shard)), "param_grad")
+        self._read(batch, int(Flag.SCALED) if scaled else 0, _parameter_gradient, scaled, {})
+
     def read_statistics(self, node: ModuleNode) -> None:
         """A norm has just run: its running statistics are read with the other buffers."""
 
@@ -267,7 +281,7 @@ class StateReader:
             return
         batch = _Batch()
         for node, name, parameter in parameters_of(self._nodes, parameter_ids(optimizer)):
-            if node.site("param_grad", name, 0) not in sites:
+            if _gradient_site(node, name, parameter) not in sites:
                 continue
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -341,6 +355,11 @@ class StateReader:
         if not args:
             args = (None,)  # nothing asked for these in particular
         self._session.observe_list(batch.tensors, batch.sites, batch.roles, flags, method, *args)
+
+
+def _gradient_site(node: ModuleNode, name: str, tensor: torch.Tensor) -> int:
+    """Of the gradient of a parameter. ``tensor``: either of the two, which are sharded alike."""
+    return node.site("param_grad", name, int(is_part(tensor)))
 
 
 def _as_read(tensors: Sequence[torch.Tensor]) -> list[int]:

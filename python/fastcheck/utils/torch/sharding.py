@@ -13,13 +13,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["is_sharded", "join_reduction", "local", "reduce_found_inf", "shard_groups"]
+__all__ = ["is_part", "is_sharded", "join_reduction", "local", "reduce_found_inf", "shard_groups"]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The local part of a DTensor; any other tensor as it is. No communication."""
     inner = getattr(tensor, "_local_tensor", None)
     return inner if isinstance(inner, torch.Tensor) else tensor
+
+
+def is_part(tensor: torch.Tensor) -> bool:
+    """Whether the local part of a DTensor is less than the tensor: a shard, or a partial sum."""
+    placements = getattr(tensor, "placements", None) or ()
+    return any(not placement.is_replicate() for placement in placements)
 
 
 def is_sharded(optimizer: torch.optim.Optimizer) -> bool:
@@ -65,6 +71,5 @@ def join_reduction(optimizer: torch.optim.Optimizer) -> None:
 def _sharded(optimizer: torch.optim.Optimizer) -> Any:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            placements = getattr(parameter, "placements", None)
-            if placements and any(not placement.is_replicate() for placement in placements):
+            if is_part(parameter):
                 yield parameter

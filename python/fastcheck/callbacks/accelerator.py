@@ -1,0 +1,89 @@
+"""The adapter for Accelerate. Needs no import of it: the accelerator that is given has all."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import torch
+
+from fastcheck.errors import ConfigError, choice, explain, warn
+from fastcheck.monitor.install import install
+from fastcheck.monitor.monitor import Monitor
+from fastcheck.monitor.session.options import Training
+from fastcheck.monitor.sinks.sink import open_sinks
+from fastcheck.sealing.seal import check_finite
+from fastcheck.sealing.seal import seal as write_seal
+
+__all__ = ["accelerate"]
+
+
+def accelerate(
+    accelerator: Any, model: torch.nn.Module, *, seal: Union[str, bool] = "mark", **options: Any
+) -> Monitor:
+    """Observes a model that ``accelerator.prepare()`` returned.
+
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        monitor = fastcheck.callbacks.accelerate(accelerator, model)
+
+    A step ends when the optimizer steps, so several micro-batches of ``accelerator.accumulate()``
+    are one step, and one that the GradScaler skips is a step too. ``optimizer.step()``, or the call
+    that finds the fault, raises OverflowDetected.
+
+    Args:
+        accelerator: the Accelerator.
+        model: what prepare() returned.
+        seal: what happens in ``accelerator.save_state()``. ``"mark"``: the directory gets a
+            ``fastcheck.json`` (see :func:`fastcheck.seal`). ``"refuse"``: that, and with weights
+            that are not finite it raises NonFiniteWeightsError before anything is written. False:
+            nothing.
+        options: those of :func:`fastcheck.install`. Without ``sinks=`` the scalars of each step go
+            to those of ``accelerator.trackers`` that fastcheck has a sink for.
+
+    Returns:
+        The Monitor, as of install().
+
+    Raises:
+        ConfigError: no Accelerator, a model that was not prepared, or an option can't be used.
+    """
+    if seal is not False:
+        choice("seal", seal, ("mark", "refuse"), "False")
+    if not callable(getattr(accelerator, "register_save_state_pre_hook", None)):
+        raise ConfigError(
+            explain(
+                "accelerate() was given no Accelerator",
+                expected="accelerate(accelerator, model)",
+                got=type(accelerator).__name__,
+            )
+        )
+    inner = accelerator.unwrap_model(model)
+    options.setdefault("sinks", _sinks(accelerator))
+    if isinstance(accelerator.scaler, torch.amp.GradScaler):
+        options.setdefault("training", Training(scaler=accelerator.scaler))
+    monitor = install(inner, **options)
+    if seal:
+
+        def before_saving(models: list[Any], weights: list[Any], folder: str) -> None:
+            if seal == "refuse":
+                check_finite(inner, f"{folder} is not written", "load the checkpoint before it")
+            if accelerator.is_main_process and weights:
+                try:
+                    write_seal(folder, weights[0], step=monitor.step_index)
+                except Exception as error:  # a checkpoint without a seal is no reason to stop
+                    warn(f"{folder} is not sealed: {type(error).__name__}: {error}")
+
+        handle = accelerator.register_save_state_pre_hook(before_saving)
+        monitor._boundary.at_end.callback(handle.remove)
+    return monitor
+
+
+def _sinks(accelerator: Any) -> list[Any]:
+    found: list[Any] = []
+    for tracker in accelerator.trackers if accelerator.is_main_process else ():
+        try:
+            if tracker.name in ("tensorboard", "wandb", "aim"):
+                found.append(tracker.tracker)
+            elif tracker.name in ("mlflow", "trackio"):
+                found += open_sinks(tracker.name)
+        except ConfigError as error:
+            warn(f"no scalars are written to {tracker.name}: {error}")
+    return found

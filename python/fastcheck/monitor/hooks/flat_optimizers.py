@@ -1,0 +1,69 @@
+"""Steps of optimizers that keep flat or sharded copies of the parameters: torch's hooks on
+optimizers see none of the model's parameters in them (DeepSpeed, Megatron's distributed optimizer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Callable, Optional
+
+import torch
+
+from .steps import StepWatcher
+
+__all__ = ["FlatOptimizer", "GradientParts"]
+
+#: A parameter, its gradient or this rank's part of it, and whether it is a part.
+GradientParts = Iterable[tuple[torch.nn.Parameter, torch.Tensor, bool]]
+
+
+class FlatOptimizer:
+    """Closes the steps of one monitor. before() and after() are to be called around each update, as
+    the optimizer is about to use the gradients and when it has or has skipped them. Raises
+    OverflowDetected as hooks do. From the first call on nothing else closes a step.
+
+    Args:
+        watcher: that of the monitor.
+        gradients: returns them, before the update.
+        rates: a torch optimizer inside, whose groups have the learning rates; None: not known.
+    """
+
+    def __init__(
+        self,
+        watcher: StepWatcher,
+        gradients: Callable[[], GradientParts],
+        rates: Optional[torch.optim.Optimizer],
+    ) -> None:
+        self._watcher = watcher
+        self._gradients = gradients
+        self._rates = rates
+
+    def before(self) -> None:
+        """The update is about to be made."""
+        self._watcher.guarded("optimizer steps", self._before)
+
+    def after(self, skipped: bool) -> None:
+        """It was made, or loss scaling has ``skipped`` it."""
+        self._watcher.guarded("optimizer steps", self._after, skipped)
+
+    def _before(self, watcher: StepWatcher) -> bool:
+        session, state = watcher.session, watcher._state
+        session.is_explicit = True
+        if session.is_active:
+            if self._rates is not None:
+                session.numbers.learning_rates(self._rates)
+            scaled = session.is_scaled
+            state.read_flat_gradients(list(self._gradients()), scaled=scaled)
+            state.read_for_update(None, gradients=False, scaled=scaled)
+            session.settle_update()
+        if session.config.sync != "never":
+            watcher._reach_boundary()
+        return True
+
+    def _after(self, watcher: StepWatcher, skipped: bool) -> bool:
+        session = watcher.session
+        session.step.update_count += not skipped
+        if session.is_active:
+            session.note(session.event_store.settle_scaled, session.step, skipped)
+        watcher.close_step()
+        return True

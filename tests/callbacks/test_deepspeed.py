@@ -1,0 +1,130 @@
+"""The adapter on a stand-in for DeepSpeed's engine, and on DeepSpeed itself where that is there."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+
+import fastcheck
+from support.engines import Engine
+from support.programs.training import Net, batches, nan_gradient, stopped, where
+from support.ranks import deepspeed_workers
+from support.ranks.ranks_harness import run_ranks, values
+
+pytestmark = pytest.mark.usefixtures("fresh_start")
+
+real = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"
+)
+
+
+def loop(engine: Any, steps: int, bad_step: int = -1) -> list[float]:
+    losses = []
+    for step, x in enumerate(batches(steps)):
+        out = engine(x)
+        loss = (nan_gradient(out) if step == bad_step else out).float().square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_gradients_are_read_under_the_names_of_their_parameters() -> None:
+    engine = Engine(Net())
+    monitor = fastcheck.callbacks.deepspeed(engine)
+    loop(engine, 3)
+    sites = [monitor.sites[r["site"]] for r in monitor.records() if r["step"] == 1]
+    keys = [site.key for site in sites if site.role == "param_grad"]
+    assert keys == [name for name, _ in engine.module.named_parameters()]
+    assert [row.learning_rate for row in monitor.step_table()] == [0.1] * 3
+    assert all(row.gradient_norm for row in monitor.step_table()) and monitor.step_index == 2
+    monitor.remove()
+
+
+def test_losses_and_weights_are_the_same_and_the_method_is_put_back() -> None:
+    found = []
+    for observed in (False, True):
+        torch.manual_seed(0)
+        engine = Engine(Net())
+        monitor = fastcheck.callbacks.deepspeed(engine) if observed else None
+        losses = loop(engine, 4)
+        if monitor is not None:
+            monitor.remove()
+            assert "step" not in vars(engine.optimizer) or not hasattr(
+                engine.optimizer.step, "__wrapped__"
+            )
+        found.append((losses, [p.detach() for p in engine.module.parameters()]))
+    assert found[0][0] == found[1][0] and all(map(torch.equal, found[0][1], found[1][1]))
+
+
+def test_a_nan_stops_before_the_update() -> None:
+    engine = Engine(Net())
+    monitor = fastcheck.callbacks.deepspeed(engine)
+    stop = stopped(loop, engine, 5, bad_step=3)
+    assert stop.step == 3 == engine.global_steps
+    assert where(stop.culprit)[:2] == ("head", "grad_output")
+    assert all(bool(p.isfinite().all()) for p in engine.module.parameters())
+    monitor.remove()
+
+
+def test_steps_that_the_loss_scaler_skips_are_no_events() -> None:
+    engine = Engine(Net(), scale=2.0**10)
+    monitor = fastcheck.callbacks.deepspeed(engine)
+    losses = loop(engine, 4, bad_step=1)
+    rows = monitor.step_table()
+    assert [row.overflow for row in rows] == [False, True, False, False]
+    assert engine.skipped_steps == 1 and [row.scale for row in rows] == [1024, 1024, 512, 512]
+    assert [row.loss for row in rows] == pytest.approx(losses)
+    assert monitor.event_count == 0
+    assert {e.verdict for e in monitor.events} == {fastcheck.Verdict.SCALED}
+    monitor.remove()
+
+
+def test_scalars_go_to_the_engines_monitor() -> None:
+    engine = Engine(Net(), monitors=True)
+    monitor = fastcheck.callbacks.deepspeed(engine)
+    loop(engine, 3)
+    monitor.remove()
+    assert {name for name, _, _ in engine.monitor.events} >= {"fastcheck/loss", "fastcheck/events"}
+
+
+def test_steps_have_the_engines_numbers_and_what_is_unread_is_warned_of() -> None:
+    engine = Engine(Net(), stage=3)
+    engine.global_steps = 40
+    with pytest.warns(fastcheck.FastcheckWarning, match="ZeRO 3"):
+        monitor = fastcheck.callbacks.deepspeed(engine)
+    loop(engine, 1)
+    assert monitor.step_index == 40
+    monitor.remove()
+
+
+def test_what_is_no_engine_is_an_error() -> None:
+    with pytest.raises(fastcheck.ConfigError, match="DeepSpeed engine"):
+        fastcheck.callbacks.deepspeed(Net())
+
+
+@real
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_deepspeed_itself(stage: int, world_size: int) -> None:
+    ranks = run_ranks(deepspeed_workers.trains, stage, "fp32", 3, world_size=world_size)
+    plain = run_ranks(deepspeed_workers.plain, stage, "fp32", world_size=world_size)
+    for rank, (one, losses) in enumerate(zip(values(ranks), values(plain), strict=True)):
+        assert one["losses"] == losses[:3], rank
+        assert one["stop"] == (3, 3, 0) and one["culprit"][:2] == ("2", "grad_output")
+        assert one["is_intact"]
+        assert all(norm is None for norm in one["norms"]) is (world_size > 1)
+    keys = {key for one in values(ranks) for key in one["keys"]}
+    assert keys == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+@real
+def test_skipped_steps_of_deepspeed_itself() -> None:
+    """In fp16, which DeepSpeed refuses on a CPU: its check is overridden."""
+    ((skipped, rows, events, verdicts),) = values(
+        run_ranks(deepspeed_workers.skips, 2, world_size=1)
+    )
+    assert skipped == sum(rows) > 0 and events == 0 and verdicts == {"SCALED"}

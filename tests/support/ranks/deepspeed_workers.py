@@ -1,0 +1,81 @@
+"""What ranks of the tests of DeepSpeed do. Each is a process of its own."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+import fastcheck
+from support.programs.training import nan_gradient, where
+
+
+def _engine(stage: int, dtype: str) -> Any:
+    os.environ.update(DS_ACCELERATOR="cpu", LOCAL_RANK=os.environ["RANK"])
+    warnings.simplefilter("ignore")
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    if dtype == "fp16":
+        get_accelerator().is_fp16_supported = lambda: True
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": stage},
+    }
+    if dtype == "fp16":
+        config["fp16"] = {"enabled": True, "initial_scale_power": 20, "hysteresis": 1}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def _step(engine: Any, spoil: bool = False) -> float:
+    dtype = next(engine.module.parameters()).dtype
+    out = engine(torch.randn(4, 8).to(dtype))
+    loss = (nan_gradient(out) if spoil else out).float().square().mean()
+    engine.backward(loss)
+    engine.step()
+    return loss.item()
+
+
+def plain(rank: int, stage: int, dtype: str) -> Any:
+    engine = _engine(stage, dtype)
+    torch.manual_seed(rank)
+    return [_step(engine) for _ in range(4)]
+
+
+def trains(rank: int, stage: int, dtype: str, bad_step: int) -> Any:
+    """A NaN in a gradient of rank 0."""
+    engine = _engine(stage, dtype)
+    monitor = fastcheck.callbacks.deepspeed(engine, sync="step")
+    torch.manual_seed(rank)
+    losses: list[float] = []
+    try:
+        for step in range(6):
+            losses.append(_step(engine, spoil=step == bad_step and rank == 0))
+    except fastcheck.OverflowDetected as stop:
+        sites = [monitor.sites[number] for number in monitor.records()["site"]]
+        return {
+            "losses": losses,
+            "stop": (engine.global_steps, stop.step, stop.report.rank),
+            "culprit": where(stop.culprit),
+            "is_intact": all(bool(p.isfinite().all()) for p in engine.module.parameters()),
+            "norms": [row.gradient_norm for row in monitor.step_table()[:3]],
+            "keys": {site.key for site in sites if site.role == "param_grad"},
+        }
+    return None
+
+
+def skips(rank: int, stage: int) -> Any:
+    engine = _engine(stage, "fp16")
+    monitor = fastcheck.callbacks.deepspeed(engine)
+    for _ in range(8):
+        _step(engine)
+    monitor.remove()
+    rows = [row.overflow for row in monitor.step_table()]
+    verdicts = {event.verdict.name for event in monitor.events}
+    return engine.skipped_steps, rows, monitor.event_count, verdicts
