@@ -89,6 +89,7 @@ def test_scalars_go_to_the_engines_monitor() -> None:
     loop(engine, 3)
     monitor.remove()
     assert {name for name, _, _ in engine.monitor.events} >= {"fastcheck/loss", "fastcheck/events"}
+    assert engine.monitor.events[-1][2] == 2, "the last step, which remove() ends, is there"
 
 
 def test_steps_have_the_engines_numbers_and_what_is_unread_is_warned_of() -> None:

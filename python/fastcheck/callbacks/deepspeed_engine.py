@@ -59,6 +59,7 @@ def deepspeed(engine: Any, **options: Any) -> Monitor:
     if engine.fp16_enabled():
         options.setdefault("training", Training(scaler=lambda: float(outer.loss_scale)))
     monitor = install(engine.module, **options)
+    rows.end_with(monitor)
     monitor.begin_at(engine.global_steps)
     if isinstance(outer, torch.optim.Optimizer):  # ZeRO 0 in float32: torch's hooks see all
         return monitor

@@ -44,6 +44,7 @@ class Lightning(Callback):  # type: ignore[misc]  # lightning may be untyped
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.monitor = install(pl_module, **{"sinks": self._sinks(trainer), **self._options})
+        self._rows.end_with(self.monitor)
         self.monitor.begin_at(trainer.global_step)
 
     def _sinks(self, trainer: Trainer) -> list[Any]:
@@ -64,10 +65,7 @@ class Lightning(Callback):  # type: ignore[misc]  # lightning may be untyped
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.monitor is not None:
-            try:
-                self.monitor.remove()
-            finally:
-                self._rows.write()
+            self.monitor.remove()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -75,4 +73,3 @@ class Lightning(Callback):  # type: ignore[misc]  # lightning may be untyped
         if self.monitor is not None:
             # The exception that ends the fit is the one to be seen.
             self.monitor.__exit__(type(exception), exception, exception.__traceback__)
-            self._rows.write()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Callable, Optional
 
 from fastcheck.errors import warn
+from fastcheck.monitor.monitor import Monitor
 
 __all__ = ["WaitingRows"]
 
@@ -21,6 +22,13 @@ class WaitingRows:
     def __init__(self, targets: Sequence[Callable[..., object]]) -> None:
         self._targets = list(targets)
         self._row: Optional[tuple[dict[str, float], int]] = None
+
+    def end_with(self, monitor: Monitor) -> None:
+        """The last row is written when the monitor is removed and its sinks are closed."""
+        ends = monitor._boundary.at_end
+        earlier = ends.pop_all()  # what was added last is called first
+        ends.callback(self.write)
+        ends.push(earlier)
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         self._row = dict(scalars), step
