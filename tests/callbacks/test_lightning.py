@@ -122,3 +122,44 @@ def test_a_logger_that_fails_is_left_out() -> None:
         fit(program, fastcheck.callbacks.Lightning(), logger=Broken("csv"), log_every_n_steps=1)
     assert len([w for w in caught if "no longer calls" in str(w.message)]) == 1
     assert len(program.losses) == 6
+
+
+def checkpoints(**options: Any) -> Any:
+    return lightning.pytorch.callbacks.ModelCheckpoint(
+        "ckpt", save_top_k=-1, every_n_train_steps=2, save_last=True, **options
+    )
+
+
+def test_checkpoints_are_sealed() -> None:
+    program = Program()
+    fit(program, fastcheck.callbacks.Lightning(), checkpoints(), enable_checkpointing=True)
+    files = sorted(Path("ckpt").glob("*.ckpt"))
+    assert len(files) == 4  # three, and the last one again
+    for file in files:
+        found = fastcheck.verify(str(file))
+        assert found and found.verdict == "finite" and found.equal == len(program.state_dict())
+        assert file.stem == "last" or f"step={found.step}" in file.stem
+
+
+@pytest.mark.parametrize("seal", ["mark", "refuse", False])
+def test_a_checkpoint_that_is_not_finite(seal: Any) -> None:
+    class Breaking(Program):
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            if self.global_step == 2:
+                with torch.no_grad():
+                    self.layers[2].bias[0] = float("inf")
+
+    callback = fastcheck.callbacks.Lightning(seal=seal, overflow_nums=-1)
+    options = {"enable_checkpointing": True, "steps": 4}
+    if seal == "refuse":
+        with pytest.raises(fastcheck.NonFiniteWeightsError, match="is not written"):
+            fit(Breaking(), callback, checkpoints(), **options)
+        assert not list(Path("ckpt").glob("*step=4*"))
+        return
+    fit(Breaking(), callback, checkpoints(), **options)
+    seals = list(Path("ckpt").glob("*.fastcheck.json"))
+    assert bool(seals) is bool(seal)
+    if seal:
+        found = fastcheck.verify("ckpt/last.ckpt")
+        assert not found and "layers.2.bias" in found.nonfinite
+        assert not any(name.startswith("callbacks") for name in found.nonfinite)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+import functools
+from typing import Any, Optional, Union
 
+from fastcheck.errors import choice, warn
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
+from fastcheck.sealing.seal import check_finite
+from fastcheck.sealing.seal import seal as write_seal
 
 from .rows import WaitingRows
 
@@ -29,14 +33,21 @@ class Lightning(Callback):  # type: ignore[misc]  # lightning may be untyped
     OverflowDetected, after the callbacks' ``on_exception``.
 
     Args:
+        seal: what happens when the trainer saves a checkpoint. ``"mark"``: ``<file>.fastcheck.json``
+            beside it (see :func:`fastcheck.seal`). ``"refuse"``: that, and with weights that are
+            not finite ``fit()`` raises NonFiniteWeightsError before the file is written. False:
+            nothing.
         options: those of :func:`fastcheck.install`. Without ``sinks=`` the scalars of each step go
             to the trainer's loggers: by a thread to TensorBoard and W&B, to the others every
             ``log_every_n_steps`` steps as metrics are, those of the youngest step.
 
-    Synchronises nothing.
+    Synchronises nothing, but for the reading of the weights when a checkpoint is saved.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, seal: Union[str, bool] = "mark", **options: Any) -> None:
+        if seal is not False:
+            choice("seal", seal, ("mark", "refuse"), "False")
+        self._seal = seal
         self._options = options
         #: The Monitor of the fit that runs or ran last; None before the first one.
         self.monitor: Optional[Monitor] = None
@@ -46,6 +57,27 @@ class Lightning(Callback):  # type: ignore[misc]  # lightning may be untyped
         self.monitor = install(pl_module, **{"sinks": self._sinks(trainer), **self._options})
         self._rows.end_with(self.monitor)
         self.monitor.begin_at(trainer.global_step)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        original = trainer.save_checkpoint
+        if not self._seal or stage != "fit" or hasattr(original, "_fastcheck"):
+            return
+
+        # The callbacks' hook for saving is not told the path.
+        @functools.wraps(original)
+        def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._seal == "refuse":
+                check_finite(pl_module, f"{filepath} is not written", "go back to one that is")
+            result = original(filepath, *args, **kwargs)
+            if trainer.is_global_zero:
+                try:
+                    write_seal(filepath, pl_module, step=trainer.global_step)
+                except Exception as error:  # a checkpoint without a seal is no reason to stop
+                    warn(f"{filepath} is not sealed: {type(error).__name__}: {error}")
+            return result
+
+        save_checkpoint._fastcheck = True  # type: ignore[attr-defined]  # not to be wrapped twice
+        trainer.save_checkpoint = save_checkpoint
 
     def _sinks(self, trainer: Trainer) -> list[Any]:
         if not trainer.is_global_zero or "sinks" in self._options:

@@ -17,6 +17,9 @@ from .seal import FORMAT, seal_path
 
 __all__ = ["Verification", "verify"]
 
+# In checkpoints of Lightning: the state of callbacks, whose best score so far begins as infinity.
+_NOT_TRAINED = "callbacks."
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -90,7 +93,9 @@ def verify(checkpoint: str, *, trust: bool = False) -> Verification:
                 notes.append(f"{name} can't be read: {extra.problem}")
             continue
         bad = int(record["nan_count"] + record["posinf_count"] + record["neginf_count"])
-        if bad:
+        if bad and key is None and name.startswith(_NOT_TRAINED):
+            notes.append(f"{name} holds {bad:,} NaN or infinities, and is no weight")
+        elif bad:
             nonfinite[key or name] = bad
         if key is not None:
             present.add(key)
