@@ -33,10 +33,10 @@ class Lightning(Callback):  # type: ignore[misc]  # lightning may be untyped
     OverflowDetected, after the callbacks' ``on_exception``.
 
     Args:
-        seal: what happens when the trainer saves a checkpoint. ``"mark"``: ``<file>.fastcheck.json``
-            beside it (see :func:`fastcheck.seal`). ``"refuse"``: that, and with weights that are
-            not finite ``fit()`` raises NonFiniteWeightsError before the file is written. False:
-            nothing.
+        seal: what happens when the trainer saves a checkpoint. ``"mark"``: it gets a
+            ``<file>.fastcheck.json`` beside it (see :func:`fastcheck.seal`). ``"refuse"``: that,
+            and with weights that are not finite ``fit()`` raises NonFiniteWeightsError before the
+            file is written. False: nothing.
         options: those of :func:`fastcheck.install`. Without ``sinks=`` the scalars of each step go
             to the trainer's loggers: by a thread to TensorBoard and W&B, to the others every
             ``log_every_n_steps`` steps as metrics are, those of the youngest step.

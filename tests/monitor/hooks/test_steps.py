@@ -228,3 +228,36 @@ def test_the_boundaries_go_with_a_model_that_is_dropped() -> None:
         "assert torch.amp.GradScaler.step is before\n"
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_with_a_closure_the_learning_rate_is_that_of_its_own_step() -> None:
+    """The closure runs the forward within the optimizer's step, which reads the rate first."""
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 8)).square().mean()
+        loss.backward()
+        return loss
+
+    with fastcheck.install(model) as monitor:
+        for step in range(4):
+            optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+            optimizer.step(closure)
+        rows = monitor.step_table()
+    assert [row.learning_rate for row in rows] == [0.1 / (step + 1) for step in range(4)]
+    counts = [int((monitor.records()["step"] == step).sum()) for step in range(1, 4)]
+    assert len(set(counts)) == 1, counts
+
+
+def test_two_optimizers_with_closures_step_in_one_step() -> None:
+    """As Lightning's manual optimisation does: its closure does nothing."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in model]
+    with fastcheck.install(model) as monitor:
+        for _ in range(3):
+            model(torch.ones(2, 8)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step(lambda: 0.0)
+        assert monitor.step_index == 2

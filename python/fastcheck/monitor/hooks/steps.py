@@ -59,6 +59,10 @@ class StepWatcher:
         # The optimizer that GradScaler.step() is about: that scaler's update() will close the step.
         self._in_scaler: Optional[torch.optim.Optimizer] = None
         self._update_reached = False
+        # The step in which each optimizer has stepped last.
+        self._updated_in: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )
         # What the scaler did with the optimizers of this session since its last update().
         self._scaler_skipped: Optional[bool] = None
         self._scaler_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -81,6 +85,9 @@ class StepWatcher:
         if not self._concerns(optimizer):
             return False
         self._update_reached = True
+        if has_closure and self._updated_in.get(optimizer) == self.session.step.index:
+            # Its closure will run the forward of the next step, which begins here.
+            self.session.begin_step_if_closed()
         self._gradients.evaluating = optimizer if has_closure else None
         if self._meta is not None:
             self._meta.at_step_boundary(optimizer, self.session.step.index)
@@ -119,6 +126,7 @@ class StepWatcher:
         if session.is_active:
             self._state.read_optimizer_state(optimizer)
         session.step.update_count += 1
+        self._updated_in[optimizer] = session.step.index
         if self._in_scaler is optimizer:
             return True
         if session.config.training.has_own_scaling and session.is_active:
