@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from fastcheck.record.format import Depth, Flag
+from fastcheck.record.format import Depth, Flag, Verdict
 from fastcheck.record.site import Site, SiteTable
 
 from .view import LogView
@@ -142,7 +142,7 @@ def _rows(chunks: Iterable[np.ndarray], codes: np.ndarray, rank: int) -> list[St
     chosen: list[np.ndarray] = []
     for records in chunks:
         kinds = _kinds(records, codes)
-        is_overflow = (records["flags"] & _SCALED_NONFINITE) == _SCALED_NONFINITE
+        is_overflow = _overflowed(records["flags"])
         chosen.append(records[(kinds != 0) | is_overflow])
     if not chosen:
         return []
@@ -153,6 +153,14 @@ def _rows(chunks: Iterable[np.ndarray], codes: np.ndarray, rank: int) -> list[St
         _row(part, _kinds(part, codes), rank)
         for part in np.split(records, starts[1:])[: len(starts)]
     ]
+
+
+def _overflowed(flags: np.ndarray) -> np.ndarray:
+    """Which records are of something that was scaled and is not finite."""
+    by_verdict: np.ndarray = ((flags >> 8) & 0xFF) == int(Verdict.SCALED)
+    by_flag: np.ndarray = (flags & _SCALED_NONFINITE) == _SCALED_NONFINITE
+    either: np.ndarray = by_verdict | by_flag
+    return either
 
 
 def _kinds(records: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -171,7 +179,7 @@ def _row(records: np.ndarray, kinds: np.ndarray, rank: int) -> StepRow:
         records[kinds == number] for number in range(1, len(_ROLES) + 2)
     )
     overflow = bool((found["zero_count"] == 0).any())
-    overflow |= bool(((records["flags"] & _SCALED_NONFINITE) == _SCALED_NONFINITE).any())
+    overflow |= bool(_overflowed(records["flags"]).any())
     of_step = _last_value(scale)
     gradient_norm = _norm(gradients) if len(gradients) else _last_value(norm)
     value = _last_value(loss)

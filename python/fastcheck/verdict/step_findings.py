@@ -50,7 +50,20 @@ class StepFindings:
         """Whether scaled gradients still wait for what the scaler decides."""
         return any(f.verdict is Verdict.SCALED and f.planned is not None for f in self.findings)
 
+    @property
+    def has_unused_gradients(self) -> bool:
+        """Whether there are these, or gradients that no optimizer has used yet."""
+        return self.has_held_gradients or any(f.is_unused for f in self.findings)
+
     # The end of the step
+
+    def skip_unused(self) -> None:
+        """No optimizer will use what it has not used until now."""
+        for finding in self.findings:
+            if finding.is_unused:
+                finding.verdict = Verdict.SCALED
+                finding.reason = "the training loop has left this update out"
+                self.changed.append(finding)
 
     def settle_scaled(self, skipped: bool) -> Optional[Finding]:
         """The scaler has decided. Returns the first scaled gradient where the update was

@@ -72,6 +72,12 @@ class HandChanges:
         self.was_seen = True
         self._probes.clear()
 
+    def skipped(self) -> None:
+        """An iteration has ended without an update: the loop looks at gradients by itself."""
+        self.is_first = False
+        self._passes_before[self], self._passes = self._passes, 0
+        self.seen()
+
     def excuse(self) -> None:
         """torch's clipping is about to change gradients."""
         self._probes.clear()

@@ -56,6 +56,8 @@ class LossReader:
         self._session = session
         self._parameters = _Parameters(state)
         self._running = _Running()
+        #: Set by the owner: a step whose forward pass is among the records of the step before.
+        self.forward_step: Optional[Step] = None
         # By the id() of what a scaler returned: that tensor, and the loss that it was made from.
         self._scaled: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
@@ -71,7 +73,8 @@ class LossReader:
         self._running.backward = None
         scaled, self._scaled = self._scaled, {}
         is_open = session.is_active and not session.is_closed
-        if not is_open or session.next_seq == session.step.first_seq:
+        is_new = session.next_seq == session.step.first_seq
+        if not is_open or (is_new and session.step is not self.forward_step):
             return False
         if inputs is not None and not self._parameters.hold(inputs, session.step.index):
             return False

@@ -22,6 +22,7 @@ from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
 
 from .boundaries.turns import Turns, other_optimizers
+from .boundaries.unfinished import UnfinishedSteps
 from .gradients import GradientWatcher
 from .losses import LossReader
 from .module_tree import ModuleTree
@@ -54,6 +55,9 @@ class StepWatcher:
         self._turns = Turns(self._given)
         scaler = session.config.training.scaler
         self._losses = LossReader(session, state)
+        self._unfinished = UnfinishedSteps(session, state.parameters)
+        if session.config.level == "module":
+            session.ended_before = self._ended_before
         self._gradients = GradientWatcher(session, state, self._given)
         self._scaler = weakref.ref(scaler) if isinstance(scaler, GradScaler) else None
         # The optimizer that GradScaler.step() is about: that scaler's update() will close the step.
@@ -129,7 +133,9 @@ class StepWatcher:
         self._updated_in[optimizer] = session.step.index
         if self._in_scaler is optimizer:
             return True
-        if session.config.training.has_own_scaling and session.is_active:
+        may_be_scaled = session.config.training.has_own_scaling or self._unfinished.has_skipped
+        self._unfinished.has_skipped = False
+        if may_be_scaled and session.is_active:
             session.note(session.event_store.settle_own_scaling, session.step)
         self._end_update([optimizer])
         return True
@@ -158,12 +164,27 @@ class StepWatcher:
         """backward() is called on ``roots``; ``inputs``: what autograd.grad() is asked for."""
         if inputs is None:
             self._apart("consequences", self.session.backward_began, roots)
+            if self.session.config.level == "module" and self._ended_before():
+                # Its loss is that of the next step, whose forward is read already.
+                self.session.close_step()
+                self.session.begin_step_if_closed()
+                self._losses.forward_step = self.session.step
         return self._apart("the loss", self._losses.began, roots, inputs) or self._sees_all
+
+    def _ended_before(self) -> bool:
+        """A forward or backward pass begins: whether the open step ended without an update."""
+        is_within = self._gradients.evaluating is not None
+        is_over = not is_within and self._apart("unfinished steps", self._unfinished.is_over)
+        if is_over:
+            self._state.hand_changes.skipped()
+            self._turns.reset()
+        return is_over
 
     def backward_ended(self) -> bool:
         is_ours = self._apart("the loss", self._losses.ended)
         if is_ours:
             self._apart("gradients after backward", self._gradients.after_backward)
+            self._apart("unfinished steps", self._unfinished.after_backward)
         self._apart("consequences", self.session.backward_ended)
         return is_ours or self._sees_all
 

@@ -202,6 +202,11 @@ class EventStore:
         step.judge.use_gradients(tokens)
         self._take_changes(step)
 
+    def settle_unfinished(self, step: Step) -> None:
+        """The training loop has left an update out, as loss scaling does."""
+        step.judge.skip_unused()
+        self.settle_scaled(step, skipped=True)
+
     def settle_own_scaling(self, step: Step) -> None:
         """An update under loss scaling of the user's own. Gradients that were not finite at the
         update have been judged there: what is still held belongs to an iteration that was skipped.

@@ -94,6 +94,8 @@ class SessionReadings:
         # Of the owner too: what is to be done at a step boundary, and when the process ends.
         self.at_step_boundary: Callable[[], None] = lambda: None
         self.report_at_exit: Callable[[], None] = lambda: None
+        # And whether the open step has ended without an update, asked where a pass begins.
+        self.ended_before: Callable[[], bool] = lambda: False
         self.learning_rates: Callable[[], tuple[tuple[str, float], ...]] = tuple
         # How many ranks stop together; 1: this one decides alone.
         self.world_size = ranks.together

@@ -80,6 +80,8 @@ class Session(SessionReadings):
 
     def begin_pass(self) -> None:
         """A forward enters the observed modules from outside."""
+        if self.ended_before():
+            self.close_step()
         self.begin_step_if_closed()
         self.apply_pause()
         if len(self.seen) > _MAX_SEEN:

@@ -1,0 +1,89 @@
+"""Iterations that end without an update: a loop with a loss scale of its own skips the optimizer
+where its gradients have overflowed, clears them, and goes on with the next batch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Callable
+
+import torch
+
+from fastcheck.monitor.session.session import Session
+from fastcheck.utils.torch.readable import can_read, has_memory
+from fastcheck.utils.torch.sharding import local
+from fastcheck.utils.torch.unobserved import unobserved
+
+__all__ = ["UnfinishedSteps"]
+
+_PROBES = 3
+
+
+class UnfinishedSteps:
+    """Of one session. Every method expects its lock to be held.
+
+    That gradients were cleared is no proof: a step may have several backward passes, and clear them
+    in between. So it counts only where something shows why the update was left out: a gradient that
+    is not finite, or a loss scale that install() was given.
+    """
+
+    def __init__(self, session: Session, parameters: Callable[[], list[torch.Tensor]]) -> None:
+        self._session = session
+        self._parameters = parameters
+        #: Whether there was one since the last update.
+        self.has_skipped = False
+        self._step = -1
+        # Parameters that had a gradient when the last backward() ended, and its version.
+        self._probes: list[tuple[weakref.ref[torch.Tensor], int]] = []
+
+    def after_backward(self) -> None:
+        """Gradients were made in the open step."""
+        session = self._session
+        known = [one for one in (ref() for ref, _ in self._probes) if one is not None]
+        held = [parameter for parameter in known if parameter.grad is not None]
+        if not held:
+            held = _spread([p for p in self._parameters() if p.grad is not None])
+        self._step = session.step.index
+        self._probes = [
+            (weakref.ref(p), local(p.grad)._version) for p in held if p.grad is not None
+        ]
+
+    def is_over(self) -> bool:
+        """Asked where a forward or a backward pass begins: whether the open step has ended, without
+        an update. Then its gradients are settled.
+        """
+        session = self._session
+        step = session.step
+        if step.index != self._step or not self._probes or session.is_explicit:
+            return False
+        if session.is_closed or not session.is_active or session.tape is not None:
+            return False
+        if step.update_count or step.scaler is not None or not torch.is_grad_enabled():
+            return False
+        is_shown = session.config.training.has_own_scaling or step.judge.has_unused_gradients
+        if not is_shown or not all(map(_is_cleared, *zip(*self._probes))):
+            return False
+        self._step = -1
+        self.has_skipped = True
+        session.note(session.event_store.settle_unfinished, step)
+        return True
+
+
+def _spread(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    last = len(parameters) - 1
+    places = {last * number // (_PROBES - 1) for number in range(_PROBES)} if parameters else set()
+    return [parameters[place] for place in sorted(places)]
+
+
+def _is_cleared(reference: weakref.ref[torch.Tensor], version: int) -> bool:
+    parameter = reference()
+    gradient = None if parameter is None else parameter.grad
+    if gradient is None:
+        return True
+    gradient = local(gradient)
+    is_plain = gradient.is_cpu and can_read(gradient) and has_memory(gradient)
+    if not is_plain or gradient._version == version:
+        return False
+    with unobserved(), torch.no_grad():
+        return not bool(gradient.any())

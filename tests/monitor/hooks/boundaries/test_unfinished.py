@@ -1,0 +1,120 @@
+"""A loss scale without GradScaler: a step that the loop skips is one row too, and counts."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from support.programs.training import Net, batches, stopped
+
+pytestmark = pytest.mark.usefixtures("fresh_start")
+
+INF = float("inf")
+
+
+def train(
+    model: nn.Module,
+    bad: set[int],
+    steps: int = 6,
+    *,
+    clears: str = "before forward",
+    to_none: bool = True,
+    scale: float = 1024.0,
+    parts: int = 1,
+) -> None:
+    """A loop that scales, unscales, looks at the norm and skips by itself."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    weight = model.get_parameter("head.weight")
+    now = [-1]
+    weight.register_hook(lambda gradient: gradient * INF if now[0] in bad else gradient)
+    data = batches(steps * parts)
+    for step in range(steps):
+        now[0] = step
+        if clears == "before forward":
+            optimizer.zero_grad(set_to_none=to_none)
+        for part in range(parts):
+            loss = model(next(data)).square().mean()
+            if clears == "before backward" and part == 0:
+                optimizer.zero_grad(set_to_none=to_none)
+            (loss * scale).backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        torch._foreach_div_(gradients, scale)
+        if bool(torch.stack([g.norm() for g in gradients]).norm().isfinite()):
+            optimizer.step()
+
+
+def overflows(monitor: fastcheck.Monitor) -> list[int]:
+    return [row.step for row in monitor.step_table() if row.overflow]
+
+
+GIVEN: dict[str, Any] = {"not given": None, "given": 1024.0, "a function": lambda: 1024.0}
+
+
+@pytest.mark.parametrize("scaler", GIVEN.values(), ids=GIVEN)
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("clears", ["before forward", "before backward"])
+class TestRows:
+    def test_one_for_each_iteration(
+        self, scaler: Any, to_none: bool, clears: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = Net()
+        monitor = fastcheck.install(model, training=fastcheck.Training(scaler=scaler))
+        train(model, {1, 3, 4}, clears=clears, to_none=to_none)
+        rows = monitor.step_table()
+        assert [row.step for row in rows] == list(range(6))
+        assert overflows(monitor) == [1, 3, 4]
+        assert all(row.loss is not None for row in rows)
+        assert monitor.event_count == 0
+
+    def test_each_step_overflows(self, scaler: Any, to_none: bool, clears: str) -> None:
+        model = Net()
+        monitor = fastcheck.install(model, training=fastcheck.Training(scaler=scaler))
+        train(model, set(range(8)), 8, clears=clears, to_none=to_none)
+        assert len(monitor.step_table()) == 8
+        assert overflows(monitor)[:7] == list(range(7))
+
+    def test_that_counts_after_so_many(self, scaler: Any, to_none: bool, clears: str) -> None:
+        model = Net()
+        fastcheck.install(
+            model,
+            training=fastcheck.Training(scaler=scaler),
+            stop=fastcheck.Stop(max_skipped=4),
+        )
+        stop = stopped(train, model, set(range(20)), 20, clears=clears, to_none=to_none)
+        assert "4 steps in a row were skipped" in stop.culprit.reason
+        assert stop.culprit.site.key == "head.weight"
+
+
+def test_an_update_between_them_begins_the_count_again() -> None:
+    model = Net()
+    monitor = fastcheck.install(model, stop=fastcheck.Stop(max_skipped=3))
+    train(model, {0, 1, 3, 4, 6, 7}, 9)
+    assert monitor.event_count == 0
+    assert overflows(monitor) == [0, 1, 3, 4, 6, 7]
+
+
+@pytest.mark.parametrize("scaler", [None, 1024.0])
+def test_accumulated_gradients(scaler: Optional[float]) -> None:
+    model = Net()
+    monitor = fastcheck.install(model, training=fastcheck.Training(scaler=scaler))
+    train(model, {1, 3}, 5, parts=3)
+    assert [row.step for row in monitor.step_table()] == list(range(5))
+    assert overflows(monitor) == [1, 3]
+
+
+def test_a_step_of_two_passes_that_clears_between_them_is_one() -> None:
+    """As sharpness-aware minimisation does."""
+    model = Net()
+    monitor = fastcheck.install(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in batches(4):
+        model(x).square().mean().backward()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [row.step for row in monitor.step_table()] == list(range(4))
