@@ -192,10 +192,10 @@ void OpObserver::look_at_output(const at::Tensor& tensor, std::int32_t index, Fr
   // What can't be read of a view can't be read of what it shows.
   if (frame.op->is_view ? !is_read(tensor) : !is_read(tensor, frame)) return;
   // A view, an argument that was returned, or what an op within this one has made. Views that a
-  // kernel makes count their versions by themselves.
+  // kernel makes count their versions by themselves, from 0 on.
   const Known known = provenance_.find(tensor, true);
   if (known.is_whole && !known.is_unread) {
-    provenance_.accept(tensor);
+    provenance_.accept(tensor, !frame.op->is_view && Provenance::version(tensor) == 0);
     return;
   }
   // A view of what was never met is read when something uses it.

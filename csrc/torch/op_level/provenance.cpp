@@ -10,7 +10,7 @@ namespace {
 
 // More than this many views of one storage, written one by one, are taken for one.
 constexpr std::size_t kMaxSpans = 64;
-constexpr std::size_t kMaxVersions = 4;
+constexpr std::size_t kMaxVersions = 16;
 
 }  // namespace
 
@@ -81,10 +81,10 @@ void Provenance::lay(Entry& entry, const Span& span) {
   spans.push_back(span);
 }
 
-void Provenance::accept(const at::Tensor& tensor) {
+void Provenance::accept(const at::Tensor& tensor, bool is_new) {
   auto& versions = entries_.at(tensor).versions;
   const std::int64_t now = version(tensor);
-  if (std::find(versions.begin(), versions.end(), now) != versions.end()) return;
+  if (!is_new && std::find(versions.begin(), versions.end(), now) != versions.end()) return;
   if (versions.size() >= kMaxVersions) versions.erase(versions.begin());
   versions.push_back(now);
 }

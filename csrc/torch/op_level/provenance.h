@@ -48,8 +48,9 @@ class Provenance {
  public:
   // `any_version`: what it holds is known to have come from what is known.
   Known find(const at::Tensor& tensor, bool any_version = false) const;
-  // The version that `tensor` counts is one of those that are up to date.
-  void accept(const at::Tensor& tensor);
+  // The version that `tensor` counts is one of those that are up to date. `is_new`: no tensor that
+  // was met before counts it.
+  void accept(const at::Tensor& tensor, bool is_new = false);
   // `tensor` was read: the record with this token tells what it holds now.
   void put(const at::Tensor& tensor, Token token);
   // An op has written `tensor`, which had `version_before`: views and aliases of the same storage
@@ -85,8 +86,8 @@ class Provenance {
     Token token;
   };
   struct Entry {
-    // Tensors over one storage may count their versions apart (x.data): each count that is up to
-    // date with the spans.
+    // Tensors over one storage may count their versions apart (x.data, unsafe_chunk): the counts
+    // that are up to date with the spans, one number twice where two have come to it.
     c10::SmallVector<std::int64_t, 2> versions;
     c10::SmallVector<Span, 1> spans;  // the youngest last
     std::int64_t written_at = -1;

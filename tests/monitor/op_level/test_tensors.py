@@ -104,3 +104,22 @@ def test_zeros_without_memory_are_no_blind_spot() -> None:
     assert counted(monitor)
     assert not monitor._session.unread_ops()  # type: ignore[attr-defined]
     monitor.remove()
+
+
+def test_chunks_that_count_versions_by_themselves_keep_what_is_known_of_each() -> None:
+    """As the gates of a GRU, which are written in place one after the other."""
+
+    class Gates(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            reset, update, new = torch.unsafe_chunk(x * 2, 3, 1)
+            reset.sub_(100).log_()
+            update.add_(1).sigmoid_()
+            return (new * reset + update).sum()
+
+    model = nn.Sequential(nn.Linear(4, 6), Gates())
+    monitor = fastcheck.install(model, level="op", overflow_nums=-1)
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+    assert [(e.site.op, e.verdict.name) for e in monitor.events if e.counted] == [
+        ("aten.log_", "ORIGIN")
+    ]
