@@ -13,13 +13,11 @@ import fastcheck
 import healthy_models
 from healthy_transformers import TRANSFORMERS
 
-__all__ = ["COUNT", "PROGRAMS", "STEPS", "Call", "Fault", "consequences", "observed"]
+__all__ = ["PROGRAMS", "STEPS", "Call", "Fault", "Lasting", "consequences", "observed"]
 
 PROGRAMS = {**healthy_models.MODELS, **TRANSFORMERS}
 #: Faults are put into steps 1 to STEPS - 2, so that what lasts is read again.
 STEPS = 5
-#: An optimizer's count of steps, which is no tensor that module level reads.
-COUNT = "count of steps"
 
 
 class Call(NamedTuple):
@@ -28,6 +26,13 @@ class Call(NamedTuple):
     op: str
     direction: str
     number: int
+
+
+class Lasting(NamedTuple):
+    """What lasts or leaves. ``name``: of the parameter that it belongs to, or of the buffer."""
+
+    kind: str  # loss, parameter, gradient, buffer, state
+    name: str
 
 
 class Fault(NamedTuple):
@@ -66,15 +71,18 @@ class Faulty(TorchDispatchMode):
         outputs = out if isinstance(out, (tuple, list)) else (out,)
         first = next((one for one in outputs if isinstance(one, torch.Tensor)), None)
         fault = self.fault
-        if fault is not None and call == fault.call and first is not None:
-            if first.is_floating_point() and first.numel():
-                memory = first.detach().numpy()
-                memory.flat[fault.element % memory.size] = fault.value
+        if fault is None or call != fault.call or first is None:
+            return out
+        if first.is_floating_point() and first.numel():
+            memory = first.detach().numpy()
+            memory.flat[fault.element % memory.size] = fault.value
         return out
 
 
 def run(name: str, fault: Optional[Fault], mode: Faulty, watch: Callable[[Any, Any], None]) -> None:
-    """Trains the program for some steps; ``watch(loss, optimizer)`` before and after each update."""
+    """Trains for some steps. ``watch(model, optimizer)`` is called, then ``watch(loss, optimizer)``
+    before and after each update.
+    """
     torch.manual_seed(0)
     model = PROGRAMS[name]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
@@ -85,7 +93,11 @@ def run(name: str, fault: Optional[Fault], mode: Faulty, watch: Callable[[Any, A
             optimizer.zero_grad()
             try:
                 loss = model()
-            except (RuntimeError, ValueError, IndexError):  # of torch, for a value that is not finite
+            except (
+                RuntimeError,
+                ValueError,
+                IndexError,
+            ):  # of torch, for a value that is not finite
                 watch(torch.full((), float("nan")), optimizer)
                 return
             loss.backward()
@@ -105,9 +117,7 @@ def observed(name: str, fault: Optional[Fault], level: str) -> Any:
 
     def watch(first: Any, optimizer: Any) -> None:
         if not monitors:
-            monitors.append(
-                fastcheck.install(first, level=level, record="stats", overflow_nums=-1)
-            )
+            monitors.append(fastcheck.install(first, level=level, record="stats", overflow_nums=-1))
             return
         if fault is None or mode.fault is not None:
             calls[:] = mode.calls
@@ -118,37 +128,37 @@ def observed(name: str, fault: Optional[Fault], level: str) -> Any:
     return monitors[0], calls
 
 
-def consequences(name: str, fault: Fault) -> list[str]:
-    """The names of what lasts or leaves and is not finite in the run without fastcheck, of the first
-    time that anything is.
+def consequences(name: str, fault: Fault) -> list[Lasting]:
+    """What lasts or leaves and is not finite in the run without fastcheck, at the first time that
+    anything is.
     """
     mode = Faulty()
     models: list[Any] = []
-    found: list[str] = []
+    found: list[Lasting] = []
 
     def watch(first: Any, optimizer: Any) -> None:
         if not models:
             models.append(first)
             return
         if not found:
-            tensors = [("loss", first), *lasting(models[0], optimizer)]
-            found.extend(k for k, t in tensors if not bool(torch.isfinite(t.detach()).all()))
+            tensors = [(Lasting("loss", ""), first), *lasting(models[0], optimizer)]
+            found.extend(what for what, t in tensors if not bool(torch.isfinite(t.detach()).all()))
 
     run(name, fault, mode, watch)
     return found
 
 
-def lasting(model: Any, optimizer: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, their gradients and optimizer state, all by the parameter's name, the state's count
-    of steps as COUNT, and buffers (but those of masks).
+def lasting(model: Any, optimizer: Any) -> Iterator[tuple[Lasting, torch.Tensor]]:
+    """Buffers of masks are left out: their infinities are meant. A shared parameter comes by each
+    of its names.
     """
-    for name, parameter in model.named_parameters():
-        yield name, parameter
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        yield Lasting("parameter", name), parameter
         if parameter.grad is not None:
-            yield name, parameter.grad
+            yield Lasting("gradient", name), parameter.grad
         for state in optimizer.state.get(parameter, {}).values():
             if isinstance(state, torch.Tensor):
-                yield (name if state.dim() else COUNT), state
+                yield Lasting("state", name), state
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and "mask" not in name:
-            yield name, buffer
+            yield Lasting("buffer", name), buffer

@@ -120,7 +120,9 @@ const Op* OpTable::add(const c10::OperatorName& operator_name) {
   op->name = spelt(operator_name);
   op->is_own = starts_with(operator_name.name, "fastcheck::");
   op->is_allocation = is_allocation(operator_name.name);
-  op->is_host_read = operator_name.name == "aten::_local_scalar_dense";
+  // The second looks at its probabilities, and refuses those that are not finite.
+  op->is_host_read = operator_name.name == "aten::_local_scalar_dense" ||
+                     operator_name.name == "aten::multinomial";
   op->is_composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                      !handle->hasKernelForDispatchKey(c10::DispatchKey::CPU);
   op->number = static_cast<std::int32_t>(by_number_.size());

@@ -37,8 +37,8 @@ def blame(
                 "which read the same tensor: the gradients of what they returned were finite"
             )
         return consumer, (
-            f"the backward of {consumer.node.name} made it: the gradients of what it returned "
-            "were finite"
+            f"the backward of {consumer.node.name} made it, or that of code outside of modules "
+            "that used the same tensor: the gradients of what the module returned were finite"
         )
     producer = calls.producer(token)
     if producer is None:

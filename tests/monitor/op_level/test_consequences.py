@@ -151,6 +151,17 @@ def test_a_value_that_the_host_reads() -> None:
     assert event.site.op == "aten.sqrt" and "the host read it" in event.reason
 
 
+def test_probabilities_that_sampling_refuses() -> None:
+    """torch raises in the operator: what it was given is an event all the same."""
+    model = model_with(lambda x: torch.multinomial(root(x).softmax(-1), 1))
+    monitor = watch(model, overflow_nums=-1)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="probability tensor contains"):
+        model(torch.ones(2, 8))
+    monitor.flush()
+    (event,) = (event for event in monitor.events if event.counted)
+    assert event.site.op == "aten.sqrt" and "the host read it" in event.reason
+
+
 def test_whether_it_is_a_nan_is_a_finite_answer() -> None:
     model = model_with(lambda x: x)
     monitor = watch(model, overflow_nums=-1)
