@@ -11,14 +11,21 @@ from support.processes import run_code
 def test_frameworks_are_imported_when_an_adapter_is_used() -> None:
     done = run_code(
         "import sys, fastcheck\n"
-        "assert not {'transformers', 'lightning', 'accelerate', 'deepspeed'} & set(sys.modules)\n"
-        "assert len(fastcheck.callbacks.__all__) == 4\n"
+        "frameworks = 'transformers lightning accelerate deepspeed composer ray'\n"
+        "assert not set(frameworks.split()) & set(sys.modules)\n"
+        "assert len(fastcheck.callbacks.__all__) == 7\n"
     )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("name", "framework"), [("HuggingFace", "transformers"), ("Lightning", "lightning")]
+    ("name", "framework"),
+    [
+        ("HuggingFace", "transformers"),
+        ("Lightning", "lightning"),
+        ("Composer", "composer"),
+        ("Ray", "ray"),
+    ],
 )
 def test_a_missing_framework_is_an_error_with_a_hint(name: str, framework: str) -> None:
     done = run_code(

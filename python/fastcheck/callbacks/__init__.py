@@ -15,18 +15,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .accelerator import accelerate
+    from .composer import Composer
     from .deepspeed_engine import deepspeed
     from .huggingface import HuggingFace
     from .lightning import Lightning
+    from .megatron_optimizer import megatron
+    from .ray_train import Ray
 
-__all__ = ["HuggingFace", "Lightning", "accelerate", "deepspeed"]
+__all__ = [
+    "Composer",
+    "HuggingFace",
+    "Lightning",
+    "Ray",
+    "accelerate",
+    "deepspeed",
+    "megatron",
+]
 
 # Not the functions' own names: a submodule would take their place in the package.
 _MODULES = {
+    "Composer": "composer",
     "HuggingFace": "huggingface",
     "Lightning": "lightning",
     "accelerate": "accelerator",
+    "Ray": "ray_train",
     "deepspeed": "deepspeed_engine",
+    "megatron": "megatron_optimizer",
 }
 
 

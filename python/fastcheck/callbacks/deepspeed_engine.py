@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from fastcheck.errors import ConfigError, explain, warn
-from fastcheck.monitor.hooks.flat_optimizers import FlatOptimizer, GradientParts
+from fastcheck.monitor.hooks.flat_optimizers import GradientParts
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
 
 from .rows import WaitingRows
+from .wrapping import wrap_step
 
 __all__ = ["deepspeed"]
 
@@ -41,8 +42,8 @@ def deepspeed(engine: Any, **options: Any) -> Monitor:
     Raises:
         ConfigError: this is no engine, or an option can't be used.
 
-    Synchronises nothing. Under ZeRO 3 and with offloading the gradients of parameters are not read;
-    a warning tells so.
+    Synchronises nothing. Under ZeRO 3 and with offloading the gradients of parameters are not read,
+    with a warning.
     """
     outer = getattr(engine, "optimizer", None)
     if outer is None or not isinstance(getattr(engine, "module", None), torch.nn.Module):
@@ -65,26 +66,14 @@ def deepspeed(engine: Any, **options: Any) -> Monitor:
         return monitor
     if engine.zero_optimization_stage() == 3 or getattr(outer, "cpu_offload", False):
         warn("DeepSpeed keeps the gradients of parameters where they are not read: ZeRO 3, offload")
-    around = FlatOptimizer(
-        monitor._watcher, lambda: _gradients(engine), getattr(outer, "optimizer", None)
+    wrap_step(
+        monitor,
+        outer,
+        lambda: _gradients(engine),
+        getattr(outer, "optimizer", None),
+        lambda _: bool(outer.overflow),
+        rows.write,
     )
-
-    original = outer.step
-
-    @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        around.before()
-        result = original(*args, **kwargs)
-        around.after(skipped=bool(outer.overflow))
-        rows.write()
-        return result
-
-    def restore() -> None:
-        if vars(outer).get("step") is step:  # else another wrapper is around it, and calls it
-            outer.step = original
-
-    outer.step = step
-    monitor._boundary.at_end.callback(restore)
     return monitor
 
 

@@ -5,7 +5,7 @@ optimizers see none of the model's parameters in them (DeepSpeed, Megatron's dis
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Callable, Optional
+from typing import Any, Callable
 
 import torch
 
@@ -25,14 +25,14 @@ class FlatOptimizer:
     Args:
         watcher: that of the monitor.
         gradients: returns them, before the update.
-        rates: a torch optimizer inside, whose groups have the learning rates; None: not known.
+        rates: what has the learning rates in its ``param_groups``; None: nothing.
     """
 
     def __init__(
         self,
         watcher: StepWatcher,
         gradients: Callable[[], GradientParts],
-        rates: Optional[torch.optim.Optimizer],
+        rates: Any,
     ) -> None:
         self._watcher = watcher
         self._gradients = gradients

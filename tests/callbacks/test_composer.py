@@ -1,0 +1,101 @@
+"""The callback in real runs of composer.Trainer; skipped without Composer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import fastcheck
+from support.composer_imports import import_composer, replaced
+from support.programs.training import Net, poison
+from support.trackers import Kept
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_start"),
+    pytest.mark.filterwarnings("default:::(?!fastcheck)"),
+]
+
+composer = import_composer()
+
+
+@pytest.fixture(autouse=True)
+def without_what_does_not_fit() -> Iterator[None]:
+    with replaced():
+        yield
+
+
+class Model(composer.ComposerModel):  # type: ignore[misc,name-defined]  # untyped
+    def __init__(self, bad_batch: int = -1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = Net()
+        self.bad_batch, self.count = bad_batch, -1
+        self.losses: list[float] = []
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        out = self.net(batch)
+        return poison(out) if self.count == self.bad_batch else out
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        loss = outputs.square().mean()
+        self.losses.append(loss.item())
+        return loss
+
+
+class Logger(composer.loggers.LoggerDestination):  # type: ignore[misc,name-defined]  # untyped
+    def __init__(self) -> None:
+        self.rows: list[tuple[Any, dict[str, Any]]] = []
+
+    def log_metrics(self, metrics: dict[str, Any], step: Any = None) -> None:
+        if "fastcheck/events" in metrics:
+            self.rows.append((step, metrics))
+
+
+def fit(model: Model, *callbacks: Any, **options: Any) -> None:
+    torch.manual_seed(1)
+    data = torch.utils.data.DataLoader(torch.randn(24, 8), batch_size=4)
+    trainer = composer.Trainer(
+        model=model,
+        train_dataloader=data,
+        max_duration="6ba",
+        optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
+        callbacks=list(callbacks),
+        device="cpu",
+        progress_bar=False,
+        **options,
+    )
+    trainer.fit()
+    trainer.close()
+
+
+@pytest.mark.parametrize("micro", [4, 2])
+def test_losses_and_weights_are_the_same(micro: int) -> None:
+    plain, watched = Model(), Model()
+    callback = fastcheck.callbacks.Composer()
+    fit(plain, device_train_microbatch_size=micro)
+    fit(watched, callback, device_train_microbatch_size=micro)
+    assert plain.losses == watched.losses and len(plain.losses) == 24 // micro
+    for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert callback.monitor is not None and callback.monitor.events == ()
+    assert callback.monitor.step_index == 5
+
+
+def test_a_fault_stops_the_fit() -> None:
+    model, callback = Model(bad_batch=3), fastcheck.callbacks.Composer()
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        fit(model, callback)
+    assert caught.value.step == 3
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_scalars_reach_the_loggers_and_the_sinks_that_are_given() -> None:
+    logger, kept = Logger(), Kept()
+    fit(Model(), fastcheck.callbacks.Composer(), loggers=logger)
+    assert [step for step, _ in logger.rows][-1] == 5 and "fastcheck/loss" in logger.rows[-1][1]
+    fit(Model(), fastcheck.callbacks.Composer(sinks=kept))
+    assert [step for step, _ in kept.rows] == list(range(6))
