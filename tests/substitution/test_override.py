@@ -267,6 +267,28 @@ def test_an_api_by_its_name() -> None:
     assert sum(chosen.ran.values()) == 1
 
 
+@pytest.mark.parametrize("name", ["matmul", "aten.matmul", "aten.matmul · forward"])
+def test_a_composite_operator_is_what_it_is_made_of(name: str) -> None:
+    x, y = (torch.randn(2, 3, 3).half().requires_grad_() for _ in range(2))
+    for product in (torch.matmul, lambda x, y: x @ y, lambda x, y: x.matmul(y)):
+        with fastcheck.override(name, dtype=WIDE) as chosen:
+            (product(x, y) + x.bmm(y)).sum().backward()
+        expected = 1 if "forward" in name else 3
+        assert chosen.ran["aten.bmm"] == expected
+
+
+def test_dropout_by_its_name() -> None:
+    x = torch.ones(100).half()
+    torch.manual_seed(3)
+    plain = functional.dropout(x, 0.3)
+    torch.manual_seed(3)
+    with fastcheck.override("dropout", dtype=WIDE) as chosen:
+        y = nn.Dropout(0.3)(x) + x * 3
+    assert torch.equal(y == 3, plain == 0)
+    assert set(chosen.ran) | set(chosen.left_out) >= {"aten.bernoulli_.float", "aten.div_.Scalar"}
+    assert chosen.ran["aten.mul.Tensor"] == 1
+
+
 def test_the_backward_of_what_is_named() -> None:
     x = torch.ones(2, 2).half().requires_grad_()
     with fastcheck.override("aten.mm", dtype=WIDE) as chosen:

@@ -71,7 +71,9 @@ class Selection:
         #: Names of the calls given to wants(), for messages.
         self._seen: dict[str, int] = {}
         self._paths: dict[str, None] = {}
-        self.uses_apis = any(one.api for one in (*ops, first, last) if one is not None)
+        self.uses_apis = any(
+            one.api or one.composite for one in (*ops, first, last) if one is not None
+        )
 
     @property
     def is_all(self) -> bool:
@@ -194,7 +196,8 @@ def _is(one: Wanted, name: CallName, is_op: bool = False) -> bool:
         by_forward = matches_op(one.op, name.op) and one.call in (None, name.call)
         # A kernel that only backward uses has no name in the forward pass.
         by_itself = "_backward" in name.ran and one.call is None and matches_op(one.op, name.ran)
-        if not by_forward and not by_itself:
+        by_api = one.is_made_by(name.api) and one.call in (None, name.api_call)
+        if not by_forward and not by_itself and not by_api:
             return False
     elif not is_op and one.call not in (None, name.call):
         return False
@@ -210,7 +213,7 @@ def _is_in(pattern: str, path: str) -> bool:
 def _means(one: Wanted, name: str) -> bool:
     if one.api is not None:
         return name == one.api or has_api_name(name, one.api)
-    return matches_op(one.op or "", name)
+    return matches_op(one.op or "", name) or one.is_made_by(name)
 
 
 def _made_of_others(one: Wanted) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Optional
 
@@ -51,6 +51,15 @@ class Wanted:
     module: Optional[str] = None
     call: Optional[int] = None
     direction: Optional[str] = None
+    #: ``dropout``, where ``op`` means a composite operator alone: the operators that run are those
+    #: that it is made of, in a call of the API of this name.
+    composite: str = ""
+
+    def is_made_by(self, api: str) -> bool:
+        """Whether ``api`` (``Functional.dropout``, ``Tensor.__matmul__``) calls the composite
+        operator.
+        """
+        return bool(self.composite) and api.rpartition(".")[2].strip("_") == self.composite
 
 
 def read_op(text: str, option: str = "ops") -> Wanted:
@@ -216,8 +225,13 @@ def _checked(wanted: Wanted) -> Wanted:
     if any(letter in op for letter in "*?["):
         return wanted
     known = op_names()
-    if any(matches_op(op, name) for name in known):
-        return wanted
+    meant = [name for name in known if matches_op(op, name)]
+    if meant:
+        # Others (quantized.dropout) run by their own names, and so do overloads that write to out=.
+        ours = [one for one in meant if one.startswith("aten.") and not one.endswith(".out")]
+        is_composite = bool(ours) and all(map(_is_composite, ours))
+        base = ours[0].split(".")[1].strip("_") if is_composite else ""
+        return replace(wanted, composite=base)
     space = op.partition(".")[0]
     candidates = [name for name in known if name.startswith(f"{space}.")] or known
     bases = sorted({".".join(name.split(".")[:2]) for name in candidates})
@@ -230,6 +244,12 @@ def _checked(wanted: Wanted) -> Wanted:
             hint=did_you_mean(op, bases),
         )
     )
+
+
+def _is_composite(name: str) -> bool:
+    """Whether it has no kernel of its own, and is made of other operators."""
+    key = "CompositeImplicitAutograd"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name.replace(".", "::", 1), key)
 
 
 def op_spellings(op: str) -> tuple[str, str, str, str]:
