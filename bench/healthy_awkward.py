@@ -3,7 +3,8 @@
     python bench/healthy_awkward.py [--seeds N]
 
 Writes bench/results/healthy_awkward.json. Each program of healthy_awkward_layers.py,
-healthy_awkward_losses.py and healthy_awkward_runs.py runs without a monitor first: its losses,
+healthy_awkward_losses.py, healthy_awkward_runs.py, healthy_awkward_parts.py and
+healthy_awkward_more.py runs without a monitor first: its losses,
 gradients and weights have to be finite. Then it runs at op level, with every appearance counted
 (count="all") and as is, and at module level. The exit status is 1 if any event was counted as it
 is, or a program is not healthy."""
@@ -20,10 +21,10 @@ from torch import nn
 import fastcheck
 import harness
 from fastcheck import Verdict
-from healthy_awkward_runs import PROGRAMS
+from healthy_awkward_more import NAN_BETWEEN_MODULES, PROGRAMS
 
 # A buffer that was finite and is not any more is an event at module level, whatever reads it.
-NOT_AT_MODULE_LEVEL = {"run: the last batch, with missing values"}
+NOT_AT_MODULE_LEVEL = {"run: the last batch, with missing values", *NAN_BETWEEN_MODULES}
 
 
 def run(name: str, level: str = "op", count: str = "origin", seed: int = 0) -> list[str]:
@@ -68,11 +69,11 @@ def main() -> int:
         names = [name for name in PROGRAMS if level == "op" or name not in NOT_AT_MODULE_LEVEL]
         alarms = [[run(name, level, count, seed) for seed in seeds] for name in names]
         accused = sum(any(found) for found in alarms)
-        rows.append({"level": level, "count": count, "accused": accused})
+        rows.append({"level": level, "count": count, "programs": len(names), "accused": accused})
         if count == "origin":
             print("\n".join(line for found in alarms for one in found for line in one))
-    cells = [[str(row[key]) for key in ("level", "count", "accused")] for row in rows]
-    print(harness.table(["level", "count", f"accused, of {len(PROGRAMS)} programs"], cells))
+    columns = ["level", "count", "programs", "accused"]
+    print(harness.table(columns, [[str(row[key]) for key in columns] for row in rows]))
     for name in sick:
         print(f"not healthy: {name}")
     harness.write_results("healthy_awkward", rows, programs=len(PROGRAMS), seeds=len(seeds))

@@ -20,7 +20,7 @@ NAN = float("nan")
 RUNS = [
     name
     for name in healthy_awkward.PROGRAMS
-    if name.startswith("run") and name not in healthy_awkward.NOT_AT_MODULE_LEVEL
+    if name.startswith(("run", "parts")) and name not in healthy_awkward.NOT_AT_MODULE_LEVEL
 ]
 
 

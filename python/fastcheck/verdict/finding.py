@@ -46,6 +46,8 @@ class Finding:
         self.counted = False
         # It is in the batch that this rank was given, and came from no other rank.
         self.is_data = False
+        # A +Inf that is passed between modules, as masks are.
+        self.is_held_infinity = False
         # Covered by allow_nonfinite().
         self.is_allowed = False
         self.line = self.api = ""

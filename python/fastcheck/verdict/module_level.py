@@ -18,6 +18,9 @@ from .gradient_judge import CheckParameters, GradientJudge
 __all__ = ["Judge", "was_finite"]
 
 
+_UNTIL_USED = "an infinity that is passed between modules; what is made of it decides"
+
+
 def was_finite(role: str, step: int) -> str:
     """Why a stored tensor, last seen finite in ``step``, is an event."""
     when = "when it was read in" if role == "buffer" else "just before the update of"
@@ -134,7 +137,8 @@ class Judge(GradientJudge):
                 reason += f"the -Inf of {place} (a row that is masked entirely does this)"
             else:
                 reason += f"some that did no harm until then: {place}"
-        self._judge_forward(finding, related, call.node, call.node, verdict, reason)
+        is_inner = call.parent is not None
+        self._judge_forward(finding, related, call.node, call.node, verdict, reason, is_inner)
 
     def call_ended(self, call: Call, is_finite: bool) -> None:
         """All outputs of the call were read. If they are finite, the -Inf that it read did no
@@ -144,6 +148,25 @@ class Judge(GradientJudge):
             for finding in self._related(call, None):
                 if finding.is_tentative:
                     finding.is_absorbed = finding.root.is_absorbed = True
+        elif call.parent is None:
+            for token in call.outputs:
+                returned = self._by_token.get(token)
+                if returned is not None and returned.is_tentative and returned.is_held_infinity:
+                    self._return(returned)
+
+    def _return(self, finding: Finding) -> None:
+        """A submodule has made it, and the outermost module returns it."""
+        root = finding.root
+        root.release()
+        root.reason += "; the model returned it"
+        self.changed.append(root)
+        if finding is not root:
+            self._propagate(finding, root)
+
+    def _is_passed_on(self, finding: Finding, tentative: Finding) -> bool:
+        """Whether an infinity is still one, and of any sign."""
+        is_infinity = tentative.only_neginf or tentative.is_held_infinity
+        return is_infinity and not (finding.has_nan or finding.is_saturated or self.is_strict)
 
     def loss(self, finding: Finding, scaled: bool = False) -> None:
         """The loss: what backward() is called on, or monitor.step(loss=) is given. -Inf is no mask
@@ -246,7 +269,9 @@ class Judge(GradientJudge):
         owner: ModuleNode,
         verdict: Verdict,
         reason: str,
+        is_inner: bool = True,
     ) -> None:
+        """``is_inner``: another module's forward is given it, whose own output is read."""
         confirmed = next((f for f in related if f.is_confirmed), None)
         if confirmed is not None:
             self._propagate(finding, confirmed)
@@ -263,11 +288,22 @@ class Judge(GradientJudge):
         harmful = self._promotable(tentative)
         if harmful is not None and harmful.only_neginf:
             harmful = None if reader is not None and reader.is_softmax_like else harmful
+        if harmful is not None and is_inner and self._is_passed_on(finding, harmful):
+            finding.hold(Verdict.UNRESOLVED, _UNTIL_USED, verdict, reason)
+            finding.is_held_infinity = True
+            finding.cause = harmful
+            self.changed.append(finding)
+            return
         if harmful is not None:
             self._promote(harmful, finding)
             return
         parameter = self._check_parameters(owner, finding)
         if parameter is not None:
             self._propagate(finding, parameter)
+        elif is_inner and not finding.has_nan and not finding.is_saturated and not self.is_strict:
+            # A mask may be one of +Inf: what is made of it decides.
+            finding.hold(Verdict.UNRESOLVED, _UNTIL_USED, verdict, reason)
+            finding.is_held_infinity = True
+            self.changed.append(finding)
         else:
             self._decide(finding, verdict, reason)

@@ -18,6 +18,9 @@ class StepFindings:
     whose verdict was decided or changed is put in ``changed`` for the caller to take.
     """
 
+    #: What is non-finite counts where it appears (``Stop(count="all")``).
+    is_strict = False
+
     def __init__(self, sites: SiteTable, masks: set[int]) -> None:
         self.findings: list[Finding] = []
         self.changed: list[Finding] = []
@@ -94,7 +97,8 @@ class StepFindings:
         """Ends the step: sites whose -Inf did no harm are remembered as masks."""
         self.ensure_event()
         if self._first_confirmed() is None:
-            self._masks.update(f.site for f in self.findings if f.is_tentative)
+            tentative = (f for f in self.findings if f.is_tentative and not f.is_held_infinity)
+            self._masks.update(f.site for f in tentative)
 
     def process_overflow(self, finding: Finding, reason: str) -> None:
         """The overflow status of a saturating device was set, and no tensor of the step shows it: a

@@ -131,8 +131,8 @@ class Config:
 
     @property
     def is_strict(self) -> bool:
-        """Whether at op level a non-finite value is an event where it appears, whatever becomes of
-        it.
+        """Whether a non-finite value is an event where it appears, whatever becomes of it: all of
+        them at op level, infinities at module level.
         """
         return self.stop.count != "origin"
 

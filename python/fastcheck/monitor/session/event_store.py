@@ -124,12 +124,12 @@ class EventStore:
         kind = OpJudge if self.config.level == "op" else Judge
         judge = kind(self.sites, self._masks, step.calls, check, last_finite, others)
         judge.allowances = self._allowances
+        judge.is_strict = self.config.is_strict
         if not isinstance(judge, OpJudge):
             return judge
         judge.earlier_findings = self._earlier_findings
         judge.harmless_sites = self._harmless_sites
         judge.places = self.places
-        judge.is_strict = self.config.is_strict
         judge.has_open = self._has_open
         judge.record_of = self.history.find
         return judge

@@ -49,8 +49,11 @@ class Session(SessionReadings):
         lock itself.
         """
         with self.lock:
-            if not self.removed:
-                self.note(self.event_store.allow, allowances)
+            try:
+                if not self.removed:
+                    self.note(self.event_store.allow, allowances)
+            except Exception as error:
+                self.report_internal_error("allow_nonfinite()", error)
 
     @property
     def numbers(self) -> StepNumbers:

@@ -37,7 +37,6 @@ class ConsequenceJudge(Judge):
     earlier_findings: EarlierFindings
     harmless_sites: set[int]
     places: Places
-    is_strict = False
     #: Something is, or was in an earlier step, whose consequences decide.
     has_open = False
 
