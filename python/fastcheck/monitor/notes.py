@@ -21,6 +21,8 @@ _TOP_SITES = 10
 _NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm")
 _SUMMARY_WIDTH = 78
 _NAMED_MODULES = 5
+# A schedule that ends at 0 has fewer.
+_STILL_STEPS = 10
 
 
 def summary_of(session: Session, notes: list[str], style: str) -> str:
@@ -72,7 +74,27 @@ def monitor_notes(session: Session, nodes: Sequence[ModuleNode]) -> list[str]:
             "never seen running, because nothing called them or because they are compiled "
             f"where nothing can be read: {named}{more}"
         )
-    return notes
+    return notes + _still_rates(session)
+
+
+def _still_rates(session: Session) -> list[str]:
+    """Whether the largest learning rate is 0, over more than a warm-up's first step or the end of a
+    schedule.
+    """
+    rows = [row for row in session.event_store.all_steps() if row.learning_rate is not None]
+    moving = [at for at, row in enumerate(rows) if row.learning_rate != 0.0]
+    still = rows[moving[-1] + 1 :] if moving else rows
+    if not moving and len(still) > 1:
+        return [
+            f"the learning rate of every parameter group was 0 in all {len(still):,} steps: no "
+            "weight has moved"
+        ]
+    if len(still) >= _STILL_STEPS:
+        return [
+            "the learning rate of every parameter group has been 0 since step "
+            f"{still[0].step:,} ({len(still):,} steps): no weight moves any more"
+        ]
+    return []
 
 
 def compiled_notes(modules: Sequence[str]) -> list[str]:
