@@ -234,3 +234,15 @@ def norms_under_fsdp(rank: int) -> Any:
         gradients,
         float(norm.full_tensor()),
     )
+
+
+def saves_shards(rank: int, folder: str) -> Any:
+    """A checkpoint of FSDP2's shards; returns the whole weights."""
+    import torch.distributed.checkpoint as dcp
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 3))
+    whole = {key: value.clone() for key, value in model.state_dict().items()}
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    dcp.save(model.state_dict(), checkpoint_id=folder)
+    return whole

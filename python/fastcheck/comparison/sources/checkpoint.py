@@ -15,6 +15,7 @@ from fastcheck.errors import CompareError, UnsupportedTensorError, first_line
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.statistics.functions import stats
 
+from .distributed_checkpoint import is_distributed_checkpoint, shard_loaders
 from .files import LONE, Loader, UntrustedError, loaders_of
 from .formats import SUFFIXES, format_of
 from .wrappers import matching_prefixes, without_prefix
@@ -84,6 +85,9 @@ class CheckpointSource(MemorySource):
         if not os.path.isdir(path):
             tensors, values = loaders_of(path, trust)
             super().__init__(path, tensors, values)
+            return
+        if is_distributed_checkpoint(path):
+            super().__init__(path, shard_loaders(path, trust))
             return
         opened: dict[str, tuple[dict[str, Loader], dict[str, Any]]] = {}
         left_out = []
