@@ -94,7 +94,8 @@ def test_scalars_reach_the_trainers_logger() -> None:
     with open(Path(logger.log_dir) / "metrics.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("fastcheck/loss")]
     steps = [int(row["step"]) for row in rows]
-    assert steps == sorted(set(steps)) and steps[-1] == 5 and len(steps) >= 3
+    # Of several rows that are ready at once the youngest is written.
+    assert steps == sorted(set(steps)) and steps[-1] == 5
     assert all(float(row["fastcheck/learning_rate"]) == 0.01 for row in rows)
 
 
