@@ -36,8 +36,8 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "backends/cuda/test_binding_launches.py",
         "monitor/hooks/test_cuda.py",
         "monitor/sinks/test_device.py",
-        "monitor/test_devices.py",
-        "monitor/test_devices_stops.py",
+        "monitor/devices/test_devices.py",
+        "monitor/devices/test_devices_stops.py",
         "dump/test_device.py",
         "fakes/test_fake_device.py",
         "fakes/test_fake_device_processes.py",
@@ -55,7 +55,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "backends/test_npu.py",
         "monitor/op_level/test_npu.py",
         "monitor/op_level/test_npu_status.py",
-        "monitor/test_npu_saturation.py",
+        "monitor/devices/test_npu_saturation.py",
         "monitor/weight_updates/test_movement_device.py",
         "substitution/test_override_device.py",
         "monitor/hooks/protect/test_protect_device.py",
@@ -71,7 +71,10 @@ elif os.environ.get("FASTCHECK_TEST_KERNELS") == "cuda":
 
 # torch_npu takes the place of the fake accelerator, and needs an environment of its own.
 if os.environ.get("FASTCHECK_FAKE_ACL") != "1":
-    collect_ignore += ["monitor/test_torch_npu.py", "monitor/test_torch_npu_overflow.py"]
+    collect_ignore += [
+        "monitor/devices/test_torch_npu.py",
+        "monitor/devices/test_torch_npu_overflow.py",
+    ]
 
 
 #: Files, or single tests, that ``make test-quick`` leaves out: those that compile, train at length

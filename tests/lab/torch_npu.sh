@@ -12,10 +12,10 @@ cd "$root"
 export FASTCHECK_FAKE_ACL=1
 unset FAKE_ACL_SOC INF_NAN_MODE_ENABLE INF_NAN_MODE_FORCE_DISABLE
 tests=("$home/torch-npu/bin/python" -m pytest -p no:cacheprovider -q)
-"${tests[@]}" tests/monitor/test_torch_npu.py "$@"
+"${tests[@]}" tests/monitor/devices/test_torch_npu.py "$@"
 for chip in Ascend910A Ascend910B1 "Ascend910B1 off" "Ascend950PR_9579 off"; do
   read -r name mode <<< "$chip"
   echo "$chip"
   env FAKE_ACL_SOC="$name" ${mode:+INF_NAN_MODE_FORCE_DISABLE=1} \
-    "${tests[@]}" tests/monitor/test_torch_npu_overflow.py "$@"
+    "${tests[@]}" tests/monitor/devices/test_torch_npu_overflow.py "$@"
 done
