@@ -336,6 +336,14 @@ def test_options(options: dict[str, Any], message: str) -> None:
         fastcheck.override("aten.mm", **options)
 
 
+@pytest.mark.parametrize(
+    "options", [{"random": True, "dtype": WIDE}, {"random": 1, "device": "cpu"}]
+)
+def test_random_is_for_another_device(options: dict[str, Any]) -> None:
+    with pytest.raises(fastcheck.ConfigError, match="random= is for another device's generator"):
+        fastcheck.override(**options)
+
+
 def test_again_and_within_itself() -> None:
     chosen = fastcheck.override("overlab.square", dtype=WIDE)
     for count in (1, 2):

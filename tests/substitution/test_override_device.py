@@ -108,6 +108,37 @@ def test_dropout_has_the_same_mask() -> None:
     assert 200 < int((y == 0).sum()) < 400
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_random_numbers_of_the_other_generator(dtype: Any) -> None:
+    """Those that the CPU draws for the same seed; the device's own advances all the same."""
+
+    def run(device: str, around: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
+        x = torch.full((200,), 1.1).to(device).requires_grad_()
+        torch.manual_seed(5)
+        if device != "cpu":
+            torch.rand(3, device=device)  # or both would draw the same
+        with around:
+            y = functional.dropout(x, 0.3)
+            y.sum().backward()
+            noise = torch.empty(8, device=device).normal_()
+            assert x.grad is not None
+            made = [y.detach().cpu(), x.grad.cpu(), noise.cpu()]
+        return made, torch.rand(4, device=device).cpu()
+
+    chosen = fastcheck.override(device="cpu", dtype=dtype, random=True)
+    found, after = run(NAME, chosen)
+    plain, plain_after = run(NAME, contextlib.nullcontext())
+    assert not torch.equal(plain[2], found[2])
+    wanted, _ = run("cpu", contextlib.nullcontext())
+    if dtype is None:
+        assert all(map(torch.equal, found[:2], wanted[:2]))
+        assert torch.equal(found[2], wanted[2])
+    assert torch.equal(found[0] == 0, found[1] == 0)
+    assert 30 < int((found[0] == 0).sum()) < 90
+    assert torch.equal(after, plain_after)
+    assert not any("random" in reason for reason in chosen.left_out.values())
+
+
 def test_bisect_finds_the_wrong_kernel() -> None:
     def run(override: Any) -> float:
         x = torch.linspace(0.0, 1.0, 16).to(NAME).requires_grad_()

@@ -36,6 +36,7 @@ def override(
     *,
     device: Union[str, torch.device, None] = None,
     dtype: Optional[torch.dtype] = None,
+    random: bool = False,
 ) -> Override:
     """A context manager within which the chosen operators are computed on another device, in a
     wider dtype, or both. Their results are put back where, and in the dtype in which, they would
@@ -58,6 +59,9 @@ def override(
         device: such as ``"cpu"``. Copies to and from it make the host wait.
         dtype: a floating-point dtype. Tensors of narrower ones are computed in it (complex ones in
             the complex dtype of its width); wider ones stay as they are.
+        random: with ``device=``, operators that draw random numbers are computed there too, with
+            that device's generator: a run has other masks, and no longer depends on this device's
+            generator, which advances as usual. Seed both.
 
     The object that ``with`` gives has ``ran`` and ``left_out``: how often each operator was
     computed elsewhere, and ``{name: reason}``. Compiled functions run as they are written
@@ -89,8 +93,16 @@ def override(
         raise ConfigError(
             explain("device must be a torch.device", expected='such as "cpu"', got=repr(device))
         ) from error
+    if not isinstance(random, bool) or (random and place is None):
+        raise ConfigError(
+            explain(
+                "random= is for another device's generator",
+                expected='random=True with device=, such as device="cpu", or random=False',
+                got=f"random={random!r}, device={device!r}",
+            )
+        )
     selection = make_selection("op", ops, modules, None, None)
-    return Override(Elsewhere(place, dtype), selection, is_named=ops is not None)
+    return Override(Elsewhere(place, dtype, draws=random), selection, is_named=ops is not None)
 
 
 class Override:

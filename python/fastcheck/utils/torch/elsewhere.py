@@ -25,9 +25,17 @@ _DROPOUT = torch.ops.aten.native_dropout.default
 class Elsewhere:
     """``device`` and ``dtype``: None leaves it as it is."""
 
-    def __init__(self, device: Optional[torch.device], dtype: Optional[torch.dtype]) -> None:
+    def __init__(
+        self,
+        device: Optional[torch.device],
+        dtype: Optional[torch.dtype],
+        *,
+        draws: bool = False,
+    ) -> None:
         self.device = device
         self.dtype = dtype
+        #: Operators that draw random numbers run there too, with the generator of that device.
+        self.draws = draws
 
     def run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, str]:
         """What ``func`` returns, and why it is what the operator itself has made of its arguments;
@@ -37,7 +45,7 @@ class Elsewhere:
         reason = self._reason(info, args, kwargs)
         if reason:
             return func(*args, **kwargs), reason
-        if func is _DROPOUT:
+        if func is _DROPOUT and not self._may_draw(info, args, kwargs):
             return self._dropout(func, args, kwargs)
         moved: Any = None
         try:
@@ -68,7 +76,8 @@ class Elsewhere:
         self, made: Sequence[torch.Tensor], info: OpInfo, func: Any, args: Any, kwargs: Any
     ) -> str:
         """Runs it there, and overwrites what it has made here."""
-        there, reason = compute(info, func, args, kwargs)
+        is_drawn = self._may_draw(info, args, kwargs)
+        there, reason = compute(info, func, args, kwargs, may_draw=is_drawn)
         if reason:
             return reason
         pairs = list(zip(made, there))
@@ -77,7 +86,8 @@ class Elsewhere:
         try:
             for here, other in pairs:
                 # An index may be another one where two have rounded to one number.
-                if here.is_floating_point() or here.is_complex() or self.dtype is None:
+                is_inexact = here.is_floating_point() or here.is_complex()
+                if is_inexact or self.dtype is None or is_drawn:
                     here.copy_(other)
         except Exception as error:
             return f"what it makes can't be put back: {first_line(error)}"
@@ -96,12 +106,13 @@ class Elsewhere:
     def _reason(self, info: OpInfo, args: Any, kwargs: Any) -> str:
         """Why it is left as it is; empty where it isn't."""
         # Of dropout the mask that it draws is used there.
-        reason = "" if info.name == "aten.native_dropout" else info.why_once(args, kwargs)
+        is_drawn = info.name == "aten.native_dropout" or self._may_draw(info, args, kwargs)
+        reason = "" if is_drawn else info.why_once(args, kwargs)
         if reason:
             return reason
         given = [t for value in (*args, *kwargs.values()) for _, t in tensors_of(value, "")]
         if not given:
-            return "it is given no tensor"
+            return "" if self._may_draw(info, args, kwargs) else "it is given no tensor"
         if any(t.layout is not torch.strided or t.is_quantized for t in given):
             return "it is given sparse or quantized tensors"
         changes = any(
@@ -112,6 +123,10 @@ class Elsewhere:
         if not changes:
             return "it runs there already" if self.dtype is None else "nothing in it is narrower"
         return ""
+
+    def _may_draw(self, info: OpInfo, args: Any, kwargs: Any) -> bool:
+        """Whether it draws random numbers, and another device's generator is to give them."""
+        return self.draws and self.device is not None and info.draws(args, kwargs)
 
     def _wide(self, dtype: torch.dtype) -> torch.dtype:
         wanted = self.dtype
@@ -138,6 +153,8 @@ class Elsewhere:
             return self._wide(value)
         if isinstance(value, torch.device):
             return self.device or value
+        if isinstance(value, torch.Generator) and self.device is not None:
+            return value if value.device == self.device else None  # that device's own
         if isinstance(value, tuple):
             return tuple(self._moved(item, known, written) for item in value)
         if isinstance(value, list):
@@ -153,10 +170,16 @@ def _written(info: OpInfo, args: Any, kwargs: Any) -> frozenset[int]:
 
 
 def compute(
-    info: OpInfo, func: Any, args: Any, kwargs: Any, where: str = "there"
+    info: OpInfo,
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    where: str = "there",
+    *,
+    may_draw: bool = False,
 ) -> tuple[list[torch.Tensor], str]:
     """What an operator makes of arguments that were moved, or why it can't. What random numbers it
-    may draw all the same are given back.
+    may draw all the same are given back, unless it ``may_draw``.
     """
     state = torch.get_rng_state()
     try:
@@ -166,7 +189,7 @@ def compute(
     except Exception as error:
         return [], f"it can't run {where}: {first_line(error)}"
     finally:
-        has_drawn = not torch.equal(state, torch.get_rng_state())
+        has_drawn = not may_draw and not torch.equal(state, torch.get_rng_state())
         if has_drawn:
             torch.set_rng_state(state)
     if has_drawn:
