@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
+import pytest
+import torch
+
+import fastcheck
 from fastcheck.record.format import Verdict
 from fastcheck.report.advice.choose import advise
 from fastcheck.report.stop import StopReport
@@ -198,3 +203,22 @@ def test_loss_and_float8_and_propagated() -> None:
 def test_the_last_advice_is_how_to_go_on() -> None:
     for report in all_reports()[:40]:
         assert "overflow_nums=-1" in advise(report)[-1].text
+
+
+def test_a_learning_rate_that_blew_up_the_loss_comes_before_guesses(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    fastcheck.install(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        for _ in range(60):
+            optimizer.zero_grad()
+            model(torch.randn(16, 8)).square().mean().backward()
+            optimizer.step()
+    assert caught.value.culprit.site.role == "loss"
+    advice = str(caught.value).partition("\ntry ")[2]
+    assert advice.split()[1:4] == ["Stop", "the", "growth"]
+    assert "0/0" not in advice

@@ -59,11 +59,14 @@ def stored(case: Case) -> Iterator[Advice]:
 
 
 def loss(case: Case) -> Iterator[Advice]:
-    yield Advice(
-        "Everything that the model gave was finite, so the loss made it. A mean over nothing is "
-        "0/0: cross_entropy with every target equal to ignore_index, or a masked mean with an "
-        "empty mask. Divide by count.clamp_min(1)."
-    )
+    # What the records show comes before what is common.
+    yield from growth(case) if case.trend.has_grown else ()
+    if case.has_nan or not case.trend.has_grown:
+        yield Advice(
+            "Everything that the model gave was finite, so the loss made it. A mean over nothing "
+            "is 0/0: cross_entropy with every target equal to ignore_index, or a masked mean with "
+            "an empty mask. Divide by count.clamp_min(1)."
+        )
     yield Advice(
         "log(0): use cross_entropy, log_softmax or binary_cross_entropy_with_logits on the "
         "logits, not log of a softmax or a sigmoid."
@@ -73,7 +76,6 @@ def loss(case: Case) -> Iterator[Advice]:
             f"A sum in {case.reading.dtype} ends at {case.limit}: compute the loss in float32, "
             "loss_fn(logits.float(), target)."
         )
-    yield from growth(case) if case.trend.has_grown else ()
 
 
 def gradient(case: Case) -> Iterator[Advice]:
