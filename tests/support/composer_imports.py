@@ -57,5 +57,8 @@ def import_composer() -> Any:
     """The real package; the test is skipped without it."""
     if importlib.util.find_spec("composer") is None:
         pytest.skip("composer is not installed", allow_module_level=True)
+    if importlib.util.find_spec("transformers") is not None:
+        # Composer imports it, and it looks once for all whether torchvision is there.
+        importlib.import_module("transformers.utils").is_torchvision_available()
     with replaced():
         return importlib.import_module("composer")
