@@ -1,5 +1,5 @@
 """The compiled extension (``csrc/torch/binding/module.cpp``). What does not begin with ``cuda_`` is
-synchronous and for CPU tensors only; see ``csrc/torch/read/cuda_observe.h`` for the rest.
+synchronous and for CPU tensors only; see ``csrc/torch/cuda/observe.h`` for the rest.
 
 TypeError: a tensor that can't be read (layout, dtype, device, freed storage), with the reason.
 RuntimeError: what CUDA said of a launch.

@@ -155,7 +155,7 @@ class TestOwnFailures:
             "fastcheck.monitor.hooks.modules.ModuleObserver._watch",
             "fastcheck.log.history.History.add",
             "fastcheck.monitor.session.session.Session.close_step",
-            "fastcheck.monitor.hooks.stored.StateReader.read_for_update",
+            "fastcheck.monitor.hooks.stored.reader.StateReader.read_for_update",
             "fastcheck.ring.host.HostRing.take",
         ],
     )

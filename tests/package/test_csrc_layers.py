@@ -16,7 +16,7 @@ LAYERS = (
     ("core",),
     ("cpu", "cuda"),
     ("torch/read",),
-    ("torch/python",),
+    ("torch/cuda", "torch/python"),
     ("torch/operators",),
     ("torch/hooks", "torch/op_level", "torch/dump"),
     ("torch/binding",),

@@ -3,8 +3,8 @@
 #include "torch/binding/cuda_module.h"
 
 #include "torch/python/tensors.h"
-#include "torch/read/cuda_device.h"
-#include "torch/read/cuda_observe.h"
+#include "torch/cuda/device.h"
+#include "torch/cuda/observe.h"
 #include "torch/read/slots.h"
 
 namespace py = pybind11;

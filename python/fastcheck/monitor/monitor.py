@@ -27,7 +27,7 @@ from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, se
 from fastcheck.monitor.hooks.graphs.capture import GraphFollower, followers
 from fastcheck.monitor.hooks.modules import ModuleObserver
 from fastcheck.monitor.hooks.steps import StepWatcher
-from fastcheck.monitor.hooks.stored import StateReader
+from fastcheck.monitor.hooks.stored.reader import StateReader
 from fastcheck.monitor.op_level.hooks import OpModuleObserver
 from fastcheck.monitor.op_level.session import OpSession
 from fastcheck.monitor.op_level.stored import OpState

@@ -2,7 +2,7 @@
 csrc/cuda compiled over the host shim and launched on the fake device's streams.
 
 `load()` gives the module that has what `fastcheck._C` has of CUDA; `use()` puts it in the table of
-backends. Of the binding, only csrc/torch/read/cuda_device.cpp is another one.
+backends. Of the binding, only csrc/torch/cuda/device.cpp is another one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BUILD = ROOT / "build" / "cuda_on_fake"
 NAME = "cuda_on_fake_C"
 SOURCES = (
     "csrc/torch/binding/cuda_module.cpp",
-    "csrc/torch/read/cuda_observe.cpp",
-    "csrc/torch/read/cuda_workspace.cpp",
+    "csrc/torch/cuda/observe.cpp",
+    "csrc/torch/cuda/workspace.cpp",
     "csrc/torch/python/tensors.cpp",
     "csrc/torch/read/slots.cpp",
     "csrc/torch/read/tensor_view.cpp",

@@ -1,7 +1,7 @@
 // The binding's device, for the tests: the fake accelerator in the place of CUDA.
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "torch/read/cuda_device.h"
+#include "torch/cuda/device.h"
 
 namespace fastcheck::cuda {
 

@@ -17,6 +17,7 @@ import torch
 
 from fastcheck.calls.calls import Call, ModuleNode, new_call
 from fastcheck.calls.recorder import make_module_recorder
+from fastcheck.monitor.hooks.stored.reader import StateReader
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag
 from fastcheck.ring.reader import IS_BAD, IS_NEW, NEEDS_GRADIENT, TOKEN_SHIFT
@@ -25,7 +26,6 @@ from fastcheck.utils.torch.streams import streams_of
 from fastcheck.verdict.module_level import Judge
 
 from .module_hooks import ForwardHook, ForwardPreHook, GradientHook
-from .stored import StateReader
 from .traced import Traced
 
 __all__ = ["ModuleObserver", "last_pass"]

@@ -16,6 +16,8 @@ import torch
 from fastcheck.errors import warn
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
 from fastcheck.monitor.hooks.protect.protection import WeightProtection
+from fastcheck.monitor.hooks.stored.gradients import GradientWatcher
+from fastcheck.monitor.hooks.stored.reader import StateReader
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.streams import streams_of
@@ -23,10 +25,8 @@ from fastcheck.utils.torch.versions import GradScaler
 
 from .boundaries.turns import Turns, other_optimizers
 from .boundaries.unfinished import UnfinishedSteps
-from .gradients import GradientWatcher
 from .losses import LossReader
 from .module_tree import ModuleTree
-from .stored import StateReader
 
 __all__ = ["StepWatcher"]
 

@@ -14,7 +14,7 @@ from fastcheck.calls.calls import Call, ModuleNode, new_call
 from fastcheck.extension import extension
 from fastcheck.monitor.hooks.module_hooks import ForwardHook, ForwardPreHook
 from fastcheck.monitor.hooks.modules import ModuleObserver, last_pass
-from fastcheck.monitor.hooks.stored import StateReader
+from fastcheck.monitor.hooks.stored.reader import StateReader
 from fastcheck.monitor.hooks.traced import Traced
 
 from .session import OpSession

@@ -1,6 +1,6 @@
 #include <Python.h>
 
-#include "torch/read/cuda_workspace.h"
+#include "torch/cuda/workspace.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "torch/read/cuda_device.h"
+#include "torch/cuda/device.h"
 #include "torch/read/unobserved.h"
 
 namespace fastcheck::cuda {

@@ -1,4 +1,4 @@
-#include "torch/read/cuda_observe.h"
+#include "torch/cuda/observe.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
@@ -7,8 +7,8 @@
 #include <stdexcept>
 
 #include "cuda/launch.h"
-#include "torch/read/cuda_device.h"
-#include "torch/read/cuda_workspace.h"
+#include "torch/cuda/device.h"
+#include "torch/cuda/workspace.h"
 #include "torch/read/slots.h"
 #include "torch/read/tensor_view.h"
 #include "torch/read/unobserved.h"

@@ -1,6 +1,6 @@
 // CUDA through the loaded torch, whichever it is: nothing of its CUDA half is linked, so that one
 // build loads beside a torch that has none.
-#include "torch/read/cuda_device.h"
+#include "torch/cuda/device.h"
 
 #include <dlfcn.h>
 
