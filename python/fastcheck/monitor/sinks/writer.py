@@ -138,6 +138,6 @@ def _attempt(
 
 
 @atexit.register
-def _finish_all() -> None:
+def _close_all() -> None:
     for writer in list(_live):
         writer.close()
