@@ -226,6 +226,9 @@ def test_a_model_that_is_dropped_takes_the_thread_along() -> None:
     (thread,) = set(threading.enumerate()) - before
     assert thread.name == "fastcheck-sinks"
     del model
-    gc.collect()
-    thread.join(10)
-    assert not thread.is_alive()
+    for _ in range(100):
+        gc.collect()  # what the thread is still writing holds the model
+        thread.join(0.1)
+        if not thread.is_alive():
+            return
+    pytest.fail("the thread waits for more")
