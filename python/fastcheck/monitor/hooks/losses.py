@@ -22,6 +22,9 @@ __all__ = ["LossReader"]
 
 # A graph is searched so far for a parameter; those of the last layers are a few nodes away.
 _MAX_NODES = 2000
+# After this many graphs without a parameter, of another model perhaps, only a few nodes are met.
+_MOST_FRUITLESS = 16
+_FEW_NODES = 64
 
 #: A loss, as a tensor without a graph; its place among those of one call; whether it carries a
 #: scale of the user's own.
@@ -55,6 +58,8 @@ class LossReader:
         self._session = session
         self._parameters = _Parameters(state)
         self._running = _Running()
+        # So often no parameter was found in the graph of a loss.
+        self._fruitless = 0
         #: Set by the owner: a step whose forward pass is among the records of the step before.
         self.forward_step: Optional[Step] = None
         # By the id() of what a scaler returned: that tensor, and the loss that it was made from.
@@ -84,12 +89,19 @@ class LossReader:
             if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
                 is_own_scaled = session.has_own_scale and loss is root
                 backward.losses.append((_without_graph(loss), position, is_own_scaled))
-        backward.is_ours = session.config.level == "op" or any(
-            self._parameters.hold(_leaves(root), session.step.index) for root in roots
-        )
+        backward.is_ours = session.config.level == "op" or self._lead_to_model(roots)
         if backward.is_ours:
             self._read_roots(backward)
         return backward.is_ours
+
+    def _lead_to_model(self, roots: Sequence[torch.Tensor]) -> bool:
+        """Whether a parameter is found in the graphs of ``roots``."""
+        is_rare = self._fruitless >= _MOST_FRUITLESS
+        most = _FEW_NODES if is_rare else _MAX_NODES
+        step = None if is_rare else self._session.step.index
+        is_found = any(self._parameters.hold(_leaves(root, most), step) for root in roots)
+        self._fruitless += not is_found
+        return is_found
 
     def ended(self) -> bool:
         """The backward of this thread is over. Whether it was this model's."""
@@ -148,14 +160,16 @@ class _Parameters:
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
         self._step = -1
 
-    def hold(self, tensors: Iterable[torch.Tensor], step: int) -> bool:
-        """Whether one of ``tensors``, of this step, is one of them."""
+    def hold(self, tensors: Iterable[torch.Tensor], step: Optional[int]) -> bool:
+        """Whether one of ``tensors``, of this step, is one of them. None: parameters that the model
+        has got since are not looked for.
+        """
         missed = []
         for tensor in tensors:
             if self._is_known(tensor):
                 return True
             missed.append(tensor)
-        if step == self._step:
+        if step is None or step == self._step:
             return False
         # Once a step: the model may have others now.
         self._step = step
@@ -167,11 +181,11 @@ class _Parameters:
         return known is not None and known() is tensor
 
 
-def _leaves(root: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The leaves of the graph of ``root``, nearest first, until _MAX_NODES nodes were met."""
+def _leaves(root: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
+    """The leaves of the graph of ``root``, nearest first, until ``most`` nodes were met."""
     waiting: deque[Any] = deque([root.grad_fn])
     met = set(waiting)
-    while waiting and len(met) < _MAX_NODES:
+    while waiting and len(met) < most:
         node = waiting.popleft()
         leaf = getattr(node, "variable", None)
         if leaf is not None:

@@ -18,6 +18,8 @@ from fastcheck.utils.torch.unobserved import unobserved
 __all__ = ["UnfinishedSteps"]
 
 _PROBES = 3
+# Of a model that is not trained no more backward passes are looked at.
+_MOST_FRUITLESS = 64
 
 
 class UnfinishedSteps:
@@ -36,14 +38,17 @@ class UnfinishedSteps:
         self._step = -1
         # Parameters that had a gradient when the last backward() ended, and its version.
         self._probes: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        # So often no parameter had a gradient.
+        self._fruitless = 0
 
     def after_backward(self) -> None:
         """Gradients were made in the open step."""
         session = self._session
         known = [one for one in (ref() for ref, _ in self._probes) if one is not None]
         held = [parameter for parameter in known if parameter.grad is not None]
-        if not held:
+        if not held and self._fruitless < _MOST_FRUITLESS:
             held = _spread([p for p in self._parameters() if p.grad is not None])
+            self._fruitless += not held
         self._step = session.step.index
         self._probes = [
             (weakref.ref(p), local(p.grad)._version) for p in held if p.grad is not None

@@ -53,9 +53,14 @@ class HandChanges:
         # Of each optimizer: how many backward passes there were before its last update.
         self._passes_before: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
+    @property
+    def wants_parameters(self) -> bool:
+        """Whether after_backward() is to be given the parameters of the model."""
+        return self.is_first and self._passes < _MOST_PASSES
+
     def after_backward(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """A backward pass is over. ``parameters``: those of the model, asked for before the first
-        update alone. Whether all gradients are to be read now.
+        """A backward pass is over. ``parameters``: those of the model, if wanted. Whether all
+        gradients are to be read now.
         """
         self._passes += 1
         if self.was_seen:

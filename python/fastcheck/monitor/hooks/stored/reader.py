@@ -163,7 +163,7 @@ class StateReader:
         all of the model are looked at now (``owned``: only of these parameters). Whether they were.
         """
         changes, early, session = self.hand_changes, self._early, self._session
-        parameters = parameters_of(self._nodes, owned) if changes.is_first else []
+        parameters = parameters_of(self._nodes, owned) if changes.wants_parameters else []
         if not changes.after_backward([parameter for _, _, parameter in parameters]):
             return False
         early.begin(session.step.index)
