@@ -45,7 +45,7 @@ def llama() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-class Poison(transformers.TrainerCallback):  # type: ignore[misc]
+class Poison(transformers.TrainerCallback):  # type: ignore[misc]  # its base is Any where transformers is missing
     """Puts a NaN into what layer 1's MLP reads in one step."""
 
     def __init__(self, step: int) -> None:
@@ -151,7 +151,7 @@ def test_checkpoints_are_sealed() -> None:
     assert "model.norm.weight" in fastcheck.verify("out/checkpoint-4").differing
 
 
-class Break(transformers.TrainerCallback):  # type: ignore[misc]
+class Break(transformers.TrainerCallback):  # type: ignore[misc]  # its base is Any where transformers is missing
     """Writes an infinity to a weight after an update, as a wrong optimizer would."""
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-class Program(lightning.LightningModule):  # type: ignore[misc]
+class Program(lightning.LightningModule):  # type: ignore[misc]  # its base is Any where lightning is missing
     def __init__(self, bad_step: Optional[int] = None) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -114,7 +114,7 @@ def test_scalars_and_the_stop_reach_tensorboard() -> None:
 
 
 def test_a_logger_that_fails_is_left_out() -> None:
-    class Broken(lightning.pytorch.loggers.CSVLogger):  # type: ignore[misc]
+    class Broken(lightning.pytorch.loggers.CSVLogger):  # type: ignore[misc]  # its base is Any where lightning is missing
         def log_metrics(self, metrics: Any, step: Any = None) -> None:
             raise OSError("No space left on device")
 

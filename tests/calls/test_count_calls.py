@@ -109,8 +109,8 @@ def test_sums_of_gradients_are_no_calls(numbers: ApiCalls) -> None:
     weight = nn.Parameter(torch.ones(2))
     net = nn.ParameterList([weight])
     holder = nn.Module()
-    holder.parts = net  # type: ignore[assignment]
-    holder.forward = lambda x: (x * weight).log() + weight  # type: ignore[method-assign]
+    holder.parts = net  # type: ignore[assignment]  # a module in place of a list
+    holder.forward = lambda x: (x * weight).log() + weight  # type: ignore[method-assign]  # a forward of its own, as users set one
     with fastcheck.install(
         holder, level="op", overflow_nums=-1, stop=fastcheck.Stop(count="calls")
     ) as monitor:

@@ -98,7 +98,7 @@ def test_a_float32_that_is_made_of_bfloat16_carries_its_rounding(tmp_path: Path)
         module = model.get_submodule("0")
         inner = module.forward
         # One element, by one spacing of bfloat16.
-        module.forward = lambda x: inner(x) * (1 + torch.eye(4, 64).to(x.dtype) / 128)  # type: ignore[method-assign]
+        module.forward = lambda x: inner(x) * (1 + torch.eye(4, 64).to(x.dtype) / 128)  # type: ignore[method-assign]  # a wrong operator, put in by hand
 
     train("MLP bfloat16", tmp_path / "start.pt", tmp_path / "nudged", nudged)
     comparison = fastcheck.compare(tmp_path / "nudged", tmp_path / "reference")

@@ -67,7 +67,7 @@ def test_what_the_block_raises_is_what_comes_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", [2, True, "1"])
 def test_levels(level: object) -> None:
     with pytest.raises(fastcheck.ConfigError, match=r"0 \(values\) or 1"):
-        Dumper("nowhere", level=level)  # type: ignore[arg-type]
+        Dumper("nowhere", level=level)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_disabled_it_writes_nothing(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_overflow_check_needs_the_model(tmp_path: Path) -> None:
     with pytest.raises(fastcheck.ConfigError, match=r"start\(model\)"):
         debugger.start()
     with pytest.raises(fastcheck.ConfigError, match="model must be"):
-        debugger.start(model="net")  # type: ignore[arg-type]
+        debugger.start(model="net")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_steps_of_a_resumed_run(tmp_path: Path) -> None:

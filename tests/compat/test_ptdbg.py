@@ -270,7 +270,7 @@ def test_hooks_and_models_are_checked(tmp_path: Path, session: Any) -> None:
     with pytest.raises(fastcheck.ConfigError, match="registered"):
         ptdbg.overflow_check()
     with pytest.raises(fastcheck.ConfigError, match="not a model"):
-        ptdbg.register_hook([1], ptdbg.overflow_check)  # type: ignore[arg-type]
+        ptdbg.register_hook([1], ptdbg.overflow_check)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(fastcheck.ConfigError, match="overflow_check"):
         ptdbg.register_hook(nn.Linear(2, 2), print)
     with pytest.raises(fastcheck.ConfigError, match="CANN"):

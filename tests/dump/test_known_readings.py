@@ -202,7 +202,7 @@ def test_a_version_that_nobody_saw_being_counted_is_another_content(tmp_path: Pa
 
     def step() -> None:
         x.add_(1)
-        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]  # torch's stub of _C lacks it
             x[at : at + 1].fill_(float("nan"))
         x.sin()
 

@@ -155,7 +155,7 @@ def test_a_dump_without_the_extension_is_the_same(
 def test_nothing_is_kept_of_a_dump_that_is_over(tmp_path: Path) -> None:
     with fastcheck.Dumper(os.fspath(tmp_path)) as dumper:
         torch.ones(3).sin()
-        session = weakref.ref(dumper._session)  # type: ignore[arg-type]
+        session = weakref.ref(dumper._session)  # type: ignore[arg-type]  # it is set while the dumper is open
     del dumper
     gc.collect()
     assert session() is None
@@ -262,7 +262,7 @@ class TestTheType:
         with pytest.raises(TypeError, match="expected"):
             recorder.move(1)
         with pytest.raises(TypeError, match=r"expected a torch\.Tensor"):
-            _C.OpRecorder(Seldom(), object(), "slots", 3, 0)  # type: ignore[arg-type]
+            _C.OpRecorder(Seldom(), object(), "slots", 3, 0)  # type: ignore[arg-type]  # wrong on purpose
         with pytest.raises(ValueError, match="depth"):
             _C.OpRecorder(Seldom(), object(), torch.zeros(192, dtype=torch.uint8), 4, 0)
 

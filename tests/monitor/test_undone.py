@@ -110,31 +110,31 @@ WRONG: dict[str, Callable[[], object]] = {
     "more": lambda: fastcheck.install(built(), NotBuilt()),
     "part": lambda: fastcheck.install(with_part()),
     "scripted": lambda: fastcheck.install(torch.jit.script(built())),
-    "include": lambda: fastcheck.install(built(), include=3.5),  # type: ignore[arg-type]
-    "exclude": lambda: fastcheck.install(built(), exclude=3.5),  # type: ignore[arg-type]
-    "items": lambda: fastcheck.install(built(), exclude=[3]),  # type: ignore[list-item]
+    "include": lambda: fastcheck.install(built(), include=3.5),  # type: ignore[arg-type]  # wrong on purpose
+    "exclude": lambda: fastcheck.install(built(), exclude=3.5),  # type: ignore[arg-type]  # wrong on purpose
+    "items": lambda: fastcheck.install(built(), exclude=[3]),  # type: ignore[list-item]  # wrong on purpose
     "log_dir": lambda: fastcheck.install(built(), log_dir="a\0b"),
-    "bytes": lambda: fastcheck.install(built(), log_dir=b"a"),  # type: ignore[arg-type]
+    "bytes": lambda: fastcheck.install(built(), log_dir=b"a"),  # type: ignore[arg-type]  # wrong on purpose
     "empty": lambda: fastcheck.install(built(), log_dir=""),
     "Log": lambda: fastcheck.Log("a\0b"),
     "Stop": lambda: fastcheck.Stop(dump="a\0b"),
     "Dumper": lambda: fastcheck.Dumper("a\0b"),
-    "Dumper-int": lambda: fastcheck.Dumper(3),  # type: ignore[arg-type]
+    "Dumper-int": lambda: fastcheck.Dumper(3),  # type: ignore[arg-type]  # wrong on purpose
     "from_log": lambda: fastcheck.Dumper("dump", from_log="a\0b"),
     "seal": lambda: fastcheck.seal("a\0b", built()),
     "verify": lambda: fastcheck.verify("a\0b"),
-    "verify-int": lambda: fastcheck.verify(3),  # type: ignore[arg-type]
+    "verify-int": lambda: fastcheck.verify(3),  # type: ignore[arg-type]  # wrong on purpose
     "bisect": lambda: fastcheck.bisect(
-        3,  # type: ignore[arg-type]
+        3,  # type: ignore[arg-type]  # wrong on purpose
         lambda x: 0.0,
         dtype=torch.float32,
     ),
     "metric": lambda: fastcheck.bisect(
         lambda x: 0,
-        "x",  # type: ignore[arg-type]
+        "x",  # type: ignore[arg-type]  # wrong on purpose
         dtype=torch.float32,
     ),
-    "inventory": lambda: fastcheck.inventory(3),  # type: ignore[arg-type]
+    "inventory": lambda: fastcheck.inventory(3),  # type: ignore[arg-type]  # wrong on purpose
 }
 
 

@@ -84,7 +84,7 @@ def test_an_import(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("builtins.report", _internal(), raising=False)
     with pytest.warns(fastcheck.FastcheckWarning) as caught:
-        import fastcheck_user_module  # noqa: F401
+        import fastcheck_user_module  # noqa: F401  # imported for its warning
     assert _line_of(caught) == (str(tmp_path / "fastcheck_user_module.py"), 1)
 
 

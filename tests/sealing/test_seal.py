@@ -181,7 +181,7 @@ def test_wrong_calls() -> None:
     with pytest.raises(fastcheck.ConfigError, match="nonfinite"):
         fastcheck.seal("a.pt", Tied(), nonfinite="ignore")
     with pytest.raises(fastcheck.ConfigError, match="step"):
-        fastcheck.seal("a.pt", Tied(), step=1.5)  # type: ignore[arg-type]
+        fastcheck.seal("a.pt", Tied(), step=1.5)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(OSError):
         fastcheck.seal("not/there/a.pt", Tied())
     assert not [path for path in Path().iterdir() if path.name.endswith(".tmp")]

@@ -68,7 +68,7 @@ def test_what_is_no_tensor(got: Any) -> None:
 def test_one_tensor_is_wanted() -> None:
     for call in (fastcheck.checksum, fastcheck.crc32):
         with pytest.raises(UnsupportedTensorError, match=r"expected a torch\.Tensor"):
-            call([X])  # type: ignore[arg-type]
+            call([X])  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.parametrize("got", ["ful", "", "FULL", None, 3, ["full"]])
@@ -99,7 +99,7 @@ def test_near_names_are_offered() -> None:
 
 def test_options_are_keyword_only() -> None:
     with pytest.raises(TypeError):
-        fastcheck.stats(X, "full")  # type: ignore[call-overload]
+        fastcheck.stats(X, "full")  # type: ignore[call-overload]  # wrong on purpose
 
 
 def test_the_ops_own_checks() -> None:

@@ -83,7 +83,7 @@ def _serve() -> None:
     del sys.path[0]  # the folder of this file
     # The second is what the first optimizer imports; none starts a thread.
     import torch
-    import torch._dynamo  # noqa: F401
+    import torch._dynamo  # noqa: F401  # imported for the processes that are forked
 
     for line in sys.stdin:
         request = json.loads(line)
@@ -100,7 +100,7 @@ def _become(request: dict[str, Any]) -> None:
     for number, path in zip((1, 2), request["output"]):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), number)
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  (for as long as the process lives)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115  # for as long as the process lives
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])

@@ -122,7 +122,7 @@ def test_it_ends_with_its_block() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: fastcheck.allow_nonfinite(3, reason="x"),  # type: ignore[arg-type]
+        lambda: fastcheck.allow_nonfinite(3, reason="x"),  # type: ignore[arg-type]  # wrong on purpose
         lambda: fastcheck.allow_nonfinite("a", "", reason="x"),
         lambda: fastcheck.allow_nonfinite("a", reason=" "),
     ],

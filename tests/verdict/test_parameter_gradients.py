@@ -25,7 +25,7 @@ class Spoiled(nn.Module):
         self.is_on = False
 
     def forward(self, *parts: torch.Tensor) -> torch.Tensor:
-        return change_gradient(sum(parts), self._change)  # type: ignore[arg-type]
+        return change_gradient(sum(parts), self._change)  # type: ignore[arg-type]  # sum() of tensors is a tensor
 
     def right_inverse(self, weight: torch.Tensor) -> Any:
         return weight / 2, weight / 2

@@ -19,7 +19,7 @@ except ImportError as error:
 __all__ = ["Composer"]
 
 
-class Composer(Callback):  # type: ignore[misc]  # composer may be untyped
+class Composer(Callback):  # type: ignore[misc]  # its base is Any where composer is missing
     """Observes the model while ``composer.Trainer.fit()`` runs.
 
         composer.Trainer(..., callbacks=[fastcheck.callbacks.Composer()])

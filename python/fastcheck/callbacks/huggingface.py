@@ -22,7 +22,7 @@ except ImportError as error:
 __all__ = ["HuggingFace"]
 
 
-class HuggingFace(TrainerCallback):  # type: ignore[misc]  # transformers may be untyped
+class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any where transformers is missing
     """Observes the model of a ``transformers.Trainer`` while it trains.
 
         Trainer(model, args, ..., callbacks=[fastcheck.callbacks.HuggingFace()])

@@ -24,7 +24,7 @@ except ImportError as error:
 __all__ = ["Lightning"]
 
 
-class Lightning(Callback):  # type: ignore[misc]  # lightning may be untyped
+class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightning is missing
     """Observes the LightningModule while ``Trainer.fit()`` runs.
 
         lightning.Trainer(callbacks=[fastcheck.callbacks.Lightning()])

@@ -16,7 +16,7 @@ except ImportError as error:
 __all__ = ["Ray"]
 
 
-class Ray(UserCallback):  # type: ignore[misc]  # ray may be untyped
+class Ray(UserCallback):  # type: ignore[misc]  # its base is Any where ray is missing
     """Names the culprit in the controller when workers of Ray Train were stopped.
 
         run_config=ray.train.RunConfig(callbacks=[fastcheck.callbacks.Ray()])

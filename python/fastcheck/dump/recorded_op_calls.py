@@ -35,7 +35,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it
         # Not a method of the class: torch would wrap it in a frame of Dynamo's, which takes longer
         # than all that the recorder does beside reading. Bound, because torch asks whose it is;
         # mypy expects a method of the class.
-        self.__torch_dispatch__ = MethodType(recorder.dispatch, self)  # type: ignore[method-assign]
+        self.__torch_dispatch__ = MethodType(recorder.dispatch, self)  # type: ignore[method-assign]  # torch looks it up on the instance: no Python frame for each operator
 
 
 class RecordedOpCalls(OpCalls):

@@ -33,7 +33,7 @@ def load() -> Any:
     """torch.npu, on two devices of the chip that the environment's FAKE_ACL_SOC names."""
     library()
     importlib.import_module("torch_npu")
-    return torch.npu  # type: ignore[attr-defined]
+    return torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
 
 
 def counters() -> dict[str, int]:

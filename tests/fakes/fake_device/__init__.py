@@ -55,7 +55,7 @@ def load(name: Optional[str] = None) -> ModuleType:
     backend_registration.rename_privateuse1_backend(wanted)
     from . import device_module
 
-    torch._register_device_module(wanted, device_module)  # type: ignore[no-untyped-call]
+    torch._register_device_module(wanted, device_module)  # type: ignore[no-untyped-call]  # torch has it untyped
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     native.register_graphs()
     atexit.register(native.shutdown)

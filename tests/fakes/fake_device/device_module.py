@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
-from . import fake_device_C as _C  # type: ignore[attr-defined]
+from . import fake_device_C as _C  # type: ignore[attr-defined]  # compiled, without a stub
 
 DeviceLike = Union[int, str, torch.device, None]
 
@@ -75,7 +75,7 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.float16, torch.bfloat16]
 
 
-class device:  # noqa: N801
+class device:  # noqa: N801  # named as torch.cuda's
     """Context manager: makes a device the current one."""
 
     def __init__(self, device: DeviceLike) -> None:
@@ -107,7 +107,7 @@ class Stream(torch.Stream):
         return super().__new__(cls, torch.device(name(), _index(device)), priority=priority)
 
 
-def Event(enable_timing: bool = False, blocking: bool = False) -> torch.Event:  # noqa: N802
+def Event(enable_timing: bool = False, blocking: bool = False) -> torch.Event:  # noqa: N802  # named as torch.cuda's
     """A torch.Event. Not a class: torch.Event.elapsed_time takes no subclass of it."""
     return torch.Event(name(), enable_timing=enable_timing, blocking=blocking)
 
@@ -343,7 +343,7 @@ def held(stream: Optional[torch.Stream] = None) -> Iterator[None]:
         release(stream)
 
 
-class recorded_launches:  # noqa: N801
+class recorded_launches:  # noqa: N801  # a context manager, named as torch's are
     """Context manager: `as names` is, afterwards, a list of "device:stream op", as launched."""
 
     def __enter__(self) -> list[str]:

@@ -314,7 +314,7 @@ class TestStatus:
 
 def test_the_option_is_checked() -> None:
     with pytest.raises(fastcheck.ConfigError, match="reset_overflow_status must be a bool"):
-        fastcheck.install(Net(), training=fastcheck.Training(reset_overflow_status="yes"))  # type: ignore[arg-type]
+        fastcheck.install(Net(), training=fastcheck.Training(reset_overflow_status="yes"))  # type: ignore[arg-type]  # wrong on purpose
 
 
 @pytest.mark.usefixtures("saturating_chip")

@@ -293,7 +293,7 @@ class TestNames:
 
     def test_no_tensor(self) -> None:
         with pytest.raises(ConfigError, match=r"observe\('x'\) was given no tensor"):
-            observe("x", [torch.ones(1)])  # type: ignore[arg-type]
+            observe("x", [torch.ones(1)])  # type: ignore[arg-type]  # wrong on purpose
 
     def test_their_number_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reader_of_names, "_MAX_NAMES", 2)

@@ -161,7 +161,7 @@ def test_an_ensemble() -> None:
         for x in data("cpu", bad=2):
             optimizer.zero_grad()
             outputs = vmap(
-                lambda p, b: functional_call(base, (p, b), (x,)),  # noqa: B023
+                lambda p, b: functional_call(base, (p, b), (x,)),  # noqa: B023  # called within the same turn of the loop
                 in_dims=(0, 0),
             )(parameters, buffers)
             outputs.square().mean().backward()

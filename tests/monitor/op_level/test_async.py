@@ -231,7 +231,7 @@ class TestStopping:
 
         def break_it(step: int) -> None:
             if step == 2:
-                model[1].function = function  # type: ignore[union-attr]
+                model[1].function = function  # type: ignore[union-attr]  # the module has that attribute
                 before.extend(p.detach().clone() for p in model.parameters())
 
         fastcheck.install(model, level="op", record="stats", sync="step")
@@ -271,7 +271,7 @@ class TestStopping:
         def make() -> nn.Module:
             model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
             with torch.no_grad():
-                model[1].weight[0, 0] = float("nan")  # type: ignore[index]
+                model[1].weight[0, 0] = float("nan")  # type: ignore[index]  # it is a Linear
             return model
 
         here = watched(make, "cpu")

@@ -116,7 +116,7 @@ def test_a_gradient_that_was_made_outside_of_backward() -> None:
 def test_an_update_that_makes_a_nan() -> None:
     class Wrong(torch.optim.SGD):
         @torch.no_grad()
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch's has overloads
             for p in self.param_groups[0]["params"]:
                 p.add_((p.grad * 0) / 0)
 

@@ -126,7 +126,7 @@ class Wrong(torch.autograd.Function):
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # torch's takes any arguments
         (x,) = ctx.saved_tensors
         zero = x * 0
         return gradient / zero  # wrong

@@ -25,8 +25,8 @@ class Silent(torch.Tensor):
     @staticmethod
     def __new__(cls, values: list[float]) -> Silent:
         made = torch.Tensor._make_wrapper_subclass(cls, (len(values),))
-        made.values_inside = values  # type: ignore[attr-defined]
-        return made  # type: ignore[return-value]
+        made.values_inside = values  # type: ignore[attr-defined]  # a subclass with an attribute of its own
+        return made  # type: ignore[return-value]  # _make_wrapper_subclass() is typed as Tensor
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -39,8 +39,8 @@ class Open(torch.Tensor):
     @staticmethod
     def __new__(cls, inside: torch.Tensor) -> Open:
         made = torch.Tensor._make_wrapper_subclass(cls, inside.shape)
-        made.inside = inside  # type: ignore[attr-defined]
-        return made  # type: ignore[return-value]
+        made.inside = inside  # type: ignore[attr-defined]  # a subclass with an attribute of its own
+        return made  # type: ignore[return-value]  # _make_wrapper_subclass() is typed as Tensor
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -70,7 +70,7 @@ CASES = [
 
 
 def unread(monitor: fastcheck.Monitor) -> dict[str, tuple[str, int]]:
-    rows = monitor._session.unread_ops()  # type: ignore[attr-defined]
+    rows = monitor._session.unread_ops()  # type: ignore[attr-defined]  # of the op level's session
     return {row.op: (row.reason, row.calls) for row in rows}
 
 

@@ -69,7 +69,7 @@ def shared_and_called_twice() -> Step:
 
 def names_beyond_ascii() -> Step:
     model = nn.ModuleDict({'Größe "1"': nn.Linear(8, 8)})
-    model.forward = lambda x: model['Größe "1"'](x)  # type: ignore[method-assign]
+    model.forward = lambda x: model['Größe "1"'](x)  # type: ignore[method-assign]  # a forward of its own, as users set one
     (x,) = batches(1)
     return lambda: model(x).sum().backward()
 
@@ -117,7 +117,7 @@ def transformed() -> Step:
     def step() -> None:
         torch.func.vmap(torch.sin)(x)
         torch.func.grad(lambda t: t.square().sum())(x)
-        stateless._functional_call(model, weights, (x,))  # type: ignore[no-untyped-call]
+        stateless._functional_call(model, weights, (x,))  # type: ignore[no-untyped-call]  # torch has it untyped
         with torch.autocast("cpu", dtype=torch.bfloat16):
             model(x)
 
@@ -183,12 +183,12 @@ def subclasses() -> Step:
 
 class Cube(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # torch's takes any arguments
         ctx.save_for_backward(x)
         return x * x * x
 
     @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # torch's takes any arguments
         (x,) = ctx.saved_tensors
         return g * 3 * x * x
 
@@ -203,11 +203,11 @@ def what_autograd_makes_of_calls() -> Step:
 
     def step() -> None:
         xs = [torch.randn(2, 2, requires_grad=True) for _ in range(2)]
-        sum(y.sum() for y in torch._foreach_mul(xs, 2.0)).backward()  # type: ignore[union-attr]
+        sum(y.sum() for y in torch._foreach_mul(xs, 2.0)).backward()  # type: ignore[union-attr]  # sum() of tensors is a tensor
         x = xs[0]
         y = x.clone()
         y[0].mul_(x[1])
-        (y.relu() + Cube.apply(x)).sum().backward()  # type: ignore[no-untyped-call]
+        (y.relu() + Cube.apply(x)).sum().backward()  # type: ignore[no-untyped-call]  # torch has it untyped
         tripled(torch.ones(3)).sin()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             torch.mm(x, x).sum().backward()

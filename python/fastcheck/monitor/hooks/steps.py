@@ -147,7 +147,7 @@ class StepWatcher:
         session = self.session
         if session.is_explicit:
             return
-        is_over = [self._turns.ends(one, lambda: self._others(one)) for one in optimizers]  # noqa: B023
+        is_over = [self._turns.ends(one, lambda: self._others(one)) for one in optimizers]  # noqa: B023  # called within the same turn of the loop
         if any(is_over):
             self.close_step()
         else:

@@ -78,7 +78,7 @@ class NamedReadings(ConsequenceJudge):
             self._decide(finding, Verdict.INTENDED, reason)
 
     # Of op level's own findings alone, hence the override's narrower type.
-    def loss(self, finding: OpFinding, scaled: bool = False) -> None:  # type: ignore[override]
+    def loss(self, finding: OpFinding, scaled: bool = False) -> None:  # type: ignore[override]  # its findings have the records of operators
         """A loss that no observed op has made: a number, or one whose ops were left out."""
         if self.is_strict or scaled:
             super().loss(finding, scaled)

@@ -279,7 +279,7 @@ def test_every_and_steps_are_a_matter_of_the_replays() -> None:
         ({"filter": fastcheck.Filter(steps=range(4, 6))}, {4, 5}),
     ):
         training = Training(deep(2), NAME)
-        monitor = fastcheck.install(training.model, **options)  # type: ignore[arg-type]
+        monitor = fastcheck.install(training.model, **options)  # type: ignore[arg-type]  # options of several types
         training.warm_up()
         training.capture()
         training.run(data(6))

@@ -151,7 +151,7 @@ class TestOnceOnly:
 
         def clip_and_spoil(model: nn.Module) -> None:
             clip_grad_norm_(model.parameters(), 1.0)
-            model.get_parameter("head.bias").grad[0] = NAN  # type: ignore[index]
+            model.get_parameter("head.bias").grad[0] = NAN  # type: ignore[index]  # it has a gradient by now
 
         stop = stopped(clipped_training, model, clip_and_spoil)
         assert where(stop.culprit) == ("head", "param_grad", "bias", "origin")
@@ -267,7 +267,7 @@ class TestTraining:
 
     def test_weights_that_do_not_move_are_still_found(self) -> None:
         class Held(torch.optim.SGD):
-            def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            def step(self, closure: Any = None) -> Any:  # type: ignore[override]  # torch's has overloads
                 kept = self.param_groups[0]["params"][0]
                 before = kept.detach().clone()
                 result = super().step(closure)

@@ -54,9 +54,9 @@ def by_new_gradients(model: nn.Module) -> None:
 
 
 def rarely(model: nn.Module) -> None:
-    if model.steps % 2:  # type: ignore[operator]
+    if model.steps % 2:  # type: ignore[operator]  # a number, to torch a tensor or a module
         by_mul(model)
-    model.steps += 1  # type: ignore[operator]
+    model.steps += 1  # type: ignore[operator]  # a number, to torch a tensor or a module
 
 
 CLIPS = {
@@ -122,9 +122,9 @@ class TestTheCulprit:
         fastcheck.install(model)
 
         def by_zero(model: nn.Module) -> None:
-            factor = 1.0 if model.steps < 3 else float("inf")  # type: ignore[operator]
+            factor = 1.0 if model.steps < 3 else float("inf")  # type: ignore[operator]  # a number, to torch a tensor or a module
             torch._foreach_mul_(present(model), factor)
-            model.steps += 1  # type: ignore[operator]
+            model.steps += 1  # type: ignore[operator]  # a number, to torch a tensor or a module
 
         stop = stopped(clipped_training, model, by_zero, 6)
         assert stop.step == 3
