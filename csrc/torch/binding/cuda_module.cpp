@@ -2,9 +2,9 @@
 // before another thread could have taken it.
 #include "torch/binding/cuda_module.h"
 
-#include "torch/python/tensors.h"
 #include "torch/cuda/device.h"
 #include "torch/cuda/observe.h"
+#include "torch/python/tensors.h"
 #include "torch/read/slots.h"
 
 namespace py = pybind11;
