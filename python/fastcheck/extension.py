@@ -5,8 +5,8 @@ with a portable form calls :func:`compiled`; code without one uses ``extension``
 attribute raises :class:`ExtensionError` when it is missing.
 
 ``FASTCHECK_NO_EXTENSION=1`` in the environment, read at import, makes fastcheck behave as if the
-extension were not installed (``0`` and empty: no effect). For tests, and to tell whether a
-difference comes from a compiled kernel.
+extension were not installed (``0`` and empty: no effect). For tests, and to find out
+whether a difference comes from a compiled kernel.
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ def test_records_of_a_later_version_are_refused(tmp_path: pathlib.Path) -> None:
     records = build.healthy_records(0, 4)
     records["version"][2] = 9
     (tmp_path / "records-rank0-000000.bin").write_bytes(records.tobytes())
-    with pytest.raises(LogError, match="record 2 says version 9"):
+    with pytest.raises(LogError, match="record 2 has version 9"):
         read_log(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Complete records (value fields, identity, flags): on the device of tensors, or in host slots."""
+"""Writes complete records (value fields, identity, flags), on a device or in host slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapter for Accelerate. Needs no import of it: the accelerator that is given has all."""
+"""The adapter for Accelerate: it uses the given Accelerator and does not import accelerate."""
 
 from __future__ import annotations
 

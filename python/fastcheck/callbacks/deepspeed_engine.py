@@ -1,4 +1,4 @@
-"""The adapter for DeepSpeed's engine. Needs no import of DeepSpeed."""
+"""The adapter for DeepSpeed's engine: it does not import deepspeed."""
 
 from __future__ import annotations
 

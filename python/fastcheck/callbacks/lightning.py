@@ -63,7 +63,7 @@ class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightn
         if not self._seal or stage != "fit" or hasattr(original, "_fastcheck"):
             return
 
-        # The callbacks' hook for saving is not told the path.
+        # Lightning does not pass the path to the callbacks' hook for saving.
         @functools.wraps(original)
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
             if self._seal == "refuse":

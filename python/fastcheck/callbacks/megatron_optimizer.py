@@ -1,4 +1,4 @@
-"""The adapter for Megatron Core's optimizers. Needs no import of Megatron."""
+"""The adapter for Megatron Core's optimizers: it does not import megatron."""
 
 from __future__ import annotations
 

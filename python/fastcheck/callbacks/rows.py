@@ -1,4 +1,4 @@
-"""Scalars for loggers that have to be written to from the training thread."""
+"""Scalars for loggers that accept calls from the training thread only."""
 
 from __future__ import annotations
 

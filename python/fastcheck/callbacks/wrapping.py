@@ -1,4 +1,4 @@
-"""Wraps the step() of an optimizer that is none of torch's classes."""
+"""Wraps the step() of an optimizer that is not a torch.optim.Optimizer."""
 
 from __future__ import annotations
 

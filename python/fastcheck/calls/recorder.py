@@ -1,4 +1,4 @@
-"""Protocols of the C++ fast path of module hooks; NoRecorder if the extension is missing."""
+"""HookRecorder, the protocol of the C++ recorder of module hooks, and NoRecorder in its place."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class HookRecorder(Protocol):
         """From now on it records. ``entries``: the journal, where the drain brings the records."""
 
     def close(self) -> None:
-        """The next hook has something else to do first."""
+        """The recorder stops: the next hook runs in Python."""
 
     def redirect(self, entries: list[Any], /) -> None:
-        """What is read from now on belongs to this journal."""
+        """What is read from now on is appended to this journal."""
 
     def settle(self) -> None:
         """What it is recording is followed by Session.settle_call(); it never opens again."""
@@ -65,7 +65,7 @@ class HookRecorder(Protocol):
         """
 
     def clear_target(self) -> None:
-        """The rows belong to somebody else now."""
+        """The rows are no longer the recorder's."""
 
 
 class NoRecorder:

@@ -13,10 +13,10 @@ from fastcheck.utils.text.numbers import to_json
 _WIDTH = 88
 
 _DESCRIPTION = """\
-Reads tensors made to be difficult on a device and holds the records to the CPU's; looks for waits
-of the host, uses streams, stops a small training run, and times reading against a copy, in less
-than two minutes. For whoever has a device that fastcheck's authors don't: the block at the end is
-there to be pasted into an issue; it holds no path and no name of host or user."""
+Reads difficult tensors on a device and compares the records with the CPU's; looks for waits of the
+host, uses streams, stops a small training run, and compares the time of reading with that of a
+copy, in less than two minutes. The block at the end can be pasted into an issue: it contains no
+path and no name of host or user."""
 
 _EPILOG = """\
 What can't be found out on a device is "not checkable here", with the reason: that is no failure.

@@ -1,4 +1,4 @@
-"""``fastcheck verify``: holds a checkpoint to its seal."""
+"""``fastcheck verify``: compares a checkpoint with its seal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The form that every source gives its side: the tensors of one step of one rank, as records.
+"""Block: the tensors of one step of one rank, as records. Every source yields its side as Blocks.
 
-The Record is the common form: a log has it already, a tensor is read once into one, and what an
-msprobe dump says of a tensor fills those of its fields that it knows.
+The Record is the common form: a log has it already, a tensor is read once into one, and the
+statistics of an msprobe dump fill the fields that they correspond to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Comparison: the result of compare()."""
+"""Comparison: the Result that compare() returns, with its text as ``str()``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Turns the outcome of a comparison into answers to a fixed list of questions.
 
-What a run is given (environment, hyper-parameters, batches, first weights) is asked about in full:
-none of these causes another, so all that is wrong with them is named at once. A "no" there stops
-the questions; what was computed is asked about in the order in which it was computed, up to the
-first "no".
+The inputs of a run (environment, hyper-parameters, batches, first weights) do not cause one
+another, so all differences among them are listed. If there is one, the questions end there.
+Questions about computed tensors follow in the order of computation, up to the first "no".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The outcome of a comparison, as data."""
+"""Result: the outcome of a comparison as data, without its text."""
 
 from __future__ import annotations
 

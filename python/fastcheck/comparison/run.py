@@ -148,7 +148,7 @@ class _Step:
         self, run: Runner, ours: Block, theirs: Block, pairs: Alignment, before: int
     ) -> None:
         self._run, self._ours, self._theirs, self._pairs = run, ours, theirs, pairs
-        self._before = before  # the step whose update the parameters of this one tell of
+        self._before = before  # the step whose update this step's parameters show
         count = len(pairs.ours)
         self._states = np.where(pairs.same, np.uint8(State.SAME), np.uint8(State.CLOSE))
         self._errors = np.zeros(count)

@@ -78,7 +78,7 @@ class Tally:
         #: Names of gradients whose terms cancel.
         self.cancelled: dict[str, None] = {}
         self.dtypes: Counter[tuple[str, str]] = Counter()
-        #: If they are asked for, names, and whether they are equal to the bit wherever compared.
+        #: Filled if ``keeps_unchanged``: by name, whether all compared pairs are equal to the bit.
         self.keeps_unchanged = False
         self.unchanged: dict[str, bool] = {}
         self.losses: dict[int, Loss] = {}

@@ -1,4 +1,4 @@
-"""The data of one operator call in a dump."""
+"""OpCall: the data of one operator call while PythonOpCalls records it."""
 
 from __future__ import annotations
 

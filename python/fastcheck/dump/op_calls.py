@@ -1,4 +1,4 @@
-"""``level="op"``: what every operator reads and makes."""
+"""PythonOpCalls: records what every operator reads and writes (``level="op"``), in Python."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""All operators of a block, recorded in C++: what PythonOpCalls does where nothing but records is
-wanted, in a part of the time. The two write the same bytes.
+"""RecordedOpCalls: records all operators of a block in C++, where nothing but records is wanted. It
+writes the same bytes as PythonOpCalls, in less time.
 """
 
 from __future__ import annotations

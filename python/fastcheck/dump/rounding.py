@@ -1,7 +1,8 @@
-"""How far rounding may take an operator's result: what its terms cancel to says nothing of it.
+"""Estimates how far rounding of its inputs may move an operator's result.
 
 A stable kernel returns the exact result for inputs that are off by a few roundings. So the operator
-runs once more in float64 on inputs that are moved by as much: by that its results may differ.
+runs again in float64 on inputs that are moved by as much; its results may differ by the distance
+between the two.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The writer of one dump: takes calls in their order, and switches itself off when writing
-fails.
-"""
+"""DumpSession: writes one dump, call by call, and switches itself off when writing fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Append-only files: after a crash, or on a full disk, they hold whole records or whole lines."""
+"""Append-only files that hold whole records or lines after a crash and on a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a file of records in pieces, and leaves out what no fastcheck can have written."""
+"""Reads a file of records in pieces, and leaves out records that fastcheck cannot have written."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_version(records: np.ndarray, path: str, first: int = 0) -> None:
             explain(
                 "this is not a log that this fastcheck reads",
                 expected=f"records of version {RECORD_VERSION}, {RECORD_BYTES} bytes each",
-                got=f"{path}, whose record {first + number} says version {int(versions[number])}",
+                got=f"{path}, whose record {first + number} has version {int(versions[number])}",
                 hint="if a newer fastcheck wrote it, read it with that one",
             )
         )

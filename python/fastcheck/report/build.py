@@ -1,4 +1,4 @@
-"""Builds a stop report from records: those that a run holds in memory, or those of a log."""
+"""make_report(): builds a StopReport from records of a running monitor or of ``from_log.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the report of an event from the records and events of a log."""
+"""report_from_log(): builds the report of an event in a log, by ``build.make_report()``."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def seal(
         torch.save(model.state_dict(), "model.pt")
         fastcheck.seal("model.pt", model, step=step)
 
-    ``fastcheck verify model.pt`` then tells whether the file holds these very weights, and whether
+    ``fastcheck verify model.pt`` then checks whether the file holds these very weights, and whether
     all of them are finite. Checksums are those of :func:`fastcheck.checksum` with
     ``order="logical"``: they do not depend on the device, the strides or the file format.
 

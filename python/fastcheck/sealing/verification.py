@@ -1,4 +1,4 @@
-"""verify(): whether a checkpoint's files hold the weights that were sealed, and finite ones."""
+"""verify(): compares a checkpoint's tensors with its seal, and checks that they are finite."""
 
 from __future__ import annotations
 

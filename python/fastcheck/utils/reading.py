@@ -1,4 +1,4 @@
-"""Reads files that others have written: regular files only, and never more than a limit at once."""
+"""Reads files of unknown origin: regular files only, and at most a limit of bytes at once."""
 
 from __future__ import annotations
 

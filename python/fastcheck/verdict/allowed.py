@@ -1,4 +1,4 @@
-"""NaNs and infinities that are there on purpose: missing values, models that impute."""
+"""allow_nonfinite(): declares NaNs and infinities at chosen sites intended (missing values)."""
 
 from __future__ import annotations
 

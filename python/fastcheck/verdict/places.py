@@ -1,4 +1,4 @@
-"""Places at which a non-finite value counts: it lasts there, or it leaves the computation."""
+"""The places where a non-finite value counts (the loss, a model's output, ...), by number."""
 
 from __future__ import annotations
 

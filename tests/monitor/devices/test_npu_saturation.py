@@ -309,7 +309,7 @@ class TestStatus:
         monitor = fastcheck.install(model)
         loop(model, 2)
         monitor.flush()
-        assert "its overflow status can't be asked" in " ".join(monitor.summary().split())
+        assert "its overflow status can't be read" in " ".join(monitor.summary().split())
 
 
 def test_the_option_is_checked() -> None:

@@ -1,4 +1,4 @@
-"""The loss of both sides by step: from where on two runs drift apart."""
+"""Compares the losses of both sides by step, and finds where they drift apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where two schedules part: a learning rate, a weight decay, the threshold of clipping by step."""
+"""Finds the step from which two runs' learning rates, weight decays or clip thresholds differ."""
 
 from __future__ import annotations
 

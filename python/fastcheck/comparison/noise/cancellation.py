@@ -2,8 +2,8 @@
 
 The bias of a convolution before BatchNorm, the bias of attention's keys, a residual stream whose
 LayerNorm is added up evenly: in theory such a gradient is zero, and what is computed is rounding,
-different on each machine. Its error is therefore held against what was summed, which the records of
-the gradients before it tell: abs_sum for a bias, the product of norms for a product.
+different on each machine. Its error is therefore held against what was summed, taken from the
+records of the gradients before it: abs_sum for a bias, the product of norms for a product.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Goes over the differing pairs of a step, and excuses those that rounding noise explains."""
+"""Sets the differing pairs of a step to CLOSE where rounding noise explains the difference."""
 
 from __future__ import annotations
 

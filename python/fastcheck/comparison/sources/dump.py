@@ -97,7 +97,7 @@ class DumpSource:
         phases = np.where(is_root_input, np.uint8(Phase.BATCHES), phases)
         is_computed = (phases == Phase.ARRIVED) & lookup.is_op[numbers]
         if not self.is_partial:
-            # Of chosen operators nothing tells what was given to the step.
+            # A dump of chosen operators does not show which tensors were given to the step.
             is_computed &= _is_known(records, phases)
         phases = np.where(is_computed, np.uint8(Phase.FORWARD), phases)
         return Block(
@@ -143,8 +143,8 @@ def _extra(entry: dict[str, Any], values: StoredValues, line: dict[str, Any], pa
 
 
 def _is_known(records: np.ndarray, phases: np.ndarray) -> np.ndarray:
-    """Whether what an op reads was made earlier in this step, or is stored by a module, told by its
-    contents: if not, it was given to the step, as labels are.
+    """Whether what an op reads was computed earlier in this step, or is stored by a module, found
+    by its contents: if not, it was given to the step, as labels are.
     """
     _, contents = np.unique(records.view(_VALUES)["values"], return_inverse=True)
     contents = contents.reshape(-1)

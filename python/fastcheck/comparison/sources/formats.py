@@ -1,4 +1,4 @@
-"""The format of a checkpoint file by its first bytes; by its name where these tell nothing."""
+"""Detects the format of a checkpoint file from its first bytes, or else from its name."""
 
 from __future__ import annotations
 

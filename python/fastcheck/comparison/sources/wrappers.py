@@ -1,6 +1,4 @@
-"""Looks through the wrappers of a state_dict: ``{"state_dict": ...}``, DistributedDataParallel's
-``module.``, and the like.
-"""
+"""Unwraps a state_dict from ``{"state_dict": ...}``, DistributedDataParallel's ``module.`` etc."""
 
 from __future__ import annotations
 

@@ -163,8 +163,8 @@ def _quoted(title: str) -> str:
 _TEMPLATE = '''\
 """@TITLE
 
-Runs that one call again, on what it read and with the random numbers that it drew, and says whether
-it comes out non-finite again: exit status 0 if it does, 1 if not, 2 if it can't be run. Needs
+Runs that one call again, on the same inputs and random state, and checks whether its result is
+non-finite again: exit status 0 if it does, 1 if not, 2 if it can't be run. Needs
 torch, and what registers the operator or defines the module where that is not torch itself.
 
     python replay.py [--device DEVICE]

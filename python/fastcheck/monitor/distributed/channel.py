@@ -70,8 +70,8 @@ def decode(code: int) -> tuple[int, int]:
     return _STEP_LIMIT - steps_left, _RANK_LIMIT - 1 - rank
 
 
-class Lost(Exception):  # noqa: N818  (not an error of anybody's: a state that has to be left)
-    """The other ranks can't be reached over this channel any more; ``str()`` of it says why."""
+class Lost(Exception):  # noqa: N818  (not an error: the channel has to be closed)
+    """The other ranks can't be reached over this channel any more; ``str()`` gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Channel:
     """This rank's end. ``ranks`` are the group's ranks by their number in the world, ``index`` is
     this rank's position among them.
 
-    The constructor talks to the store once and waits for nobody; connect() waits. Every method but
+    The constructor uses the store once and does not wait; connect() waits. Every method but
     the constructor raises Lost, or whatever torch raises, when the others can't be reached.
     """
 

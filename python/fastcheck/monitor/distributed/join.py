@@ -1,4 +1,4 @@
-"""Support for torch's Join: a thread answers for ranks that have finished their steps.
+"""Supports torch's Join: a thread answers for a rank that has no more batches and waits in it.
 
 Join has no callback for other objects than its joinables, so its __exit__ is wrapped at class
 level, from the first follow() on, as long as there is an agreement.
@@ -29,7 +29,7 @@ _original: Optional[Callable[..., Any]] = None
 
 
 def follow(agreement: RankAgreement, deliver: Callable[[], None] = lambda: None) -> None:
-    """From now on ``agreement`` is told of Join, until it is gone.
+    """From now on ``agreement`` follows each Join of the process, as long as it exists.
 
     ``deliver`` is called when the ranks have stopped meanwhile: in place of the error of the Join,
     whose collectives the others have left. It may raise.
@@ -45,7 +45,8 @@ def _drop(key: int) -> None:
     global _original
     with _lock:
         _followed.pop(key, None)
-        # Someone may have wrapped it after us: then theirs stays, and ours inside it tells nobody.
+        # Someone may have wrapped it after us: then that wrapper stays, and ours inside it has no
+        # effect.
         if not _followed and getattr(Join.__exit__, "_fastcheck", False):
             join_class: Any = Join  # a method is put back, which mypy takes for a mistake
             join_class.__exit__ = _original

@@ -1,4 +1,4 @@
-"""The ranks meet in install(): they compare their options, and who is missing is named at once."""
+"""Compares the options of install() over all ranks, and warns of ranks that have not called it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def agreement_for(
     except Lost as refused:  # by a rank that came later
         raise _refusal(str(refused)) from None
     except Exception:
-        # What is wrong with the connection is told by the agreement, which does without.
+        # RankAgreement reports what is wrong with the connection, and works without it.
         return RankAgreement(group, lag=lag) if stops else None
     if difference:
         channel.mark_broken(difference)

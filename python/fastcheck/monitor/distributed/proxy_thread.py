@@ -1,4 +1,4 @@
-"""A thread that answers for its rank when other ranks wait for it (see ``agreement``)."""
+"""ProxyThread: answers other ranks while this rank is not at a step boundary."""
 
 from __future__ import annotations
 

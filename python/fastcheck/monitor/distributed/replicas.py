@@ -1,14 +1,14 @@
 """check_replicas(): compares the parameters of data-parallel ranks bit for bit.
 
 Every so many steps each rank computes the checksums of what it holds, on the device, and one small
-all-gather over a channel of fastcheck's own (_rank_channel) brings them together. Three boundaries
-share the work, so that nobody waits: at the one where it is due the checksums are computed and
-their copy to the host is started; at a later one, when the copy is there, the gather; at a later
-one, when the gather is there, the comparison.
+all-gather over a channel of fastcheck's own (``channel.py``) brings them together. The work is
+divided over three boundaries, so that no rank waits: at the one where it is due the checksums are
+computed and their copy to the host is started; at a later one, when the copy is there, the gather;
+at a later one, when the gather is there, the comparison.
 
 Copies that differ mean that training has silently split: a bit flipped in memory, a kernel that is
 not deterministic and runs on every rank by itself, a seed or a weight that was not broadcast, a
-parameter that DDP doesn't know of.
+parameter that DDP does not manage.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class ReplicaMismatch:
     ``parameter``: the first that differs, as named by ``model.named_parameters()``; ``is_gradient``
     when it is its gradient. ``checksums``: by rank; None where a rank has no such gradient.
     ``differing_ranks``: those that differ from the majority, or all when there is none (of two
-    ranks, one of the two is wrong, and nothing tells which). ``others``: what else differs, in the
-    same order."""
+    ranks, one of the two is wrong, and it is not known which). ``others``: what else differs, in
+    the same order."""
 
     step: int
     parameter: str
@@ -127,7 +127,7 @@ class ReplicaCheck:
         self._boundary_count = 0
         self._copies: Optional[_Copies] = None
         self._gather: Optional[Pending] = None
-        # What was told, so that it is told once.
+        # Mismatches that were reported: each is reported once.
         self._told: set[tuple[str, tuple[int, ...]]] = set()
         try:
             self._channel = Channel(group)

@@ -21,9 +21,9 @@ from fastcheck.utils.torch.versions import is_compiling
 
 __all__ = ["wrap_backward", "wrap_clipping"]
 
-#: Is told of the gradients that are about to be changed.
+#: Called with the gradients that are about to be changed.
 Before = Callable[[Sequence[torch.Tensor]], None]
-#: Is told that these were changed, of their total norm, where there is one, and of the threshold.
+#: Called with the gradients after the change, their total norm (or None), and the threshold.
 After = Callable[[Sequence[torch.Tensor], Optional[torch.Tensor], object], None]
 
 _FUNCTIONS = (
@@ -35,7 +35,7 @@ _FUNCTIONS = (
 )
 
 
-#: Is told of the tensors that backward begins at and, of autograd.grad(), of what it is asked for.
+#: Called with the tensors that backward begins at and, for autograd.grad(), with its inputs.
 Began = Callable[[Sequence[torch.Tensor], Optional[Sequence[torch.Tensor]]], None]
 
 
@@ -64,7 +64,7 @@ def wrap_clipping(methods: WrappedMethods, before: Before, after: After) -> None
 
 def wrap_backward(methods: WrappedMethods, began: Began, ended: Callable[[], None]) -> None:
     """Wraps Tensor.backward(), autograd.backward() and autograd.grad(), until
-    ``methods.restore()``. A backward within a backward is not told of.
+    ``methods.restore()``. Not called for a backward within a backward.
     """
     autograd: Any = torch.autograd
     if hasattr(autograd, "_engine_run_backward"):

@@ -1,4 +1,4 @@
-"""Whether modules take hooks."""
+"""Checks that the modules given to install() are initialised and accept hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the loss: the tensor that backward() is called on, or what monitor.step(loss=) is given."""
+"""Reads the loss: the tensor that backward() is called on, or the ``loss=`` of monitor.step()."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class LossReader:
         self._session = session
         self._parameters = _Parameters(state)
         self._running = _Running()
-        # So often no parameter was found in the graph of a loss.
+        # Losses in a row in whose graph no parameter was found.
         self._fruitless = 0
-        #: Set by the owner: a step whose forward pass is among the records of the step before.
+        #: Set by StepWatcher: a step whose forward pass is among the records of the step before.
         self.forward_step: Optional[Step] = None
         # By the id() of what a scaler returned: that tensor, and the loss that it was made from.
         self._scaled: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}

@@ -1,7 +1,7 @@
-"""The hook objects that modules and autograd graphs hold of a monitor.
+"""ForwardPreHook, ForwardHook and GradientHook, which are registered on modules and tensors.
 
-A copy of one (deepcopy, pickle) does nothing. Each passes its call to the recorder in C++, and what
-that leaves to the ModuleObserver.
+A copy of one (deepcopy, pickle) does nothing. Each passes its call to the recorder in C++ first,
+and to the ModuleObserver (``modules.py``) where the recorder has left it undone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds modules that were put into a model after install(): they have no hooks."""
+"""ModuleTree: finds modules that were added to a model after install() and have no hooks."""
 
 from __future__ import annotations
 

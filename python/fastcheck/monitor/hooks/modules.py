@@ -1,8 +1,8 @@
-"""What the hooks on modules and tensors do: read inputs, outputs and their gradients.
+"""ModuleObserver: the work of the module hooks that the C++ recorder leaves to Python.
 
-The healthy path is this file, the ring and the kernel, nothing else. What a module holds of a
-monitor are the two hook objects; what a tensor's graph holds is a GradientHook, which knows the
-monitor weakly.
+The path of a healthy tensor is this file, the ring and the kernel, nothing else. A module
+references a monitor by its two hook objects. A tensor's graph references a GradientHook, which has
+a weak reference to the monitor.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ModuleObserver:
     def enter(
         self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
     ) -> Optional[Call]:
-        """A module is called: reads the arguments that nobody has read yet.
+        """A module is called: reads the arguments that were not read yet.
 
         ``traced``: the call runs compiled, and this is what tracing knew of the tensors.
         """
@@ -153,8 +153,8 @@ class ModuleObserver:
     def _was_interrupted(self) -> bool:
         """Whether the outermost call, whose module is called again, is over, and not recursive.
 
-        No hook runs when a KeyboardInterrupt ends a forward; the interpreter's stack knows. Asked
-        only when a module is called within itself.
+        No hook runs when a KeyboardInterrupt ends a forward; the interpreter's stack shows
+        it. Called only when a module is called within itself.
         """
         node = self._local.stack[0].node
         module = node.module()
@@ -227,7 +227,7 @@ class ModuleObserver:
         is_data: Optional[bool],
         needs_gradient: bool,
     ) -> None:
-        """``is_data``: it was not computed in this step; None: gradient mode can't tell."""
+        """``is_data``: it was not computed in this step; None: unknown without gradient mode."""
         session = self.session
         if call.is_recompute:
             session.judge(is_bad, token, "input", call, Judge.recomputed, call)
@@ -275,7 +275,7 @@ class ModuleObserver:
             session.call_ended(call, is_complete)
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:
-        """Asked before a tensor is given a site. The reader asks again at each reading."""
+        """Called before a tensor is given a site. The reader checks it again at each reading."""
         if not tensor.is_cpu and streams_of(tensor.device) is None:
             self.session.unread_devices[tensor.device.type] = None
             return False

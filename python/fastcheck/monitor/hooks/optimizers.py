@@ -116,7 +116,7 @@ def _kinds(kind: Any) -> Iterator[Any]:
 
 
 class _Running(threading.local):
-    """The calls of scalers' methods that this thread has told of: scaler and name."""
+    """The calls of scalers' methods that this thread has passed on: scaler and name."""
 
     def __init__(self) -> None:
         self.calls: set[tuple[int, str]] = set()
@@ -127,8 +127,8 @@ _running = _Running()
 
 @contextlib.contextmanager
 def _told(scaler: Any, name: str) -> Iterator[bool]:
-    """Whether this call is to be told of: the scaler is in use, and it is no method of a base class
-    within its own.
+    """Whether to pass this call on: the scaler is in use, and the call is not that of a base class
+    within the scaler's own method.
     """
     key = (id(scaler), name)
     if not scaler.is_enabled() or key in _running.calls:
@@ -191,7 +191,7 @@ def _update(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What the scaler found, one word per device; empty when torch no longer tells."""
+    """What the scaler found, one word per device; empty when torch no longer has them."""
     state: Optional[dict[str, Any]] = getattr(scaler, "_per_optimizer_states", {}).get(
         id(optimizer)
     )

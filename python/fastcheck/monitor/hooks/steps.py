@@ -32,11 +32,11 @@ __all__ = ["StepWatcher"]
 
 
 class StepWatcher:
-    """Told by _boundaries of every optimizer and scaler of the process; acts on those of the
-    observed model.
+    """Its methods are called (by ``optimizers.py``) for every optimizer and scaler of the process;
+    it acts on those of the observed model.
 
-    What it is told returns whether it was about this model: only then may a stop that is due be
-    raised there. Another model's training, perhaps on another thread, is none of its business.
+    A method returns whether the call was about this model: only then may a stop that is due be
+    raised there, because another model may train on another thread.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class StepWatcher:
         # What the scaler did with the optimizers of this session since its last update().
         self._scaler_skipped: Optional[bool] = None
         self._scaler_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        # The records of the scaler's own found_inf, where only a device knows it.
+        # The records of the scaler's own found_inf, where its value is on a device.
         self._scaler_words: list[int] = []
         self._protection = WeightProtection(session)
-        # Set by the owner: what follows captured graphs lives as long as this, and what looks for
-        # modules that are new.
+        # Set by Monitor and install(): objects that follow captured graphs and look for new
+        # modules, and that live as long as this one.
         self.graphs: Optional[object] = None
         self.tree: Optional[ModuleTree] = None
-        # Of the owner too: what is closed with this.
+        # Closed with this watcher; Monitor adds to it.
         self.parts: list[Any] = []
         self._parts_off: set[str] = set()
         self._meets = False
@@ -106,7 +106,7 @@ class StepWatcher:
             )
             self.session.settle_update()
         if self.session.config.sync != "never":
-            # Every rank knows what it has read: none applies what one of them stops for.
+            # Every rank has judged its records: if one stops, none applies its update.
             self._reach_boundary()
         self._protection.before_update(optimizer, has_closure)
         self.session.update_began()
@@ -360,7 +360,7 @@ class StepWatcher:
         return self._scaler is None or self._scaler() is scaler
 
     def guarded(self, what: str, method: Callable[..., bool], *args: Any) -> None:
-        """Calls one of the methods above. An error of fastcheck's own is said once and switches
+        """Calls one of the methods above. An error of fastcheck's own is reported once and switches
         this watcher off.
         """
         session = self.session

@@ -96,7 +96,7 @@ def _reading(name: str) -> list[NamedTensors]:
     running = [reader for reader in readers if reader.is_running]
     if running or not readers:
         return running
-    # In backward a recomputation that calls no module belongs to whoever has read it before.
+    # In backward a recomputation that calls no module belongs to the reader of the first run.
     repeated = [reader for reader in readers if reader.is_repeated(name)]
     last = last_pass.observer()
     return (

@@ -1,4 +1,4 @@
-"""What observe() reads for a monitor at op level, where an operator's results have records."""
+"""Reads the tensors of observe() for a monitor at op level, where operator results have records."""
 
 from __future__ import annotations
 

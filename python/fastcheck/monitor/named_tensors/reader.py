@@ -1,4 +1,4 @@
-"""What observe() reads for one monitor at module level."""
+"""Reads the tensors of observe() for one monitor at module level."""
 
 from __future__ import annotations
 

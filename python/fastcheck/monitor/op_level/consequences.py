@@ -1,8 +1,8 @@
-"""Tells the observer which tensors have reached a place where a non-finite value counts: the
-model's output, the loss, gradients that an optimizer uses, and what it keeps.
+"""Passes the tensors at places where a non-finite value counts to the C++ observer: the model's
+output, the loss, gradients that an optimizer uses, its parameters and its state.
 
-Nothing is done while nothing non-finite waits for its consequences. Of what the observer knows
-nothing is read, but parts of a non-finite tensor.
+Nothing is done while no non-finite value waits for its consequences. A tensor that the observer has
+recorded is not read again, except parts of a non-finite one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Named = Iterable[tuple[str, torch.Tensor]]
 
 
 class Reaching(Protocol):
-    """The session, as far as this file knows it."""
+    """The part of the session that this file uses."""
 
     def reach(self, kind: str, tensors: Named) -> None: ...
 

@@ -51,7 +51,7 @@ class OpPart(Part):
         return self._without_status(records, is_status) if is_status.any() else records
 
     def _without_status(self, records: np.ndarray, is_status: np.ndarray) -> np.ndarray:
-        """Of the status words behind operators only those are kept that tell something."""
+        """Without the status words behind operators that report nothing new."""
         bad = records["seq"][overflowed(records) & ~is_status]
         hits = self._overflow.arrived(records[is_status], bad)
         for hit in reversed(hits):
@@ -87,7 +87,7 @@ class OpReading(Entry):
 
 class DeferredOps(Note):
     """Operators that ran one after the other, and whose records arrive with this part at the
-    latest. Due where nothing non-finite was read, too: the observer has to be told.
+    latest. Applied to healthy parts too, because the observer waits for their records.
     """
 
     __slots__ = ("lines", "stop", "waiting")

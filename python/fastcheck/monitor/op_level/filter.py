@@ -1,4 +1,7 @@
-"""Filters of op level: operators, modules and tensor roles; checked here, applied in C++."""
+"""Filters of op level: operators, modules and tensor roles; checked here, applied in C++.
+
+A dump selects calls by ``calls/selection.py`` instead.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def why_not(device: torch.device) -> str:
 
 
 class Launching(Protocol):
-    """The session, as far as the launcher knows it."""
+    """The part of the session that the launcher uses."""
 
     lock: AbstractContextManager[Any]
     off_sites: set[int]
@@ -47,13 +47,13 @@ class Launching(Protocol):
 
 
 class Launcher:
-    """What the observer calls in the middle of an operator, on any thread. Knows the session
-    weakly, and lets nothing up into the operator.
+    """Called by the observer in the middle of an operator, on any thread. It has a weak reference
+    to the session, and raises nothing into the operator.
     """
 
     def __init__(self, session: Launching) -> None:
         self._session = weakref.ref(session)
-        #: Of the step that is open; whoever judges it later keeps them.
+        #: Of the open step; its judge keeps them.
         self.lines = LineNumbers()
 
     def __call__(self, launches: Sequence[Launch]) -> None:
@@ -81,15 +81,15 @@ class Launcher:
 
 
 class LineNumbers:
-    """Where Python was when a record was asked for. Kept for every record of a step: which of them
-    is a culprit's is known when it arrives, and only then is it spelt.
+    """The Python line at which each record was requested. Kept for every record of a step: the
+    culprit's is known when its record arrives, and only that one is formatted.
     """
 
     def __init__(self) -> None:
         self._of: dict[int, Line] = {}
 
     def add(self, seqs: Sequence[int]) -> None:
-        """These records were asked for where Python is now."""
+        """These records are requested at the current Python line."""
         line = _line()
         if line is not None:
             if len(self._of) > _MAX_LINES:

@@ -16,7 +16,7 @@ __all__ = ["CallMode"]
 
 
 class Judging(Protocol):
-    """The session, as far as the mode knows it."""
+    """The part of the session that the mode uses."""
 
     @property
     def has_incidents(self) -> bool: ...

@@ -1,5 +1,5 @@
-"""From the observer of operators to the event store: records and incidents, at once on the CPU,
-through the drain on a device.
+"""OpReadings: passes records and incidents of the C++ observer to the event store: at once on the
+CPU, through the drain on a device.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class OpReadings(Session):
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
-        """Within it, ops of this thread are fastcheck's own: neither read nor seen by anybody's
-        dispatch mode.
+        """Within it, ops of this thread are fastcheck's own: not read, and not seen by any dispatch
+        mode.
         """
         with self.unread(), torch._C._ExcludeDispatchKeyGuard(_MODES):
             yield

@@ -81,9 +81,9 @@ class OpSession(OpReadings):
         #: Modules that ran compiled: what calls no operators.
         self.compiled: dict[str, int] = {}
         self._unread_ops: list[UnreadOp] = []
-        # Told where something non-finite would count.
+        # Receives the tensors at places where a non-finite value counts.
         self.consequences = Reach(self, ())
-        # Set by the owner: what calls have read and made is kept for a dump.
+        # Set for a dump of the stop: keeps what calls have read and made.
         self.captures: Optional[Captures] = None
 
     # From the first hook to the last
@@ -366,7 +366,7 @@ class OpSession(OpReadings):
         self, tensor: torch.Tensor, site: int, call: int, flags: int
     ) -> tuple[int, Optional[bool], int]:
         """Reads a tensor by name whether it was read or not: observe(), and the number of the
-        record that tells what it holds; -1 if there is none.
+        record of its contents; -1 if there is none.
         """
         if not self.is_running or not self._is_readable(tensor):
             return _UNREAD, False, -1

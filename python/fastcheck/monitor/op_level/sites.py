@@ -38,7 +38,7 @@ class OpSites:
         self._is_status = np.zeros(0, np.bool_)
 
     def add(self, first: int, rows: Sequence[tuple[int, int, int, int, int, int]]) -> None:
-        """``rows``: what the observer says of its sites from ``first`` on."""
+        """``rows``: the observer's sites from number ``first`` on."""
         numbers = [self._sites.intern(self._site(*row)) for row in rows]
         self._numbers = np.concatenate([self._numbers[:first], np.array(numbers, np.int32)])
         is_status = np.array([row[4] == _STATUS for row in rows], np.bool_)
@@ -74,7 +74,7 @@ class OpSites:
         elif index:
             label = f"{spelt}[{index}]"
         if where == "backward" and forward_op >= 0:
-            # The op of the forward pass names the place; the one that ran says what was computed.
+            # The op of the forward pass names the place; the op that ran is in the label.
             label = f"{label if role == _STATUS else f'{spelt}[{index}]'} ({name})"
             name = self._ops.op_name(forward_op)
         return Site(path, kind, where, spelt, index, label, name)

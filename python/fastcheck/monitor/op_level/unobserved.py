@@ -30,7 +30,7 @@ def unread_ops(observer: Any, compiled: dict[str, int]) -> list[UnreadOp]:
 def describing(
     describe: Callable[[], dict[str, Any]], rows: weakref.WeakMethod[Callable[[], list[UnreadOp]]]
 ) -> Callable[[], dict[str, Any]]:
-    """``describe()``, and what ``rows`` tells at that time."""
+    """A function that returns ``describe()`` and the rows of that moment."""
 
     def both() -> dict[str, Any]:
         method = rows()

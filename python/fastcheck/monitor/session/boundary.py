@@ -20,7 +20,7 @@ class StepBoundary:
     def __init__(self, session: Session, stop_handler: StopHandler) -> None:
         self.check: Optional[ReplicaCheck] = None
         self.mismatches: list[ReplicaMismatch] = []
-        # Set by the owner: what is closed when the last stop was delivered.
+        # Closed after the last stop was delivered; install() adds to it.
         self.at_end = contextlib.ExitStack()
         self._session = session
         self._stop_handler = stop_handler

@@ -106,7 +106,7 @@ class Drain:
         self._wake.put(True)
 
     def register_at_exit(self) -> None:
-        """At the end of the process the last words are said, also if nothing was ever submitted."""
+        """Runs the reports at the end of the process, also if nothing was ever submitted."""
         _live.add(self)
 
     def process(self) -> int:

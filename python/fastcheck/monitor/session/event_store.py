@@ -1,7 +1,7 @@
 """The event store: judges records, counts events, and keeps them in memory and in the log.
 
-It knows nothing of hooks or devices: it is told a step's journal and the records that belong to
-it, by the hooks themselves on the CPU, by the drain's thread elsewhere.
+It does not depend on hooks or devices: the hooks themselves (on the CPU) or the drain's thread pass
+it a step's journal and the records that belong to it.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ class EventStore:
         self.log: Optional[RecordLog] = None
         # Modules that ran inside torch.compile, by index: monitor/hooks/compiled.py adds them.
         self.compiled: Mapping[int, object] = {}
-        # Set by the owner: what the meta file of a log says of the run.
+        # Returns the contents of the log's meta file; set by Monitor.
         self.describe: Callable[[], dict[str, Any]] = config.to_meta
-        # Set by the owner: reads, or looks up, what a module stores, and tells the judge; returns a
-        # finding that is non-finite, if there is one.
+        # Set by Monitor: reads (or looks up) and judges what a module stores; returns the
+        # first non-finite finding, or None.
         self.check_parameters: Callable[[Step, ModuleNode, Finding], Optional[Finding]] = (
             lambda step, node, finding: None
         )
-        # Set by the owner: is told of each event as it is counted.
+        # Called with each event as it is counted (compat uses it).
         self.on_counted: Callable[[Event], None] = lambda event: None
-        # Set by the owner: is told of each step that is over, with its rows and its records.
+        # Called at the end of each step with its rows and its records; set by SinkConnection.
         self.on_step_end: Callable[[Step, Sequence[StepRow], Sequence[np.ndarray]], None] = (
             lambda step, rows, chunks: None
         )
@@ -90,7 +90,7 @@ class EventStore:
         self.due: list[Due] = []
         self.verdict_tally: Tally[Verdict] = Tally()
         self.site_tally: Tally[int] = Tally()
-        # The first step that had a counted event: what summary() tells of.
+        # The first step with a counted event: summary() reports it.
         self.first_bad: Optional[Step] = None
         self._past_events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         #: How many events of earlier steps are not held any more.
@@ -250,7 +250,7 @@ class EventStore:
             self.store(step)
             self.history.drop_oldest()
         bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
-        # Of a healthy stretch there is nothing to say of what was read.
+        # In a healthy part only the notes matter, not what was read.
         is_healthy = not bad and not step.judge.findings
         for written in journal.notes if is_healthy else journal.entries:
             for entry in entries_of(written):

@@ -95,7 +95,7 @@ def _module_inputs(session: Session, finding: Finding, step: Step) -> Evidence:
 
 
 def report_of_step(session: Session, step: Step, log_path: Optional[str]) -> Optional[StopReport]:
-    """What there is to tell of a step with counted events, as long as its records are held."""
+    """The report of a step with counted events, as long as its records are held."""
     counted = [f for f in step.judge.findings if f.counted]
     began = [f for f in counted if f.verdict in (Verdict.ORIGIN, Verdict.ARRIVED)]
     culprit = min(began or counted, key=lambda f: f.seq, default=None)

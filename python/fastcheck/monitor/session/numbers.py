@@ -1,6 +1,4 @@
-"""Reads the numbers of a step that no module and no parameter holds: loss scale, what a GradScaler
-has found, learning rates. Each becomes a record, as the tensors do.
-"""
+"""Records scalars that no module holds: loss scale, a GradScaler's found_inf, learning rates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The overflow status word of devices that saturate: its readings and its text in the summary.
 
-The word is the whole device's, whoever set it, and names no tensor. It goes through the ring like
-any tensor, so that nothing waits for it.
+The word belongs to the whole device and names no tensor. It goes through the ring like any tensor,
+so that nothing waits for it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Hit(NamedTuple):
 
 
 class _Device:
-    """One saturating device, and what its status word has said until now."""
+    """One saturating device, and the readings of its status word so far."""
 
     def __init__(self, device: torch.device, status: OverflowStatus) -> None:
         self.device = device
@@ -112,7 +112,7 @@ class StatusReader:
             return
         entry = self._devices[device] = _Device(device, backend.overflow_status)
         if self._resets:
-            # What was set before says nothing of this run.
+            # What was set before does not come from this run.
             try:
                 entry.status.clear(device)
             except Exception as error:
@@ -189,7 +189,8 @@ class StatusReader:
         return hits
 
     def _is_explained(self, hit: Hit, bad: np.ndarray = _NOTHING) -> bool:
-        """A tensor that shows the overflow says more of it than the word could."""
+        """Whether a tensor that was read shows the overflow, which names it better than the
+        word."""
         first, stop = -1 if hit.since is None else int(hit.since["seq"]), int(hit.record["seq"])
         return first < self._last_bad < stop or bool(((first < bad) & (bad < stop)).any())
 
@@ -203,7 +204,7 @@ class StatusReader:
     # In words
 
     def remarks(self) -> list[str]:
-        """What a summary has to say of the devices' arithmetic: nothing of one like IEEE 754's."""
+        """The summary's remarks on the devices' arithmetic; none for IEEE 754."""
         return [
             self._saturating(device)
             if mode is DeviceMode.SATURATING
@@ -253,7 +254,7 @@ class StatusReader:
             "outputs and gradients, and a NaN leaves 0, which no value shows"
         )
         if entry is None:
-            return f"{said}; its overflow status can't be asked: this is no proof that all was well"
+            return f"{said}; its overflow status can't be read: this is no proof that all was well"
         if entry.is_off or not entry.reading_count:
             return f"{said}; its overflow status was not read: this is no proof that all was well"
         kind = "readings behind operators and at step" if entry.follows_ops else "step"
@@ -269,6 +270,6 @@ class StatusReader:
             ("operators", "after each") if entry.follows_ops else ("steps", "at each boundary")
         )
         return (
-            f"{said}; its overflow status has been set since {since}, and tells nothing of later "
+            f"{said}; its overflow status has been set since {since}, and shows nothing of later "
             f"{what} until it is cleared (Training(reset_overflow_status=True) does, {when})"
         )

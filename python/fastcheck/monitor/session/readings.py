@@ -1,5 +1,5 @@
-"""What one monitor reads: owns the rings, and hands records to the event store, at once on the CPU,
-through the drain on any other device.
+"""SessionReadings: reads a monitor's tensors into its rings, and passes the records to the event
+store: at once on the CPU, through the drain on any other device.
 """
 
 from __future__ import annotations
@@ -82,25 +82,25 @@ class SessionReadings:
         self.removed = self.is_forked = False
         self.is_active: bool = config.observes(0)
         self.is_closed = False
-        # Set by the owner: passes that begin now are not to be read.
+        # Passes that begin now are not read (pause()).
         self.is_paused = False
-        # Set by the owner: monitor.step() was called, and from then on nothing else closes a step.
+        # monitor.step() was called: nothing else closes a step any more.
         self.is_explicit = False
         self.has_excluded = False
         self.seen: SeenTensors = make_seen()
         self.reader = make_reader(self.seen, self.host)
         self.recorder: HookRecorder = make_recorder(self.reader, self.cursor, self.lock)
         self.deliver: Callable[[], None] = lambda: None
-        # Of the owner too: what is to be done at a step boundary, and when the process ends.
+        # Called at a step boundary, and when the process ends; set by Monitor.
         self.at_step_boundary: Callable[[], None] = lambda: None
         self.report_at_exit: Callable[[], None] = lambda: None
-        # And whether the open step has ended without an update, asked where a pass begins.
+        # Called where a pass begins: whether the open step has ended without an update.
         self.ended_before: Callable[[], bool] = lambda: False
         self.learning_rates: Callable[[], tuple[tuple[str, float], ...]] = tuple
         # How many ranks stop together; 1: this one decides alone.
         self.world_size = ranks.together
-        # The process knows its watchers weakly, and the user need not keep the Monitor: the hooks
-        # on the model hold this session, and it holds the watcher.
+        # The process has weak references to its watchers, and the user need not keep the Monitor:
+        # the hooks on the model reference this session, and it references the watcher.
         self.watcher: Optional[object] = None
         self.notes: dict[str, None] = {}
         # Sites that could not be read once; they are not tried again.
@@ -125,7 +125,7 @@ class SessionReadings:
     ) -> int:
         """Reads a tensor unless that was done before: UNREAD, or bits and a token (``_reader``).
 
-        IS_BAD is only known of what was read on the host, and tells nothing where the drain brings
+        IS_BAD is only set for what was read on the host, and means nothing where the drain brings
         the records. A tensor that the kernel refuses (its memory was freed, say) passes unread, and
         its site with it from then on.
         """
@@ -254,7 +254,7 @@ class SessionReadings:
                 self.step.journal.entries.append(entry)
             elif found:
                 with self.event_store.lock:
-                    self.collect()  # when a stored tensor was last finite is asked of the history
+                    self.collect()  # the history has to show when a stored tensor was last finite
                     bad = {int(record["seq"]): record for record in found}
                     self.event_store.judge(self.step, entry, bad)
 

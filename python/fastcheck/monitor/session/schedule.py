@@ -1,4 +1,4 @@
-"""What a run changes by plan: learning rates, weight decay, momentum, the threshold of clipping."""
+"""Reads the scheduled values of a run: learning rates, weight decay, momentum, clip threshold."""
 
 from __future__ import annotations
 

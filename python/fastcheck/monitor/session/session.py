@@ -1,4 +1,4 @@
-"""The session of one installed monitor: the steps of what SessionReadings reads.
+"""The session of one installed monitor: the steps over the tensors that SessionReadings reads.
 
 A step is open from its first forward (or gradient) until something closes it; the step index moves
 on with the next forward or gradient after that, so that several optimizers that step one after the
@@ -188,7 +188,7 @@ class Session(SessionReadings):
         """It, or ``torch.autograd.grad``, is over."""
 
     def loss_given(self, loss: Any) -> None:
-        """The training loop has told which tensors are the loss."""
+        """``monitor.step(loss=)`` was called with these tensors."""
 
     def unread(self) -> contextlib.AbstractContextManager[None]:
         """Within it, ops of this thread pass unread where they are read at all."""

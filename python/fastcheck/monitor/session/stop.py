@@ -54,13 +54,13 @@ class StopHandler:
     def __init__(self, session: Session, agreement: Optional[RankAgreement] = None) -> None:
         self._session = session
         self._act = _make_sink(session.config)
-        # Set by the owner: is told of each report before it is acted on.
+        # Called with each report before it is acted on; set by SinkConnection.
         self.on_report: Callable[[StopReport], None] = lambda report: None
         self._agreement = agreement
         # The first stop that is due and was not proposed to the other ranks yet.
         self._held: Optional[Due] = None
         self._proposed: Optional[StopReport] = None
-        # Set by the owner: what a stop leaves on disk of the call that is to blame.
+        # Set by Monitor for Stop(dump=): writes the culprit's call to disk.
         self.dumper: Optional[StopDumper] = None
         self._has_dumped = False
 
@@ -79,7 +79,7 @@ class StopHandler:
                 self._held = item
 
     def at_step_boundary(self, is_last: bool = False) -> None:
-        """At a step boundary: tells the other ranks of a stop, and stops if they all do.
+        """At a step boundary: proposes a due stop to the other ranks, and stops if they agree.
 
         ``is_last``: there will be no further one, and what the last ones agree on is waited for.
         """

@@ -1,4 +1,4 @@
-"""Brings the steps and the stops of one session to its sinks."""
+"""Passes each step and each stop of one session to its sinks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _SITE = "fastcheck/least_headroom"
 
 
 class SinkConnection:
-    """From install() to remove(). What it hands over was computed by whoever ended the step, the
-    drain's thread on a device; the rest is computed and written by the writer's thread.
+    """From install() to remove(). The thread that ended the step (on a device the drain's) computes
+    what it passes on; the rest is computed and written by the writer's thread.
     """
 
     def __init__(self, session: Session, sinks: Sequence[ScalarSink]) -> None:

@@ -1,4 +1,4 @@
-"""What a sink is, and which one an option of install() stands for."""
+"""ScalarSink, the protocol of a sink, and open_sinks(), which opens those that ``sinks=`` names."""
 
 from __future__ import annotations
 

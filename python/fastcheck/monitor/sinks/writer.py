@@ -1,4 +1,4 @@
-"""A thread that writes to sinks. Whoever hands something over never waits."""
+"""SinkWriter: a queue and a thread that writes to the sinks; training does not wait for them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class SinkWriter:
         self._queue: queue.SimpleQueue[Optional[Callable[[], Entry]]] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
         self._is_closed = False
-        #: How many steps found no room.
+        #: Steps that were left out because the queue was full.
         self.dropped = 0
         weakref.finalize(self, self._queue.put, None)
 
     def put(self, make: Callable[[], Entry], may_drop: bool = True) -> None:
         """``make()`` is called and what it returns is written, on the thread; after close() at
-        once, for what is said when the process ends.
+        once, for a report at the end of the process.
         """
         if self._is_closed:
             _write(make, self._sinks, self._on_failure)

@@ -1,8 +1,8 @@
 """Detects weights that do not move and missing or zero gradients, by checksums before each update.
 
-The host notes what only it knows (``monitor/weight_updates/updates.py``); the rest is decided where
-the records arrive, in NumPy. Once every weight has moved, no update has more to tell than whether
-its gradients are all 0 where they were not before. docs/guide.md says when nothing is said.
+``monitor/weight_updates/updates.py`` notes what records lack, on the host; the rest is decided
+where the records arrive, in NumPy. Once every weight has moved, an update is only checked for
+gradients that are all 0 and were not before. docs/guide.md lists the cases without a warning.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ class StalledWeights:
         self._buffers = ConstantBuffers()
         self._lock = threading.Lock()
         self._unsaid: list[str] = []
-        #: All that was said, for summary().
+        #: All warnings, for summary().
         self.notes: list[str] = []
         self.is_on = True
 
     def take_warnings(self) -> Sequence[str]:
-        """What is to be said as a warning, once."""
+        """The warnings that were not given yet, once."""
         if not self._unsaid:
             return ()
         with self._lock:

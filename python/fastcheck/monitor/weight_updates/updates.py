@@ -1,7 +1,7 @@
-"""What no record holds of an update: learning rates, None gradients, which modules ran.
+"""Collects what records lack about an update: learning rates, None gradients, which modules ran.
 
-Most updates are like the one before. A *close look* asks each parameter; any other update is only
-compared with the last close look, list by list.
+Most updates are like the one before. A *close look* examines each parameter; any other update is
+only compared with the last close look, list by list.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = [
     "Watch",
 ]
 
-#: So many updates in a row have to agree before anything is said; and so often it is asked which
-#: parameters no optimizer holds.
+#: Updates in a row that have to agree before a warning; also the interval at which parameters that
+#: no optimizer holds are looked for.
 UPDATES = 10
 # Updates without a close look, where nothing seems to have changed. A bias whose gradient was
 # noise and is no longer, for one, looks as it did before.
@@ -66,9 +66,7 @@ class ParameterDetails(NamedTuple):
 
 
 class UpdateInfo:
-    """One update: which records are about it, by their sequence numbers, and what none of them
-    tells.
-    """
+    """One update: the sequence numbers of its records, and what they lack."""
 
     __slots__ = (
         "buffers",
@@ -86,8 +84,8 @@ class UpdateInfo:
 
     def __init__(self, watch: Watch, *, is_certain: bool) -> None:
         self.watch = watch
-        #: Whether an update is about to be applied; not where a training loop says no more than
-        #: that a step is over.
+        #: Whether an update is about to be applied; unknown where a training loop only ends a step
+        #: by monitor.step().
         self.is_certain = is_certain
         #: Parameters and buffers, then gradients, then parameters with a gradient that no
         #: optimizer holds.

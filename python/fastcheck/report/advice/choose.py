@@ -123,7 +123,7 @@ def _saturating(case: Case) -> Iterator[Advice]:
 
 
 def _closer(case: Case) -> Iterator[Advice]:
-    """Of a module the operator and the line may be asked."""
+    """Suggests how to find the operator and the line within a module."""
     is_computed = case.site.role in ("output", "input", "grad_input", "grad_output", "param_grad")
     is_module = bool(case.site.module) or case.site.role != "input"
     if case.verdict is Verdict.ORIGIN and is_computed and is_module and not case.site.op:

@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write them: "200MB"."""
+"""Parses sizes in bytes, such as ``"200MB"``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes through a model that only ask for shapes: nobody has filled what they are given."""
+"""Detects the shape inference of torch's pipeline stages, which runs on uninitialised data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What functorch's transforms (vmap, grad, jvp, ...) wrap: the tensors inside hold the values."""
+"""Detects functorch's transforms (vmap, grad, jvp, ...), and unwraps the tensors in them."""
 
 from __future__ import annotations
 

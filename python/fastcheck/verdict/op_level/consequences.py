@@ -1,4 +1,4 @@
-"""Consequences: a non-finite value is an event where something that was made of it lasts or leaves
+"""Consequences: a non-finite value is an event if something computed from it lasts or leaves
 (``places.py``). Until then it is unresolved; at the end of the step it is absorbed.
 
 With ``is_strict`` (``Stop(count="all")``) it is an event where it appears, and this file only keeps

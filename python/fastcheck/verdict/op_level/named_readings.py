@@ -1,5 +1,5 @@
-"""The verdict at op level on tensors that are read by name, and are no operator's results: the
-batch, stored tensors, a loss, what compiled code takes and returns.
+"""The verdict at op level on tensors that are read by name and are not results of operators: the
+batch, stored tensors, a loss, arguments and results of compiled code.
 """
 
 from __future__ import annotations

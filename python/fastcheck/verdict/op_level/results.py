@@ -1,4 +1,4 @@
-"""What a non-finite result of an operator is, by its record and the operator alone."""
+"""Classifies a non-finite result of an operator, from its record and the operator alone."""
 
 from __future__ import annotations
 

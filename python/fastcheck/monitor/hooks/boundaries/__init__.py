@@ -1,4 +1,4 @@
-"""Where a step of the run ends: which optimizer's step is the last one of an iteration.
+"""Finds where a step of the run ends, with several optimizers or with updates that the loop skips.
 
 Imports ``calls`` and ``utils``.
 """

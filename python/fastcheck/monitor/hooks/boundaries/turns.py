@@ -1,5 +1,5 @@
-"""Optimizers that take turns in one iteration, as those of a generator and a critic do: the step of
-the run ends with the last of them.
+"""Optimizers that take turns in one iteration, such as those of a generator and a critic: the run's
+step ends with the last of them.
 """
 
 from __future__ import annotations

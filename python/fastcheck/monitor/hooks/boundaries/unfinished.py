@@ -1,5 +1,5 @@
-"""Iterations that end without an update: a loop with a loss scale of its own skips the optimizer
-where its gradients have overflowed, clears them, and goes on with the next batch.
+"""Finds iterations that end without an update: a loop that scales its loss itself skips the
+optimizer when its gradients have overflowed, clears them, and continues with the next batch.
 """
 
 from __future__ import annotations

@@ -196,12 +196,12 @@ class GraphFollower:
         for path, seq in template.pass_ends.items():
             step.pass_ends[path] = seq + shift
         for first in template.gradients if not step.gradients else ():
-            # That there are some; the others are told where something is wrong.
+            # One stands for all; the others are added where something is not finite.
             step.gradients[first + shift] = template.gradients[first] + shift
             break
         step.journal.note(Replayed(stretch, shift, step))
 
-    # What a summary says
+    # For summary()
 
     def remarks(self) -> list[str]:
         unseen = sum(

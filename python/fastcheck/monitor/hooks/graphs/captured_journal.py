@@ -1,8 +1,8 @@
 """The journal of a captured graph, applied again for each replay with its new records.
 
-Hooks don't run in a replay. What they would have said is what they said at the capture, with other
-records: the same journal, under new sequence numbers and in another step. It is said again entry by
-entry only where something non-finite was read; of a healthy replay there is little to say.
+Hooks do not run in a replay. Their entries would be those of the capture with other records: the
+same journal, with new sequence numbers, in another step. It is judged entry by entry only if
+something non-finite was read; a healthy replay needs only its notes.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class CapturedJournal:
 
 
 class Replayed(Note):
-    """One replay of a stretch: all that its entries and notes say."""
+    """One replay of a stretch: applies its entries and notes with the records of the replay."""
 
     __slots__ = ("_shift", "_step", "_stretch")
 
@@ -175,22 +175,22 @@ class Replayed(Note):
     def apply(self, judge: Judge, bad: BadRecords) -> None:
         stretch, shift = self._stretch, self._shift
         first, stop = stretch.first_seq + shift, stretch.stop_seq + shift
-        said = _Rebased(stretch, shift, self._step, judge)
+        rebased = _Rebased(stretch, shift, self._step, judge)
         if not judge.findings and not any(first <= seq < stop for seq in bad):
             for note in stretch.notes:
-                said.entry(note).apply(judge, bad)
+                rebased.entry(note).apply(judge, bad)
             return
         assert stretch.step is not None
         for call in stretch.calls:
-            self._step.calls.add(said.call(call))
+            self._step.calls.add(rebased.call(call))
         gradients = stretch.step.gradients.items()
-        self._step.gradients.update((said.value(k), said.value(v)) for k, v in gradients)
+        self._step.gradients.update((rebased.value(k), rebased.value(v)) for k, v in gradients)
         for entry in stretch.entries:
-            said.entry(entry).apply(judge, bad)
+            rebased.entry(entry).apply(judge, bad)
 
 
 class _Rebased:
-    """Says what was said at the capture, of a replay."""
+    """Copies of the objects of a capture (calls, entries) for one replay."""
 
     def __init__(self, stretch: GraphSegment, shift: int, step: Step, judge: Judge) -> None:
         self._of = stretch.step

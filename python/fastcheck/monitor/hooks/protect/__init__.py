@@ -1,4 +1,5 @@
-"""Keeps a bad update out of the weights: on the device by ``found_inf``, in host memory by a copy.
+"""Keeps a bad update out of the weights: by ``found_inf`` on a device, or by removing the gradients
+for the time of the optimizer's step in host memory.
 
 Imports ``utils`` and ``errors``.
 """

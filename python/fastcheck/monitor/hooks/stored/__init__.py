@@ -1,4 +1,4 @@
-"""What a model stores: parameters, buffers and gradients, read in lists, each before it changes.
+"""Reads what a model stores (parameters, buffers, gradients), in list calls, before it changes.
 
 Imports ``monitor.session`` and below.
 """

@@ -1,4 +1,4 @@
-"""Reads gradients of parameters before anything else than the optimizer changes or uses them."""
+"""Reads parameter gradients before clipping, or the training loop itself, changes them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ __all__ = ["HandChanges"]
 _PROBES = 3
 # Of a loop that never updates anything no more backward passes are looked at.
 _MOST_PASSES = 64
-# A change through .data leaves the version as it was: so many elements tell of it, on the CPU.
+# A change through .data leaves the version as it was: on the CPU so many elements are compared.
 _ELEMENTS = 64
 
 

@@ -291,8 +291,8 @@ class StateReader:
 
     def check(self, step: Step, node: ModuleNode, triggered_by: Finding) -> Optional[Finding]:
         """In the middle of a verdict: the first non-finite thing that a module and its submodules
-        store, if there is one. Read now on the CPU; on a device, where this is asked later, what
-        the last reading said.
+        store, if there is one. Read now on the CPU; on a device, where this is called later, by
+        the record of the last reading.
         """
         batch = self._stored_in(node)
         session = self._session
