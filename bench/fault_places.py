@@ -1,4 +1,4 @@
-"""Where a fault of bench/fault_injection.py is, and whether a monitor names that place."""
+"""Where a fault of bench/fault_injection.py lies, and whether a monitor names that place."""
 
 from __future__ import annotations
 

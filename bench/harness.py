@@ -1,4 +1,4 @@
-"""What all benches share: interleaved timing, median and spread, the machine, JSON and Markdown.
+"""Shared by all benches: interleaved timing, median and spread, the machine, JSON and Markdown.
 
 Cases of one run are timed in rounds: each round runs every case once, in an order that rotates, so
 that a change of the machine's speed affects all of them. A ratio is the median of the ratios within

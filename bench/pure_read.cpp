@@ -1,5 +1,5 @@
-// Reads memory and does nothing with it: the bar that the kernels are measured against. Compiled
-// and called through ctypes by bench/pure_read.py.
+// Reads memory and does nothing with it: the baseline of the kernels' bandwidth. Compiled and
+// called through ctypes by bench/pure_read.py.
 //
 // Every byte is loaded into accumulators, whose sum is returned so that no load can be dropped.
 // Which width of load is fastest differs between processors (on a Zen 4, 32 bytes beat 64 by 14%):

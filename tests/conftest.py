@@ -1,4 +1,4 @@
-"""Markers, the hypothesis profile, and fixtures that put global state back."""
+"""Markers, the hypothesis profile, and fixtures that restore global state."""
 
 from __future__ import annotations
 

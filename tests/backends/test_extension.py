@@ -1,4 +1,4 @@
-"""Without the compiled extension, or with one built for another torch, torch's operators read."""
+"""Without the extension, or with one built for another torch, the portable backend reads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A Cambricon MLU on the fake accelerator, renamed: install() does there what it does anywhere, and
-says that the overflow mode is unknown.
+"""install() on a Cambricon MLU (the fake accelerator, renamed): it works as elsewhere, and the
+summary shows that the overflow mode is unknown.
 """
 
 from __future__ import annotations

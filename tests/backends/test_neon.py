@@ -1,4 +1,4 @@
-"""The NEON kernel, and the scalar one beside it, as AArch64 programs: under an emulator, or there.
+"""The NEON and the scalar kernel as AArch64 programs, run in an emulator or on such a machine.
 
 Held byte for byte to the Records of the reference (tests/support/records/vectors.json) and of the
 extension's scalar kernel, which test_stats_values.py holds to it. ``make test-neon`` finds what

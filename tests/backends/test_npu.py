@@ -1,5 +1,5 @@
-"""Ascend NPUs on the fake accelerator, renamed, with what torch_npu offers: the overflow mode, chip
-by chip.
+"""Ascend NPUs (the fake accelerator, renamed, with the interface of torch_npu): the overflow mode
+of each chip.
 """
 
 from __future__ import annotations

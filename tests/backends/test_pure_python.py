@@ -1,4 +1,4 @@
-"""What a user of a pure-Python install does first: the portable backend instead of the extension.
+"""The public interface of a pure-Python install, with the portable backend for the extension.
 
 Where the extension is there, the tests below run in a process of their own that switches it off;
 `make test-old-torch` runs this file with an old torch. No new torch or Python API in it, then.

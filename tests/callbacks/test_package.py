@@ -1,4 +1,4 @@
-"""The room of adapters: nothing is imported before it is used, and a missing framework is named."""
+"""fastcheck.callbacks imports a framework when its adapter is used, and names a missing one."""
 
 from __future__ import annotations
 

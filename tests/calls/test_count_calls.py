@@ -1,6 +1,4 @@
-"""count="calls": what one call makes non-finite counts once; and the names of torch's API that
-events carry where its calls are numbered.
-"""
+"""count="calls" (all non-finite results of a call are one event), and API names in events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's pieces: model, text, tables, and above all that it can't claim what did not happen.
+"""The demo's model, text and tables; it claims nothing that did not happen.
 
 The whole story is run by ``make demo``, whose exit code says whether it happened.
 """

@@ -1,4 +1,4 @@
-"""Names of a file reach a terminal or a spreadsheet as text, never as commands or formulas."""
+"""Names in a file are printed as text, never as terminal escapes or spreadsheet formulas."""
 
 from __future__ import annotations
 

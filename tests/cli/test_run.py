@@ -1,4 +1,4 @@
-"""``fastcheck run``: programs without a line of fastcheck, in processes of their own."""
+"""``fastcheck run``: programs that do not import fastcheck, each in a process of its own."""
 
 from __future__ import annotations
 

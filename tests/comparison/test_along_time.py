@@ -1,4 +1,4 @@
-"""compare() along time: steps that are paired, what did not change, and where two losses part."""
+"""compare() over time: paired steps, what did not change, and where two losses drift apart."""
 
 from __future__ import annotations
 

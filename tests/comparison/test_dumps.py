@@ -1,4 +1,4 @@
-"""compare() of two dumps: found in the right step, at the right call, and nothing before it."""
+"""compare() of two dumps finds the first difference in the right step and call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""compare() of dumps of chosen operators: what overflows leads, and nothing is claimed of what was
-not dumped.
+"""compare() of dumps of chosen operators: overflowing calls come first, and calls that were not
+dumped are not judged.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Two runs from one checkpoint on two kinds of machine, simulated by the instruction sets that
-torch may use: rounding is a remark, and what is wrong leads. A part of bench/compare_healthy.py.
+torch may use: rounding is a remark, real faults come first. A part of bench/compare_healthy.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""compare() of record logs: what differs is found, in the right step and at the right place, and
-nothing before it.
-"""
+"""compare() of record logs finds the first difference in the right step and place."""
 
 from __future__ import annotations
 

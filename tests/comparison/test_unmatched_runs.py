@@ -1,5 +1,5 @@
-"""compare() of record logs that do not hold the same: other names, calls, steps or dtypes, what a
-log has left out, and sides and options that cannot be used.
+"""compare() of record logs with different names, calls, steps or dtypes, of logs with gaps, and of
+unusable sides and options.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cambricon Catch's Dumper in a loop over steps: which steps, values or sums, and the CPU's own."""
+"""Cambricon Catch's Dumper in a training loop: which steps it dumps, and values or sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""compat.ptdbg on an accelerator: calls have the names there that they have on the CPU."""
+"""compat.ptdbg on an accelerator gives calls the same names as on the CPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Scripts of msprobe run with fastcheck.compat.msprobe: each task at each level, lists, scopes,
-ranks and steps; and a config.json that is wrong is told what is.
+ranks and steps, and errors for an invalid config.json.
 """
 
 from __future__ import annotations

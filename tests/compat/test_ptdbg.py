@@ -1,5 +1,5 @@
-"""Scripts of ptdbg_ascend run with fastcheck.compat.ptdbg: what overflows is named and ends the
-run, and its name in a list dumps that call and no other.
+"""Scripts of ptdbg_ascend run with fastcheck.compat.ptdbg: an overflow is named and ends the run,
+and its name in a list dumps that call alone.
 """
 
 from __future__ import annotations

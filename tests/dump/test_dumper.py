@@ -1,4 +1,4 @@
-"""Dumper: the step that it dumps is not changed, whatever else runs in it, and its options."""
+"""Dumper: the dumped step is not changed, whatever other modes and hooks run in it; its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumper: everything that a step computes is written down, in order, with its values."""
+"""Dumper: every call of a step is written, in order, with its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dump writes: strict, whole, in bounded memory; what goes wrong there costs no training."""
+"""The files of a dump: valid, complete, in bounded memory; write errors do not end training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dump has read already is not read again, unless something has written to it."""
+"""A Dumper does not read a tensor again unless something has written to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""install(stop=Stop(dump=...)): what a stop leaves of its culprit, and the script that runs it."""
+"""install(stop=Stop(dump=...)): the dump of a stop's culprit, and the script that runs it again."""
 
 from __future__ import annotations
 

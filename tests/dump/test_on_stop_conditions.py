@@ -1,5 +1,5 @@
-"""install(stop=Stop(dump=...)): which stops leave a dump, the reason in the message of one that
-leaves none, and a run that it does not change.
+"""install(stop=Stop(dump=...)): which stops write a dump, the reason in the message of one that
+does not, and a run that it does not change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Where nothing but records is wanted C++ takes a dump's operators in: it writes, to the byte, what
-Python writes.
-"""
+"""RecordedOpCalls (C++) writes the same bytes as PythonOpCalls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""reference="cpu": every op once more on the same inputs; what is off is found, what can't be run
-again is listed with its reason.
+"""Dumper(reference="cpu"): each op runs again on the CPU; differences are found, and ops that
+cannot run again are listed with a reason.
 """
 
 from __future__ import annotations

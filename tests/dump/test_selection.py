@@ -1,6 +1,4 @@
-"""Dumper's lists: names in every spelling that is printed somewhere choose just their calls; a name
-that means nothing is an error.
-"""
+"""Lists of a Dumper: a name in any spelling selects its calls alone; an unknown one is an error."""
 
 from __future__ import annotations
 

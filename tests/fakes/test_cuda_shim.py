@@ -1,5 +1,5 @@
-"""The shim under tests/fakes/cuda_on_cpu sees what it is there to see; every barrier of the kernels
-is needed.
+"""tests/fakes/cuda_on_cpu detects the faults that it is meant to detect, and each barrier of the
+kernels is needed.
 
 What it cannot see: threads run one at a time and memory is sequentially consistent, so that a
 missing fence or a __syncwarp that only orders memory stays hidden. test_ptx_machine.py takes out

@@ -1,4 +1,4 @@
-"""The fake accelerator keeps its promises: what other tests rely on it to catch, it catches."""
+"""The fake accelerator detects the faults that other tests rely on it to detect."""
 
 from __future__ import annotations
 

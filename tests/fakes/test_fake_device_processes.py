@@ -1,5 +1,5 @@
-"""The fake accelerator's promises that only a process of its own can show: reads that fault, waits
-that would never end, other names, and the end of a process.
+"""Properties of the fake accelerator that need a process of their own: reads that fault, waits that
+would not end, other names, and the end of a process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fake accelerator's graphs: what a capture takes, what it refuses, and what a replay does."""
+"""Graphs of the fake accelerator: what a capture accepts and refuses, and what a replay does."""
 
 from __future__ import annotations
 

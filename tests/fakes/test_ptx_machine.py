@@ -1,5 +1,5 @@
-"""What runs nvcc's PTX (tests/fakes/ptx_on_cpu) sees what it is there to see, and the instructions
-that stand for plain code (csrc/cuda/intrinsics.cuh) do what it does.
+"""tests/fakes/ptx_on_cpu detects the faults that it is meant to detect, and each instruction of
+csrc/cuda/intrinsics.cuh equals its plain code.
 
 The faults are put into copies of the kernels, a line each, and compiled by nvcc: every barrier and
 every fence that they have, taken out, is missed.

@@ -1,4 +1,4 @@
-"""Fuzzes every reader for as long as one likes: ``python tests/lab/fuzz_readers.py 3600``.
+"""Fuzzes every reader for a given number of seconds: ``python tests/lab/fuzz_readers.py 3600``.
 
 Prints how often each command returned which exit code and, at the end, each kind of failure once,
 with the seed that makes it again (``--seed N``, then one example of each case). Exit code 1 when

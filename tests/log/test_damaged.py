@@ -1,4 +1,4 @@
-"""Logs that were damaged or made to harm: no hang, no allocation by a number of the file."""
+"""Damaged and malicious logs: no hang, and no allocation of a size that a file gives."""
 
 from __future__ import annotations
 

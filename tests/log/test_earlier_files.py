@@ -1,4 +1,4 @@
-"""A log and two dumps that fastcheck 0.1.0 wrote before its modules moved are read as they were.
+"""A log and two dumps written by fastcheck 0.1.0 are read with the same results.
 
 tests/support/written_by_0.1 holds them, and what ``fastcheck show`` and ``fastcheck compare``
 printed as JSON at that time.

@@ -1,4 +1,4 @@
-"""The log on disk after a crash, on a full disk, where it may not be written."""
+"""The log on disk after a crash, on a full disk, and in a directory without write permission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AutoInstall: what it does to a program when a model can't be observed."""
+"""AutoInstall: invalid options, a second model at op level, and monitors whose remove() fails."""
 
 from __future__ import annotations
 

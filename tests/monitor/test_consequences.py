@@ -1,4 +1,4 @@
-"""Module level: a NaN of the batch or of a buffer counts when something is made of it."""
+"""Module level: a NaN of the batch or of a buffer is an event if something is computed from it."""
 
 from __future__ import annotations
 

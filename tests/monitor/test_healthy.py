@@ -1,5 +1,5 @@
-"""Healthy architectures, as bench/healthy.py has them: nothing is counted, at op level and at
-module level, whichever way the model is called. And that what protects them hides no fault.
+"""Healthy architectures (those of bench/healthy.py) have no events at op level and at module level,
+however the model is called. The rules behind that hide no fault.
 """
 
 from __future__ import annotations

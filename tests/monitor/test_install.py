@@ -1,4 +1,4 @@
-"""What install() observes, under which names; and that remove() and copies leave nothing behind."""
+"""What install() observes and under which names; remove() and copies leave nothing behind."""
 
 from __future__ import annotations
 

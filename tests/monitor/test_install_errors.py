@@ -1,6 +1,4 @@
-"""Every option of install() that can't be used is an error that says what was expected, what came,
-and what to do.
-"""
+"""An invalid option of install() is an error with what was expected, what it got, and a hint."""
 
 from __future__ import annotations
 

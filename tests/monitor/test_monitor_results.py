@@ -1,4 +1,4 @@
-"""What a Monitor gives back: its records, its summary, its log, and the report of a stop."""
+"""The results of a Monitor: its records, its summary, its log, and the report of a stop."""
 
 from __future__ import annotations
 

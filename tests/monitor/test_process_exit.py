@@ -1,4 +1,4 @@
-"""A stop that nobody is left to raise or to tell of: it is said all the same."""
+"""Stops among several ranks whose report is lost, or whose rank exits before the next boundary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay: a step that the module level has stopped, run again at op level, and nothing changed."""
+"""Replay: a stopped step of module level runs again at op level, and the state stays unchanged."""
 
 from __future__ import annotations
 

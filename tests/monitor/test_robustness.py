@@ -1,4 +1,4 @@
-"""fastcheck never breaks the run it watches: exceptions, leaks, long runs, and its own failures."""
+"""fastcheck does not break the run it observes: exceptions, leaks, long runs, its own failures."""
 
 from __future__ import annotations
 

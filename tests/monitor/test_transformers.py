@@ -1,4 +1,4 @@
-"""Real transformers, of torch and of Hugging Face: healthy with masks, else stopped and named."""
+"""Real transformers, of torch and of Hugging Face: no event with masks, a stop for each fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What install() refuses leaves nothing behind, and is an error of fastcheck."""
+"""An install() that fails leaves nothing behind, and raises an error of fastcheck."""
 
 from __future__ import annotations
 

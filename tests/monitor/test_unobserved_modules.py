@@ -1,4 +1,4 @@
-"""What is not observed is named in a warning: new modules, copies in other processes, forks."""
+"""A warning names what is not observed: new modules, copies in other processes, forks."""
 
 from __future__ import annotations
 

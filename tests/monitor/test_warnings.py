@@ -1,4 +1,4 @@
-"""A monitor's warnings are located at the line of the user that they are about."""
+"""A monitor's warnings point at the line of user code that they are about."""
 
 from __future__ import annotations
 

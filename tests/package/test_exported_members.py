@@ -1,4 +1,4 @@
-"""fastcheck/__init__.py exports what it says, sorted, and nothing else by accident."""
+"""The names that fastcheck/__init__.py exports: complete, sorted, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""_C.pyi is in step with the extension: the same names, parameters and defaults."""
+"""_C.pyi agrees with the extension: the same names, parameters and defaults."""
 
 from __future__ import annotations
 

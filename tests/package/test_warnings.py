@@ -1,4 +1,4 @@
-"""The location of a warning is the user's line, however deep below it fastcheck runs."""
+"""A warning points at the user's line, at any depth of fastcheck's frames below it."""
 
 import sys
 import threading

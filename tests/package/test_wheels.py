@@ -1,4 +1,4 @@
-"""What wheels are called and what is in them, without compiling one; `make test-wheel` tries them.
+"""Names and contents of wheels, without compiling one; `make test-wheel` builds and tries them.
 
 The pure-Python wheel takes a second, so it is built here, from the source distribution.
 """

@@ -1,4 +1,4 @@
-"""What an installed wheel has to do, tried from outside the source tree: ``make test-wheel``.
+"""Tries an installed wheel from outside the source tree: ``make test-wheel``.
 
     cd /elsewhere && ENVIRONMENT/bin/python -I .../package/wheel_smoke.py dist/fastcheck-...whl
 

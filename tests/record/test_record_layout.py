@@ -1,4 +1,6 @@
-"""The Record's layout, flags and dtype codes: the same in C++, NumPy mirror, reference and page."""
+"""The Record's layout, flags and dtype codes are the same in C++, in NumPy, in the reference and in
+docs/record-format.md.
+"""
 
 from __future__ import annotations
 

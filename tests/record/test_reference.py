@@ -1,4 +1,4 @@
-"""The reference against exact arithmetic and itself: a test of the tests."""
+"""Tests of the reference implementation, against exact arithmetic and against itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How reports get to a terminal: set by rich where it is installed, and else as to a file."""
+"""The output of reports: by rich on a terminal where it is installed, otherwise plain text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What summary(), the stop report and `fastcheck show` tell: the culprit and its inputs, the last
-healthy numbers beside them, how it spread, what did no harm, and what loss scaling did.
+"""Reports from a log (summary(), the stop report, `fastcheck show`): the culprit and its inputs,
+the last healthy numbers, how it spread, harmless values, and loss scaling.
 """
 
 from __future__ import annotations

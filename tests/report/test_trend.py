@@ -1,4 +1,4 @@
-"""The trend of one tensor over the last steps: what it says of any course that abs max can take."""
+"""The trend of one tensor over the last steps, for every course that abs max can take."""
 
 from __future__ import annotations
 

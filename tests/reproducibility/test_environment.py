@@ -1,4 +1,4 @@
-"""environment(), inventory() and seed_all(), and what the log keeps of them."""
+"""environment(), inventory() and seed_all(), and the part of them that the log keeps."""
 
 from __future__ import annotations
 

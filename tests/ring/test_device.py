@@ -1,4 +1,4 @@
-"""DeviceRing: the rows that a recorder was given, after their segment was taken."""
+"""DeviceRing: the rows of a recorder after their segment was taken back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small types of the extension, and those that stand in for them in Python: they agree."""
+"""Small types of the extension agree with their Python replacements."""
 
 from __future__ import annotations
 

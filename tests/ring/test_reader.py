@@ -1,4 +1,4 @@
-"""What a hook is told of one tensor: the extension and the Python that stands in for it agree."""
+"""HookReader: the extension's and the Python one return the same for each kind of tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""seal() and verify(): every file format, every kind of difference, and what is not finite."""
+"""seal() and verify(): every file format, every kind of difference, and non-finite weights."""
 
 from __future__ import annotations
 

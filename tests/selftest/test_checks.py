@@ -1,5 +1,5 @@
-"""``fastcheck selftest``: passes on a CPU that keeps its promises, and names the check that a
-broken one fails. tests/selftest/test_device.py has the same for an accelerator.
+"""Tests of ``fastcheck selftest`` on the CPU: it passes, and names the check that a broken backend
+fails. tests/selftest/test_device.py has the same for an accelerator.
 """
 
 from __future__ import annotations

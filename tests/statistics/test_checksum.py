@@ -1,4 +1,4 @@
-"""The checksum: fixed vectors, and that every kind of change it promises to see changes it."""
+"""The checksum: fixed vectors, and each kind of change that it is specified to detect."""
 
 from __future__ import annotations
 

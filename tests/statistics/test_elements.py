@@ -1,4 +1,4 @@
-"""How far two tensors are apart: against slow and obvious references, and what counts as equal."""
+"""The distance of two tensors against simple references, and the thresholds of equality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread's floating-point modes change no Record, and a Record changes no mode."""
+"""The thread's floating-point modes do not change a Record, and reading does not change a mode."""
 
 from __future__ import annotations
 

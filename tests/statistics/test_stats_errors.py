@@ -1,4 +1,4 @@
-"""What fastcheck.stats, checksum, crc32 and found_nonfinite can't read, and what they say then."""
+"""Errors of fastcheck.stats, checksum, crc32 and found_nonfinite for unreadable tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bisect(): the operators that make the difference, and no others."""
+"""bisect() finds the operators that cause a difference, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""override(): chosen operators elsewhere, everything else as ever."""
+"""override() computes chosen operators elsewhere, and changes nothing else."""
 
 from __future__ import annotations
 

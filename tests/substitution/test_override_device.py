@@ -1,5 +1,5 @@
-"""override(device="cpu") on the fake accelerator: computed by the CPU, back on the device, forward
-and, on the device's own thread, backward.
+"""override(device="cpu") on the fake accelerator: operators run on the CPU and return to the
+device, in forward and, on the device's own thread, in backward.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What several test files need: tensors of given bytes, their records, a diff of two records.
+"""Helpers of several test files: tensors of given bytes, their records, a diff of two records.
 
 With ``FASTCHECK_TEST_DEVICE=fake`` the tensors of the tests that use these go to the fake
 accelerator first, and are read there by the portable backend: everything has to be exact there too

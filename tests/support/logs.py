@@ -1,4 +1,4 @@
-"""What the tests of the log share."""
+"""Helpers shared by the tests of the log."""
 
 from __future__ import annotations
 

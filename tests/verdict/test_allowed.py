@@ -1,4 +1,4 @@
-"""allow_nonfinite(): NaNs that are there on purpose are no events, until they get out."""
+"""allow_nonfinite(): intended NaNs are not events until they reach other tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A -Inf of which a module or an operator made a NaN: whoever made it is in the report, first."""
+"""A -Inf from which a module or an operator made a NaN: the report names that one first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks at module level: an infinity that a softmax takes up is no event, and hides none."""
+"""Masks at module level: an infinity that a softmax absorbs is not an event, and hides none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts at module level: who is blamed for a non-finite number, and what is left alone."""
+"""Verdicts at module level: which non-finite numbers are events, and where they come from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of parameters whose cause is another place: a parametrization, a -Inf that was read."""
+"""Gradients of parameters whose cause is elsewhere: a parametrization, a -Inf that was read."""
 
 from __future__ import annotations
 

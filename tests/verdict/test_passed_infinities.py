@@ -1,4 +1,4 @@
-"""Module level: what is made of a +Inf that one module hands to another decides about it."""
+"""Module level: a +Inf passed from one module to another is judged by what that one computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting events against overflow_nums, and what is done when it is reached."""
+"""Counting events against overflow_nums, and the action when it is reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored values that were finite and are not any more: buffers, and what the optimizer keeps."""
+"""Stored values that were finite and no longer are: buffers, and the optimizer's state."""
 
 from __future__ import annotations
 

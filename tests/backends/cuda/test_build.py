@@ -1,4 +1,4 @@
-"""nvcc takes csrc/cuda without a warning, and no kernel leaves its registers.
+"""nvcc compiles csrc/cuda without a warning, and no kernel spills registers.
 
 A spill or a stack frame is local memory: a second memory stream in a kernel whose time is one
 reading of memory. FASTCHECK_CUDA_ARCHS (space-separated, e.g. "75 90 120") says what is compiled;

@@ -1,4 +1,4 @@
-"""csrc/core is written once for host and device: nvcc takes all of it."""
+"""nvcc compiles all of csrc/core, which host and device share."""
 
 from __future__ import annotations
 

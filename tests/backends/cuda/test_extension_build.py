@@ -1,6 +1,4 @@
-"""The extension with the CUDA kernels: what FASTCHECK_CUDA does, and that such a build loads beside
-whatever torch is installed.
-"""
+"""The extension built with CUDA kernels: FASTCHECK_CUDA, and loading beside any torch."""
 
 from __future__ import annotations
 

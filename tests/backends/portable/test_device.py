@@ -1,5 +1,4 @@
-"""What the portable backend asks of a device: launches, memory, and no wait, counted on the fake
-accelerator.
+"""Launches, memory and waits of the portable backend, counted on the fake accelerator.
 
 Runs with FASTCHECK_TEST_DEVICE=fake, as the tests of statistics do for the values.
 """

@@ -1,6 +1,4 @@
-"""When Triton's kernels are used, and what reads where they can't: the host's side of the backend.
-Needs neither a device nor triton.
-"""
+"""When the Triton backend is chosen, and what replaces it. Needs no device and no triton."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What Triton's compilers make of the kernels, without a GPU: machine code for NVIDIA's and AMD's,
-with no atomics, no float64, no wide loads of 64-bit integers, and no register spilled.
+"""The machine code of the Triton kernels for NVIDIA and AMD, without a GPU: no atomics, no float64,
+no wide loads of 64-bit integers, and no register spilled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// One fiber per CUDA thread, and the few places where they meet.
+// One fiber per CUDA thread, and the operations at which fibers synchronise.
 #pragma once
 
 #include <array>

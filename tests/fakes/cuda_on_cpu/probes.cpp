@@ -1,5 +1,5 @@
-// Small kernels that show what the shim itself does (faults that it must find), and one that reads
-// a single tile anywhere in a tensor that would be too large to be read whole.
+// Small kernels that show properties of the shim itself (faults that it must find), and one that
+// reads a single tile anywhere in a tensor that would be too large to be read whole.
 #include "cuda_on_cpu/cuda_on_cpu.h"
 
 #include "cuda/plan.h"

@@ -1,5 +1,5 @@
-"""What the tests of the CUDA backend on the fake accelerator share: the device's
-slots, and what a call asks of it.
+"""Helpers of the tests of the CUDA backend on the fake accelerator: the device's slots, and the
+launches, allocations and waits of a call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""install() on an accelerator: nothing waits, nothing is lost, and training is not changed."""
+"""install() on an accelerator: no waits, no lost records, and unchanged training."""
 
 from __future__ import annotations
 

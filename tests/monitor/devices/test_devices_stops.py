@@ -1,4 +1,4 @@
-"""install() on an accelerator: its verdicts and stops are the CPU's, and weights are protected."""
+"""install() on an accelerator: verdicts and stops are the CPU's, and weights are protected."""
 
 from __future__ import annotations
 

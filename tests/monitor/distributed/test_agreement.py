@@ -1,5 +1,4 @@
-"""Several ranks stop together: four gloo processes, an event on one of them, and what can go wrong
-among processes.
+"""Several ranks stop together: four gloo processes, an event on one, and failures among them.
 
 What each rank does is in ranks_workers; here is what has to come out.
 """

@@ -1,4 +1,4 @@
-"""Which rank a stop names, where what one of them was given reaches all of them."""
+"""Which rank a stop names if a bad sample of one rank spreads to all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks meet in install(): options that differ are refused, and a late rank is named."""
+"""install() on several ranks: different options are refused, and a late rank is named."""
 
 from __future__ import annotations
 

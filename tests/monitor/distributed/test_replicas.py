@@ -1,4 +1,4 @@
-"""check_replicas(): four gloo ranks, one of which has something else than the others."""
+"""check_replicas() on four gloo ranks, of which one holds different values."""
 
 from __future__ import annotations
 

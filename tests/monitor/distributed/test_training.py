@@ -1,4 +1,4 @@
-"""fastcheck.install() on four ranks: a fault on one of them, and all end with the same report."""
+"""fastcheck.install() on four ranks: after a fault on one of them all stop with the same report."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""torch.compile: what modules take and return inside compiled code is read as it is in eager mode,
-without a break in the graph and without compiling again.
+"""torch.compile: inputs and outputs of modules inside compiled code are read as in eager mode,
+without a graph break and without recompiling.
 """
 
 from __future__ import annotations

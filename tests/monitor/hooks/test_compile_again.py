@@ -1,6 +1,4 @@
-"""torch.compile: what is compiled again and what is not, where no place is left to read at, and
-Inductor.
-"""
+"""torch.compile: what is recompiled and what is not, modules that pass unread, and Inductor."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """install() with the CUDA backend, on the fake accelerator with the real kernels
-(tests/fakes/cuda_on_fake): the records and the stops are the CPU's, and nothing waits.
+(tests/fakes/cuda_on_fake): records and stops equal those of the CPU, and nothing waits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hooks on modules and tensors: in any mode, every tensor once, and its gradient."""
+"""The hooks on modules and tensors: each tensor and its gradient are read once, in every mode."""
 
 from __future__ import annotations
 

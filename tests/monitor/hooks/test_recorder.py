@@ -1,6 +1,4 @@
-"""The hooks' short way in C++: what it leaves undone comes to Python, and nobody can tell which of
-the two it was.
-"""
+"""The C++ recorder of hooks gives the same results as the Python hooks alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The hooks' short way in C++ where it ends: a stop, a failure of its own, a model that is deleted
-or copied.
+"""When the C++ recorder of hooks stops recording: a stop, an internal failure, a model that is
+deleted or copied.
 """
 
 from __future__ import annotations

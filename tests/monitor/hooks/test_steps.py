@@ -1,4 +1,4 @@
-"""Step boundaries: found by themselves through optimizers, or set by monitor.step()."""
+"""Step boundaries, found by the optimizers' steps or set by monitor.step()."""
 
 from __future__ import annotations
 

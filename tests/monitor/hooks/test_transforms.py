@@ -1,4 +1,4 @@
-"""Models that run under functorch's transforms: what is inside the wrapped tensors is read."""
+"""Models under functorch's transforms: the tensors inside the wrappers are read."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""level="op" on an accelerator without waiting for it: the same events as on the CPU, the same
-story, nothing made slower to finish and nothing changed.
+"""level="op" on an accelerator without waits: the same events and reports as on the CPU, without
+delaying or changing the run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""level="op" on an accelerator beside what else there is: modes, autocast, scalers, checkpoints,
-threads, a kernel that fails, and devices that it refuses.
+"""level="op" on an accelerator together with modes, autocast, scalers, checkpoints, threads, a
+kernel that fails, and devices that it does not support.
 """
 
 from __future__ import annotations

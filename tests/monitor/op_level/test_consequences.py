@@ -1,4 +1,4 @@
-"""level="op": a NaN or an infinity counts by its consequences, and is named where it began."""
+"""level="op": a NaN or infinity with consequences is an event, and is named where it began."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""level="op" with ops=, roles=, include=, exclude=, steps= and every=: what is read, and that what
-is not read misleads nobody.
+"""level="op" with ops=, roles=, include=, exclude=, steps= and every=: what is read, and correct
+verdicts beside what is not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""level="op": infinities that do no harm, and healthy models, are no events."""
+"""level="op": harmless infinities, and those of healthy models, are not events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A forward that is left by no Exception: torch calls no hook of it, and the steps go on."""
+"""A forward that ends with a BaseException such as KeyboardInterrupt: torch calls no hook, and the
+next steps are observed.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""level="op" on an Ascend NPU that saturates, on the fake accelerator: its largest number followed
-from operator to operator.
+"""level="op" on an Ascend NPU that saturates, on the fake accelerator: its largest number is
+followed from operator to operator.
 """
 
 from __future__ import annotations

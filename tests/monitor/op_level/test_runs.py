@@ -1,4 +1,4 @@
-"""level="op" in a run: what it leaves alone, beside what it works, and what it keeps."""
+"""level="op" in training runs: bit-identical training, use beside other tools, bounded memory."""
 
 from __future__ import annotations
 

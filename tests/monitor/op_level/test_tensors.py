@@ -1,5 +1,5 @@
-"""level="op" reads what a tensor stands for: the local shard of a DTensor, the values that a lazy
-view shows, gradients that are zeros without memory.
+"""level="op" reads the memory behind a tensor: the local shard of a DTensor, the values of a lazy
+view, gradients that are zeros without memory.
 """
 
 from __future__ import annotations

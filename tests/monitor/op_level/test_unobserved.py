@@ -1,4 +1,4 @@
-"""What level="op" can't look at is said: the operator, the reason, and in how many calls."""
+"""Operators that level="op" cannot observe are listed: operator, reason, number of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sinks of a model on an accelerator: written from behind the drain, and nothing waits."""
+"""Sinks of a model on an accelerator: the scalars are written after the drain, without waits."""
 
 from __future__ import annotations
 

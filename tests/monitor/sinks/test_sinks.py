@@ -1,4 +1,4 @@
-"""Sinks: what is written of a run, by which thread, and what a sink that fails or waits does."""
+"""Sinks: what is written, on which thread, and what happens if a sink fails or blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers that move although they had been constant, and those of which nothing is to be said."""
+"""Warnings about buffers that had been constant and changed, and buffers without a warning."""
 
 from __future__ import annotations
 

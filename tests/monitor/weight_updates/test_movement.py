@@ -1,4 +1,4 @@
-"""Weights that don't move, gradients that aren't there: said once, and never of a healthy run."""
+"""Warnings of weights that do not move and missing gradients: once each, none in a healthy run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What test_movement.py says of the CPU, on an accelerator: decided by the drain, and nothing
-waits.
-"""
+"""The warnings of test_movement.py on an accelerator: decided by the drain, without waits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What torch_npu offers of overflows, over the fake accelerator: chips that saturate or don't, and
-their status word, in stream order. Values saturate only where a test asks for it: the fake device
-computes as the CPU does.
+"""A stand-in for torch_npu's overflow interface over the fake accelerator: chips that saturate or
+do not, and their status word, in stream order. Values saturate only where a test asks for it: the
+fake device computes as the CPU does.
 """
 
 from __future__ import annotations

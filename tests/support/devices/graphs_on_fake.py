@@ -1,4 +1,4 @@
-"""What the tests of captured graphs on the fake accelerator begin with."""
+"""Setup shared by the tests of captured graphs on the fake accelerator."""
 
 from __future__ import annotations
 

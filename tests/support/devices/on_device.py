@@ -1,5 +1,5 @@
-"""What the tests of a device's backend do alike on the fake accelerator and on a GPU: records in
-its slots held to the CPU's byte for byte, and work in several threads.
+"""Checks shared by the tests of a device's backend, on the fake accelerator and on a GPU: records
+equal the CPU's byte for byte, and work in several threads.
 """
 
 from __future__ import annotations

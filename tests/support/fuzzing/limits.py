@@ -1,4 +1,4 @@
-"""Lets a block of code allocate no more than it may."""
+"""Limits the memory that a block of code may allocate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damages the bytes of a file: flips, cuts, doubles, and numbers and strings replaced by others."""
+"""Damages the bytes of a file: flips, cuts, duplicates, and replaced numbers and strings."""
 
 from __future__ import annotations
 

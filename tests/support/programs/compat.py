@@ -1,4 +1,4 @@
-"""What the tests of fastcheck.compat share: scripts, run as users run them, and what they leave."""
+"""Helpers shared by the tests of fastcheck.compat: scripts, a way to run them, their output."""
 
 from __future__ import annotations
 

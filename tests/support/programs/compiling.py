@@ -1,4 +1,4 @@
-"""What the tests of torch.compile share: models that are compiled, and what was read of them."""
+"""Helpers shared by the tests of torch.compile: compiled models, and what was read of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of Dumper share: a step to dump, and readers of what was dumped."""
+"""Helpers shared by the tests of Dumper: a step to dump, and readers of its files."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the tests of captured graphs do alike on the fake accelerator and on a GPU: training with
-data that is copied to a fixed place, with a graph and without.
+"""Helpers shared by the tests of captured graphs on the fake accelerator and on a GPU: training on
+a fixed input buffer, with a graph and without.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests of UpdateGuard share: its hooks, fused optimizers, and small models to train."""
+"""Helpers shared by the tests of UpdateGuard: its hooks, fused optimizers, small models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of Stop(dump=...) share: models that stop, and the folder of their dumps."""
+"""Helpers shared by tests of Stop(dump=...): models that stop, and the folder of their dumps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks of the tests of DeepSpeed do. Each is a process of its own."""
+"""Functions that the ranks of the DeepSpeed tests run, each in a process of its own."""
 
 from __future__ import annotations
 

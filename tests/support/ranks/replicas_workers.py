@@ -1,6 +1,4 @@
-"""What the ranks of test_replicas.py do: each function runs in every rank, in a process of its
-own.
-"""
+"""Functions that the ranks of test_replicas.py run, each in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds records, sites and reports by hand, for tests of what is done with them."""
+"""Builds records, sites and reports by hand, for tests of the code that uses them."""
 
 from __future__ import annotations
 

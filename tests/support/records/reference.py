@@ -1,4 +1,4 @@
-"""The Record v1 of a tensor, computed slowly and obviously from docs/record-format.md alone.
+"""The Record v1 of a tensor, computed slowly from docs/record-format.md alone.
 
 Nothing here is shared with the kernels or with ``python/fastcheck``: only NumPy, and torch for
 finding a tensor's bytes. Section numbers in the comments are those of docs/record-format.md.

@@ -1,4 +1,4 @@
-"""Section 7 of docs/record-format.md, the checksum, slowly and obviously: part of the reference."""
+"""The checksum of docs/record-format.md, section 7, computed slowly: part of the reference."""
 
 from __future__ import annotations
 

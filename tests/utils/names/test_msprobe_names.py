@@ -1,4 +1,4 @@
-"""Names as msprobe and ptdbg_ascend write them: there and back, and where they are printed."""
+"""Names in the style of msprobe and ptdbg_ascend: conversion both ways, and where they appear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told of what the whole process does: connected once, let go when nobody is left."""
+"""Process-wide observers and patches: connected once, and removed with the last observer."""
 
 from __future__ import annotations
 

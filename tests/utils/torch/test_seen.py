@@ -1,4 +1,4 @@
-"""Which tensors count as read already: the extension and the Python that stands in for it agree."""
+"""SeenTensors: the extension's and the Python one agree on which tensors were read already."""
 
 from __future__ import annotations
 

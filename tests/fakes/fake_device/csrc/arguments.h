@@ -1,5 +1,5 @@
-// An op's boxed arguments: the tensors among them, their device, and their forms as meta tensors
-// and as aliases.
+// An op's boxed arguments: their tensors, their device, and copies of them as meta tensors and as
+// aliases.
 #pragma once
 
 #include <functional>

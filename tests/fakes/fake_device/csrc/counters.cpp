@@ -1,4 +1,4 @@
-// Counters of what tests may want to forbid, by kind and by thread.
+// Counters of operations that tests may forbid, by kind and by thread.
 #include <pthread.h>
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What torch.accelerator.Graph asks of a backend, where this torch has it.
+// The backend interface of torch.accelerator.Graph, for torch releases that have it.
 #include "runtime.h"
 
 #if __has_include(<ATen/core/GraphImplInterface.h>)

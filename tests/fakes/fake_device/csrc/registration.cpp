@@ -1,5 +1,5 @@
-// What torch asks of a PrivateUse1 backend besides ops: allocators, device and stream guard,
-// events, generator, hooks.
+// The PrivateUse1 interfaces besides ops: allocators, device and stream guard, events, generator,
+// hooks.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>

@@ -1,5 +1,5 @@
-// Streams (one worker thread each, in order), events, and errors of kernels that the host
-// hears of later.
+// Streams (one worker thread each, in order), events, and errors of kernels that reach the host
+// later.
 #include <unistd.h>
 
 #include <atomic>

@@ -1,4 +1,4 @@
-"""A loss scale without GradScaler: a step that the loop skips is one row too, and counts."""
+"""A loss scale without GradScaler: a step that the loop skips is a row and a skipped update."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""install() with captured graphs, on the fake accelerator with the CUDA kernels over the host
-shim: captures that fail, monitors and graphs that go, and what can't be captured.
+"""install() with captured graphs, on the fake accelerator with the CUDA kernels over the host shim:
+captures that fail, monitors and graphs that are deleted, and what cannot be captured.
 """
 
 from __future__ import annotations

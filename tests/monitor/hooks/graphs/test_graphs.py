@@ -1,5 +1,5 @@
-"""install() with captured graphs, on the fake accelerator with the CUDA kernels: each replay leaves
-the records, the verdicts and the stops that the same step would have left without a graph.
+"""install() with captured graphs, on the fake accelerator with the CUDA kernels: each replay gives
+the records, verdicts and stops of the same step without a graph.
 """
 
 from __future__ import annotations

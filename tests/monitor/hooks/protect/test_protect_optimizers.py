@@ -1,4 +1,6 @@
-"""Which optimizers and steps UpdateGuard guards, what it says of others; sharded gradients."""
+"""Which optimizers and steps UpdateGuard protects, the reasons that it gives for others, and
+sharded gradients.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UpdateGuard beside a GradScaler, which sets found_inf too; what neither holds back."""
+"""UpdateGuard together with a GradScaler, which sets found_inf too; updates that neither skips."""
 
 from __future__ import annotations
 

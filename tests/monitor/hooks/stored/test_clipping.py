@@ -1,4 +1,4 @@
-"""Gradients are read before clipping changes them: one NaN would be in all of them afterwards."""
+"""Gradients are read before clipping, which would spread one NaN to all of them."""
 
 from __future__ import annotations
 

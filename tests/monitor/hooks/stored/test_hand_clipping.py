@@ -1,4 +1,4 @@
-"""A training loop that clips by itself: gradients are read at the end of backward, before it."""
+"""A training loop that clips gradients itself: they are read before, at the end of backward."""
 
 from __future__ import annotations
 

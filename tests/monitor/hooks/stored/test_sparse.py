@@ -1,4 +1,4 @@
-"""Sparse tensors: what they hold is read."""
+"""The values of sparse tensors are read."""
 
 from __future__ import annotations
 
