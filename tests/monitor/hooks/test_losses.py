@@ -116,6 +116,19 @@ class TestTheLoss:
         monitor.flush()
         assert monitor.event_count == 0
 
+    def test_after_many_losses_of_another_model_it_is_still_found_before_backward(self) -> None:
+        model, other = Net(), Net()
+        fastcheck.install(model)
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.01)
+        for x in batches(20):
+            model(x)
+            other(x).mean().backward()
+            optimizer.step()
+        loss = (model(torch.ones(1, 8)) + 1e6).exp().mean()
+        stop = stopped(loss.backward)
+        assert where(stop.culprit) == ("", "loss", "loss", "origin")
+        assert all(parameter.grad is None for parameter in model.parameters())
+
     def test_several_that_are_accumulated(self) -> None:
         model = Net()
         monitor = fastcheck.install(model)

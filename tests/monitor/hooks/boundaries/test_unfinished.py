@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import pytest
 import torch
 from torch import nn
 
 import fastcheck
+from fastcheck.monitor.hooks.boundaries.unfinished import UnfinishedSteps
 from support.programs.training import Net, batches, stopped
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
@@ -25,6 +26,7 @@ def train(
     to_none: bool = True,
     scale: float = 1024.0,
     parts: int = 1,
+    before_backward: Callable[[nn.Module], None] = lambda model: None,
 ) -> None:
     """A loop that scales, unscales, looks at the norm and skips by itself."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -40,6 +42,7 @@ def train(
             loss = model(next(data)).square().mean()
             if clears == "before backward" and part == 0:
                 optimizer.zero_grad(set_to_none=to_none)
+            before_backward(model)
             (loss * scale).backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         torch._foreach_div_(gradients, scale)
@@ -118,3 +121,38 @@ def test_a_step_of_two_passes_that_clears_between_them_is_one() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert [row.step for row in monitor.step_table()] == list(range(4))
+
+
+def gradients_apart(model: nn.Module) -> None:
+    """A pass of autograd.grad(), which leaves no gradient on a parameter."""
+    torch.autograd.grad(model(torch.ones(1, 8)).mean(), list(model.parameters()))
+
+
+def test_many_passes_that_leave_no_gradient_before_training() -> None:
+    model = Net()
+    monitor = fastcheck.install(model)
+    for _ in range(70):
+        gradients_apart(model)
+    train(model, {90, 93}, 96)
+    assert len(overflows(monitor)) == 2
+
+
+def test_a_pass_that_leaves_no_gradient_in_each_iteration() -> None:
+    model = Net()
+    monitor = fastcheck.install(model)
+    train(model, {90, 93}, 96, before_backward=gradients_apart)
+    assert len(overflows(monitor)) == 2
+
+
+def test_a_model_without_gradients_is_searched_seldom() -> None:
+    searched = []
+
+    def parameters() -> list[torch.Tensor]:
+        searched.append(True)
+        return []
+
+    monitor = fastcheck.install(Net())
+    steps = UnfinishedSteps(monitor._session, parameters)
+    for _ in range(256):
+        steps.after_backward()
+    assert len(searched) == 64 + 3

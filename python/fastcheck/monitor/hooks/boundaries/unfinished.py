@@ -18,7 +18,8 @@ from fastcheck.utils.torch.unobserved import unobserved
 __all__ = ["UnfinishedSteps"]
 
 _PROBES = 3
-# Of a model that is not trained no more backward passes are looked at.
+# After so many backward passes in a row that left no gradient (of a model that is not trained), the
+# parameters are searched once in so many passes.
 _MOST_FRUITLESS = 64
 
 
@@ -38,7 +39,7 @@ class UnfinishedSteps:
         self._step = -1
         # Parameters that had a gradient when the last backward() ended, and its version.
         self._probes: list[tuple[weakref.ref[torch.Tensor], int]] = []
-        # So often no parameter had a gradient.
+        # Backward passes in a row after which no parameter had a gradient.
         self._fruitless = 0
 
     def after_backward(self) -> None:
@@ -46,16 +47,17 @@ class UnfinishedSteps:
         session = self._session
         known = [one for one in (ref() for ref, _ in self._probes) if one is not None]
         held = [parameter for parameter in known if parameter.grad is not None]
-        if not held and self._fruitless < _MOST_FRUITLESS:
-            held = _spread([p for p in self._parameters() if p.grad is not None])
-            self._fruitless += not held
+        if not held:
+            if self._fruitless < _MOST_FRUITLESS or self._fruitless % _MOST_FRUITLESS == 0:
+                held = _spread([p for p in self._parameters() if p.grad is not None])
+            self._fruitless = 0 if held else self._fruitless + 1
         self._step = session.step.index
         self._probes = [
             (weakref.ref(p), local(p.grad)._version) for p in held if p.grad is not None
         ]
 
     def is_over(self) -> bool:
-        """Asked where a forward or a backward pass begins: whether the open step has ended, without
+        """Called where a forward or backward pass begins: whether the open step has ended, without
         an update. Then its gradients are settled.
         """
         session = self._session
