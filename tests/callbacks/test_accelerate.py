@@ -116,7 +116,7 @@ def test_scalars_reach_the_tracker() -> None:
 
 
 def test_what_is_no_accelerator_is_an_error() -> None:
-    with pytest.raises(fastcheck.ConfigError, match="no Accelerator"):
+    with pytest.raises(fastcheck.ConfigError, match="not given an Accelerator"):
         fastcheck.callbacks.accelerate(Net(), Net())
     with pytest.raises(fastcheck.ConfigError, match="unknown seal"):
         Run(seal="always")

@@ -128,10 +128,10 @@ def test_sides_that_cannot_be_compared_say_so(tmp_path: Path) -> None:
     log = log_run(tmp_path / "log", steps=1)
     for other, message in (
         (tmp_path / "nothing", "is not there"),
-        (tmp_path, "different kinds|nothing that can be compared"),
+        (tmp_path, "different kinds|side cannot be compared"),
         ({"a": torch.ones(2)}, "different kinds"),
         (fastcheck.environment(), "different kinds"),
-        (3, "nothing that can be compared"),
+        (3, "side cannot be compared"),
     ):
         if other == tmp_path:
             other = tmp_path / "empty"

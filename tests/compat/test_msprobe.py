@@ -119,7 +119,7 @@ def test_lists(matrix: tuple[Path, str]) -> None:
     assert modules(calls_of(at / "list-mix" / "L0" / "step0")) == {"head"}
     (only,) = calls_of(at / "list-mix" / "L1" / "step0")
     assert (only["api"], only["direction"]) == ("Functional.gelu.0", "backward")
-    assert "no call in this step has the name 'Functional.linaer.1'" in matrix[1]
+    assert "no call in the block has the name 'Functional.linaer.1'" in matrix[1]
     assert "did you mean 'Functional.linear'" in matrix[1]
 
 

@@ -166,7 +166,7 @@ def test_modes_without_values(modes: tuple[Path, str]) -> None:
 
 
 def test_a_name_that_nothing_went_by(modes: tuple[Path, str]) -> None:
-    assert "no call in this step has the name 'Functional_linaer_0'" in modes[1]
+    assert "no call in the block has the name 'Functional_linaer_0'" in modes[1]
     assert "did you mean 'Functional.linear'" in modes[1]
     assert dumped(modes, "typo") == []
 
@@ -267,7 +267,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_hooks_and_models_are_checked(tmp_path: Path, session: Any) -> None:
-    with pytest.raises(fastcheck.ConfigError, match="registered"):
+    with pytest.raises(fastcheck.ConfigError, match="cannot be called directly"):
         ptdbg.overflow_check()
     with pytest.raises(fastcheck.ConfigError, match="not a model"):
         ptdbg.register_hook([1], ptdbg.overflow_check)  # type: ignore[arg-type]  # wrong on purpose

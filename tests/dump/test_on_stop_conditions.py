@@ -147,9 +147,9 @@ def test_training_is_bit_identical() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"overflow_nums": -1}, "nothing does"),
-        ({"level": "op"}, 'only with sync="call"'),
-        ({"stop": fastcheck.Stop(dump="dump", action="warn")}, "no step is stopped"),
+        ({"overflow_nums": -1}, "has no effect"),
+        ({"level": "op"}, 'requires sync="call"'),
+        ({"stop": fastcheck.Stop(dump="dump", action="warn")}, 'requires action="raise"'),
     ],
 )
 def test_options_that_leave_nothing_to_dump(options: dict[str, Any], said: str) -> None:

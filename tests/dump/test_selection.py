@@ -336,7 +336,7 @@ def test_what_is_known_to_mean_nothing_is_an_error_at_once(
         ({"ops": ["aten.softmax #9"]}, "aten._softmax ran 3 times, #0 to #2"),
         ({"ops": ["aten.log_softmax", "aten.erfinv"]}, "'aten.erfinv'"),
         ({"ops": ["aten.einsum"]}, "made of other operators.*Functional.einsum"),
-        ({"ops": ["Functional.layer_norm"]}, "no call in this step has the name"),
+        ({"ops": ["Functional.layer_norm"]}, "no call in the block has the name"),
         ({"ops": ["layers.7 · aten.addmm"]}, "did you mean 'layers.0'"),
         ({"modules": ["layer.1"]}, "did you mean .*'layers.1'"),
         ({"modules": ["haed"], "level": "module"}, "did you mean 'head'"),
@@ -349,7 +349,7 @@ def test_a_name_that_nothing_went_by_is_an_error_at_the_end(
     with pytest.raises(fastcheck.ConfigError, match=message):
         chosen(tmp_path, **options)
     said = index(tmp_path)
-    assert said["is_complete"] and "no call in this step has the name" in said["unmet"]
+    assert said["is_complete"] and "no call in the block has the name" in said["unmet"]
 
 
 def test_a_module_that_the_given_model_lacks_is_an_error_at_once(tmp_path: Path) -> None:

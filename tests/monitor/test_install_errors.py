@@ -18,7 +18,7 @@ from fastcheck import Filter, Log, Stop, Training
 from support.programs.training import Net
 
 CASES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"overflow_nums": 0}, ("overflow_nums", "at least 1", "-1 to never stop", "0")),
+    ({"overflow_nums": 0}, ("overflow_nums", "an int >= 1 or -1", "-1 to never stop", "0")),
     ({"overflow_nums": -2}, ("overflow_nums", "-2")),
     ({"overflow_nums": True}, ("overflow_nums", "True")),
     ({"overflow_nums": 1.5}, ("overflow_nums", "1.5")),
@@ -231,6 +231,6 @@ def test_replicas_of_a_single_rank_are_an_error() -> None:
     monitor = fastcheck.install(model)
     with pytest.raises(fastcheck.ConfigError, match="is not initialised"):
         monitor.check_replicas()
-    with pytest.raises(fastcheck.ConfigError, match="every is out of range"):
+    with pytest.raises(fastcheck.ConfigError, match="every must be an int >= 1"):
         monitor.check_replicas(every=0)
     assert monitor.replica_mismatches == ()

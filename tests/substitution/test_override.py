@@ -310,7 +310,7 @@ def test_names_that_mean_nothing() -> None:
     with pytest.raises(fastcheck.ConfigError, match=r"did you mean 'aten\.softmax'"):
         fastcheck.override("aten.sofmax", dtype=WIDE)
     for options, message in (
-        ({"ops": "aten.mm"}, r"no call in this step has the name 'aten\.mm'"),
+        ({"ops": "aten.mm"}, r"no call in the block has the name 'aten\.mm'"),
         ({"modules": "haed"}, "did you mean 'head'"),
     ):
         chosen: Any = fastcheck.override(**options, dtype=WIDE)

@@ -50,7 +50,7 @@ def accelerate(
     if not callable(getattr(accelerator, "register_save_state_pre_hook", None)):
         raise ConfigError(
             explain(
-                "accelerate() was given no Accelerator",
+                "accelerate() was not given an Accelerator",
                 expected="accelerate(accelerator, model)",
                 got=type(accelerator).__name__,
             )

@@ -49,7 +49,7 @@ def deepspeed(engine: Any, **options: Any) -> Monitor:
     if outer is None or not isinstance(getattr(engine, "module", None), torch.nn.Module):
         raise ConfigError(
             explain(
-                "this is no DeepSpeed engine with an optimizer",
+                "this is not a DeepSpeed engine with an optimizer",
                 expected="what deepspeed.initialize() returns first",
                 got=f"{type(engine).__name__}",
             )

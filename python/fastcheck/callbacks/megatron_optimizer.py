@@ -50,7 +50,7 @@ def megatron(
     ):
         raise ConfigError(
             explain(
-                "this is no optimizer of Megatron Core",
+                "this is not an optimizer of Megatron Core",
                 expected="what get_megatron_optimizer() returns",
                 got=type(optimizer).__name__,
                 hint="fastcheck.install(model) finds optimizers of torch.optim by itself",

@@ -181,10 +181,10 @@ class Selection:
             else:
                 hint = _made_of_others(one) or did_you_mean(wanted, self._seen)
         return explain(
-            f"no call in this step has the name {one.text!r}",
-            expected="the name of an op or module that runs within this step",
+            f"no call in the block has the name {one.text!r}",
+            expected="the name of an op or module that runs in the block",
             got=repr(one.text),
-            hint=hint or f"{len(self._seen):,} other names ran; dump without a list to see them",
+            hint=hint or f"{len(self._seen):,} other names ran; a Dumper without a list writes all",
         )
 
 

@@ -139,6 +139,6 @@ def _thresholds(given: list[str]) -> dict[str, float]:
             found[dtype] = float(error)
         except ValueError:
             raise ConfigError(
-                explain("--threshold is not one", expected="DTYPE=ERROR: bfloat16=0.05", got=text)
+                explain("invalid --threshold", expected="DTYPE=ERROR, as bfloat16=0.05", got=text)
             ) from None
     return found

@@ -80,15 +80,15 @@ def run(options: argparse.Namespace) -> int:
     if suffix not in writers:
         raise ConfigError(
             explain(
-                "the format is that of the file's name",
-                expected=" or ".join(writers),
+                "unknown output format",
+                expected="a file name that ends in " + " or ".join(writers),
                 got=options.file,
             )
         )
     if os.path.exists(options.file) and not options.force:
         raise ConfigError(
             explain(
-                "this file is there already",
+                "the output file exists already",
                 expected="a new name",
                 got=options.file,
                 hint="--force replaces it",
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     path, places = options.log, [place for _, _, place in sorted(places_in(options.log))]
     if options.steps and places:
         raise ConfigError(
-            explain("--steps is for logs", expected="a log directory", got=f"{path}, a dump")
+            explain("--steps is for logs only", expected="a log directory", got=f"{path}, a dump")
         )
     if not places:
         places = find_logs(options.log)[-1:]
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
     if not places:
         read_log(options.log)  # raises the error
         raise ConfigError(
-            explain("export reads whole logs", expected="a log directory", got=options.log)
+            explain("export takes a whole log", expected="a log directory", got=options.log)
         )
     # Under another name until it is whole: half a table must not pass for one.
     part = options.file + ".part"

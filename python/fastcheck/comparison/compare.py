@@ -156,7 +156,7 @@ def _accepted(accept: Accept) -> frozenset[str]:
         if name not in ACCEPTABLE:
             raise ConfigError(
                 explain(
-                    "unknown accept",
+                    "accept= has an unknown value",
                     expected=", ".join(ACCEPTABLE),
                     got=repr(name),
                     hint=did_you_mean(str(name), ACCEPTABLE),

@@ -155,7 +155,7 @@ class Renaming:
             if left not in self._used:
                 raise ConfigError(
                     explain(
-                        "a renaming fits no name of the actual side",
+                        "a renaming matches no name of the actual side",
                         expected="a name of the actual side on the left, its name in the "
                         "reference on the right",
                         got=f"{left!r}: {right!r}",

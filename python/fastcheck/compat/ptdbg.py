@@ -55,7 +55,7 @@ def acc_cmp_dump(*args: Any, **kwargs: Any) -> NoReturn:
 def _not_callable(name: str) -> NoReturn:
     raise ConfigError(
         explain(
-            f"{name} can only be registered",
+            f"{name} cannot be called directly",
             expected=f"register_hook(model, {name})",
             got=f"{name}(...)",
         )
@@ -191,7 +191,7 @@ def register_hook(
         choice("the hook", getattr(hook, "__name__", hook), ["overflow_check", "acc_cmp_dump"])
         raise_config_error(
             "the hook is not fastcheck's own",
-            got=hook,
+            got=getattr(hook, "__qualname__", type(hook).__name__),
             hint="import it from fastcheck.compat.ptdbg",
         )
 

@@ -24,7 +24,7 @@ def names_of_log(path: str) -> tuple[list[Wanted], list[Wanted]]:
     if start is None:
         raise ConfigError(
             explain(
-                "from_log= is a log without an overflow",
+                "the log given as from_log= has no event",
                 expected="a log with at least one event",
                 got=view.directory,
                 hint="fastcheck show prints what a log holds",

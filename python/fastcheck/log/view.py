@@ -191,5 +191,5 @@ def _event(
 
 def _seq(value: Any) -> int:
     if not isinstance(value, int) or not -_INT64 <= value < _INT64:
-        raise ValueError(f"{value!r:.80} is no sequence number")
+        raise ValueError(f"{value!r:.80} is not a sequence number")
     return value

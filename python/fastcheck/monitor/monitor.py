@@ -204,7 +204,7 @@ class Monitor:
         if self._replays is None:
             raise ConfigError(
                 explain(
-                    "nothing can be replayed",
+                    "this monitor cannot replay a step",
                     expected="a monitor that install() returned",
                     got=repr(self),
                 )

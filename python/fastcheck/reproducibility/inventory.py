@@ -29,7 +29,7 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
     """
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(
-            explain("this is no model", expected="a torch.nn.Module", got=f"{model!r:.80}")
+            explain("this is not a model", expected="a torch.nn.Module", got=f"{model!r:.80}")
         )
     parameters: dict[str, Any] = {}
     names: dict[int, str] = {}

@@ -101,7 +101,7 @@ def seal(
     """
     choice("nonfinite", nonfinite, ("mark", "refuse"))
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
-        raise ConfigError(explain("step is no int", expected="an int, or None", got=repr(step)))
+        raise ConfigError(explain("step is not an int", expected="an int, or None", got=repr(step)))
     state = _state_of(model)
     found, unsealed = _read(state)
     tensors = {key: _entry(one) for key, one in found.items()}

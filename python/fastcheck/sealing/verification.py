@@ -94,7 +94,7 @@ def verify(checkpoint: str, *, trust: bool = False) -> Verification:
             continue
         bad = int(record["nan_count"] + record["posinf_count"] + record["neginf_count"])
         if bad and key is None and name.startswith(_NOT_TRAINED):
-            notes.append(f"{name} holds {bad:,} NaN or infinities, and is no weight")
+            notes.append(f"{name} holds {bad:,} NaN or infinities, and is not a weight")
         elif bad:
             nonfinite[key or name] = bad
         if key is not None:
@@ -138,7 +138,7 @@ def _read_seal(path: str) -> dict[str, Any]:
     if not _is_seal(content):
         raise CompareError(
             explain(
-                "this is no seal, or one of a later version",
+                "this file is not a seal, or is one of a later version",
                 expected=f'JSON with "fastcheck": "seal" of format {FORMAT}',
                 got=path,
                 hint=hint,

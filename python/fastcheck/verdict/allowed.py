@@ -99,13 +99,13 @@ def allow_nonfinite(module: str = "", tensor: str = "*", *, reason: str) -> Allo
         An Allowance, whose ``remove()`` takes it back; or use it in a ``with`` statement.
 
     Raises:
-        ConfigError: something given is no string, or the reason is empty.
+        ConfigError: an argument is not a string, or ``tensor`` or ``reason`` is empty.
     """
     for name, value in (("module", module), ("tensor", tensor), ("reason", reason)):
         if not isinstance(value, str) or (name != "module" and not value.strip()):
             raise ConfigError(
                 explain(
-                    f"allow_nonfinite() was given a wrong {name}",
+                    f"allow_nonfinite() got an invalid {name}",
                     expected="a string" if name == "module" else "a string that is not empty",
                     got=repr(value),
                 )

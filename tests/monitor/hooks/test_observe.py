@@ -292,7 +292,7 @@ class TestNames:
             observe(name, torch.ones(1))
 
     def test_no_tensor(self) -> None:
-        with pytest.raises(ConfigError, match=r"observe\('x'\) was given no tensor"):
+        with pytest.raises(ConfigError, match=r"observe\('x'\) was not given a tensor"):
             observe("x", [torch.ones(1)])  # type: ignore[arg-type]  # wrong on purpose
 
     def test_their_number_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_the_operators_of_python(written: str, plain: str) -> None:
 
 @pytest.mark.parametrize(("text", "near"), [("Functionl.softmax.7", "Functional"), ("loss", "")])
 def test_what_is_no_name(text: str, near: str) -> None:
-    with pytest.raises(fastcheck.ConfigError, match=f"no name of a tensor(?s:.*){near}"):
+    with pytest.raises(fastcheck.ConfigError, match=f"not the name of a tensor(?s:.*){near}"):
         parse(text)
 
 

@@ -87,7 +87,7 @@ def _parsed(wanted: Steps) -> list[tuple[int, int]]:
     except (TypeError, ValueError):
         raise ConfigError(
             explain(
-                "steps= names no pairs of steps",
+                "steps= is not a list of pairs of steps",
                 expected='a step of actual and one of reference: "3:7", "3:7,4:8" or [(3, 7)]',
                 got=repr(wanted),
             )

@@ -129,7 +129,7 @@ def load_array(path: str, name: Optional[str] = None) -> torch.Tensor:
             _check_member(archive.zip, name)
             array = archive[name]
     if not isinstance(array, np.ndarray):
-        raise ValueError("it is no array")
+        raise ValueError("it is not an array")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype.kind == "V" and array.dtype.itemsize == 2:

@@ -50,7 +50,7 @@ def open_source(value: Any, side: str, trust: bool = False) -> Source:
             return MemorySource(f"{len(tensors)} tensors in memory", tensors, values)
     raise CompareError(
         explain(
-            f"the {side} side is nothing that can be compared",
+            f"the {side} side cannot be compared",
             expected=f"a path ({_TAKEN}), or the same in memory",
             got=f"{type(value).__name__}: {str(value)[:80]}",
         )
@@ -105,7 +105,7 @@ def _open_path(path: str, side: str, trust: bool) -> Source:
             return CheckpointSource(path, trust)
     raise CompareError(
         explain(
-            f"the {side} side is nothing that can be compared",
+            f"the {side} side cannot be compared",
             expected=_TAKEN,
             got=path + (", a directory with none of these" if os.path.isdir(path) else ""),
         )

@@ -287,7 +287,7 @@ def replica_check(
     """A ReplicaCheck, or ConfigError where there is nothing to compare with."""
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(
-            explain("every is out of range", expected="an int of at least 1", got=repr(every))
+            explain("every must be an int >= 1", expected="steps between checks", got=repr(every))
         )
     is_on = dist.is_available() and dist.is_initialized()
     ranks = dist.get_world_size(group) if is_on else 1

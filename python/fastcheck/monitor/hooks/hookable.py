@@ -25,7 +25,7 @@ def check_built(model: torch.nn.Module) -> None:
         if children is None or getattr(module, "_forward_hooks", None) is None:
             raise ConfigError(
                 explain(
-                    "install() was given a module that is not built",
+                    "install() was given a module that is not initialised",
                     expected="a torch.nn.Module whose __init__ has run",
                     got=f"a {type(module).__name__} without the attributes of one",
                     hint="call super().__init__() first in its __init__",
@@ -35,20 +35,20 @@ def check_built(model: torch.nn.Module) -> None:
 
 
 def takes_hooks(module: torch.nn.Module) -> bool:
-    """False for what torch.jit.script has made."""
+    """False for a module compiled by torch.jit.script."""
     return not isinstance(module, RecursiveScriptModule)
 
 
 def check_hookable(observed: Mapping[str, torch.nn.Module]) -> None:
-    """ConfigError when one of these modules, by path, takes no hooks."""
+    """ConfigError when one of these modules, by path, does not accept hooks."""
     for path, module in observed.items():
         if not takes_hooks(module):
             script = getattr(module, "original_name", type(module).__name__)
             raise ConfigError(
                 explain(
-                    "a module that torch.jit.script has made takes no hooks",
-                    expected="modules of Python",
-                    got=f"{path or 'the model'}, made of {script}",
+                    "a module compiled by torch.jit.script does not accept hooks",
+                    expected="Python modules",
+                    got=f"{path or 'the model'}, scripted from {script}",
                     hint=f'exclude="{path}"'
                     if path
                     else "install() on the model from which it was scripted",

@@ -83,7 +83,7 @@ def _error(name: object, tensor: object) -> ConfigError:
         )
     return ConfigError(
         explain(
-            f"observe({name!r}) was given no tensor",
+            f"observe({name!r}) was not given a tensor",
             expected="a torch.Tensor",
             got=f"{type(tensor).__name__}: {tensor!r:.80}",
             hint="observe() each tensor of a structure by a name of its own",

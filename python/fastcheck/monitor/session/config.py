@@ -49,6 +49,7 @@ class Config:
                 self.overflow_nums,
                 "the number of overflow events to stop at, or -1 to never stop",
                 "overflow_nums=1 stops at the first event; overflow_nums=-1 only records",
+                beside="-1",
             )
         at_least_one("every", self.every, "observe every so many steps", "every=1 observes each")
         for name in ("include", "exclude"):
@@ -85,12 +86,12 @@ class Config:
     def _check_dump(self) -> None:
         """Stop(dump=) where no stop could write a dump is an error."""
         if self.overflow_nums == -1:
-            wrong, got = "dumps what stops the run, and nothing does", "overflow_nums=-1"
+            wrong, got = "has no effect with overflow_nums=-1", "overflow_nums=-1"
         elif self.level == "op" and self.sync != "call":
-            wrong = 'dumps operators only with sync="call"'
+            wrong = 'at level="op" requires sync="call"'
             got = f'level="op", sync={self.sync!r}'
         elif self.level == "module" and self.stop.action != "raise":
-            wrong = "runs a stopped step again, and no step is stopped"
+            wrong = 'at level="module" requires action="raise"'
             got = f'level="module", action={self.stop.action!r}'
         else:
             return

@@ -87,7 +87,10 @@ class Stop:
         choice("count", self.count, _COUNTS)
         if self.within is not None:
             at_least_one(
-                "within", self.within, "a number of steps, or None to count over the whole run"
+                "within",
+                self.within,
+                "a number of steps, or None to count over the whole run",
+                beside="None",
             )
         if not callable(self.action):
             choice("action", self.action, _ACTIONS, "a callable that takes the Event")
@@ -98,6 +101,7 @@ class Stop:
                 self.max_lag,
                 "how many steps the host may be ahead of the device, or None for no limit",
                 "max_lag=2 stops one or two steps after the event",
+                beside="None",
             )
         if not isinstance(self.protect_weights, bool):
             choice("protect_weights", self.protect_weights, ("auto",), "True or False")
@@ -221,14 +225,18 @@ class Training:
         return self.scaler is not None and not isinstance(self.scaler, GradScaler)
 
 
-def at_least_one(name: str, value: object, expected: str, hint: str = "") -> None:
-    """ConfigError if ``value`` is not an int of at least 1."""
+def at_least_one(
+    name: str, value: object, expected: str, hint: str = "", *, beside: str = ""
+) -> None:
+    """ConfigError if ``value`` is not an int of at least 1. ``beside``: another value that is
+    accepted.
+    """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return
     raise ConfigError(
         explain(
-            f"{name} is out of range",
-            expected=f"an int of at least 1: {expected}",
+            f"{name} must be an int >= 1" + (f" or {beside}" if beside else ""),
+            expected=expected,
             got=repr(value),
             hint=hint,
         )

@@ -254,9 +254,9 @@ class StatusReader:
             "outputs and gradients, and a NaN leaves 0, which no value shows"
         )
         if entry is None:
-            return f"{said}; its overflow status can't be read: this is no proof that all was well"
+            return f"{said}; its overflow status can't be read: an overflow may be missed"
         if entry.is_off or not entry.reading_count:
-            return f"{said}; its overflow status was not read: this is no proof that all was well"
+            return f"{said}; its overflow status was not read: an overflow may be missed"
         kind = "readings behind operators and at step" if entry.follows_ops else "step"
         times = f"at {entry.hit_count:,} of {entry.reading_count:,} {kind} boundaries"
         if self._resets:

@@ -117,17 +117,17 @@ class Session(SessionReadings):
         self.is_active = self.config.observes(self.step.index)
 
     def begin_at(self, step: int) -> None:
-        """The first step has this number. ConfigError: it is none, or something was read."""
+        """The first step has this number. ConfigError: it is not one, or something was read."""
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ConfigError(
-                explain("step is out of range", expected="an int of at least 0", got=repr(step))
+                explain("step must be an int >= 0", expected="0, 1, 2, ...", got=repr(step))
             )
         if self.next_seq:
             raise ConfigError(
                 explain(
-                    "begin_at() comes too late",
+                    "begin_at() was called too late",
                     expected="a call before the model has run",
-                    got=f"{self.next_seq:,} tensors that were read",
+                    got=f"a call after {self.next_seq:,} tensors were read",
                 )
             )
         self.step = self.event_store.new_step(step)

@@ -176,7 +176,7 @@ def parse(text: str) -> TensorName:
         kind = re.split(r"[._]", text, maxsplit=1)[0]
         raise ConfigError(
             explain(
-                "this is no name of a tensor",
+                "this is not the name of a tensor",
                 expected="one such as Functional.softmax.7.backward.output.0, or its beginning; "
                 f"it begins with {', '.join(KINDS)}",
                 got=repr(text),
