@@ -15,6 +15,7 @@ from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.named_tensors.observe import observe
 from fastcheck.monitor.session.options import Filter, Log, Stop, Training
+from fastcheck.monitor.session.request_options import OnRequest
 from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Order, Verdict
 from fastcheck.record.site import Site
@@ -60,6 +61,7 @@ __all__ = [
     "LogError",
     "Monitor",
     "NonFiniteWeightsError",
+    "OnRequest",
     "Order",
     "OverflowDetected",
     "Override",

@@ -14,10 +14,6 @@ from typing import Any, Callable, Optional, Protocol
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
@@ -25,6 +21,7 @@ from fastcheck.utils.torch.unobserved import is_unobserved
 from fastcheck.utils.torch.versions import is_compiling
 
 from .calls import ModuleNode
+from .optimizer_steps import optimizer_listeners
 
 __all__ = ["ModuleTracker", "Running"]
 
@@ -117,11 +114,11 @@ class ModuleTracker:
         self._handles = [
             register_module_forward_pre_hook(self._before_call),
             register_module_forward_hook(self._after_call, always_call=True),
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
         ]
+        optimizer_listeners.connect(self)
 
     def stop(self) -> None:
+        optimizer_listeners.disconnect(self)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -204,7 +201,8 @@ class ModuleTracker:
             for listener in self._listeners:
                 listener.left(running, outputs)
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Its step begins, in this thread."""
         self._local.optimizers += 1
         self._session.guarded("an optimizer's step", self._moved)
         if self._session.is_on and not is_unobserved():
@@ -215,7 +213,8 @@ class ModuleTracker:
             for listener in self._listeners:
                 listener.before_update(optimizer)
 
-    def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def after_update(self) -> None:
+        """The step of an optimizer is over, in this thread."""
         self._local.optimizers = max(0, self._local.optimizers - 1)
         self._session.guarded("an optimizer's step", self._moved)
 

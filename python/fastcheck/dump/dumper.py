@@ -13,6 +13,7 @@ from fastcheck.calls.tracker import Listener, ModuleTracker
 from fastcheck.dump.storage.files import claim, place_of
 from fastcheck.errors import ConfigError, LogError, explain, local_path, warn
 from fastcheck.reproducibility.process import environment_or_error
+from fastcheck.utils.torch.mode_stack import take_off
 from fastcheck.utils.torch.rank import own_rank
 from fastcheck.utils.torch.unobserved import unobserved
 from fastcheck.utils.torch.versions import eager_stance
@@ -220,7 +221,10 @@ class Dumper:
             self._stack.callback(ops.close)
             if apis is not None:
                 self._stack.enter_context(apis)
-            self._stack.enter_context(ops.mode())
+            mode = ops.mode()
+            mode.__enter__()
+            # Another thread may end the dump: the mode then stays, and passes all by.
+            self._stack.callback(take_off, mode)
 
     def __exit__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import NoReturn, Optional, Union
 
@@ -18,12 +19,14 @@ from fastcheck.monitor.hooks.module_tree import ModuleTree
 from fastcheck.monitor.hooks.other_processes import follow_forks
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
 from fastcheck.monitor.named_tensors.observe import connect as connect_named
+from fastcheck.monitor.on_request.requests import Requests
 from fastcheck.monitor.op_level.filter import check_ops
 from fastcheck.monitor.op_level.launch import why_not
 from fastcheck.monitor.session.config import Config, unknown_option
 from fastcheck.monitor.session.options import Filter, Log, Patterns, Stop, Training
+from fastcheck.monitor.session.request_options import OnRequest
 from fastcheck.monitor.sinks.connection import SinkConnection
-from fastcheck.monitor.sinks.sink import Sinks, open_sinks
+from fastcheck.monitor.sinks.sink import ScalarSink, Sinks, open_sinks
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.names.patterns import matches_module
 from fastcheck.utils.torch.versions import unwrap_compiled
@@ -50,6 +53,7 @@ def install(
     filter: Optional[Filter] = None,
     training: Optional[Training] = None,
     sinks: Sinks = None,
+    on_request: Optional[OnRequest] = None,
     **unknown: NoReturn,
 ) -> Monitor:
     """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
@@ -88,6 +92,8 @@ def install(
             ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, ``"trackio"``, ``"aim"``, or objects with
             ``log(dict, step)``, one or several. Written by a thread of its own
             (docs/trainers.md).
+        on_request: a fastcheck.OnRequest: a file or a signal by which the run, while it is under
+            way, is asked to observe its next steps at op level, or to dump them.
 
     Returns:
         The Monitor. The model keeps it alive until ``monitor.remove()``.
@@ -119,9 +125,19 @@ def install(
         log=Log(None) if log is None else log,
         filter=Filter() if filter is None else filter,
         training=Training() if training is None else training,
+        on_request=on_request,
     )
-    targets = open_sinks(sinks)
-    model, *others = (unwrap_compiled(module) for module in (model, *more))
+    return _install(config, (model, *more), open_sinks(sinks))
+
+
+def _install(
+    config: Config,
+    models: Sequence[torch.nn.Module],
+    targets: Sequence[ScalarSink] = (),
+    is_alone: bool = False,
+) -> Monitor:
+    """``is_alone``: the monitor meets no other rank."""
+    model, *others = map(unwrap_compiled, models)
     named = _named_modules((model, *others))
     observed = _selected(named, config)
     check_hookable(observed)
@@ -141,12 +157,17 @@ def install(
     _mark_gaps(nodes, set(named) - set(observed))
     _check_observable(model, any(node.is_selected for node in nodes))
     if config.stop.protect_weights is not False:
-        UpdateGuard.learn({p.device for module in (model, *more) for p in module.parameters()})
+        UpdateGuard.learn({p.device for module in models for p in module.parameters()})
     if is_op_level and config.sync != "call":
         _check_readable_by_op(model)
-    monitor = Monitor(config, sites, model, nodes, has_excluded=len(observed) < len(named))
+    has_excluded = len(observed) < len(named)
+    monitor = Monitor(config, sites, model, nodes, has_excluded, is_alone)
     monitor._replays = Replayer(monitor._session, (model, *others), install, monitor._dumper)
     try:
+        if config.on_request is not None:
+            again = functools.partial(_install, is_alone=True)
+            requests = Requests(monitor._session, monitor._watcher, (model, *others), again)
+            monitor._boundary.at_end.callback(requests.close)
         monitor._attach()
     except BaseException:
         with contextlib.suppress(Exception):  # what was raised first is for the user

@@ -67,11 +67,13 @@ class Monitor:
         model: torch.nn.Module,
         nodes: Sequence[ModuleNode],
         has_excluded: bool,
+        is_alone: bool = False,
     ) -> None:
         rank = own_rank()
         # One rank's stop would leave the others waiting for it in their next collective.
         group, lag = config.training.process_group, int(config.sync == "never")
-        agreement = agreement_for(group, lag, config.of_all_ranks(), stops=config.may_stop)
+        options, stops = config.of_all_ranks(), config.may_stop
+        agreement = None if is_alone else agreement_for(group, lag, options, stops=stops)
         session_type = OpSession if config.level == "op" else Session
         together = 1 if agreement is None else agreement.world_size
         ranks = Ranks(rank, together, has_others=group_size(group) > 1)
@@ -140,8 +142,7 @@ class Monitor:
                 before.is_outermost = node.is_primary
             # always_call: a call that raises has to end too, or what runs next would seem to be
             # inside it. __call__: of a bound method the interpreter need not look it up.
-            pre_hook, hook = before.__call__, after.__call__
-            handles = self._handles
+            pre_hook, hook, handles = before.__call__, after.__call__, self._handles
             handles.append(module.register_forward_pre_hook(pre_hook, with_kwargs=True))
             set_hook_id(handles[-1], number)
             handles.append(module.register_forward_hook(hook, with_kwargs=True, always_call=True))
@@ -162,6 +163,7 @@ class Monitor:
             self._has_warned = True
             warn("monitor.step() after remove(): nothing is observed any more")
         self._watcher.guarded("monitor.step()", StepWatcher.explicit_step, loss)
+        optimizers.tell_step_end()
 
     def begin_at(self, step: int) -> None:
         """The next step has this number, counted from 0: for a run that resumes from a checkpoint.

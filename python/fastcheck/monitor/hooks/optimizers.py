@@ -11,7 +11,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Protocol
 
 import torch
 from torch.optim.optimizer import (
@@ -25,7 +25,7 @@ from fastcheck.utils.torch.versions import GradScaler
 from .functions import wrap_backward, wrap_clipping
 from .steps import StepWatcher
 
-__all__ = ["watchers"]
+__all__ = ["step_ends", "tell_step_end", "watchers"]
 
 _handles: list[Any] = []
 _methods = WrappedMethods()
@@ -52,6 +52,21 @@ def _end() -> None:
 watchers: Listeners[StepWatcher] = Listeners(_begin, _end)
 
 
+class _StepEnd(Protocol):
+    def step_ended(self) -> None: ...
+
+
+#: Told after all watchers were, when an optimizer or a scaler is done, or monitor.step(): may
+#: install a monitor and remove one.
+step_ends: Listeners[_StepEnd] = Listeners(lambda: None, lambda: None)
+
+
+def tell_step_end() -> None:
+    """Every watcher has acted on what may have ended a step."""
+    for listener in step_ends:
+        listener.step_ended()
+
+
 def _tell(what: str, method: Callable[..., bool], *args: Any) -> None:
     for watcher in watchers:
         watcher.guarded(what, method, *args)
@@ -72,6 +87,7 @@ def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> 
 
 def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     _tell("optimizer steps", StepWatcher.after_update, optimizer, _has_closure(args, kwargs))
+    tell_step_end()
 
 
 def _backward_began(
@@ -185,6 +201,7 @@ def _update(original: Callable[..., Any]) -> Callable[..., Any]:
             result = original(self, *args, **kwargs)
             if is_told:
                 _tell("loss scaling", StepWatcher.scaler_updated, self)
+                tell_step_end()
             return result
 
     return update

@@ -81,6 +81,8 @@ class StepWatcher:
         self.parts: list[Any] = []
         self._parts_off: set[str] = set()
         self._meets = False
+        #: How many steps this has closed.
+        self.closed_steps = 0
 
     # Optimizers
 
@@ -218,6 +220,7 @@ class StepWatcher:
         """The step that is open is over; the ranks meet outside of the lock."""
         self.session.close_step()
         self._reach_boundary()
+        self.closed_steps += 1
 
     # GradScaler
 

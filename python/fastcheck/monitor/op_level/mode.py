@@ -5,12 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import Any, Optional, Protocol
 
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastcheck.utils.torch.mode_stack import take_off
 
 __all__ = ["CallMode"]
 
@@ -68,14 +65,4 @@ class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         nothing. Idempotent.
         """
         self._session = self._captures = None
-        stack = _get_current_dispatch_mode_stack()
-        if stack and stack[-1] is self:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch has it untyped
-            return
-        if not any(mode is self for mode in stack):
-            return
-        above: list[Any] = []
-        while (mode := _pop_mode()) is not self:
-            above.append(mode)
-        for mode in reversed(above):
-            _push_mode(mode)
+        take_off(self)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import InitVar, dataclass, fields
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from fastcheck.errors import ConfigError, choice, did_you_mean, explain
 from fastcheck.record.format import DEPTHS, Depth
 
 from .options import Filter, Log, Patterns, Stop, Training, at_least_one, pattern_tuple
+from .request_options import OnRequest
 
 __all__ = ["Config", "unknown_option"]
 
@@ -38,6 +39,7 @@ class Config:
     log: Log
     filter: Filter
     training: Training
+    on_request: Optional[OnRequest] = None
 
     def __post_init__(self, log_dir: Union[str, os.PathLike[str], None]) -> None:
         choice("level", self.level, ("module", "op"))
@@ -56,6 +58,7 @@ class Config:
             self._check_patterns(name)
         for name, kind in _GROUPS.items():
             _check_group(name, kind, getattr(self, name))
+        self._check_request()
         if log_dir is not None:
             object.__setattr__(self, "log", _log_at(log_dir, self.log))
         self._check_filter()
@@ -69,6 +72,20 @@ class Config:
         elif value is not None:
             value = pattern_tuple(name, value, 'module paths or patterns such as "layers.*.attn"')
         object.__setattr__(self, name, value)
+
+    def _check_request(self) -> None:
+        if self.on_request is None:
+            return
+        _check_group("on_request", OnRequest, self.on_request)
+        if self.on_request.level == self.level:
+            raise ConfigError(
+                explain(
+                    f'OnRequest(level="{self.level}") asks for what is observed anyway',
+                    expected='OnRequest(level="op") of a monitor at module level',
+                    got=f"level={self.level!r}",
+                    hint='OnRequest(level="dump") writes dumps, at op level too',
+                )
+            )
 
     def _check_filter(self) -> None:
         for name in ("ops", "roles"):
@@ -188,12 +205,13 @@ class Config:
 def unknown_option(name: str) -> str:
     """The text of the TypeError for a keyword of install() that is none of its options."""
     options = [*inspect.signature(Config).parameters, "sinks"]
-    moved = {one.name: group for group, kind in _GROUPS.items() for one in fields(kind)}
+    groups = {"on_request": OnRequest, **_GROUPS}  # of two with this name, the one below it
+    moved = {one.name: group for group, kind in groups.items() for one in fields(kind)}
     renamed = {"log_limit": "limit", "dump_on_overflow": "dump"}.get(name, name)
     if renamed in moved:
         group = moved[renamed]
         first = "dir, " if group == "log" and renamed != "dir" else ""
-        written = f"{group}=fastcheck.{_GROUPS[group].__name__}({first}{renamed}=...)"
+        written = f"{group}=fastcheck.{groups[group].__name__}({first}{renamed}=...)"
         return f"install() has no option {name!r}; write {written}"
     return explain(
         f"install() has no option {name!r}",

@@ -1,4 +1,4 @@
-"""The four groups of options of install(): Stop, Log, Filter and Training."""
+"""The groups of options of install(): Stop, Log, Filter and Training; OnRequest is beside this."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ __all__ = [
     "Stop",
     "Training",
     "at_least_one",
+    "check_bool",
     "pattern_tuple",
 ]
 
@@ -105,7 +106,7 @@ class Stop:
             )
         if not isinstance(self.protect_weights, bool):
             choice("protect_weights", self.protect_weights, ("auto",), "True or False")
-        _check_bool("replay", self.replay)
+        check_bool("replay", self.replay)
         if self.dump is not None:
             object.__setattr__(self, "dump", _directory("dump", self.dump))
         check_style(self.style)
@@ -212,7 +213,7 @@ class Training:
         object.__setattr__(self, "optimizer", _checked_optimizers(self.optimizer))
         object.__setattr__(self, "scaler", _checked_scaler(self.scaler))
         _check_process_group(self.process_group)
-        _check_bool("reset_overflow_status", self.reset_overflow_status)
+        check_bool("reset_overflow_status", self.reset_overflow_status)
 
     @property
     def optimizers(self) -> Optional[tuple[torch.optim.Optimizer, ...]]:
@@ -262,7 +263,8 @@ def pattern_tuple(name: str, value: Union[str, Iterable[str]], examples: str) ->
     )
 
 
-def _check_bool(name: str, value: object) -> None:
+def check_bool(name: str, value: object) -> None:
+    """ConfigError if ``value`` is no bool."""
     if not isinstance(value, bool):
         raise ConfigError(
             explain(f"{name} must be a bool", expected="True or False", got=repr(value))
