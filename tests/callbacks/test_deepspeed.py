@@ -44,6 +44,16 @@ def test_gradients_are_read_under_the_names_of_their_parameters() -> None:
     monitor.remove()
 
 
+def test_partitions_have_no_norm() -> None:
+    """The first gradients are read after backward() too, as wholes."""
+    engine = Engine(Net())
+    engine.dp_world_size = 2
+    monitor = fastcheck.callbacks.deepspeed(engine)
+    loop(engine, 3)
+    assert [row.gradient_norm for row in monitor.step_table()] == [None] * 3
+    monitor.remove()
+
+
 def test_losses_and_weights_are_the_same_and_the_method_is_put_back() -> None:
     found = []
     for observed in (False, True):

@@ -142,6 +142,17 @@ class ModuleNode:
             number = numbers[label] = self._sites.intern(site)
         return number
 
+    def part_site(self, role: str, label: str) -> int:
+        """As site(), of this rank's part of a tensor. Both may be read in one step: the gradient
+        that backward() has left, and what a sharding optimizer makes of it.
+        """
+        numbers = self.numbers.setdefault(f"part of {role}", {})
+        number = numbers.get(label)
+        if number is None:
+            site = Site(self.path, self.type_name, _DIRECTIONS[role], role, 1, label)
+            number = numbers[label] = self._sites.intern(site)
+        return number
+
 
 class Call:
     """One call of one module: the tokens of its inputs and outputs, and its parent call."""

@@ -266,7 +266,7 @@ class StateReader:
         for parameter, gradient, is_shard in gradients:
             if id(parameter) in known:
                 node, name = known[id(parameter)]
-                batch.add(gradient, node.site("param_grad", name, int(is_shard)), "param_grad")
+                batch.add(gradient, _of_gradient(node, name, is_shard), "param_grad")
         self._read(batch, int(Flag.SCALED) if scaled else 0, _parameter_gradient, scaled, {})
 
     def read_statistics(self, node: ModuleNode) -> None:
@@ -359,7 +359,13 @@ class StateReader:
 
 def _gradient_site(node: ModuleNode, name: str, tensor: torch.Tensor) -> int:
     """Of the gradient of a parameter. ``tensor``: either of the two, which are sharded alike."""
-    return node.site("param_grad", name, int(is_part(tensor)))
+    return _of_gradient(node, name, is_part(tensor))
+
+
+def _of_gradient(node: ModuleNode, name: str, is_shard: bool) -> int:
+    if is_shard:
+        return node.part_site("param_grad", name)
+    return node.site("param_grad", name, 0)
 
 
 def _as_read(tensors: Sequence[torch.Tensor]) -> list[int]:
