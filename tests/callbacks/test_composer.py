@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +22,19 @@ pytestmark = [
 composer = import_composer()
 
 
+_trainers: list[Any] = []
+
+
 @pytest.fixture(autouse=True)
 def without_what_does_not_fit() -> Iterator[None]:
     with replaced():
         yield
+        for trainer in _trainers:
+            trainer.close()
+            for one in trainer.state.callbacks:
+                if isinstance(one, composer.callbacks.CheckpointSaver):
+                    one.tmp_dir_for_symlink.cleanup()  # Composer leaves it to the collector
+        _trainers.clear()
 
 
 class Model(composer.ComposerModel):  # type: ignore[misc,name-defined]  # untyped
@@ -55,7 +65,7 @@ class Logger(composer.loggers.LoggerDestination):  # type: ignore[misc,name-defi
             self.rows.append((step, metrics))
 
 
-def fit(model: Model, *callbacks: Any, **options: Any) -> None:
+def fit(model: Model, *callbacks: Any, **options: Any) -> Any:
     torch.manual_seed(1)
     data = torch.utils.data.DataLoader(torch.randn(24, 8), batch_size=4)
     trainer = composer.Trainer(
@@ -68,8 +78,9 @@ def fit(model: Model, *callbacks: Any, **options: Any) -> None:
         progress_bar=False,
         **options,
     )
+    _trainers.append(trainer)
     trainer.fit()
-    trainer.close()
+    return trainer
 
 
 @pytest.mark.parametrize("micro", [4, 2])
@@ -99,3 +110,54 @@ def test_scalars_reach_the_loggers_and_the_sinks_that_are_given() -> None:
     assert [step for step, _ in logger.rows][-1] == 5 and "fastcheck/loss" in logger.rows[-1][1]
     fit(Model(), fastcheck.callbacks.Composer(sinks=kept))
     assert [step for step, _ in kept.rows] == list(range(6))
+
+
+@pytest.mark.parametrize("seal", ["mark", "refuse", False])
+def test_checkpoints_are_sealed(seal: Any) -> None:
+    """Those of the trainer's interval, and those that the program asks for."""
+    model, callback = Model(), fastcheck.callbacks.Composer(seal=seal)
+    trainer = fit(model, callback, save_folder="saved", save_interval="2ba")
+    files = sorted(path for path in Path("saved").glob("*.pt") if not path.is_symlink())
+    trainer.save_checkpoint("own/{batch}.pt")
+    trainer.close()
+    trainer.save_checkpoint("own/later.pt")
+    assert len(files) == 3 and Path("own/later.pt").exists()
+    for file in [*files, Path("own/6.pt")]:
+        if not seal:
+            assert not Path(f"{file}.fastcheck.json").exists()
+            continue
+        found = fastcheck.verify(str(file), trust=True)
+        assert found and found.equal == len(model.state_dict()) and f"{found.step}" in file.name
+    assert not Path("own/later.pt.fastcheck.json").exists(), "the trainer was closed"
+
+
+@pytest.mark.parametrize("seal", ["mark", "refuse"])
+def test_a_checkpoint_that_is_not_finite(seal: str) -> None:
+    class Break(composer.Callback):  # type: ignore[misc,name-defined]  # untyped
+        def batch_end(self, state: Any, logger: Any) -> None:
+            if state.timestamp.batch == 4:
+                with torch.no_grad():
+                    state.model.net.head.bias[0] = float("inf")
+
+    callback = fastcheck.callbacks.Composer(seal=seal, overflow_nums=-1)
+    options: dict[str, Any] = {"save_folder": "saved", "save_interval": "2ba"}
+    bad = Path("saved/ep0-ba4-rank0.pt")
+    if seal == "refuse":
+        with pytest.raises(fastcheck.NonFiniteWeightsError, match=r"ba4-rank0.pt is not written"):
+            fit(Model(), Break(), callback, **options)
+        assert not bad.exists() and Path("saved/ep0-ba2-rank0.pt").exists()
+        return
+    fit(Model(), Break(), callback, **options)
+    found = fastcheck.verify(str(bad), trust=True)
+    assert not found and found.nonfinite["net.head.bias"] == 1 and found.verdict == "non-finite"
+
+
+def test_another_trainers_checkpoints_are_left_alone() -> None:
+    fit(Model(), fastcheck.callbacks.Composer())
+    fit(Model(), save_folder="saved", save_interval="3ba")
+    assert list(Path("saved").glob("*.pt")) and not list(Path("saved").glob("*.json"))
+
+
+def test_the_option_seal_is_checked() -> None:
+    with pytest.raises(fastcheck.ConfigError, match="unknown seal"):
+        fastcheck.callbacks.Composer(seal="always")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,9 +113,36 @@ def test_steps_have_the_engines_numbers_and_what_is_unread_is_warned_of() -> Non
     monitor.remove()
 
 
+@pytest.mark.parametrize("seal", ["mark", "refuse", False])
+def test_checkpoints_are_sealed(seal: Any) -> None:
+    engine = Engine(Net())
+    monitor = fastcheck.callbacks.deepspeed(engine, seal=seal, overflow_nums=-1)
+    loop(engine, 3)
+    assert engine.save_checkpoint("saved") is True
+    assert Path("saved/global_step3/fastcheck.json").exists() is bool(seal)
+    if seal:
+        found = fastcheck.verify("saved/global_step3")
+        assert found and found.step == 3 and found.equal == len(engine.module.state_dict())
+    with torch.no_grad():
+        engine.module.head.bias[1] = float("nan")
+    if seal == "refuse":
+        with pytest.raises(fastcheck.NonFiniteWeightsError, match=r"saved/bad is not written"):
+            engine.save_checkpoint("saved", tag="bad")
+        assert not Path("saved/bad").exists()
+    else:
+        engine.save_checkpoint("saved", tag="bad")
+        if seal:
+            assert fastcheck.verify("saved/bad").nonfinite == {"head.bias": 1}
+    monitor.remove()
+    engine.save_checkpoint("saved", tag="later")
+    assert not Path("saved/later/fastcheck.json").exists()
+
+
 def test_what_is_no_engine_is_an_error() -> None:
     with pytest.raises(fastcheck.ConfigError, match="DeepSpeed engine"):
         fastcheck.callbacks.deepspeed(Net())
+    with pytest.raises(fastcheck.ConfigError, match="unknown seal"):
+        fastcheck.callbacks.deepspeed(Engine(Net()), seal="always")
 
 
 @real
@@ -139,3 +167,13 @@ def test_skipped_steps_of_deepspeed_itself() -> None:
         run_ranks(deepspeed_workers.skips, 2, world_size=1)
     )
     assert skipped == sum(rows) > 0 and events == 0 and verdicts == {"SCALED"}
+
+
+@real
+def test_checkpoints_of_deepspeed_itself(tmp_path: Path) -> None:
+    """One rank's copy of the weights is not finite: no rank writes."""
+    one, other = values(run_ranks(deepspeed_workers.saves, 2, str(tmp_path), world_size=2))
+    assert one["verified"] == (True, 2, 4)
+    for found in (one, other):
+        assert found["refused"] == "saved/bad is not written" and found["got"] == "2.bias"
+    assert not one["written"]

@@ -206,7 +206,7 @@ def test_a_seal_that_fails_does_not_end_the_training(monkeypatch: pytest.MonkeyP
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("fastcheck.callbacks.huggingface.seal", fail)
+    monkeypatch.setattr("fastcheck.callbacks.seals.seal", fail)
     run = trainer(
         llama(), fastcheck.callbacks.HuggingFace(), steps=2, save_strategy="steps", save_steps=2
     )

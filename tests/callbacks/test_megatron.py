@@ -5,7 +5,10 @@ Megatron itself need CUDA.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, Optional
 
 import pytest
@@ -14,6 +17,8 @@ from torch import nn
 
 import fastcheck
 from support.programs.training import Net, batches, nan_gradient, stopped, where
+from support.ranks import megatron_workers
+from support.ranks.ranks_harness import run_ranks, values
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
@@ -123,3 +128,86 @@ def test_an_optimizer_of_torch_is_an_error() -> None:
     model = Net()
     with pytest.raises(fastcheck.ConfigError, match="Megatron Core"):
         fastcheck.callbacks.megatron(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+class Shard:
+    """What megatron.core.dist_checkpointing.ShardedTensor describes: a local part of a tensor."""
+
+    prepend_axis_num = 0
+    flattened_range = None
+
+    def __init__(self, key: str, data: torch.Tensor, parts: int = 1) -> None:
+        self.key, self.data = key, data
+        self.local_shape = tuple(data.shape)
+        self.global_shape = (data.shape[0] * parts, *data.shape[1:])
+
+
+@pytest.fixture
+def checkpointing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for megatron.core.dist_checkpointing."""
+
+    def save(sharded_state_dict: Any, checkpoint_dir: str, *_: Any, **__: Any) -> None:
+        kept = {one.key: one.data for one in sharded_state_dict["model"].values()}
+        torch.save(kept, Path(checkpoint_dir, "model.pt"))
+
+    module: Any = ModuleType("megatron.core.dist_checkpointing")
+    module.save = save
+    monkeypatch.setitem(sys.modules, "megatron.core.dist_checkpointing", module)
+    return module
+
+
+def saved(checkpointing: Any, model: nn.Module, folder: str, parts: int = 1) -> str:
+    Path(folder).mkdir()
+    shards = {k: Shard(f"model.{k}", v, parts) for k, v in model.state_dict().items()}
+    # As Megatron-LM calls it: the name of the iteration's folder is the caller's.
+    checkpointing.save({"model": shards, "args": None}, folder)
+    return folder
+
+
+@pytest.mark.parametrize("seal", ["mark", "refuse", False])
+def test_checkpoints_are_sealed(checkpointing: Any, seal: Any) -> None:
+    model, plain = Net(), checkpointing.save
+    optimizer = MainGradOptimizer(model)
+    monitor = fastcheck.callbacks.megatron(model, optimizer, seal=seal, overflow_nums=-1)
+    loop(model, optimizer, 3)
+    folder = saved(checkpointing, model, "iter_0000003")
+    assert Path(folder, "fastcheck.json").exists() is bool(seal)
+    if seal:
+        found = fastcheck.verify(folder)
+        assert found and found.step == 2 and found.equal == len(model.state_dict())
+    with torch.no_grad():
+        model.head.bias[1] = float("nan")
+    if seal == "refuse":
+        with pytest.raises(fastcheck.NonFiniteWeightsError, match="bad is not written"):
+            saved(checkpointing, model, "bad")
+        assert not Path("bad/model.pt").exists()
+    else:
+        saved(checkpointing, model, "bad")
+        if seal:
+            assert fastcheck.verify("bad").nonfinite == {"model.head.bias": 1}
+    saved(checkpointing, Net(), "others")
+    assert not Path("others/fastcheck.json").exists(), "the weights of another model"
+    monitor.remove()
+    assert checkpointing.save is plain
+
+
+def test_parts_of_weights_are_checked_and_not_sealed(checkpointing: Any) -> None:
+    model = Net()
+    optimizer = MainGradOptimizer(model)
+    fastcheck.callbacks.megatron(model, optimizer, seal="refuse")
+    with pytest.warns(fastcheck.FastcheckWarning, match="not sealed: this rank holds parts"):
+        saved(checkpointing, model, "parts", parts=2)
+    assert not Path("parts/fastcheck.json").exists()
+    with torch.no_grad():
+        model.head.bias[1] = float("nan")
+    with pytest.raises(fastcheck.NonFiniteWeightsError, match="bad is not written"):
+        saved(checkpointing, model, "bad", parts=2)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
+)
+def test_checkpoints_of_megatron_core_itself(tmp_path: Path) -> None:
+    """On the CPU: two calls of torch.cuda are overridden."""
+    (found,) = values(run_ranks(megatron_workers.saves, str(tmp_path), world_size=1))
+    assert found == (True, 4, "bad is not written", [])

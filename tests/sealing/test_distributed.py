@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import planner
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import fastcheck
 from support.ranks import training_workers
@@ -59,6 +61,21 @@ def test_metadata_that_would_run_code_is_refused() -> None:
     with pytest.raises(fastcheck.CompareError, match="names something unknown"):
         fastcheck.verify("saved")
     assert not Path("touched").exists()
+
+
+def test_plans_in_the_metadata_are_no_code() -> None:
+    """Megatron Core keeps those of its ranks there."""
+    model = nn.Linear(4, 4)
+    save(model, "saved")
+    fastcheck.seal("saved", model)
+    path = Path("saved/.metadata")
+    metadata = pickle.loads(path.read_bytes())
+    index = MetadataIndex("model.weight")
+    metadata.planner_data = planner.SavePlan(
+        [planner.WriteItem(index, planner.WriteItemType.TENSOR)]
+    )
+    path.write_bytes(pickle.dumps(metadata))
+    assert fastcheck.verify("saved")
 
 
 def test_damaged_metadata_is_an_error() -> None:

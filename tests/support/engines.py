@@ -4,6 +4,7 @@ deepspeed 0.19.8 has them. One rank; the optimizer holds the parameters as one f
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Optional
 
 import torch
@@ -84,6 +85,16 @@ class Engine(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.module(*args)
+
+    def module_state_dict(self, exclude_frozen_parameters: bool = False) -> Any:
+        return self.module.state_dict()
+
+    def save_checkpoint(self, save_dir: str, tag: Optional[str] = None) -> bool:
+        folder = Path(save_dir, tag or f"global_step{self.global_steps}")
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save({"module": self.module_state_dict()}, folder / "mp_rank_00_model_states.pt")
+        Path(save_dir, "latest").write_text(folder.name)
+        return True
 
     def backward(self, loss: torch.Tensor) -> None:
         (loss * self.optimizer.loss_scale).backward()

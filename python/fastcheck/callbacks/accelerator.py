@@ -6,13 +6,13 @@ from typing import Any, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, choice, explain, warn
+from fastcheck.errors import ConfigError, explain, warn
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
 from fastcheck.monitor.sinks.sink import open_sinks
-from fastcheck.sealing.seal import check_finite
-from fastcheck.sealing.seal import seal as write_seal
+
+from .seals import CheckpointSeals
 
 __all__ = ["accelerate"]
 
@@ -45,8 +45,7 @@ def accelerate(
     Raises:
         ConfigError: no Accelerator, a model that was not prepared, or an option can't be used.
     """
-    if seal is not False:
-        choice("seal", seal, ("mark", "refuse"), "False")
+    seals = CheckpointSeals(seal)
     if not callable(getattr(accelerator, "register_save_state_pre_hook", None)):
         raise ConfigError(
             explain(
@@ -60,16 +59,12 @@ def accelerate(
     if isinstance(accelerator.scaler, torch.amp.GradScaler):
         options.setdefault("training", Training(scaler=accelerator.scaler))
     monitor = install(inner, **options)
-    if seal:
+    if seals:
 
         def before_saving(models: list[Any], weights: list[Any], folder: str) -> None:
-            if seal == "refuse":
-                check_finite(inner, f"{folder} is not written", "load the checkpoint before it")
+            seals.check(inner, folder, "load the checkpoint before it")
             if accelerator.is_main_process and weights:
-                try:
-                    write_seal(folder, weights[0], step=monitor.step_index)
-                except Exception as error:  # a checkpoint without a seal is no reason to stop
-                    warn(f"{folder} is not sealed: {type(error).__name__}: {error}")
+                seals.write(folder, weights[0], monitor.step_index)
 
         handle = accelerator.register_save_state_pre_hook(before_saving)
         monitor._boundary.at_end.callback(handle.remove)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import os
+from collections.abc import Mapping
+from typing import Any, Callable, Optional, Union
 
 import torch
 
@@ -14,12 +16,13 @@ from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
 
 from .rows import WaitingRows
-from .wrapping import wrap_step
+from .seals import CheckpointSeals
+from .wrapping import replace, wrap_step
 
 __all__ = ["deepspeed"]
 
 
-def deepspeed(engine: Any, **options: Any) -> Monitor:
+def deepspeed(engine: Any, *, seal: Union[str, bool] = "mark", **options: Any) -> Monitor:
     """Observes the model of an engine that ``deepspeed.initialize()`` returned.
 
         engine, _, loader, _ = deepspeed.initialize(model=model, config=config)
@@ -33,6 +36,11 @@ def deepspeed(engine: Any, **options: Any) -> Monitor:
 
     Args:
         engine: the engine.
+        seal: what happens in ``engine.save_checkpoint()``. ``"mark"``: the folder of the tag gets a
+            ``fastcheck.json`` (see :func:`fastcheck.seal`), but not with weights that are spread
+            over several files (ZeRO 3, pipeline or tensor parallel). ``"refuse"``: that, and if a
+            rank has weights that are not finite every rank raises NonFiniteWeightsError before
+            anything is written. False: nothing.
         options: those of :func:`fastcheck.install`. Without ``sinks=`` the scalars of each step go
             to ``engine.monitor``, if that is enabled.
 
@@ -42,9 +50,10 @@ def deepspeed(engine: Any, **options: Any) -> Monitor:
     Raises:
         ConfigError: this is no engine, or an option can't be used.
 
-    Synchronises nothing. Under ZeRO 3 and with offloading the gradients of parameters are not read,
-    with a warning.
+    Synchronises nothing, but for the reading of the weights when a checkpoint is saved. Under ZeRO
+    3 and with offloading the gradients of parameters are not read, with a warning.
     """
+    seals = CheckpointSeals(seal)
     outer = getattr(engine, "optimizer", None)
     if outer is None or not isinstance(getattr(engine, "module", None), torch.nn.Module):
         raise ConfigError(
@@ -62,6 +71,9 @@ def deepspeed(engine: Any, **options: Any) -> Monitor:
     monitor = install(engine.module, **options)
     rows.end_with(monitor)
     monitor.begin_at(engine.global_steps)
+    if seals:
+        sealing = replace(engine, "save_checkpoint", functools.partial(_sealing, engine, seals))
+        monitor._boundary.at_end.callback(sealing)
     if isinstance(outer, torch.optim.Optimizer):  # ZeRO 0 in float32: torch's hooks see all
         return monitor
     if engine.zero_optimization_stage() == 3 or getattr(outer, "cpu_offload", False):
@@ -89,6 +101,41 @@ def _gradients(engine: Any) -> GradientParts:
         gradients = [g for g in kept.get(group) or () if not getattr(g, "_zero_padding", False)]
         for parameter, gradient in zip(parameters, gradients):
             yield parameter, gradient, engine.dp_world_size > 1
+
+
+def _sealing(
+    engine: Any, seals: CheckpointSeals, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    def save_checkpoint(save_dir: Any, tag: Optional[Any] = None, *args: Any, **kwargs: Any) -> Any:
+        name = f"global_step{engine.global_steps}" if tag is None else str(tag)
+        folder = os.path.join(str(save_dir), name)
+        seals.check(_held_weights(engine), folder, "load the tag before it", together=True)
+        result = original(save_dir, tag, *args, **kwargs)
+        if engine.global_rank == 0:
+            if _is_in_one_file(engine):
+                without = bool(kwargs.get("exclude_frozen_parameters", False))
+                weights = engine.module_state_dict(exclude_frozen_parameters=without)
+                seals.write(folder, weights, int(engine.global_steps))
+            else:
+                warn(f"{folder} is not sealed: its weights are spread over several files")
+        return result
+
+    return save_checkpoint
+
+
+def _held_weights(engine: Any) -> Union[torch.nn.Module, Mapping[str, Any]]:
+    """The weights, or under ZeRO 3 what this rank holds of them."""
+    module: torch.nn.Module = engine.module
+    return module
+
+
+def _is_in_one_file(engine: Any) -> bool:
+    return (
+        engine.zero_optimization_stage() < 3
+        and getattr(engine, "mp_world_size", 1) == 1
+        and not getattr(engine, "has_moe_layers", False)
+        and not getattr(engine, "pipeline_parallelism", False)
+    )
 
 
 def _write(target: Any, scalars: dict[str, float], step: int) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any, Optional, Union
 
-from fastcheck.errors import ConfigError, choice, warn
+from fastcheck.errors import ConfigError, warn
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.sinks.sink import ScalarSink, open_sinks
 from fastcheck.monitor.sinks.tensorboard import TensorBoard
-from fastcheck.sealing.seal import check_finite, seal
+
+from .seals import CheckpointSeals
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -48,9 +49,7 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any whe
     """
 
     def __init__(self, *, seal: Union[str, bool] = "mark", **options: Any) -> None:
-        if seal is not False:
-            choice("seal", seal, ("mark", "refuse"), "False")
-        self._seal = seal
+        self._seals = CheckpointSeals(seal)
         self._options = options
         #: The Monitor of the training that runs or ran last; None before the first one.
         self.monitor: Optional[Monitor] = None
@@ -74,14 +73,12 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any whe
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        if self._seal == "refuse" and control.should_save:
-            unread = check_finite(
+        if control.should_save:
+            self._seals.check(
                 kwargs["model"],
-                f"the checkpoint of step {state.global_step:,} is not written",
+                f"the checkpoint of step {state.global_step:,}",
                 "resume from the checkpoint before; fastcheck verify tells which are finite",
             )
-            for key, reason in unread.items():
-                warn(f"{key} is saved unchecked: {reason}")
 
     def on_save(
         self,
@@ -90,13 +87,10 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any whe
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        if self._seal and state.is_world_process_zero:
+        if state.is_world_process_zero:
             folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
             if os.path.isdir(folder):
-                try:
-                    seal(folder, kwargs["model"], step=state.global_step)
-                except Exception as error:  # a checkpoint without a seal is no reason to stop
-                    warn(f"{folder} is not sealed: {type(error).__name__}: {error}")
+                self._seals.write(folder, kwargs["model"], state.global_step)
 
     def on_train_end(
         self,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any, Optional, Union
 
-from fastcheck.errors import choice, warn
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
-from fastcheck.sealing.seal import check_finite
-from fastcheck.sealing.seal import seal as write_seal
 
 from .rows import WaitingRows
+from .seals import CheckpointSeals
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -45,9 +43,7 @@ class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightn
     """
 
     def __init__(self, *, seal: Union[str, bool] = "mark", **options: Any) -> None:
-        if seal is not False:
-            choice("seal", seal, ("mark", "refuse"), "False")
-        self._seal = seal
+        self._seals = CheckpointSeals(seal)
         self._options = options
         #: The Monitor of the fit that runs or ran last; None before the first one.
         self.monitor: Optional[Monitor] = None
@@ -60,20 +56,16 @@ class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightn
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         original = trainer.save_checkpoint
-        if not self._seal or stage != "fit" or hasattr(original, "_fastcheck"):
+        if not self._seals or stage != "fit" or hasattr(original, "_fastcheck"):
             return
 
         # Lightning does not pass the path to the callbacks' hook for saving.
         @functools.wraps(original)
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._seal == "refuse":
-                check_finite(pl_module, f"{filepath} is not written", "go back to one that is")
+            self._seals.check(pl_module, filepath, "go back to one that is finite")
             result = original(filepath, *args, **kwargs)
             if trainer.is_global_zero:
-                try:
-                    write_seal(filepath, pl_module, step=trainer.global_step)
-                except Exception as error:  # a checkpoint without a seal is no reason to stop
-                    warn(f"{filepath} is not sealed: {type(error).__name__}: {error}")
+                self._seals.write(filepath, pl_module, trainer.global_step)
             return result
 
         save_checkpoint._fastcheck = True  # type: ignore[attr-defined]  # not to be wrapped twice

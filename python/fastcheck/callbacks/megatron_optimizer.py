@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Union
+import functools
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError, explain, warn
 from fastcheck.monitor.hooks.flat_optimizers import GradientParts
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
-from fastcheck.utils.torch.rank import group_size
+from fastcheck.monitor.session.session import Session
+from fastcheck.utils.torch.rank import group_size, own_rank
 
-from .wrapping import wrap_step
+from .seals import CheckpointSeals
+from .wrapping import replace, wrap_step
 
 __all__ = ["megatron"]
 
 
 def megatron(
-    model: Union[torch.nn.Module, Sequence[torch.nn.Module]], optimizer: Any, **options: Any
+    model: Union[torch.nn.Module, Sequence[torch.nn.Module]],
+    optimizer: Any,
+    *,
+    seal: Union[str, bool] = "mark",
+    **options: Any,
 ) -> Monitor:
     """Observes a model that an optimizer of Megatron Core trains, the distributed one among them.
 
@@ -33,6 +42,11 @@ def megatron(
     Args:
         model: the model, or the list of its chunks, as Megatron's training loop holds it.
         optimizer: what ``get_megatron_optimizer()`` returns.
+        seal: what happens in ``megatron.core.dist_checkpointing.save()``, by which Megatron-LM
+            saves its distributed checkpoints. ``"mark"``: the directory gets a ``fastcheck.json``
+            (see :func:`fastcheck.seal`) if rank 0 holds whole weights. ``"refuse"``: that, and if a
+            rank has weights that are not finite every rank raises NonFiniteWeightsError before
+            anything is written. False: nothing.
         options: those of :func:`fastcheck.install`.
 
     Returns:
@@ -41,9 +55,11 @@ def megatron(
     Raises:
         ConfigError: this is no such optimizer, or an option can't be used.
 
-    Synchronises nothing. With the distributed optimizer ``main_grad`` holds reduced gradients in
-    this rank's part alone, and this rank's own in the rest.
+    Synchronises nothing, but for the reading of the weights when a checkpoint is saved. With the
+    distributed optimizer ``main_grad`` holds reduced gradients in this rank's part alone, and this
+    rank's own in the rest.
     """
+    seals = CheckpointSeals(seal)
     chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
     if isinstance(optimizer, torch.optim.Optimizer) or not callable(
         getattr(optimizer, "get_loss_scale", None)
@@ -60,7 +76,74 @@ def megatron(
         options.setdefault("training", Training(scaler=optimizer.get_loss_scale))
     monitor = install(*chunks, **options)
     wrap_step(monitor, optimizer, lambda: _main_gradients(chunks), optimizer, _was_skipped)
+    module = sys.modules.get("megatron.core.dist_checkpointing")
+    if seals and module is not None:
+        references = [weakref.ref(chunk) for chunk in chunks]
+        make = functools.partial(_sealing, weakref.ref(monitor._session), references, seals)
+        monitor._boundary.at_end.callback(replace(module, "save", make))
     return monitor
+
+
+def _sealing(
+    session: weakref.ref[Session],
+    model: Sequence[weakref.ref[torch.nn.Module]],
+    seals: CheckpointSeals,
+    original: Callable[..., Any],
+) -> Callable[..., Any]:
+    """``original`` is a function of a module: it must not keep the model alive."""
+
+    def save(sharded_state_dict: Any, checkpoint_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        chunks = [chunk for chunk in (reference() for reference in model) if chunk is not None]
+        weights = dict(_named_weights(chunks))
+        held = set(map(_place, weights.values()))
+        shards = [one for one in _shards(sharded_state_dict) if _place(one.data) in held]
+        if shards:  # else the weights of another model
+            seals.check(weights, checkpoint_dir, "load the checkpoint before it", together=True)
+        result = original(sharded_state_dict, checkpoint_dir, *args, **kwargs)
+        own = session()
+        if not shards or own is None or own_rank():
+            return result
+        whole = {one.key: one.data for one in shards if _is_whole(one)}
+        if len(whole) == len(shards):
+            seals.write(checkpoint_dir, whole, own.step.index)
+        else:
+            parts = len(shards) - len(whole)
+            warn(f"{checkpoint_dir} is not sealed: this rank holds parts of {parts:,} weights")
+        return result
+
+    return save
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.device, tensor.data_ptr(), tensor.numel()
+
+
+def _named_weights(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    for number, chunk in enumerate(chunks):
+        prefix = f"{number}." if len(chunks) > 1 else ""
+        for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
+            if tensor.numel():
+                yield prefix + name, tensor
+
+
+def _shards(state: Any) -> Iterator[Any]:
+    """The descriptions of tensors (ShardedTensor) anywhere in a sharded state dict."""
+    if isinstance(state, Mapping):
+        for one in state.values():
+            yield from _shards(one)
+    elif isinstance(state, (list, tuple)):
+        for one in state:
+            yield from _shards(one)
+    elif hasattr(state, "global_shape") and isinstance(getattr(state, "data", None), torch.Tensor):
+        yield state
+
+
+def _is_whole(shard: Any) -> bool:
+    return (
+        tuple(shard.global_shape) == tuple(shard.local_shape)
+        and not shard.prepend_axis_num
+        and getattr(shard, "flattened_range", None) is None
+    )
 
 
 def _main_gradients(chunks: Sequence[torch.nn.Module]) -> GradientParts:

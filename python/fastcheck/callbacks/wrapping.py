@@ -1,4 +1,4 @@
-"""Wraps the step() of an optimizer that is not a torch.optim.Optimizer."""
+"""Wraps functions and methods that their framework has no hooks for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,24 @@ from typing import Any, Callable
 from fastcheck.monitor.hooks.flat_optimizers import FlatOptimizer, GradientParts
 from fastcheck.monitor.monitor import Monitor
 
-__all__ = ["wrap_step"]
+__all__ = ["replace", "wrap_step"]
+
+
+def replace(
+    owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[[], None]:
+    """Puts ``make(original)`` in the place of ``owner.name``, a method of an object or a function
+    of a module. What is returned puts the original back.
+    """
+    original = getattr(owner, name)
+    wrapper = functools.wraps(original)(make(original))
+
+    def restore() -> None:
+        if vars(owner).get(name) is wrapper:  # else another wrapper is around it, and calls it
+            setattr(owner, name, original)
+
+    setattr(owner, name, wrapper)
+    return restore
 
 
 def wrap_step(
@@ -27,20 +44,16 @@ def wrap_step(
         was_skipped: takes what step() has returned; whether loss scaling skipped the update.
         then: called after each step.
     """
-    original = optimizer.step
     around = FlatOptimizer(monitor._watcher, gradients, rates)
 
-    @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        around.before()
-        result = original(*args, **kwargs)
-        around.after(was_skipped(result))
-        then()
-        return result
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            around.before()
+            result = original(*args, **kwargs)
+            around.after(was_skipped(result))
+            then()
+            return result
 
-    def restore() -> None:
-        if vars(optimizer).get("step") is step:  # else another wrapper is around it, and calls it
-            optimizer.step = original
+        return step
 
-    optimizer.step = step
-    monitor._boundary.at_end.callback(restore)
+    monitor._boundary.at_end.callback(replace(optimizer, "step", make))

@@ -23,7 +23,15 @@ from fastcheck.statistics.functions import stats
 from fastcheck.statistics.stats import Stats
 from fastcheck.utils.torch.readable import unreadable_reason
 
-__all__ = ["FORMAT", "NonFiniteWeightsError", "Seal", "check_finite", "seal", "seal_path"]
+__all__ = [
+    "FORMAT",
+    "NonFiniteWeightsError",
+    "Seal",
+    "find_nonfinite",
+    "refusal",
+    "seal",
+    "seal_path",
+]
 
 FORMAT = 1
 _NAME = "fastcheck.json"
@@ -109,7 +117,7 @@ def seal(
         tensors[key]["tied_to"] = first
     bad = _nonfinite(found)
     if bad and nonfinite == "refuse":
-        raise _refusal(
+        raise refusal(
             f"{len(bad):,} of {len(found):,} weights are not finite",
             bad,
             'go back to the last sealed checkpoint; nonfinite="mark" seals these all the same, '
@@ -120,22 +128,22 @@ def seal(
     return made
 
 
-def check_finite(model: torch.nn.Module, error: str, hint: str) -> dict[str, str]:
-    """Raises NonFiniteWeightsError with the text ``error`` if a weight or buffer of ``model`` holds
-    NaN or infinities. Returns why the others can't be read, by key. Reads and waits as seal() does.
+def find_nonfinite(
+    model: Union[torch.nn.Module, Mapping[str, Any]],
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The keys of the weights and buffers of ``model`` that hold NaN or infinities, and why others
+    can't be read, by key. Reads and waits as seal() does.
     """
     found, unread = _read(_state_of(model))
-    bad = _nonfinite(found)
-    if bad:
-        raise _refusal(error, bad, hint)
-    return unread
+    return _nonfinite(found), unread
 
 
 def _nonfinite(found: Mapping[str, Stats]) -> tuple[str, ...]:
     return tuple(key for key, one in found.items() if one.nonfinite_count)
 
 
-def _refusal(error: str, bad: Sequence[str], hint: str) -> NonFiniteWeightsError:
+def refusal(error: str, bad: Sequence[str], hint: str) -> NonFiniteWeightsError:
+    """The exception with the text ``error``, of tensors that are not finite: the keys ``bad``."""
     got = ", ".join(bad[:_SHOWN]) + (", ..." if len(bad) > _SHOWN else "")
     return NonFiniteWeightsError(explain(error, expected="finite weights", got=got, hint=hint))
 

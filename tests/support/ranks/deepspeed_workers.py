@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,3 +80,27 @@ def skips(rank: int, stage: int) -> Any:
     rows = [row.overflow for row in monitor.step_table()]
     verdicts = {event.verdict.name for event in monitor.events}
     return engine.skipped_steps, rows, monitor.event_count, verdicts
+
+
+def saves(rank: int, stage: int, folder: str) -> Any:
+    """A checkpoint, and one after a weight of rank 1 was spoilt."""
+    os.chdir(folder)
+    engine = _engine(stage, "fp32")
+    fastcheck.callbacks.deepspeed(engine, seal="refuse")
+    torch.manual_seed(rank)
+    for _ in range(2):
+        _step(engine)
+    engine.save_checkpoint("saved")
+    found: dict[str, Any] = {}
+    if rank == 0:
+        verified = fastcheck.verify("saved/global_step2")
+        found["verified"] = bool(verified), verified.step, verified.equal
+    if rank == 1:
+        with torch.no_grad():
+            engine.module[2].bias[0] = float("inf")
+    try:
+        engine.save_checkpoint("saved", tag="bad")
+    except fastcheck.NonFiniteWeightsError as error:
+        lines = str(error).splitlines()
+        found.update(refused=lines[0], got=lines[2].split()[-1])
+    return {**found, "written": Path("saved/bad").exists()}

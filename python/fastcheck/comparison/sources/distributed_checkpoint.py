@@ -23,6 +23,9 @@ __all__ = ["is_distributed_checkpoint", "shard_loaders"]
 
 _METADATA = ".metadata"
 _MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+# Data classes: Megatron Core keeps the plans of its ranks in the metadata.
+_PLANS = "torch.distributed.checkpoint.planner"
+_OF_PLANS = ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")
 _PATHS = ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
 # A function, from the name of a layout to the layout.
 _LAYOUT = "torch.serialization", "_get_layout"
@@ -86,6 +89,8 @@ class _Restricted(pickle.Unpickler):
         if module in _MODULES or module.startswith("torch.distributed.checkpoint."):
             found = getattr(importlib.import_module(module), name, None)
             found = found if isinstance(found, type) and found.__module__ in _MODULES else None
+            if module == _PLANS and name in _OF_PLANS:
+                found = getattr(importlib.import_module(module), name)
         elif module == "torch":
             value = getattr(torch, name, None)
             found = value if value is torch.Size or isinstance(value, torch.dtype) else None
