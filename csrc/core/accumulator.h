@@ -1,4 +1,4 @@
-// What is known of a part of a tensor, and how two parts become one.
+// Partial results of a part of a tensor, and how two of them are merged.
 //
 // Counts, extremes and checksum merge in any order. The three sums merge only along the canonical
 // tree (core/order.h): SumTree is that tree, one leaf at a time.
@@ -27,7 +27,7 @@ struct Counts {
 };
 
 struct KeyRange {
-  std::uint64_t min = ~0ull;  // the identity: min > max says that there is no finite component
+  std::uint64_t min = ~0ull;  // the identity: min > max, no finite component
   std::uint64_t max = 0;
 };
 

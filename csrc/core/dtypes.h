@@ -1,4 +1,4 @@
-// The one table of supported dtypes, and what a component of each is made of.
+// The one table of supported dtypes, and the component type of each.
 //
 // The table generates the C++ switches, the Python list and the test parameters. A component is
 // what the statistics count: an element, or the real and imaginary part of a complex element.
@@ -39,7 +39,7 @@ constexpr int kDTypeCount = 17;
 // What the eight bytes of Record::min and Record::max hold.
 enum class Extreme : std::uint8_t { kFloat64, kInt64, kUInt64 };
 
-// A binary floating-point format, told by its bits alone. Magnitudes (the bits without the sign)
+// A binary floating-point format, defined by its bits alone. Magnitudes (the bits without the sign)
 // are ordered like the numbers they stand for, which is what every classification here rests on.
 template <class Bits_, int kExponentBits, int kMantissaBits_, bool kHasInf_, class Accumulator_>
 struct FloatFormat {

@@ -1,4 +1,5 @@
-// One component: its class by bit pattern, its exact value, its place among the others.
+// One component of a tensor: its class by bit pattern, its exact value, and its rank in an
+// ordering.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The canonical order: which element meets which in a sum, the same on every backend.
+// The canonical order of every sum: which elements are added together, the same on every backend.
 //
 // docs/record-format.md states it in words. A tile is 64 rows of 64 lanes; each lane adds four runs
 // of 16 rows, top to bottom, and folds them (r0 + r1) + (r2 + r3). Lanes, then tiles, fold in the

@@ -38,7 +38,7 @@ struct Record {
   std::int64_t subnormal_count;
   std::int64_t negative_count;
   std::int64_t saturated_count;
-  std::uint64_t min;  // bits of a double, an int64 or a uint64: the dtype says which
+  std::uint64_t min;  // bits of a double, an int64 or a uint64: which one depends on the dtype
   std::uint64_t max;
   double sum;
   double abs_sum;

@@ -1,4 +1,4 @@
-// What the CPU has: detection alone. cpu/dispatch.h chooses.
+// Detects the instruction sets of this CPU. cpu/dispatch.h chooses among the kernels.
 #pragma once
 
 namespace fastcheck::cpu {

@@ -1,5 +1,5 @@
-// The scalar kernel: the canonical order and the checksum as core/ states them, one component at a
-// time. It runs anywhere, and it is what the vector kernels are read against.
+// The scalar kernel: the canonical order and the checksum as core/ defines them, one component at a
+// time. It runs on every CPU, and is the reference for the vector kernels.
 #include "cpu/kernel.h"
 
 namespace fastcheck::cpu {

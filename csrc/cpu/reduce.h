@@ -1,4 +1,4 @@
-// A tensor's value fields from its memory: threads, strides, dispatch.
+// reduce(): the value fields of a tensor's record from its memory, by threads, for any strides.
 #pragma once
 
 #include <cstddef>

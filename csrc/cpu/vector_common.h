@@ -1,4 +1,4 @@
-// Small things that every part of the vector kernel uses.
+// Primitives that all parts of the vector kernel share: loads, prefetches, lane counts.
 #pragma once
 
 #include <cstddef>

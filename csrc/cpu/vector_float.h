@@ -1,4 +1,5 @@
-// Floating-point tiles.
+// The vector kernel's floating-point tiles: widening, extremes, sums, and the second reading of
+// tiles with special values.
 #pragma once
 
 #include "cpu/vector_checksum.h"

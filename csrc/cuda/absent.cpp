@@ -1,4 +1,4 @@
-// The C interface of the kernels in a build that has none: every call is an error.
+// The C interface of the CUDA kernels for a build without them: every call returns kErrorAbsent.
 #include "cuda/launch.h"
 
 using namespace fastcheck::cuda;

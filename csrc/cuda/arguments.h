@@ -1,4 +1,4 @@
-// What a launch hands to the kernels, by value.
+// The arguments of a launch, passed to the kernels by value.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,8 @@
-// Floating-point rows: extremes, what they tell of a batch, and its zeros and subnormals.
+// Floating-point rows: extremes, the decision whether a batch is ordinary, its zeros and
+// subnormals.
 //
 // A whole batch is read under the assumption that nothing in it is out of the ordinary. Its largest
-// number, its smallest and its smallest magnitude tell whether that was so. 8 and 16-bit formats
+// number, its smallest and its smallest magnitude show whether that was so. 8 and 16-bit formats
 // are compared two at a time as float16 or bfloat16 (8-bit ones moved to where float16 has its sign
 // and exponent: e5m2 is float16's upper byte; e4m3fn comes out 2^8 too small).
 #pragma once
@@ -171,7 +172,7 @@ struct Extremes<Format, std::uint32_t> {
   static FASTCHECK_DEVICE_MEMBER float kInfinity() { return bit_cast<float>(0x7f800000u); }
 };
 
-// No instruction takes the maximum of two doubles; their upper words alone tell what is unusual.
+// No instruction takes the maximum of two doubles; their upper words alone show what is unusual.
 template <class Format>
 struct Extremes<Format, std::uint64_t> {
   double high = -kInfinity();

@@ -1,4 +1,4 @@
-// From a warp's runs to the three sums of its tile, along the canonical tree (core/order.h).
+// Folds a warp's runs to the three sums of its tile, along the canonical tree (core/order.h).
 //
 // The four runs of a lane meet first, in the precision of the lane: where they lie in different
 // groups of threads, each exchange also shares the lanes out, until every thread has two

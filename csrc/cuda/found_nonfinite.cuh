@@ -1,4 +1,4 @@
-// The kernel that tells whether anything in a list of tensors is not finite.
+// The kernel that finds out whether any tensor of a list is not finite.
 //
 // Three instructions a word and one store at most per warp: it runs as fast as memory is read.
 #pragma once
@@ -16,7 +16,7 @@ template <class Format>
 struct NonfiniteTest {
   static constexpr int kSize = Shape<Format>::kSize;
   static constexpr std::uint32_t kEach = kSize == 1 ? 0x01010101u : kSize == 2 ? 0x00010001u : 1u;
-  // Of a double the upper word alone tells.
+  // The upper word of a double is enough.
   static constexpr int kDropped = kSize == 8 ? 32 : 0;
   static constexpr std::uint32_t kTop =
       kEach * static_cast<std::uint32_t>(Format::kSign >> kDropped);

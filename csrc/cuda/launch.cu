@@ -212,7 +212,7 @@ int fastcheck_cuda_device(std::int32_t* multiprocessors) {
 
 int fastcheck_cuda_is_capturing(void* stream, int* is_capturing) {
   *is_capturing = 0;
-  // The legacy default stream can't be captured, and must not be asked while another one is.
+  // The legacy default stream can't be captured, and must not be queried while another one is.
   if (stream == nullptr) return 0;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaError_t error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);

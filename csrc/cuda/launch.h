@@ -3,7 +3,7 @@
 // No function here waits for the device, allocates, or looks at the current device: the caller
 // makes the tensors' device current, and owns every buffer. All of it may be captured in a CUDA
 // graph; `workspace` and `slots` then belong to the graph for as long as it is replayed.
-// Functions return 0, a cudaError_t, or an Error; fastcheck_cuda_error_name() says it in words.
+// Functions return 0, a cudaError_t, or an Error; fastcheck_cuda_error_name() gives its text.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Where the bytes of a traversal lie in memory, when they are not simply one behind the other.
+// The memory addresses of a traversal, for tensors that are not contiguous.
 #pragma once
 
 #include <cstdint>

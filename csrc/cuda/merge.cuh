@@ -1,4 +1,4 @@
-// From the partials of warps to that of a block, and from those of all chunks to that of a tensor.
+// Merges partials: of warps to that of a block, and of all chunks to that of a tensor.
 //
 // Both follow the canonical tree: warps, and then chunks, hold aligned groups of tiles. The merge
 // of chunks costs one block a reading of 104 bytes per chunk, 32 chunks per warp at a time.
@@ -37,7 +37,7 @@ FASTCHECK_DEVICE_CALLED void merge_warps(Partial (&parts)[kMaxWarps]) {
   }
 }
 
-// What another block wrote: from the L2 cache, where blocks meet.
+// What another block wrote: from the L2 cache, which blocks share.
 FASTCHECK_DEVICE Partial load_part(const Partial* at) {
   constexpr int kWords = sizeof(Partial) / 8;
   static_assert(sizeof(Partial) == 8 * kWords);

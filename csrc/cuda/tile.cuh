@@ -251,7 +251,7 @@ class TileReader {
     }
   }
 
-  // Counts and extremes of a batch; whether all of it is finite, as far as this thread knows.
+  // Counts and extremes of a batch; whether all of it is finite, of what this thread has read.
   FASTCHECK_DEVICE_MEMBER bool take_in(const Rows& rows, int left, bool whole, Values& extremes) {
     if constexpr (Component::kIsFloat) {
       if (whole) {

@@ -1,4 +1,4 @@
-// What the binding has to know of CUDA that torch does not say of devices in general.
+// What the binding needs of CUDA beyond torch's device-generic interface.
 //
 // The tests link another implementation (tests/fakes/cuda_on_fake), and so run the rest of the
 // binding on a fake accelerator.

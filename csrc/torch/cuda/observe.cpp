@@ -16,7 +16,7 @@
 namespace fastcheck::cuda {
 namespace {
 
-// What the launchers are told of a list, and what has to live until they were called.
+// The launchers' arguments for a list of tensors, and the objects that have to outlive the launch.
 class Arguments {
  public:
   Arguments(at::ArrayRef<at::Tensor> tensors, c10::Device device, std::int64_t first,

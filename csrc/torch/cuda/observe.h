@@ -18,7 +18,7 @@ namespace fastcheck::cuda {
 std::string problem(std::int64_t device);
 
 // Has slots[first + i] written from tensors[i], which are readable, and on the device of `slots`,
-// uint8 (n, 192). Whole records but for what only the host knows: seq, step, site and call are
+// uint8 (n, 192). Whole records except the host's fields: seq, step, site and call are
 // zero.
 void observe(at::ArrayRef<at::Tensor> tensors, const at::Tensor& slots, std::int64_t first,
              Depth depth, bool logical);

@@ -53,7 +53,8 @@ std::int32_t multiprocessors_of(c10::DeviceIndex device) {
   return known[device] = count;
 }
 
-// Allocating may let go of Python's lock and take it again: whoever waits here must not hold it.
+// Allocating may let go of Python's lock and take it again: a thread that waits here must not hold
+// it.
 std::unique_lock<std::mutex> lock() {
   std::unique_lock<std::mutex> held(mutex, std::try_to_lock);
   if (held) return held;
@@ -101,7 +102,7 @@ Workspaces::~Workspaces() {
   try {
     mark_table();
   } catch (const std::exception&) {
-    // Without an event nobody can tell when the table is free: it is dropped, and its memory left.
+    // Without an event it is not known when the table is free: it is dropped, and its memory left.
     new at::Tensor(kept_->pinned[static_cast<std::size_t>(table_)].memory);
     kept_->pinned.erase(kept_->pinned.begin() + table_);
   }

@@ -9,7 +9,7 @@
 
 namespace fastcheck::cuda {
 
-// Throws std::runtime_error that says which call failed and why, unless `error` is 0.
+// Throws std::runtime_error with the call that failed and the reason, unless `error` is 0.
 void check(int error, const char* call);
 
 struct StreamBuffers;

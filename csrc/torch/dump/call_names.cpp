@@ -57,7 +57,7 @@ CallName CallNamer::name(const Op& op, const py::object& python) {
   const ModuleText* const outside = module_of(Py_None, python);
   const Thread& mine = threads_[std::this_thread::get_id()];
   const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
-  // Only where gradients are enabled a function may be run again: Python is seldom asked.
+  // Only where gradients are enabled a function may be run again: Python is seldom called.
   const bool is_recompute =
       in_backward && (mine.is_recompute ||
                       (at::GradMode::is_enabled() && python.attr("recomputes")().cast<bool>()));
@@ -90,7 +90,7 @@ void CallNamer::add(const CallName& name) {
   mine.newest = newest;
   if (!is_new || newest <= oldest_) return;
   std::shared_ptr<Forward>& forward = forwards_[newest];
-  // Each thread counts its own nodes: a recompute on a device's thread takes nobody's place.
+  // Each thread counts its own nodes: a recompute on a device's thread does not shift them.
   if (forward != nullptr && !mine.is_first) return;
   forward = std::allocate_shared<Forward>(std::pmr::polymorphic_allocator<Forward>(pool_.get()),
                                           name.op, name.call, name.module);

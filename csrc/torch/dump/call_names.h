@@ -1,5 +1,5 @@
-// The names that the calls of a dump go by: python/fastcheck/calls/namer.py, CallNamer, has the
-// same in Python, and says what they are.
+// The names of the calls in a dump. CallNamer of python/fastcheck/calls/namer.py gives the same
+// names in Python, and defines them.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -58,7 +58,7 @@ class CallNamer {
  public:
   CallNamer();
 
-  // `python` has what module.h says of it. This thread has entered or left a module or an
+  // `python` has the methods listed in module.h. This thread has entered or left a module or an
   // optimizer's step: `node` is the innermost module that runs now, None outside of all.
   void move(PyObject* node, bool is_recompute, bool is_in_optimizer,
             const pybind11::object& python);

@@ -1,6 +1,6 @@
-// Memory that was allocated and not written yet. What it holds is left over from something else: no
-// two runs agree on it, so that nobody should be told of it.
-// python/fastcheck/utils/torch/uninitialised.py has the same in Python.
+// Memory that was allocated and not written yet. Its contents are left over from other uses and
+// differ between runs, so a dump leaves them out. python/fastcheck/utils/torch/uninitialised.py has
+// the same in Python.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,20 +19,20 @@ class FreshMemory {
     if (!tensor.has_storage() || tensor.storage().nbytes() == 0) return;
     left_.at(tensor) = static_cast<std::int64_t>(tensor.storage().nbytes());
   }
-  // Whether some of the tensor may have been written by nobody.
+  // Whether some of the tensor may be unwritten.
   bool is_fresh(const at::Tensor& tensor) const { return left_.find(tensor) != nullptr; }
   // An operator has written to it: over all of it, or somewhere in it.
   void wrote(const at::Tensor& tensor, bool is_overwriting) {
     std::int64_t* const left = left_.find(tensor);
     if (left == nullptr) return;
     if (is_overwriting) *left -= tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
-    // What is written here and there has an author who knows where.
+    // A partial write (an index, a mask): the program defines which elements count.
     if (!is_overwriting || *left <= 0) left_.erase(tensor);
   }
   void clear() { left_.clear(); }
 
  private:
-  StorageTable<std::int64_t> left_;  // how many bytes nobody has written yet
+  StorageTable<std::int64_t> left_;  // how many bytes are not written yet
 };
 
 }  // namespace fastcheck::dump

@@ -1,4 +1,4 @@
-// What Python sees of the dump's recorder.
+// The Python interface of the dump's recorder.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -17,8 +17,9 @@ namespace fastcheck::dump {
 //      .site(node, op, direction, role, index, label) -> the number of a site
 //      .recomputes() -> whether, within backward, a checkpointed function is run again
 //      .plain_text(value) -> JSON of an argument that is no tensor
-//      .tensor_text(tensor) -> JSON of what the index says of it beside its record
-//      .read_text(tensor, site, call, flags) -> JSON of what the index says of its record, having
+//      .tensor_text(tensor) -> JSON of its fields in the index beside its record
+//      .read_text(tensor, site, call, flags) -> JSON of its fields in the index with its record,
+// having
 //          read it; for what is not ordinary memory of the CPU
 //      .add_line(text)    a line of the index
 //      .pass_by(func)     a higher-order operator is about to run

@@ -1,6 +1,5 @@
-// What an operator is called with and what it returns, as Python has it: its tensors by label, and
-// everything else as JSON can hold it. python/fastcheck/utils/torch/operators.py has the same in
-// Python.
+// The arguments and results of an operator in Python's form: tensors by label, everything else as
+// JSON. python/fastcheck/utils/torch/operators.py has the same in Python.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,5 +1,5 @@
-// What torch calls in the place of each operator while a dump is under way: the method
-// __torch_dispatch__ of a mode, without Python's bytecode between an operator and its record.
+// The __torch_dispatch__ method of a dump's mode, which torch calls in place of each operator:
+// without Python bytecode between an operator and its record.
 //
 // A mode of the dispatcher and not a callback of at::RecordFunction, as op level has it: a dump's
 // calls are those below autograd, with what autocast, conjugate views and transforms have made of
@@ -18,7 +18,8 @@
 
 namespace fastcheck::dump {
 
-// Of one dump; `python` is what module.h says. Called with the interpreter's lock held.
+// Of one dump; `python` has the methods listed in module.h. Called with the interpreter's lock
+// held.
 class OpMode {
  public:
   OpMode(const pybind11::object& python, const pybind11::object& writer, at::Tensor slots,

@@ -1,6 +1,6 @@
-// The calls of operators that a dump takes in, in C++: what each has read and made, as records, and
-// its line of the index. python/fastcheck/dump/op_calls.py does the same in Python and more: lists
-// of names, values, a reference; the two write the same bytes.
+// OpRecorder: records the calls of operators in a dump: records of their inputs and outputs, and a
+// line of the index. python/fastcheck/dump/op_calls.py does the same in Python, and also lists of
+// names, values and a reference; the two write the same bytes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +41,7 @@ struct Writer {
   void store() const;
 };
 
-// Of one dump; `python` and `writer` are what module.h says. Not thread-safe.
+// Of one dump; `python` and `writer` have the methods listed in module.h. Not thread-safe.
 class OpRecorder {
  public:
   OpRecorder(pybind11::object python, pybind11::object writer, at::Tensor slots, Depth depth,

@@ -1,5 +1,5 @@
-// What a dump has read already, and nothing has written since: its record holds for every operator
-// that takes it in.
+// Records of tensors that a dump has read and that nothing has written since: later readings reuse
+// them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,5 @@
-// What the hooks keep of a module's calls: python/fastcheck/calls/calls.py has the same in Python.
+// Call, CallCounter and Cursor: what the hooks keep of module calls.
+// python/fastcheck/calls/calls.py has the same in Python.
 #pragma once
 
 #include <c10/util/SmallVector.h>

@@ -1,5 +1,5 @@
-// The tensors among what a module takes or returns: python/fastcheck/utils/torch/flatten.py has the
-// same, and looks into more kinds of containers.
+// Finds the tensors among a module's arguments or results. python/fastcheck/utils/torch/flatten.py
+// does the same for more kinds of containers.
 #pragma once
 
 #include <c10/util/SmallVector.h>

@@ -156,7 +156,7 @@ struct ModuleRecorder {
 };
 
 // The calls that are running in this thread, outermost first. `local` keeps the list as long as the
-// thread lives; to ask it takes longer than to remember what it said last.
+// thread lives; a look-up in it takes longer than a copy of the last result.
 PyObject* stack_of(const HookRecorder& recorder) {
   thread_local std::uint64_t last_id = 0;
   thread_local PyObject* last = nullptr;

@@ -1,5 +1,5 @@
-// What a module's hooks do for a call in C++, and the hook on a gradient: the calls inside a pass,
-// their arguments and results, the gradients that come back.
+// ModuleRecorder and GradientRecorder: the hooks of a module and of a gradient in C++, for calls
+// inside a pass.
 #pragma once
 
 #include <pybind11/pybind11.h>

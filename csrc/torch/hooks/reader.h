@@ -1,5 +1,5 @@
-// What a hook asks of one tensor, in one call from Python: whether it can be read, whether it was
-// read before and, on the CPU, its record.
+// HookReader: one call for a hook's tensor. Checks that it can be read and was not read before and,
+// on the CPU, writes its record.
 #pragma once
 
 #include <ATen/core/Tensor.h>

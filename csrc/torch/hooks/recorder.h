@@ -1,6 +1,5 @@
-// What the hooks of one session share while they record in C++, as long as nothing is out of the
-// ordinary. Everything else is ModuleObserver's (python/fastcheck/monitor/hooks/modules.py), which
-// does the same in Python and more.
+// HookRecorder: what the C++ hooks of one session share. They handle the ordinary calls;
+// ModuleObserver (python/fastcheck/monitor/hooks/modules.py) handles all others in Python.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -102,8 +101,8 @@ class Locked {
   SessionLock& lock_;
 };
 
-// Whether `body` did anything. What it throws is an error of fastcheck's own, which `fail` is told
-// of; training goes on.
+// Whether `body` did anything. What it throws is an error of fastcheck's own, which is passed to
+// `fail`; training goes on.
 template <class Body, class Fail>
 bool guarded(const Body& body, const Fail& fail) {
   bool is_done = true;

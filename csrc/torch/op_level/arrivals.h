@@ -1,5 +1,4 @@
-// What has arrived of records that devices wrote: which of them are non-finite, and so which of the
-// ops that waited for them are incidents.
+// Arrivals: the records that came from devices, and the ops that waited for them and are incidents.
 #pragma once
 
 #include <cstdint>

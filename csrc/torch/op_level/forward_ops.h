@@ -1,4 +1,4 @@
-// Which op of the forward pass has made a node of autograd.
+// Finds the op of the forward pass that created a node of autograd.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// What the observer tells of an op, and of the places that its records come from.
+// Incident: what the observer reports of an op with non-finite values; OpSite: where a record of an
+// op comes from.
 #pragma once
 
 #include <cstdint>
@@ -28,17 +29,18 @@ struct OpSite {
 
 // A non-finite tensor that an op read.
 struct Fed {
-  std::int64_t seq;    // of the record that knows it
-  bool is_arrival;     // nobody observed has made it
+  std::int64_t seq;    // of the record that describes it
+  bool is_arrival;     // no observed op has made it
   bool is_collective;  // but a collective
   // Its record is still on a device: it may be finite. `is_own`: the op itself had it read, as a
-  // part of what `wholes` tell of (the youngest first; none: nobody has made it).
+  // part of what the records `wholes` describe (the youngest first; none: no observed op has made
+  // it).
   bool is_pending = false;
   bool is_own = false;
   std::vector<std::int64_t> wholes = {};
 };
 
-// A tensor that an op read, and the record that tells what it held.
+// A tensor that an op read, and the record of its contents.
 struct Input {
   std::int32_t argument;
   std::int64_t seq;
@@ -72,7 +74,7 @@ struct Incident {
   std::vector<Input> inputs;
   std::vector<std::int64_t> made;    // records of what came out
   std::vector<std::uint8_t> is_bad;  // which of them are non-finite
-  // A view, or an op whose results are integers, tells nothing new of what it read.
+  // A view, or an op whose results are integers, adds nothing to what it read.
   bool is_news() const {
     bool has_bad = false, has_arrival = false;
     for (const std::uint8_t bad : is_bad) has_bad = has_bad || bad;

@@ -1,4 +1,4 @@
-// What the observer keeps of the ops that are running, on each thread.
+// What OpObserver keeps of the ops that are running, on each thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -52,7 +52,7 @@ struct OpObserver::Frame {
     std::int32_t argument;
   };
   std::vector<Held> written;
-  // Inputs that nobody has read: they are if what comes out is non-finite.
+  // Inputs that were not read: they are read if a result is non-finite.
   std::vector<Held> untold;
 };
 

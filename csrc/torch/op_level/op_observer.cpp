@@ -1,3 +1,4 @@
+// OpObserver, the beginning of an op: starting and stopping, modules, modes, and its inputs.
 #include "torch/op_level/op_observer.h"
 
 #include <ATen/ATen.h>
@@ -28,7 +29,7 @@ void on_end(const at::RecordFunction& fn, at::ObserverContext*) { OpObserver::in
 
 OpObserver& OpObserver::instance() {
   static OpObserver* const observer = [] {
-    // A forked child (a worker of a DataLoader) is not observed: nobody there takes anything in,
+    // A forked child (a worker of a DataLoader) is not observed: nothing there takes records in,
     // and a lock that another thread held is held for ever.
     pthread_atfork(nullptr, nullptr, [] { instance().running_ = false; });
     return new OpObserver;
@@ -54,7 +55,7 @@ std::uint64_t OpObserver::start(Options options) {
     depth_ = options.depth;
     filter_ = options.filter;
     copies_ = options.copies;
-    // In the place of nobody who reads devices: everything but the CPU is left out.
+    // Without a callback that reads devices everything but the CPU is left out.
     const bool is_alone = !options.copies && !options.launch;
     for (auto& one : is_left_out_) one = is_alone;
     is_left_out_[static_cast<std::size_t>(c10::DeviceType::CPU)] = false;
@@ -113,7 +114,7 @@ void OpObserver::set_active(bool active) {
     return;
   }
   {
-    // Whatever was written meanwhile, nobody saw it.
+    // Writes in the meantime were not observed.
     const std::lock_guard<std::mutex> lock(mutex_);
     provenance_.clear();
   }
@@ -200,7 +201,7 @@ void OpObserver::begin_composite(const at::RecordFunction& fn, const Op& op, Thr
   }
 }
 
-// The op is called again for what its arguments wrap; if it is not, nobody has seen what it did.
+// The op is called again for what its arguments wrap; if it is not, its writes were not observed.
 void OpObserver::begin_zero_tensor(const at::RecordFunction& fn, const Op& op, Thread& mine) {
   const bool opens = mine.depth > 0 && mine.frames[mine.depth - 1].opens;
   Frame& frame = mine.push(fn);

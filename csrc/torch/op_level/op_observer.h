@@ -1,8 +1,8 @@
-// Sees every op of the process from the dispatcher, and reads what it computes.
+// OpObserver: observes every op of the process through the dispatcher, and reads its tensors.
 //
-// Callbacks of at::RecordFunction: no Python runs between an op and its record on the CPU. What
-// lies on a device is read there, later, by whom start() was told of; which ops were incidents
-// turns out when the records arrive. There is one observer in a process, and it is never deleted:
+// Callbacks of at::RecordFunction: no Python runs between an op and its record on the CPU. Tensors
+// on a device are read there by the callback of start(); which ops were incidents is known when
+// the records arrive. There is one observer in a process, and it is never deleted:
 // callbacks on other threads may be inside it.
 #pragma once
 
@@ -97,13 +97,13 @@ class OpObserver {
   struct Reading {
     std::int64_t seq;
     bool is_bad, is_collective;
-    bool is_pending = false;  // its record is on a device: is_bad says nothing
+    bool is_pending = false;  // its record is on a device: is_bad is not set
     std::int64_t source = -1;
   };
   // Reads a tensor under a name of its own, unless what it holds is known.
   Reading read(const at::Tensor& tensor, std::int32_t site, std::int32_t call, std::uint32_t flags);
-  // Reads it whether that is known or not; what is known of it stays. `source`: the record that
-  // tells what it holds, -1 if there was none.
+  // Reads it whether that is known or not; what is known of it stays. `source`: the record of
+  // its contents, -1 if there was none.
   Reading read_again(const at::Tensor& tensor, std::int32_t site, std::int32_t call,
                      std::uint32_t flags);
 

@@ -1,4 +1,4 @@
-// What the observer reads, and what it tells: tensors to records, records to incidents.
+// OpObserver, the reading part: makes records of tensors, and incidents of records.
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -110,7 +110,7 @@ void OpObserver::watch_status(c10::Device device) {
   with_status_.push_back(device);
 }
 
-// Without the lock: whoever reads may wait for Python's, which another thread may hold that waits
+// Without the lock: a reading may wait for Python's, which another thread may hold that waits
 // for ours.
 void OpObserver::launch(Thread& mine) {
   if (mine.launches.empty()) return;

@@ -1,4 +1,4 @@
-// What an op has made, and whether that, or what it read, is an incident.
+// OpObserver, the end of an op: reads its results, and finds out whether it is an incident.
 #include <ATen/ATen.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
@@ -67,7 +67,7 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
     if (is_backward && !python_line(node->python)) incident.forward_line = node->forward.line;
   }
   if (wants_line) incident.line = options()->line();
-  // Whoever takes the op in finds its records among those that a device was told of.
+  // Its records are found among those that were launched on a device.
   launch(mine);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (is_waiting) {
@@ -102,7 +102,8 @@ bool OpObserver::reads_results(const Frame& frame) const {
   return frame.is_open && filter_.has_role(frame.direction, Role::kOutput);
 }
 
-// An op of wrapped tensors is over. Nothing was called for what they wrap: nobody has seen it.
+// An op of wrapped tensors is over. Nothing was called for what they wrap, so its results were not
+// observed.
 void OpObserver::note_results(const at::RecordFunction& fn, Frame& frame, const Thread& mine) {
   const bool has_news = !frame.op->is_view && !frame.op->ignores_values && !frame.op->overwrites;
   if (!has_news || frame.began != mine.ops_begun) return;

@@ -1,4 +1,4 @@
-// What of an op's arguments and results is read.
+// Selects the tensors to read among an op's arguments and results.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-// Which record tells what the bytes of a tensor hold: by storage, byte range and version.
+// Provenance: which record describes the bytes of a tensor, by storage, byte range and version.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,15 +12,15 @@
 
 namespace fastcheck::op_level {
 
-// The number of a record, and whether it has non-finite components; of one that is still on a
-// device nobody knows.
+// The number of a record, and whether it has non-finite components; unknown
+// while the record is on a device.
 struct Token {
   std::int64_t seq;
   bool is_bad;
   bool is_pending = false;
 };
 
-// Memory that an allocation returned and that nobody has written yet.
+// Memory that was allocated and not written yet.
 constexpr std::int64_t kUninitialised = -2;
 // Memory that a collective writes, whenever it does.
 constexpr std::int64_t kCollective = -3;

@@ -1,4 +1,4 @@
-// Which tensors the observer can read, and how often others occurred.
+// Which tensors the observer can read, and counts of the others by reason.
 #pragma once
 
 #include <ATen/core/Tensor.h>

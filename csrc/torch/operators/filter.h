@@ -1,4 +1,4 @@
-// Which ops are read, and which of their tensors: decided before anything is looked at.
+// The filter of op level: which ops are read, and which of their tensors.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 namespace fastcheck {
 
 enum class Direction : std::uint8_t { kForward, kBackward, kOptimizer };
-// kStatus: the word of a device that tells of overflows, after the op.
+// kStatus: the overflow status word of a device, after the op.
 enum class Role : std::uint8_t { kInput, kOutput, kStatus };
-// What a filter says of a name: that it is not asked for, is, or is not to be read in any case.
+// How a filter classifies a name: not selected, selected, or excluded in any case.
 enum class Choice : std::uint8_t { kOther, kSelected, kExcluded };
 
 // By default everything is open. Not changed while a run goes on.

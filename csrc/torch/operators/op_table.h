@@ -1,4 +1,4 @@
-// What is known of an op, looked up once for each op of the process.
+// The table of operators: facts about each op, looked up once in a process.
 #pragma once
 
 #include <ATen/core/operator_name.h>
@@ -46,7 +46,7 @@ struct Op {
   bool is_host_read = false;
   // One of fastcheck's.
   bool is_own = false;
-  // What the filter of the run that goes on says of its name.
+  // How the current run's filter classifies its name.
   std::atomic<Choice> choice{Choice::kSelected};
   std::int32_t number = 0;
 
@@ -72,7 +72,7 @@ class OpTable {
   const Op* find(const c10::OperatorName& name);
   std::string name(std::int32_t number) const;
   std::string argument(std::int32_t number, std::int32_t position) const;
-  // From now on `filter` says which ops are selected.
+  // From now on `filter` selects the ops.
   void select(const Filter& filter);
 
   // What a thread met last, by where the schema lies: most ops are found here, without the lock.
@@ -91,7 +91,7 @@ class OpTable {
 
  private:
   struct Key {
-    // Of the schema, which lives as long as the op is registered: told apart by their addresses.
+    // Of the schema, which lives as long as the op is registered: distinguished by their addresses.
     const char* name;
     const char* overload;
     bool operator==(const Key& other) const {

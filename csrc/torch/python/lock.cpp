@@ -36,7 +36,7 @@ bool SessionLock::acquire() {
   return true;
 }
 
-// Until somebody has called; another thread may be quicker to take what was free then.
+// Returns after a release; another thread may take the free lock first.
 bool SessionLock::wait() {
   ++waiting_;
   PyLockStatus status = PY_LOCK_FAILURE;

@@ -1,4 +1,4 @@
-// The lock of a session: threading.RLock, which C++ takes without a call into Python.
+// SessionLock: the lock of a session (threading.RLock), taken from C++ without a call into Python.
 #pragma once
 
 #include <pybind11/pybind11.h>

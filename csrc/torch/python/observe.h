@@ -1,4 +1,4 @@
-// observe(), for callers that hold the interpreter's lock.
+// observe_from_python(): observe() for callers that hold the interpreter's lock.
 #pragma once
 
 #include <ATen/core/Tensor.h>

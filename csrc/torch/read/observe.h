@@ -1,4 +1,5 @@
-// Tensors to records in memory: what the ops and the Python module are both made of.
+// observe(): reads a tensor into a record in host memory. The ops and the Python module both use
+// it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Memory that is asked of the system and given back to it, apart from the heap.
+// OwnPool: memory in pages that are mapped from the system, apart from the heap.
 #pragma once
 
 #include <sys/mman.h>

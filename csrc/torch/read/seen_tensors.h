@@ -1,4 +1,4 @@
-// Which tensors were read already in this step, under whatever name.
+// SeenTensors: the tensors that were read already in this step, under any name.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Where records lie: rows of a ring, and what a caller may say of them.
+// Addresses and checks record slots: rows of a ring.
 #pragma once
 
 #include <ATen/core/Tensor.h>

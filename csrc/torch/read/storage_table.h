@@ -1,4 +1,4 @@
-// What is remembered of memory, by the storage that it belongs to.
+// StorageTable: a map from a storage to what is known of its memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

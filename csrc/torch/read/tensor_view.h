@@ -1,4 +1,4 @@
-// What the kernels need to know of a torch tensor, and the reasons for which one can't be read.
+// Torch tensors as the kernels take them, and the reasons why a tensor cannot be read.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// torch's operations without what the caller's modes would make of them.
+// PlainTorch: runs torch operations without autograd and without the caller's dispatch modes.
 #pragma once
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
