@@ -1,7 +1,8 @@
 """Kernels that compute the value fields of a record, one backend for each kind of device.
 
-``table`` chooses the backend: compiled kernels (CPU, CUDA), Triton kernels, or torch operators
-(``portable``).
+``table`` chooses the backend of a device: compiled kernels (``cpu``, ``cuda``), Triton kernels
+(``triton``), or torch operators (``portable``). ``npu`` and ``mlu`` read the overflow mode of these
+devices. ``backend`` defines the interface, ``records`` adds the other fields of a record.
 
 Imports ``record`` and ``utils``.
 """

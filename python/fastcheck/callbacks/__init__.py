@@ -1,11 +1,14 @@
 """Adapters for trainers: one file for each framework, which is imported when its adapter is used.
 
-    trainer = transformers.Trainer(..., callbacks=[fastcheck.callbacks.HuggingFace()])
-    trainer = lightning.Trainer(callbacks=[fastcheck.callbacks.Lightning()])
+    transformers.Trainer(..., callbacks=[fastcheck.callbacks.HuggingFace()])
+    lightning.Trainer(callbacks=[fastcheck.callbacks.Lightning()])
+    composer.Trainer(..., callbacks=[fastcheck.callbacks.Composer()])
+    ray.train.RunConfig(callbacks=[fastcheck.callbacks.Ray()])
     monitor = fastcheck.callbacks.accelerate(accelerator, model)
     monitor = fastcheck.callbacks.deepspeed(engine)
+    monitor = fastcheck.callbacks.megatron(model, optimizer)
 
-Imports ``monitor`` and below.
+Imports ``monitor``, ``report``, ``sealing`` and ``utils``.
 """
 
 from __future__ import annotations

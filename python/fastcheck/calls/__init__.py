@@ -1,4 +1,4 @@
 """Tracks the running module, operator or API call, names it, and selects calls by name.
 
-Imports ``ring``, ``utils`` and ``record``.
+Imports ``record``, ``ring`` and ``utils``.
 """

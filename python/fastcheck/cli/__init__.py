@@ -1,4 +1,5 @@
 """The command line: ``main`` parses and dispatches, one file per command.
 
-Imports everything.
+Imports ``backends``, ``comparison``, ``dump``, ``log``, ``monitor``, ``record``, ``report``,
+``sealing``, ``selftest`` and ``utils``.
 """

@@ -1,8 +1,10 @@
 """Adapters for scripts of ptdbg_ascend, msprobe and Cambricon Catch: only the import changes.
 
 ``ptdbg``, ``msprobe`` and ``catch`` provide the names of those tools over install(), Dumper,
-seed_all() and compare(). ``_apis`` numbers calls of torch's API, ``_overflows`` counts overflows,
-``_dumps`` writes dumps; ``_msprobe_config`` reads config.json.
+seed_all() and compare(). ``_options`` checks options, ``_ptdbg_switch`` translates the modes of
+set_dump_switch(), ``_msprobe_config`` reads config.json, ``_overflows`` counts overflows,
+``_dumps`` writes dumps.
 
-Imports ``monitor`` and below.
+Imports ``calls``, ``comparison``, ``dump``, ``log``, ``monitor``, ``record``, ``reproducibility``
+and ``utils``.
 """

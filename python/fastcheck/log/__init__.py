@@ -1,4 +1,4 @@
 """The record log: writes it, reads it, makes a table of it; and the history of the last steps.
 
-Imports ``utils`` and ``record``.
+Imports ``record`` and ``utils``.
 """

@@ -1,7 +1,10 @@
 """``install()`` and the Monitor it returns.
 
-Its rooms, from the bottom: ``weight_updates`` and ``distributed``, ``session`` (one monitor at
-work), ``hooks`` (hooks on torch), ``op_level``, ``named_tensors`` (``observe()``).
+Its rooms, from the bottom: ``weight_updates`` and ``distributed``; ``session`` (one monitor at
+work); ``sinks`` (scalars for experiment trackers); ``hooks`` (hooks on torch); ``op_level``;
+``named_tensors`` (``observe()``). Above them ``monitor``, ``install``, ``replay`` and
+``auto_install``.
 
-Imports everything below ``selftest``, ``compat`` and ``cli``.
+Imports ``backends``, ``calls``, ``dump``, ``log``, ``record``, ``report``, ``reproducibility``,
+``ring``, ``statistics``, ``utils`` and ``verdict``.
 """

@@ -1,4 +1,6 @@
 """The 192-byte record of one tensor, the site it comes from, and the event it may be.
 
-Data only, with NumPy: no torch, no device. Imports nothing else of fastcheck.
+Data only, with NumPy: no torch, no device.
+
+Imports no other room.
 """

@@ -1,4 +1,7 @@
 """The stop report: its data, its text and its advice, and the actions that deliver it.
 
-Imports ``log``, ``verdict``, ``utils`` and ``record``.
+``stop`` is the report as data, ``render`` its text, ``advice`` its suggestions; ``build`` and
+``from_log`` make one.
+
+Imports ``log``, ``record`` and ``utils``.
 """

@@ -2,5 +2,5 @@
 
 A host ring for the CPU, segments with pinned mirrors for devices, slots of captured graphs.
 
-Imports ``backends`` and below.
+Imports ``backends``, ``record`` and ``utils``.
 """

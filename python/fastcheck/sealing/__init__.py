@@ -2,5 +2,5 @@
 
 ``seal`` writes them, ``verification`` compares the checkpoint's files with them.
 
-Imports ``comparison``, ``reproducibility``, ``statistics`` and below.
+Imports ``comparison``, ``record``, ``reproducibility``, ``statistics`` and ``utils``.
 """

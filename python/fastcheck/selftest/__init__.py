@@ -1,4 +1,5 @@
 """``fastcheck selftest``: compares a device's records with a reference, and trains a model on it.
 
-Imports ``monitor`` and below.
+Imports ``backends``, ``monitor``, ``record``, ``report``, ``reproducibility``, ``statistics`` and
+``utils``.
 """

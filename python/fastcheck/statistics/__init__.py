@@ -2,5 +2,5 @@
 
 Also ``torch.ops.fastcheck``, and the distance between two tensors.
 
-Imports ``backends`` and below.
+Imports ``backends``, ``record`` and ``utils``.
 """

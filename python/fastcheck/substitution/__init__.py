@@ -1,4 +1,4 @@
 """Operators computed on another device or in a wider dtype: ``override()`` and ``bisect()``.
 
-Imports ``calls``, ``utils`` and ``record``.
+Imports ``calls``, ``record`` and ``utils``.
 """

@@ -3,5 +3,5 @@
 ``reading``: regular files; ``text``: numbers and tables as plain text; ``names``: operators, APIs
 and modules as torch and msprobe write them; ``torch``: torch's own objects.
 
-Imports ``record``, ``errors`` and ``extension``.
+Imports ``record``.
 """

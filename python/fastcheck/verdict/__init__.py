@@ -1,4 +1,9 @@
 """Decides which non-finite records are events, and when their number stops the run.
 
-Imports ``calls``, ``utils`` and ``record``.
+Three terms: an incident is an operator call that read or wrote non-finite values (op level only); a
+finding is one non-finite record while its verdict is open; an event is a finding with its final
+verdict, and a counted event may stop the run. ``journal`` and ``step`` hold the entries of a step,
+``module_level`` and ``op_level`` judge them, ``policy`` counts events.
+
+Imports ``calls``, ``record`` and ``utils``.
 """

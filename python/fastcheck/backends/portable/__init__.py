@@ -1,4 +1,4 @@
 """Records from torch operators alone: any device, any torch, no compiled extension.
 
-Imports ``record``.
+Imports ``backends``, ``record`` and ``utils``.
 """

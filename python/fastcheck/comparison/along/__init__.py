@@ -1,1 +1,4 @@
-"""Along time: which steps are compared with which, and how the losses drift apart."""
+"""Comparison over time: which steps are paired, and where losses and schedules drift apart.
+
+Imports ``comparison``, ``record`` and ``utils``.
+"""

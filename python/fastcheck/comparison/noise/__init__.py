@@ -1,1 +1,4 @@
-"""Differences that rounding noise explains: gradients whose terms cancel, and what they update."""
+"""Differences that rounding noise explains: gradients whose terms cancel, and their updates.
+
+Imports ``comparison``, ``record`` and ``statistics``.
+"""

@@ -1,5 +1,7 @@
 """One reader for each kind of thing that can be compared; ``open`` chooses it.
 
-Each gives its side the form of ``comparison.block``. Imports that, ``dump``, ``log``
-and below.
+Each returns its side as Blocks (``comparison.block``).
+
+Imports ``comparison``, ``comparison.along``, ``dump``, ``log``, ``record``, ``statistics`` and
+``utils``.
 """

@@ -2,5 +2,6 @@
 (``captured_op``, ``captured_module``) and dumped (``stop_dumper``), with a ``script`` that runs it
 again.
 
-Imports ``dump.session``, ``dump.storage``, ``report``, ``calls`` and the rooms below.
+Imports ``calls``, ``dump``, ``dump.storage``, ``log``, ``record``, ``report``, ``reproducibility``,
+``statistics`` and ``utils``.
 """

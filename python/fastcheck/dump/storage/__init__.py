@@ -3,5 +3,5 @@
 ``files`` names and claims them, ``records`` and ``shards`` write tensors, ``values`` chooses each
 content once, ``reading`` reads a dump.
 
-Imports ``log``, ``statistics``, ``backends``, ``utils`` and ``record``.
+Imports ``backends``, ``log``, ``record``, ``statistics`` and ``utils``.
 """

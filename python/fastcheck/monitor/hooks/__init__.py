@@ -1,6 +1,9 @@
 """Hooks on modules, gradients, optimizers, GradScaler, CUDA graphs and compiled code.
 
-Also the protection of weights from bad updates.
+``modules`` and ``optimizers`` have the hooks, ``steps`` finds step boundaries, with ``boundaries``
+for unusual loops. ``stored`` reads parameters, gradients and buffers, ``protect`` keeps bad updates
+out of the weights, ``graphs`` follows captured graphs.
 
-Imports ``monitor.session`` and below.
+Imports ``backends``, ``calls``, ``monitor.session``, ``monitor.weight_updates``, ``record``,
+``ring``, ``utils`` and ``verdict``.
 """

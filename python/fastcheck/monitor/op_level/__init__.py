@@ -1,4 +1,5 @@
 """``level="op"``: every operator is observed through the dispatcher.
 
-Imports ``monitor.hooks`` and below.
+Imports ``backends``, ``calls``, ``log``, ``monitor.hooks``, ``monitor.session``, ``record``,
+``ring``, ``utils`` and ``verdict``.
 """

@@ -1,4 +1,5 @@
 """One monitor at work: options, events, the drain of device records, step boundaries, the stop.
 
-Imports ``monitor.distributed``, ``monitor.weight_updates`` and the rooms below ``monitor``.
+Imports ``backends``, ``calls``, ``log``, ``monitor.distributed``, ``record``, ``report``,
+``reproducibility``, ``ring``, ``utils`` and ``verdict``.
 """

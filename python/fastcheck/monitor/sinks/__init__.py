@@ -1,4 +1,4 @@
-"""Scalars of each step for experiment trackers: one file a library, a thread that writes.
+"""Scalars of each step for experiment trackers: one file per library, and a thread that writes.
 
-Imports ``monitor/session`` and below.
+Imports ``log``, ``monitor.session``, ``record``, ``report``, ``utils`` and ``verdict``.
 """

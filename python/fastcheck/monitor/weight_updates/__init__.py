@@ -1,4 +1,4 @@
 """Finds weights that do not move and buffers that stay constant.
 
-Imports ``verdict``, ``log`` and below.
+Imports ``calls``, ``log``, ``record``, ``utils`` and ``verdict``.
 """

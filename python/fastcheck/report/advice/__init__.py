@@ -1,4 +1,4 @@
 """Suggestions of the stop report, derived from the records around the event.
 
-Imports ``report`` modules below it, ``utils`` and ``record``.
+Imports ``record``, ``report`` and ``utils``.
 """

@@ -1,4 +1,4 @@
 """Names of operators, API calls and modules in the styles of torch, msprobe and ptdbg; patterns.
 
-Imports ``record`` and ``utils.text``.
+Imports ``record``.
 """

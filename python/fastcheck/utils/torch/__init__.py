@@ -3,5 +3,5 @@
 Readable tensors, nested structures, streams, sharding, operator schemas, training state, patched
 methods.
 
-Imports ``record`` and ``utils.text``.
+Imports ``record``.
 """

@@ -1,4 +1,4 @@
 """Finds where a step of the run ends, with several optimizers or with updates that the loop skips.
 
-Imports ``calls`` and ``utils``.
+Imports ``calls``, ``monitor.session`` and ``utils``.
 """

@@ -1,4 +1,5 @@
 """Captured graphs: the hooks see a capture once, and each replay gets records of its own.
 
-Imports the step boundaries of ``monitor.hooks``.
+Imports ``calls``, ``monitor.hooks``, ``monitor.session``, ``monitor.weight_updates``, ``ring``,
+``utils`` and ``verdict``.
 """

@@ -1,5 +1,5 @@
-"""Keeps a bad update out of the weights: by ``found_inf`` on a device, or by removing the gradients
-for the time of the optimizer's step in host memory.
+"""Keeps a bad update out of the weights: on a device by the ``found_inf`` of fused optimizers, in
+host memory by removing the gradients for the time of the optimizer's step.
 
-Imports ``utils`` and ``errors``.
+Imports ``backends``, ``monitor.session`` and ``utils``.
 """

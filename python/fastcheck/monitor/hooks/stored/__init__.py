@@ -1,4 +1,5 @@
 """Reads what a model stores (parameters, buffers, gradients), in list calls, before it changes.
 
-Imports ``monitor.session`` and below.
+Imports ``backends``, ``calls``, ``monitor.session``, ``monitor.weight_updates``, ``record``,
+``utils`` and ``verdict``.
 """

@@ -1,0 +1,84 @@
+"""Each room's __init__.py names its folders, files that exist, and the rooms that it imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT
+
+PACKAGE = ROOT / "python" / "fastcheck"
+ROOMS = sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
+#: Files of the package's root, which any room may import.
+ANYWHERE = {"", "_version", "errors", "extension"}
+
+
+def name_of(room: Path) -> str:
+    return ".".join(room.relative_to(PACKAGE).parts)
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """Dotted paths within the package: of modules, or of names in them."""
+    package = file.parent.relative_to(PACKAGE).parts
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            module = (node.module or "").split(".")
+            if node.level:
+                module = [*package[: len(package) - node.level + 1], *filter(None, module)]
+            elif module[0] == "fastcheck":
+                module = module[1:]
+            else:
+                continue
+            yield from (".".join([*module, alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("fastcheck."):
+                    yield alias.name.partition(".")[2]
+
+
+def room_of(dotted: str) -> str:
+    """The innermost folder on a path; empty for the package's root."""
+    room = PACKAGE
+    for part in dotted.split("."):
+        if not (room / part / "__init__.py").is_file():
+            break
+        room = room / part
+    return "" if room == PACKAGE else name_of(room)
+
+
+def imported_rooms(room: Path) -> set[str]:
+    """Rooms outside of ``room``: by their first name, or two names where the first is its own."""
+    name = name_of(room)
+    found = set()
+    for file in room.rglob("*.py"):
+        for dotted in imports_of(file):
+            other = room_of(dotted)
+            if other != name and not other.startswith(name + "."):
+                parts = other.split(".")
+                found.add(".".join(parts[: 2 if parts[0] == name.split(".")[0] else 1]))
+    return found - ANYWHERE
+
+
+def documentation(room: Path) -> str:
+    return ast.get_docstring(ast.parse((room / "__init__.py").read_text("utf-8"))) or ""
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=name_of)
+def test_the_last_paragraph_lists_what_is_imported(room: Path) -> None:
+    last = documentation(room).split("\n\n")[-1]
+    assert last.startswith("Imports "), "the last paragraph begins with Imports"
+    listed = set(re.findall(r"``([\w.]+)``", last))
+    assert listed == imported_rooms(room), f"update the docstring of {name_of(room)}/__init__.py"
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=name_of)
+def test_folders_are_named_and_files_exist(room: Path) -> None:
+    named = set(re.findall(r"``(\w+)``", documentation(room)))
+    folders = {path.parent.name for path in room.glob("*/__init__.py")}
+    assert folders <= named
+    names = {path.stem for path in room.iterdir()} | {path.name for path in ROOMS}
+    assert named <= names
