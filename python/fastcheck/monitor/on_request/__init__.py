@@ -1,3 +1,4 @@
-"""Op level, or a dump, for some steps of a run that is under way. May import ``dump/``,
-``monitor/hooks/``, and what is below them.
+"""Op level, or a dump, for some steps of a run that is under way.
+
+Imports ``calls``, ``dump``, ``monitor.hooks``, ``monitor.session``, ``report`` and ``utils``.
 """
