@@ -192,8 +192,8 @@ class StepWatcher:
 
     @property
     def _sees_all(self) -> bool:
-        """Op level observes every operator, of whatever model."""
-        return self.session.config.level == "op"
+        """Op level observes every operator, of whatever model, while its observer runs."""
+        return self.session.observes_all_models
 
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
         return self._apart("gradient clipping", self._gradients.before_clipping, gradients)

@@ -139,6 +139,11 @@ class OpSession(OpReadings):
         return self._run != 0 and self._ops.run() == self._run
 
     @property
+    def observes_all_models(self) -> bool:  # type: ignore[override]  # constant where it is False
+        """Not once another monitor's run has replaced this one's."""
+        return self.is_running
+
+    @property
     def next_seq(self) -> int:
         return self._ops.next_seq() if self.is_running else self._last_seq
 

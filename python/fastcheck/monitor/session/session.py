@@ -37,6 +37,8 @@ _MAX_SEEN = 65536
 class Session(SessionReadings):
     """The steps of one monitor. Every method expects ``lock`` to be held."""
 
+    #: Whether what it observes includes models that install() was not given.
+    observes_all_models = False
     #: Whether the tensors of captured graphs are read.
     reads_captured_graphs = True
 
