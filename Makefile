@@ -18,7 +18,7 @@ CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-quick test-fake-device test-fake-accelerator test-fake-statistics test-fake-cuda \
 	test-fake-npu test-fake-mlu test-neon test-triton test-npu-lab test-old-torch lint types \
-	format build wheel sdist test-wheel clean
+	format build wheel sdist test-wheel clean frontend frontend-check screenshots
 help:
 	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
 	@echo "make test              run the tests; TESTS=... selects"
@@ -32,6 +32,9 @@ help:
 	@echo "make lint              ruff, clang-format, import-linter"
 	@echo "make format            apply ruff and clang-format"
 	@echo "make types             mypy --strict"
+	@echo "make frontend          build the script and style of the report's page from frontend/ (needs npm)"
+	@echo "make frontend-check    check their types and style, and that what is committed is what they build"
+	@echo "make screenshots       the pictures of docs/report.md (needs Chromium)"
 	@echo "make bench             the CPU benches, about ten minutes; results under bench/results"
 	@echo "make wheel             build a wheel into dist/; ACCELERATOR=cpu, cuda or generic"
 	@echo "make sdist             build a source distribution into dist/"
@@ -112,6 +115,29 @@ format: $(VENV)/.tools
 
 types: $(VENV)/.torch $(VENV)/.tools
 	$(PY) -m mypy
+
+# ---- the report's page ---------------------------------------------------------------------------
+
+frontend: frontend/node_modules/.installed
+	cd frontend && npm run --silent build
+
+# Users need no npm, and neither do the tests: what is built is committed.
+frontend-check:
+	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory frontend-checked; \
+	else echo "frontend-check: skipped, no npm on this machine"; fi
+
+.PHONY: frontend-checked
+frontend-checked: frontend/node_modules/.installed
+	cd frontend && npm run --silent check
+
+frontend/node_modules/.installed: frontend/package.json frontend/package-lock.json
+	cd frontend && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+screenshots: $(VENV)/.built
+	$(PY) bench/screenshots.py
+
+# ---- benches, wheels -----------------------------------------------------------------------------
 
 .PHONY: bench
 bench: $(VENV)/.built

@@ -29,6 +29,7 @@ first steps:
   fastcheck run train.py            run a program with its models observed, without a line in it
   fastcheck doctor                  what is installed here, and which kernels are used
   fastcheck show fastcheck_log      the newest log: what overflowed, where, and the last step
+  fastcheck report fastcheck_log    the same as a page for the browser: heat map, curves, tables
   fastcheck compare LOG OTHER       two runs: what differs first, from the environment to the update
   fastcheck export LOG log.parquet  the records as a table
   fastcheck verify checkpoint-100   whether a sealed checkpoint holds the weights that were sealed
@@ -44,7 +45,7 @@ exit codes:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; each command's module adds its own part."""
-    from . import compare, doctor, export, run, selftest, show, verify
+    from . import compare, doctor, export, report, run, selftest, show, verify
 
     parser = argparse.ArgumentParser(
         prog="fastcheck",
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     doctor.add_parser(commands)
     show.add_parser(commands)
+    report.add_parser(commands)
     compare.add_parser(commands)
     export.add_parser(commands)
     selftest.add_parser(commands)

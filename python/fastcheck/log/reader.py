@@ -27,6 +27,7 @@ from .view import LogView, RankLog, merge_ranks
 __all__ = [
     "find_logs",
     "log_parts",
+    "read_event_lines",
     "read_log",
     "read_logs",
     "read_schedule",
@@ -101,6 +102,11 @@ def read_sites_and_meta(directory: str, rank: int) -> tuple[dict[int, Site], dic
     """One rank's sites by number, and its meta file; empty where a crash left none."""
     lines, _ = _read_lines(os.path.join(directory, f"sites-rank{rank}.jsonl"))
     return _sites(lines), _read_meta(os.path.join(directory, f"meta-rank{rank}.json"))
+
+
+def read_event_lines(directory: str, rank: int) -> tuple[list[dict[str, Any]], int]:
+    """The lines of one rank's events, and how many bytes of the file are no such line."""
+    return _read_lines(os.path.join(directory, f"events-rank{rank}.jsonl"))
 
 
 def read_schedule(directory: str, rank: int) -> list[dict[str, Any]]:

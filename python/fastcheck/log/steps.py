@@ -14,7 +14,7 @@ from fastcheck.record.site import Site, SiteTable
 
 from .view import LogView
 
-__all__ = ["StepRow", "StepTable", "step_rows"]
+__all__ = ["StepRow", "StepStream", "StepTable", "step_rows"]
 
 _SCALED_NONFINITE = int(Flag.SCALED) | int(Flag.NONFINITE)
 _NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
@@ -22,6 +22,8 @@ _KEPT = np.dtype(
     [("step", "<i8"), ("overflow", "?"), ("known", "u1"), *((name, "<f8") for name in _NUMBERS)]
 )
 _MOST = 100_000
+# Records, 192 bytes each.
+_MOST_HELD = 1 << 16
 _ROLES = ("loss", "loss_scale", "found_inf", "learning_rate", "param_grad", "grad_norm")
 
 
@@ -103,16 +105,48 @@ def step_rows(view: LogView) -> list[StepRow]:
     """The rows of all ranks of a log, by rank and step: those of its records and, of the steps
     before these, those that were written with a stop.
     """
-    codes = np.zeros(max(view.sites, default=-1) + 1, np.int8)
-    for number, site in view.sites.items():
-        codes[number] = _code(site)
     found: list[StepRow] = []
     for rank in sorted(view.meta):
-        rows = {row.step: row for row in _written(view.meta[rank], rank)}
-        for row in _rows([view.records[view.ranks == rank]], codes, rank):
-            rows[row.step] = row
-        found += [rows[step] for step in sorted(rows)]
+        stream = StepStream(view.sites, view.meta[rank], rank)
+        stream.add(view.records[view.ranks == rank])
+        found += stream.rows()
     return found
+
+
+class StepStream:
+    """The rows of one rank of a log that is read in pieces, step after step. Of the records only
+    those that the rows are made of are held, until enough of them have come.
+    """
+
+    def __init__(self, sites: Mapping[int, Site], meta: Mapping[str, Any], rank: int) -> None:
+        self._codes = np.zeros(max(sites, default=-1) + 1, np.int8)
+        for number, site in sites.items():
+            self._codes[number] = _code(site)
+        self._rank = rank
+        self._rows = {row.step: row for row in _written(meta, rank)}
+        self._held: list[np.ndarray] = []
+
+    def add(self, records: np.ndarray) -> None:
+        """Takes the next records in."""
+        kept = records[(_kinds(records, self._codes) != 0) | _overflowed(records["flags"])]
+        if len(kept):
+            self._held.append(kept)
+        if sum(map(len, self._held)) > _MOST_HELD:
+            held = np.concatenate(self._held)
+            is_last = held["step"] == held["step"].max()  # it may go on in the next piece
+            self._take(held[~is_last])
+            self._held = [held[is_last]]
+
+    def rows(self) -> list[StepRow]:
+        """The rows of all that was added and, of steps before these, of what was written with a
+        stop; by step.
+        """
+        self._take(*self._held)
+        self._held = []
+        return [self._rows[step] for step in sorted(self._rows)]
+
+    def _take(self, *chunks: np.ndarray) -> None:
+        self._rows.update({row.step: row for row in _rows(chunks, self._codes, self._rank)})
 
 
 def _code(site: Site) -> int:

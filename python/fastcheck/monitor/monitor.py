@@ -7,14 +7,12 @@ import os
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 import torch
 
 from fastcheck.calls.calls import ModuleNode
-from fastcheck.dump.on_stop.captured_op import OpCaptures
-from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
 from fastcheck.errors import ConfigError, explain, warn
 from fastcheck.log.steps import StepRow
 from fastcheck.log.table import named_table
@@ -44,7 +42,8 @@ from fastcheck.utils.torch.rank import Ranks, group_size, own_rank
 
 from .notes import compiled_notes, device_notes, lost_notes, monitor_notes, summary_of
 from .replay import Replay, Replayer
-from .results import held_records
+from .results import held_records, write_report
+from .stop_dump import make_stop_dumper
 
 __all__ = ["Monitor"]
 
@@ -93,7 +92,7 @@ class Monitor:
         self._stalled_weights = state.stalled_weights
         stop_handler = session.deliver = StopHandler(session, agreement)
         session.report_at_exit = stop_handler.report_at_exit
-        self._dumper = self._make_dumper(nodes, rank)
+        self._dumper = make_stop_dumper(session, nodes, rank)
         stop_handler.dumper = self._dumper
         self._boundary = session.at_step_boundary = StepBoundary(session, stop_handler)
         if agreement is not None:
@@ -114,19 +113,6 @@ class Monitor:
         self._has_warned = False
         # Closed after all was written to it, and so still good to be read.
         self._log_is_whole = False
-
-    def _make_dumper(self, nodes: Sequence[ModuleNode], rank: int) -> Optional[StoppedCallDumper]:
-        session, config = self._session, self._session.config
-        if config.stop.dump is None:
-            return None
-        directory = os.fspath(config.stop.dump)
-        if isinstance(session, OpSession):
-            captures = session.captures = OpCaptures()
-            return StoppedCallDumper(directory, rank, nodes, captures)
-        why = "the step is not known: run it by monitor.run(step, batch)"
-        if session.world_size > 1:
-            why = "several ranks train together, of which none runs a step again alone"
-        return StoppedCallDumper(directory, rank, nodes, None, why)
 
     def _attach(self) -> None:
         """Puts the hooks on; install() calls it once."""
@@ -253,6 +239,15 @@ class Monitor:
         with self._session.lock, self._event_store.lock:
             self._session.collect()
             return self._event_store.all_steps()
+
+    def report(self, path: Union[str, os.PathLike[str]], style: Optional[str] = None) -> None:
+        """Writes the run until now as one HTML page to ``path``, as ``fastcheck report`` writes a
+        log: what the log holds or, without one, what is held in memory. Waits for nothing.
+
+        ``style``: as in summary(). Raises LogError when ``path`` can't be written.
+        """
+        style = self._session.config.stop.style if style is None else check_style(style)
+        write_report(self._session, path, self._log_is_whole, style)
 
     def flush(self) -> None:
         """Waits for the devices, takes in all records, and writes them to the log if there is one.

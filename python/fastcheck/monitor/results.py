@@ -1,13 +1,20 @@
-"""The records that a monitor holds, in memory or in its log."""
+"""The records that a monitor holds, in memory or in its log, and the page of them."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from typing import Union
+
 import numpy as np
 
+from fastcheck.errors import LogError
 from fastcheck.log.reader import read_log
+from fastcheck.monitor.session.held import save_held
 from fastcheck.monitor.session.session import Session
+from fastcheck.report.page.write import write_page
 
-__all__ = ["held_records"]
+__all__ = ["held_records", "write_report"]
 
 
 def held_records(session: Session, log_is_whole: bool) -> np.ndarray:
@@ -21,3 +28,23 @@ def held_records(session: Session, log_is_whole: bool) -> np.ndarray:
         if log is None or (log.failed and not log_is_whole):
             return event_store.history.all()
         return read_log(log.directory, rank=event_store.rank).records
+
+
+def write_report(
+    session: Session, path: Union[str, os.PathLike[str]], log_is_whole: bool, style: str
+) -> None:
+    """For Monitor.report(). ``log_is_whole``: as in held_records()."""
+    event_store = session.event_store
+    with session.lock, event_store.lock:
+        session.collect()
+        log = event_store.log
+        if not session.is_deferred or session.removed:
+            event_store.store(session.step)
+        if log is not None and (not log.failed or log_is_whole):
+            write_page(log.directory, path, style)
+            return
+        with tempfile.TemporaryDirectory() as directory:
+            saved = save_held(event_store, session.sites, os.path.join(directory, "memory"))
+            if saved is None:
+                raise LogError("the records in memory could not be written to a temporary folder")
+            write_page(saved, path, style, name="held in memory")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fastcheck.record.event import Event
 
 
-__all__ = ["brief", "parts", "render"]
+__all__ = ["brief", "headline", "parts", "render", "report_sections"]
 
 WIDTH = 88
 
@@ -68,7 +68,22 @@ def render(
     width = line_width(WIDTH) if width is None else width
     if report.is_lost:
         return "\n".join(wrap(_lost(report), width))
-    body = width - GUTTER
+    blocks = ["\n".join(paint(line, "red", color) for line in wrap(headline(report), width))]
+    sections = report_sections(report, width - GUTTER, ascii_only)
+    blocks += ["\n".join(section(label, lines, color)) for label, lines in sections]
+    text = "\n\n".join(blocks)
+    return to_ascii(text) if ascii_only else text
+
+
+def headline(report: StopReport) -> str:
+    """What was found, where and at which step, in one sentence."""
+    return _headline(report, statistics_of(report.culprit.record))
+
+
+def report_sections(
+    report: StopReport, body: int, ascii_only: bool = False
+) -> list[tuple[str, list[str]]]:
+    """The sections of the report that have lines of at most ``body`` columns, with their labels."""
     reading = statistics_of(report.culprit.record)
     trend = Trend.of(report.trend)
     sections = [
@@ -84,11 +99,7 @@ def render(
         ("try", _advice_lines(report, body)),
         ("log", _log(report, body)),
     ]
-    headline = wrap(_headline(report, reading), width)
-    blocks = ["\n".join(paint(line, "red", color) for line in headline)]
-    blocks += ["\n".join(section(label, lines, color)) for label, lines in sections if lines]
-    text = "\n\n".join(blocks)
-    return to_ascii(text) if ascii_only else text
+    return [(label, lines) for label, lines in sections if lines]
 
 
 def parts(report: StopReport, width: int) -> list[tuple[str, list[str]]]:

@@ -8,7 +8,7 @@ from typing import Callable, Optional, Protocol, Union
 
 import numpy as np
 
-from fastcheck.log.writer import default_directory, save_log
+from fastcheck.log.writer import default_directory
 from fastcheck.monitor.distributed.agreement import RankAgreement
 from fastcheck.monitor.distributed.channel import Agreed
 from fastcheck.record.event import Event
@@ -23,6 +23,7 @@ from fastcheck.verdict.step import Step
 from .config import Config
 from .event_store import Due
 from .evidence import build_report
+from .held import save_held
 from .options import Action
 from .session import Session
 
@@ -192,19 +193,9 @@ class StopHandler:
 
     def _save(self, directory: Optional[str]) -> Optional[str]:
         """Writes what is held in memory, unless all of it is in the log already."""
-        session, event_store = self._session, self._session.event_store
         if directory is None or self._log_directory() is not None:
             return None
-        rows = [row.to_dict() for row in event_store.all_steps()]
-        steps = {"steps": rows} if rows else {}
-        return save_log(
-            directory,
-            event_store.rank,
-            event_store.history.all(),
-            event_store.events,
-            session.sites,
-            {**event_store.describe(), **steps},
-        )
+        return save_held(self._session.event_store, self._session.sites, directory)
 
 
 def _culprit(due: Due) -> Finding:

@@ -1,0 +1,91 @@
+"""Makes the pictures of docs/report.md: the page of a synthetic log, in headless Chromium.
+
+    python bench/screenshots.py [--all DIRECTORY]     writes docs/images/*.png
+
+With --all it writes the whole page at 1280 and at 400 pixels, light and dark, of 6, 60 and 1,000
+sites and of four ranks, to look at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import harness
+import synthetic_log
+from fastcheck.report.page.write import write_page
+
+sys.path.insert(0, str(harness.ROOT / "tests"))
+from support.browser import Tab, browser
+
+IMAGES = harness.ROOT / "docs" / "images"
+READY = "document.documentElement.dataset.ready === 'true'"
+LOGS = {"6": (6, 200, 1), "60": (60, 200, 1), "1000": (1000, 1000, 1), "ranks": (120, 200, 4)}
+# Name of the picture, the section that it shows, the height in pixels, dark or not.
+PICTURES = (("report-heatmap", "heatmap", 740, False), ("report-site", "site", 560, True))
+_MOST_PIXELS = 8000
+
+
+def page_of(scratch: Path, name: str) -> Path:
+    sites, steps, ranks = LOGS[name]
+    for rank in range(ranks):
+        synthetic_log.write_log(str(scratch / name), sites, steps, rank)
+    page = scratch / f"{name}.html"
+    write_page(scratch / name, page)
+    return page
+
+
+def settle(tab: Tab) -> None:
+    """Waits until all curves are drawn, and for two frames more."""
+    plots = "[...document.querySelectorAll('.plot')]"
+    tab.wait_for(f"{plots}.every(plot => plot.querySelector('canvas'))")
+    frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    tab.value(f"{frames}.then(() => true)")
+
+
+def pictures(scratch: Path) -> None:
+    IMAGES.mkdir(exist_ok=True)
+    page = page_of(scratch, "60")
+    with browser() as tab:
+        for name, section, height, dark in PICTURES:
+            tab.size(1000, height, dark)
+            tab.open(page, READY)
+            settle(tab)
+            tab.value(f"document.getElementById('{section}').scrollIntoView()")
+            settle(tab)
+            path = IMAGES / f"{name}.png"
+            tab.screenshot(path)
+            print(f"{path}: {path.stat().st_size:,} bytes")
+
+
+def everything(scratch: Path, directory: Path) -> None:
+    directory.mkdir(exist_ok=True)
+    with browser() as tab:
+        for name in LOGS:
+            page = page_of(scratch, name)
+            for width in (1280, 400):
+                for dark in (False, True):
+                    tab.size(width, 900, dark)
+                    tab.open(page, READY)
+                    height = tab.value("document.documentElement.scrollHeight")
+                    tab.size(width, min(height, _MOST_PIXELS), dark)
+                    settle(tab)
+                    colours = "dark" if dark else "light"
+                    tab.screenshot(directory / f"{name}-{width}-{colours}.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", type=Path, metavar="DIRECTORY")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.all is not None:
+            everything(Path(scratch), options.all)
+        else:
+            pictures(Path(scratch))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+// Numbers as text.
+
+/** At most ten characters, with enough digits to see a trend. */
+export function formatNumber(value: number): string {
+  if (Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "inf" : "-inf";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e7 || size < 1e-3) return value.toExponential(2);
+  if (Number.isInteger(value) || size >= 1000) return Math.round(value).toLocaleString("en-US");
+  return String(Number(value.toPrecision(4)));
+}
+
+export function formatCount(value: number): string {
+  return value.toLocaleString("en-US");
+}
+
+export function formatShare(share: number): string {
+  if (Number.isNaN(share)) return "–";
+  if (share > 0 && share < 1e-4) return "<0.01 %";
+  return `${(100 * share).toFixed(share === 0 || share === 1 ? 0 : 2)} %`;
+}
+
+export function formatBits(bits: number): string {
+  return Number.isNaN(bits) ? "–" : `${Math.max(bits, 0).toFixed(1)} bits`;
+}
+
+export function formatCounts([nan, posinf, neginf]: [number, number, number]): string {
+  const parts = [
+    [nan, "NaN"],
+    [posinf, "+Inf"],
+    [neginf, "-Inf"],
+  ] as const;
+  return parts
+    .filter(([count]) => count)
+    .map(([count, name]) => `${formatCount(count)} ${name}`)
+    .join(", ");
+}
+
+/** `text` in at most `room` characters, without its beginning where it is longer. */
+export function tailOf(text: string, room: number): string {
+  return text.length <= room ? text : `…${text.slice(text.length - Math.max(room - 1, 1))}`;
+}

@@ -1,0 +1,60 @@
+// Builds the page from its data, top to bottom.
+import { isDark } from "./colours";
+import { openContainer } from "./container";
+import { detail } from "./detail";
+import { h } from "./dom";
+import { environment } from "./environment";
+import { heatmap } from "./heatmap";
+import { Model } from "./model";
+import { ranks } from "./ranks";
+import { sites } from "./sites";
+import { spread } from "./spread";
+import { steps } from "./steps";
+import { Store } from "./store";
+import { weights } from "./weights";
+
+async function main(): Promise<void> {
+  const app = document.getElementById("app")!;
+  const text = (id: string): string => document.getElementById(id)?.textContent ?? "";
+  const model = new Model(await openContainer(text("header"), text("arrays")));
+  const store = new Store(model);
+  const parts = model.rowCount
+    ? [
+        heatmap(store),
+        detail(store),
+        steps(store),
+        spread(store),
+        sites(store),
+        ranks(store),
+        weights(store),
+      ]
+    : [];
+  app.append(...parts.filter((part) => part !== null), environment(store));
+  const { first } = model.header;
+  if (first && first.row >= 0) store.choose(first.row, first.step);
+  listenToTheme(store);
+  document.documentElement.dataset.ready = "true";
+}
+
+function listenToTheme(store: Store): void {
+  const button = document.getElementById("theme") as HTMLButtonElement;
+  const show = (): void => {
+    button.textContent = isDark() ? "Light" : "Dark";
+    button.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colours`);
+  };
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    show();
+    store.themeChanged();
+  });
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    show();
+    store.themeChanged();
+  });
+  show();
+}
+
+main().catch((error: unknown) => {
+  const message = `This page could not be shown: ${error}`;
+  document.getElementById("app")?.append(h("p", { role: "alert", class: "headline bad" }, message));
+});

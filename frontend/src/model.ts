@@ -1,0 +1,247 @@
+// The data of the page, typed, and what is derived from it.
+import { bitOf, type Opened, type Plane } from "./container";
+
+export type Statistic = "abs_max" | "rms" | "mean" | "zero_share";
+export const STATISTICS: readonly Statistic[] = ["abs_max", "rms", "mean", "zero_share"];
+
+export interface Axis {
+  width: number;
+  starts: number[];
+}
+
+/** Numbers of one rank's steps; "nan", "inf" and "-inf" are text. */
+export interface StepColumns {
+  step: number[];
+  count: number;
+  loss: Cell[];
+  scale: Cell[];
+  learning_rate: Cell[];
+  gradient_norm: Cell[];
+  overflow: number[];
+}
+export type Cell = number | string | null;
+
+export interface PageEvent {
+  step: number;
+  rank: number;
+  row: number;
+  where: string;
+  verdict: number;
+  counted: boolean;
+  reason: string;
+  line: string;
+  counts: [number, number, number];
+}
+
+export interface Place {
+  row: number;
+  seq: number;
+  call: number;
+  verdict: number;
+  counts: [number, number, number];
+  read: number[];
+}
+
+interface Header {
+  fastcheck: string;
+  directory: string;
+  records: number;
+  damaged: number;
+  dropped_bytes: number;
+  dtypes: { name: string; max: string | null }[];
+  verdicts: string[];
+  sites: Record<"module" | "type" | "direction" | "role" | "name" | "op", string[]>;
+  rows: Record<string, Cell[]>;
+  bad: number[][];
+  steps: Record<string, StepColumns>;
+  events: PageEvent[];
+  event_count: number;
+  first: { rank: number; step: number; row: number } | null;
+  spread: { count: number; places: Place[] };
+  meta: Record<string, Record<string, unknown>>;
+  axis: Axis;
+  coarse: Axis;
+  exact: boolean;
+  around: { rows: number[]; steps: number[] } | null;
+}
+
+export const BAD = { nan: 1, posinf: 2, neginf: 4, saturated: 8, event: 16 } as const;
+const NONFINITE = BAD.nan | BAD.posinf | BAD.neginf | BAD.saturated;
+
+export class Model {
+  readonly header: Header;
+  readonly ranks: number[];
+  readonly rowCount: number;
+  readonly verdicts: string[];
+  readonly #planes: Map<string, Plane>;
+  readonly #bad = new Map<number, number[]>();
+
+  constructor({ header, planes }: Opened) {
+    this.header = header as Header;
+    this.#planes = planes;
+    this.ranks = Object.keys(this.header.meta).map(Number);
+    this.rowCount = this.header.rows.site!.length;
+    const [rows = []] = this.header.bad;
+    rows.forEach((row, index) => {
+      const mine = this.#bad.get(row);
+      if (mine) mine.push(index);
+      else this.#bad.set(row, [index]);
+    });
+    this.verdicts = this.#verdicts();
+  }
+
+  get hasSeveralRanks(): boolean {
+    return this.ranks.length > 1;
+  }
+
+  axisOf(statistic: Statistic): Axis {
+    return statistic === "abs_max" ? this.header.axis : this.header.coarse;
+  }
+
+  /** The largest and the smallest value of a bucket; NaN without one. */
+  high(statistic: Statistic, row: number, column: number): number {
+    return this.#planes.get(`${statistic}.high`)?.at(row, column) ?? Number.NaN;
+  }
+
+  low(statistic: Statistic, row: number, column: number): number {
+    const plane = this.#planes.get(`${statistic}.low`) ?? this.#planes.get(`${statistic}.high`);
+    return plane?.at(row, column) ?? Number.NaN;
+  }
+
+  isThinned(statistic: Statistic): boolean {
+    return this.#planes.has(`${statistic}.low`);
+  }
+
+  bad(row: number, column: number): number {
+    return this.#planes.get("bad")?.at(row, column) ?? 0;
+  }
+
+  isBad(row: number, column: number): boolean {
+    return (this.bad(row, column) & NONFINITE) !== 0;
+  }
+
+  wasSeen(row: number, column: number): boolean {
+    const plane = this.#planes.get("seen");
+    return plane !== undefined && bitOf(plane, row * this.header.axis.starts.length + column);
+  }
+
+  /** A number of the table of sites; NaN without one. */
+  number(column: string, row: number): number {
+    return toNumber(this.header.rows[column]?.[row] ?? null);
+  }
+
+  site(row: number): number {
+    return this.number("site", row);
+  }
+
+  rank(row: number): number {
+    return this.number("rank", row);
+  }
+
+  text(field: keyof Header["sites"], row: number): string {
+    return this.header.sites[field][this.site(row)] ?? "";
+  }
+
+  module(row: number): string {
+    return this.text("module", row) || this.text("type", row);
+  }
+
+  /** The tensor's name in full. */
+  name(row: number): string {
+    const op = this.text("op", row);
+    const rank = this.hasSeveralRanks ? `, rank ${this.rank(row)}` : "";
+    const parts = [this.module(row), ...(op ? [op] : []), this.text("direction", row)];
+    return `${parts.join(" · ")} · ${this.text("name", row)}${rank}`;
+  }
+
+  /** Which way the tensor went: nothing for forward. */
+  arrow(row: number): string {
+    return { backward: "← ", optimizer: "↻ " }[this.text("direction", row)] ?? "";
+  }
+
+  /** A name for a narrow place. */
+  shortName(row: number): string {
+    const module = this.module(row);
+    const name = this.text("name", row).replace(/^(gradient of|parameter|buffer) /, "");
+    const tail = name.startsWith(`${module}.`) ? name.slice(module.length + 1) : name;
+    return `${this.arrow(row)}${module} ${tail}`;
+  }
+
+  dtype(row: number): string {
+    return this.header.dtypes[this.number("dtype", row)]?.name ?? "";
+  }
+
+  /** log2 of the largest number of the dtype; NaN for integers. */
+  limitBits(row: number): number {
+    const max = this.header.dtypes[this.number("dtype", row)]?.max;
+    return max == null ? Number.NaN : Math.log2(Number(max));
+  }
+
+  /** Of the largest value that was read, bits to the largest number of the dtype. */
+  headroom(row: number): number {
+    const peak = this.number("peak", row);
+    return peak > 0 ? this.limitBits(row) - Math.log2(peak) : Number.NaN;
+  }
+
+  column(step: number, axis: Axis = this.header.axis): number {
+    let low = 0;
+    let high = axis.starts.length - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (axis.starts[middle]! <= step) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  }
+
+  /** NaN, +Inf and -Inf counts of a row in the steps of a bucket, as far as the page has them. */
+  counts(row: number, from: number, width: number): [number, number, number] {
+    const [, steps = [], nan = [], posinf = [], neginf = []] = this.header.bad;
+    const found: [number, number, number] = [0, 0, 0];
+    for (const index of this.#bad.get(row) ?? []) {
+      const step = steps[index]!;
+      if (step < from || step >= from + width) continue;
+      found[0] += nan[index]!;
+      found[1] += posinf[index]!;
+      found[2] += neginf[index]!;
+    }
+    return found;
+  }
+
+  /** An exact value near the first event; undefined where the page has none. */
+  around(statistic: Statistic, row: number, step: number): number | undefined {
+    const around = this.header.around;
+    const at = around?.rows.indexOf(row) ?? -1;
+    const column = around?.steps.indexOf(step) ?? -1;
+    if (at < 0 || column < 0) return undefined;
+    return this.#planes.get(`around.${statistic}`)?.at(at, column);
+  }
+
+  rowsOfSite(site: number): number[] {
+    return range(this.rowCount).filter((row) => this.site(row) === site);
+  }
+
+  #verdicts(): string[] {
+    const found: string[] = range(this.rowCount).map((row) =>
+      this.number("bad_records", row) > 0 ? "non-finite" : "finite",
+    );
+    const name = (verdict: number): string => this.header.verdicts[verdict] ?? "";
+    for (const place of this.header.spread.places) {
+      if (place.row >= 0 && place.verdict) found[place.row] = name(place.verdict);
+    }
+    for (const event of [...this.header.events].reverse()) {
+      if (event.row >= 0) found[event.row] = name(event.verdict);
+    }
+    return found;
+  }
+}
+
+export function toNumber(cell: Cell): number {
+  if (typeof cell === "number") return cell;
+  if (cell === "inf") return Number.POSITIVE_INFINITY;
+  return cell === "-inf" ? Number.NEGATIVE_INFINITY : Number.NaN;
+}
+
+export function range(count: number): number[] {
+  return Array.from({ length: count }, (_, index) => index);
+}

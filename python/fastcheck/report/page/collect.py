@@ -1,0 +1,222 @@
+"""Reads a log piece by piece into what a page shows of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fastcheck.errors import LogError, explain
+from fastcheck.log.reader import find_logs, log_parts, read_event_lines, read_sites_and_meta
+from fastcheck.log.records import count_records, read_pieces, read_span
+from fastcheck.log.steps import StepRow, StepStream
+from fastcheck.log.view import lost_site
+from fastcheck.record.format import NONFINITE_COUNTS, RECORD_DTYPE, RECORD_VERSION, nonfinite
+from fastcheck.record.site import Site
+
+from .evidence import Evidence
+from .grid import Axis, Grid, values_of
+from .rows import SiteRows
+
+__all__ = ["Collected", "collect", "newest_log"]
+
+# Cells with non-finite values whose counts the page has.
+_MOST_BAD = 20_000
+# Of either sign. Beyond it a page's numbers, which are float64, are not exact.
+_MOST_STEPS = 1 << 53
+
+
+@dataclass
+class Collected:
+    """A log as arrays. ``sites``: those of all ranks, which the rows' ``site`` indexes; ``meta``,
+    ``sites_of``: by rank; ``bad``: row, step and counts of the first non-finite records, int64;
+    ``numbers_of``: by rank, the page's numbers of the rank's sites.
+    """
+
+    directory: str
+    meta: dict[int, dict[str, Any]]
+    sites_of: dict[int, dict[int, Site]]
+    sites: list[Site]
+    rows: SiteRows
+    grid: Grid
+    steps: list[StepRow]
+    evidence: Evidence
+    bad: np.ndarray
+    numbers_of: dict[int, np.ndarray]
+    records: int = 0
+    damaged: int = 0
+    dropped_bytes: int = 0
+
+    @cached_property
+    def row_of(self) -> dict[tuple[int, Site], int]:
+        """The row of each rank and site that has records."""
+        rows = self.rows.columns()
+        places = zip(rows["rank"].tolist(), rows["site"].tolist())
+        return {(rank, self.sites[site]): row for row, (rank, site) in enumerate(places)}
+
+
+def newest_log(path: str) -> str:
+    """The newest log directory at ``path`` or right below it.
+
+    Raises:
+        LogError: there is none.
+    """
+    found = find_logs(path)
+    if found:
+        return found[-1]
+    raise LogError(
+        explain(
+            "there is no log here",
+            expected="a log directory, or the fastcheck_log/ above it",
+            got=path + ("" if os.path.exists(path) else ", which does not exist"),
+            hint="give the directory that the stop message ends with",
+        )
+    )
+
+
+def collect(directory: str) -> Collected:
+    """Reads the log in ``directory``. Takes the memory of what the page shows, not of the log.
+
+    Raises:
+        LogError: a file of the log can't be read, or a newer fastcheck has written it.
+    """
+    segments = log_parts(directory)
+    first, last = _span(directory, segments)
+    while True:
+        reading = _Reading(directory, segments, first, last)
+        reading.read()
+        if not reading.outside:
+            return reading.collected
+        # A record lies outside of what the ends of the segments had shown.
+        first, last = min(first, *reading.outside), max(last, *reading.outside)
+
+
+def _span(directory: str, segments: Mapping[int, list[str]]) -> tuple[int, int]:
+    """The least and the largest step at the ends of the segments."""
+    steps: list[int] = []
+    for path in (path for paths in segments.values() for path in paths):
+        try:
+            count = count_records(path)
+            ends = [read_span(path, 0, 1), read_span(path, count - 1, count)]
+        except OSError as error:
+            raise LogError(f"{path} can't be read: {error.strerror}") from error
+        found = np.concatenate(ends)
+        found = found[(found["version"] == RECORD_VERSION) & _has_place(found)]
+        steps += found["step"].tolist()
+    return (min(steps), max(steps)) if steps else (0, 0)
+
+
+def _has_place(records: np.ndarray) -> np.ndarray:
+    """Which records are of a step that a run can have reached."""
+    found: np.ndarray = (records["step"] > -_MOST_STEPS) & (records["step"] < _MOST_STEPS)
+    return found
+
+
+class _Reading:
+    """One pass over the log."""
+
+    def __init__(
+        self, directory: str, segments: Mapping[int, list[str]], first: int, last: int
+    ) -> None:
+        both = {rank: read_sites_and_meta(directory, rank) for rank in segments}
+        self._sites_of = {rank: sites for rank, (sites, _) in both.items()}
+        meta = {rank: found for rank, (_, found) in both.items()}
+        lines = {rank: read_event_lines(directory, rank) for rank in segments}
+        rows = sum(map(len, self._sites_of.values()))
+        self._segments = segments
+        self._first, self._last = first, last
+        self.outside: list[int] = []
+        self._bad: list[np.ndarray] = []
+        self._numbers: dict[Site, int] = {}
+        self._sites: list[Site] = []
+        self.collected = Collected(
+            directory,
+            meta,
+            self._sites_of,
+            self._sites,
+            SiteRows(),
+            Grid(Axis.spanning(first, last, rows), rows),
+            [],
+            Evidence({rank: found for rank, (found, _) in lines.items()}),
+            np.zeros((0, 5), np.int64),
+            {rank: self._number_sites(sites) for rank, sites in self._sites_of.items()},
+            dropped_bytes=sum(lost for _, lost in lines.values()),
+        )
+
+    def read(self) -> None:
+        """Fills ``collected``; stops early where ``outside`` has the steps of a piece."""
+        found = self.collected
+        for rank, paths in self._segments.items():
+            sites = self._sites_of[rank]
+            stream = StepStream(sites, found.meta[rank], rank)
+            number_of = found.numbers_of[rank]
+            for records in self._pieces(rank, paths):
+                if len(records) and not self._take(rank, records, number_of):
+                    return
+                stream.add(records)
+            found.steps += stream.rows()
+        if self._bad:
+            bad = np.concatenate(self._bad)
+            found.bad = bad[np.argsort(bad[:, 1], kind="stable")][:_MOST_BAD]
+
+    def _take(self, rank: int, records: np.ndarray, number_of: np.ndarray) -> bool:
+        found = self.collected
+        steps = records["step"]
+        low, high = int(steps.min()), int(steps.max())
+        if low < self._first or high > self._last:
+            self.outside = [low, high]
+            return False
+        self._name_lost(records["site"], number_of)
+        rows = found.rows.number(rank, records["site"], number_of)
+        values = values_of(records)
+        found.grid.add(rows, steps, values)
+        found.rows.add(rows, records, values)
+        found.evidence.add(rank, records)
+        found.records += len(records)
+        at = np.flatnonzero(nonfinite(records))
+        if len(at) and sum(map(len, self._bad)) < 2 * _MOST_BAD:
+            counts = [records[name][at] for name in NONFINITE_COUNTS]
+            self._bad.append(np.stack([rows[at], steps[at], *counts], axis=1))
+        return True
+
+    def _pieces(self, rank: int, paths: list[str]) -> Iterator[np.ndarray]:
+        """The records that were kept of evicted segments, then those of the segments."""
+        path = os.path.join(self.collected.directory, f"events-rank{rank}.bin")
+        if os.path.exists(path):
+            for kept in self._of_file(path):
+                # A crash may have left them in their segment too.
+                for piece in read_pieces(paths[0]) if paths else ():
+                    kept = kept[~np.isin(kept["seq"], piece.records["seq"])]
+                yield kept
+        for path in paths:
+            yield from self._of_file(path)
+
+    def _of_file(self, path: str) -> Iterator[np.ndarray]:
+        for piece in read_pieces(path):
+            has_place = _has_place(piece.records)
+            self.collected.damaged += piece.damaged + int((~has_place).sum())
+            self.collected.dropped_bytes += piece.unwritten * RECORD_DTYPE.itemsize
+            yield piece.records if has_place.all() else piece.records[has_place]
+        self.collected.dropped_bytes += os.path.getsize(path) % RECORD_DTYPE.itemsize
+
+    def _number_sites(self, sites: dict[int, Site]) -> np.ndarray:
+        """The page's numbers of one rank's sites, -1 where a name is lost."""
+        number_of = np.full(1 << 16, -1, np.int64)
+        for index in sorted(sites):
+            number_of[index] = self._number(sites[index])
+        return number_of
+
+    def _number(self, site: Site) -> int:
+        number = self._numbers.setdefault(site, len(self._numbers))
+        if number == len(self._sites):
+            self._sites.append(site)
+        return number
+
+    def _name_lost(self, sites: np.ndarray, number_of: np.ndarray) -> None:
+        lost = np.unique(sites[number_of[sites] < 0])
+        for index in lost.tolist():
+            number_of[index] = self._number(lost_site(index))

@@ -1,0 +1,117 @@
+"""The data of a page: a JSON header and arrays, each deflated and in base64.
+
+The arrays lie one after the other at the offsets that the header gives.
+``frontend/src/container.ts`` reads both.
+
+Kinds of arrays, all little endian, of ``rows`` x ``columns`` cells:
+
+- ``f64``: each cell exclusive-or'd with the one before it in its row, then the eight bytes of all
+  cells apart: all lowest ones, then all second ones, ...
+- ``log``: the code ``round(q * log2(value))`` as int16, -32767 for 0, its difference from the code
+  before it in its row in zigzag, low bytes of all cells, then high bytes. A missing value repeats
+  the code before it; ``missing`` is a bit of each cell, as numpy.packbits has them.
+- ``linear``: uint8 from 0 to ``levels`` between ``low[row]`` and ``high[row]``, where only the ends
+  are 0 and ``levels``, and 255 where the value is missing.
+- ``u8``: as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Container"]
+
+_ZERO, _LEAST, _MOST = -32767, -32000, 32000
+
+
+class Container:
+    """Arrays by name, to be written behind a header."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, dict[str, Any]] = {}
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add_f64(self, name: str, values: np.ndarray) -> None:
+        """Exact."""
+        bits = np.ascontiguousarray(values, "<f8").view("<u8")
+        changed = bits.copy()
+        changed[:, 1:] ^= bits[:, :-1]
+        planes = changed.reshape(-1, 1).view(np.uint8).T
+        self._append(name, "f64", values, planes.tobytes())
+
+    def add_log(self, name: str, values: np.ndarray, per_octave: int) -> None:
+        """Values of at least 0; NaN is missing. Off by a factor of ``2 ** (0.5 / per_octave)`` at
+        most.
+        """
+        missing = np.isnan(values)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            codes = np.rint(np.log2(values) * per_octave)
+        codes = np.clip(np.where(missing, 0, codes), _LEAST, _MOST).astype(np.int16)
+        codes[values == 0] = _ZERO
+        extra: dict[str, Any] = {"per_octave": per_octave, "has_missing": bool(missing.any())}
+        if extra["has_missing"]:
+            codes = np.take_along_axis(codes, _last_known(missing), axis=1)
+        steps = codes.copy()
+        steps[:, 1:] -= codes[:, :-1]  # wraps around, and so does the sum of the reader
+        zigzag = ((steps << 1) ^ (steps >> 15)).astype("<u2").reshape(-1, 1).view(np.uint8)
+        data = zigzag[:, 0].tobytes() + zigzag[:, 1].tobytes()
+        if extra["has_missing"]:
+            data += np.packbits(missing.reshape(-1)).tobytes()
+        self._append(name, "log", values, data, **extra)
+
+    def add_linear(self, name: str, values: np.ndarray, low: Any, high: Any, levels: int) -> None:
+        """``low``, ``high``: the ends of each row, written with four digits; ``levels``: 254 at
+        most. Off by ``0.5 / levels`` of their distance, and by these digits.
+        """
+        missing = np.isnan(values)
+        ends = [np.broadcast_to(np.asarray(end, np.float64), (len(values),)) for end in (low, high)]
+        low_row, high_row = (np.array([float(f"{v:.4g}") for v in end.tolist()]) for end in ends)
+        wide = np.maximum(high_row - low_row, np.finfo(np.float64).tiny)
+        share = (np.where(missing, 0, values) - low_row[:, None]) / wide[:, None]
+        codes = np.rint(np.clip(share, 0, 1) * levels)
+        codes = np.where(share > 0, np.maximum(codes, 1), 0)
+        codes = np.where((share < 1) & (codes == levels), levels - 1, codes).astype(np.uint8)
+        codes[missing] = 255
+        ranges = {"low": low_row.tolist(), "high": high_row.tolist(), "levels": levels}
+        self._append(name, "linear", values, codes.tobytes(), **ranges)
+
+    def add_u8(self, name: str, values: np.ndarray) -> None:
+        """Exact."""
+        self._append(name, "u8", values, values.astype(np.uint8).tobytes())
+
+    def to_text(self, header: dict[str, Any]) -> tuple[str, str]:
+        """The header, to which the arrays' places are added as ``arrays``, and the arrays, both in
+        base64. ``header`` is strict JSON.
+        """
+        whole = {**header, "arrays": self._arrays}
+        text = json.dumps(whole, allow_nan=False, separators=(",", ":")).encode()
+        # Of codes with much noise the search for repetitions finds nothing but runs: without it
+        # they take less room, and a tenth of the time.
+        return _packed([text], zlib.Z_DEFAULT_STRATEGY), _packed(self._parts, zlib.Z_RLE)
+
+    def _append(self, name: str, kind: str, values: np.ndarray, data: bytes, **fields: Any) -> None:
+        rows, columns = values.shape
+        place = {"kind": kind, "rows": rows, "columns": columns, "offset": self._size, **fields}
+        self._arrays[name] = {**place, "bytes": len(data)}
+        self._parts.append(data)
+        self._size += len(data)
+
+
+def _packed(parts: Sequence[bytes], strategy: int) -> str:
+    packer = zlib.compressobj(6, zlib.DEFLATED, -15, 9, strategy)
+    data = b"".join([*map(packer.compress, parts), packer.flush()])
+    return base64.b64encode(data).decode("ascii")
+
+
+def _last_known(missing: np.ndarray) -> np.ndarray:
+    """Of each cell the column of the last known value up to it; its first where there is none."""
+    columns = np.where(missing, 0, np.arange(missing.shape[1]))
+    found: np.ndarray = np.maximum.accumulate(columns, axis=1)
+    return found

@@ -1,0 +1,140 @@
+"""The records that the verdict of a page is built from: those up to the first counted event."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from fastcheck.log.view import LogView, RankLog, first_event, merge_ranks
+from fastcheck.record.event import Event
+from fastcheck.record.format import RECORD_DTYPE, overflowed
+from fastcheck.record.site import Site
+
+__all__ = ["EventLines", "Evidence", "Finding"]
+
+EventLines = list[dict[str, Any]]
+
+# Records before the event, and around it; events of a rank whose records are looked for.
+_MOST_BEFORE, _MOST_AROUND, _MOST_EVENTS = 1 << 15, 1 << 18, 4096
+#: Steps before and after the first event that the page shows in full.
+STEPS_BEFORE, STEPS_AFTER = 24, 8
+
+
+class Finding(NamedTuple):
+    """The first event of a log by its line, with the rank and the site's number there."""
+
+    rank: int
+    step: int
+    seq: int
+    site: int
+
+
+class Evidence:
+    """Holds what is needed of the pieces of a log while they pass."""
+
+    def __init__(self, lines: Mapping[int, EventLines]) -> None:
+        self._lines = {rank: _important(found) for rank, found in lines.items()}
+        self.first = _first(self._lines)
+        self._seqs = {
+            rank: np.array(sorted({line["seq"] for line in found}), np.int64)
+            for rank, found in self._lines.items()
+        }
+        self._kept: dict[int, list[np.ndarray]] = {rank: [] for rank in lines}
+        self._before: deque[np.ndarray] = deque()
+        self._around: list[np.ndarray] = []
+
+    def add(self, rank: int, records: np.ndarray) -> None:
+        """The next records of this rank."""
+        seqs = self._seqs.get(rank)
+        if seqs is not None and len(seqs):
+            self._keep(rank, records[np.isin(records["seq"], seqs)])
+        first = self.first
+        if first is None or first.rank != rank:
+            return
+        distance = records["step"] - first.step
+        is_near = (distance >= -STEPS_BEFORE) & (distance <= STEPS_AFTER)
+        if is_near.any() and sum(map(len, self._around)) < _MOST_AROUND:
+            self._around.append(records[is_near])
+        is_before = distance <= 0
+        if not is_before.any():
+            return
+        self._before.append(records if is_before.all() else records[is_before])
+        while sum(map(len, self._before)) - len(self._before[0]) > _MOST_BEFORE:
+            old = self._before.popleft()
+            self._keep(rank, old[old["site"] == first.site])
+
+    def around(self) -> np.ndarray:
+        """The records of the steps around the first event on its rank; ``site`` as written."""
+        return np.concatenate(self._around) if self._around else np.zeros(0, RECORD_DTYPE)
+
+    def view(
+        self, directory: str, sites: Mapping[int, dict[int, Site]], meta: Mapping[int, Any]
+    ) -> LogView:
+        """What is held, as a log of its own: events with their records, and what came before the
+        first one on its rank. ``sites``, ``meta``: by rank.
+        """
+        parts = []
+        for rank, lines in sorted(self._lines.items()):
+            held = list(self._kept[rank])
+            if self.first is not None and self.first.rank == rank:
+                held += self._before
+            records = np.concatenate(held) if held else np.zeros(0, RECORD_DTYPE)
+            parts.append(RankLog(rank, _in_order(records), sites[rank], lines, meta[rank], 0))
+        return merge_ranks(directory, parts)
+
+    def spread(self) -> np.ndarray:
+        """The records of the first event's step on its rank that overflowed, in device order."""
+        records = np.concatenate(self._before) if self._before else np.zeros(0, RECORD_DTYPE)
+        if self.first is not None:
+            records = records[records["step"] == self.first.step]
+        return _in_order(records[overflowed(records)])
+
+    def _keep(self, rank: int, records: np.ndarray) -> None:
+        if len(records):
+            self._kept[rank].append(records)
+
+
+def event_of(view: LogView) -> Optional[Event]:
+    """The first counted event of the view; None without one."""
+    event = first_event(view.events)
+    return event if event is not None and event.counted else None
+
+
+def _important(lines: EventLines) -> EventLines:
+    """Those with a place, counted ones first where there are too many."""
+    whole = [
+        line
+        for line in lines
+        if all(type(line.get(name)) is int for name in ("step", "seq", "site"))
+        and all(abs(line[name]) < 1 << 63 for name in ("step", "seq", "site"))
+    ]
+    if len(whole) > _MOST_EVENTS:
+        whole = sorted(whole, key=lambda line: not line.get("counted"))[:_MOST_EVENTS]
+    return whole
+
+
+def _first(lines: Mapping[int, EventLines]) -> Optional[Finding]:
+    found = [
+        (not line.get("counted"), line["step"], line["seq"], rank, line["site"])
+        for rank, some in lines.items()
+        for line in some
+    ]
+    if not found:
+        return None
+    _, step, seq, rank, site = min(found)
+    return Finding(rank, step, seq, site)
+
+
+def _in_order(records: np.ndarray) -> np.ndarray:
+    """By step and sequence number, each record once."""
+    ordered = records[np.lexsort((records["seq"], records["step"]))]
+    if len(ordered) < 2:
+        return ordered
+    same = np.ones(len(ordered) - 1, bool)
+    for name in ("step", "seq", "site"):
+        same &= ordered[name][1:] == ordered[name][:-1]
+    found: np.ndarray = ordered[np.concatenate([[True], ~same])]
+    return found

@@ -1,0 +1,149 @@
+"""What the heat map and the curves show: extremes of each site in each bucket of steps.
+
+A bucket keeps the smallest and the largest value of its steps, so no spike is lost. Where all steps
+fit, a bucket is one step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fastcheck.record.format import COUNTS, Depth, DeviceMode, Flag
+from fastcheck.record.statistics import component_counts, statistics_columns
+
+__all__ = ["BAD_EVENT", "BAD_NAN", "BAD_NEGINF", "BAD_POSINF", "BAD_SATURATED", "Axis", "Grid"]
+
+#: Bits of the plane ``bad``.
+BAD_NAN, BAD_POSINF, BAD_NEGINF, BAD_SATURATED, BAD_EVENT = 1, 2, 4, 8, 16
+
+# Cells of all sites together that are held one bucket a step, and at most.
+_WHOLE_CELLS, _MOST_CELLS = 1_300_000, 6_000_000
+_MOST_BUCKETS, _FEWEST_BUCKETS, _USUAL_BUCKETS = 4000, 32, 600
+# The curves of rms, mean and zero share: coarser, at most so many buckets in all and for a site.
+_COARSE_CELLS, _COARSE_BUCKETS = 100_000, 100
+_FINE = ("abs_max",)
+_COARSE = ("rms", "mean", "zero_share")
+
+
+class Axis(NamedTuple):
+    """Buckets of ``width`` steps from step ``base`` on."""
+
+    base: int
+    width: int
+    buckets: int
+
+    @classmethod
+    def spanning(cls, first: int, last: int, sites: int) -> Axis:
+        """Of the steps ``first`` to ``last``, for so many sites."""
+        steps = last - first + 1
+        most = max(_WHOLE_CELLS // max(sites, 1), _USUAL_BUCKETS)
+        most = max(min(most, _MOST_CELLS // max(sites, 1), _MOST_BUCKETS), _FEWEST_BUCKETS)
+        width = -(-steps // most)
+        return cls(first, width, -(-steps // width))
+
+    def coarser(self, sites: int) -> Axis:
+        """The axis of the coarse statistics: each bucket is several of this one's."""
+        most = max(_COARSE_CELLS // max(sites, 1), _COARSE_BUCKETS)
+        factor = -(-self.buckets // most)
+        return Axis(self.base, self.width * factor, -(-self.buckets // factor))
+
+    def starts(self) -> np.ndarray:
+        """The first step of each bucket, int64."""
+        found: np.ndarray = self.base + self.width * np.arange(self.buckets, dtype=np.int64)
+        return found
+
+
+class Grid:
+    """Extremes of each row (a site of a rank) in each bucket, float64, NaN where there is nothing.
+
+    ``high`` and ``low`` are by statistic: ``abs_max`` on ``axis``, the others on ``coarse``.
+    ``bad``: what was not finite, uint8, on ``axis``.
+    """
+
+    def __init__(self, axis: Axis, sites: int) -> None:
+        self.axis = axis
+        self.coarse = axis.coarser(sites)
+        rows = max(sites, 1)
+        self.high = {
+            n: np.full((rows, self.axis_of(n).buckets), np.nan) for n in (*_FINE, *_COARSE)
+        }
+        self.low = {name: plane.copy() for name, plane in self.high.items()}
+        self.bad = np.zeros((rows, axis.buckets), np.uint8)
+        self.seen = np.zeros((rows, axis.buckets), bool)
+
+    def axis_of(self, name: str) -> Axis:
+        """That of this statistic."""
+        return self.axis if name in _FINE else self.coarse
+
+    def add(self, rows: np.ndarray, steps: np.ndarray, values: dict[str, np.ndarray]) -> None:
+        """``rows``, ``steps``: of each record; ``values``: what values_of() has made of them. Steps
+        must lie on the axis.
+        """
+        if not len(rows):
+            return
+        self._grow(int(rows.max()) + 1)
+        columns = (steps - self.axis.base) // self.axis.width
+        keys = rows * self.axis.buckets + columns
+        order = slice(None) if (np.diff(keys) > 0).all() else np.argsort(keys, kind="stable")
+        keys = keys[order]
+        starts = _starts(keys)
+        cells = keys[starts]
+        self.seen.reshape(-1)[cells] = True
+        bad = self.bad.reshape(-1)
+        bad[cells] |= np.bitwise_or.reduceat(values["bad"][order], starts)
+        self._merge("abs_max", values["abs_max"][order], starts, cells)
+        factor = self.coarse.width // self.axis.width
+        keys = rows[order] * self.coarse.buckets + columns[order] // factor
+        starts = _starts(keys)
+        for name in _COARSE:
+            self._merge(name, values[name][order], starts, keys[starts])
+
+    def _merge(self, name: str, values: np.ndarray, starts: np.ndarray, cells: np.ndarray) -> None:
+        for planes, smaller in ((self.high, np.fmax), (self.low, np.fmin)):
+            plane = planes[name].reshape(-1)
+            plane[cells] = smaller(plane[cells], smaller.reduceat(values, starts))
+
+    def _grow(self, rows: int) -> None:
+        """Rows that no list of sites has announced: their names are lost."""
+        more = rows - len(self.bad)
+        if more <= 0:
+            return
+        for planes in (self.high, self.low):
+            for name, plane in planes.items():
+                planes[name] = np.pad(plane, ((0, more), (0, 0)), constant_values=np.nan)
+        self.bad = np.pad(self.bad, ((0, more), (0, 0)))
+        self.seen = np.pad(self.seen, ((0, more), (0, 0)))
+
+
+def _starts(keys: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(np.diff(keys, prepend=keys[:1] - 1))
+
+
+def values_of(records: np.ndarray) -> dict[str, np.ndarray]:
+    """abs_max, rms, mean and zero_share of each record, float64, NaN where there is none; ``bad``
+    as uint8.
+    """
+    columns = statistics_columns(records)
+    counts = {name: records[name] for name in COUNTS}
+    components = component_counts(records)
+    bad = (counts["nan_count"] != 0) * np.uint8(BAD_NAN)
+    bad |= (counts["posinf_count"] != 0) * np.uint8(BAD_POSINF)
+    bad |= (counts["neginf_count"] != 0) * np.uint8(BAD_NEGINF)
+    saturating = records["device_mode"] == int(DeviceMode.SATURATING)
+    bad |= (saturating & (counts["saturated_count"] != 0)) * np.uint8(BAD_SATURATED)
+    bad |= ((records["flags"] & int(Flag.EVENT)) != 0) * np.uint8(BAD_EVENT)
+    with np.errstate(all="ignore"):
+        share = np.where(components > 0, counts["zero_count"] / components, np.nan)
+        abs_max = np.fmax(np.abs(columns["min"]), np.abs(columns["max"]))
+    finite = records["depth"] >= int(Depth.STATS)
+    mean = np.where(np.isfinite(columns["mean"]), columns["mean"], np.nan)
+    rms = np.where(np.isfinite(columns["rms"]), columns["rms"], np.nan)
+    return {
+        "abs_max": np.where(finite, abs_max, np.nan),
+        "rms": rms,
+        "mean": mean,
+        "zero_share": share,
+        "bad": bad,
+    }

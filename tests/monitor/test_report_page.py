@@ -1,0 +1,92 @@
+"""monitor.report(path): the page of a run, from its log or from memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fastcheck
+from fastcheck.errors import LogError
+from fastcheck.log.reader import read_log
+from support.page_data import PageData
+from support.programs.training import Net, batches
+
+pytestmark = pytest.mark.usefixtures("fresh_start")
+
+
+def train(monitor: fastcheck.Monitor, model: Net, steps: int = 4) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in batches(steps):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("log_dir", [None, "log"])
+@pytest.mark.parametrize("removed", [False, True])
+def test_the_page_holds_what_the_monitor_holds(
+    tmp_path: Path, log_dir: str | None, removed: bool
+) -> None:
+    model = Net()
+    monitor = fastcheck.install(model, log_dir=log_dir)
+    train(monitor, model)
+    if removed:
+        monitor.remove()
+    monitor.report(tmp_path / "run.html")
+    page = PageData((tmp_path / "run.html").read_text())
+    records, rows = monitor.records(), page.header["rows"]
+    assert page.header["records"] == len(records)
+    assert page.header["axis"]["starts"] == [0, 1, 2, 3]
+    for row, site in enumerate(rows["site"]):
+        names = page.header["sites"]
+        number = next(
+            n
+            for n, one in enumerate(monitor.sites)
+            if (one.module, one.role, one.tensor_name)
+            == (names["module"][site], names["role"][site], names["name"][site])
+        )
+        mine = records[records["site"] == number]
+        high = [
+            float(np.fmax(np.abs(mine["min"]), mine["max"])[mine["step"] == step].max())
+            for step in range(4)
+            if (mine["step"] == step).any()
+        ]
+        shown = page.arrays["abs_max.high"][row]
+        if mine["dtype"][0] <= 7:  # min and max of integers are not float64
+            assert shown[~np.isnan(shown)].tolist() == high
+    assert page.header["steps"]["0"]["loss"] == [row.loss for row in monitor.step_table()]
+    assert (tmp_path / "log").exists() == (log_dir is not None)
+
+
+def test_a_stopped_run_in_memory(tmp_path: Path) -> None:
+    model = Net()
+    monitor = fastcheck.install(model, overflow_nums=-1)
+    train(monitor, model, 2)
+    model(torch.full((4, 8), float("nan")))
+    monitor.report(tmp_path / "run.html")
+    text = (tmp_path / "run.html").read_text()
+    assert "32 NaN in input" in text and "held in memory" in text
+    assert str(tmp_path) not in text.replace(str(tmp_path / "log"), "")
+    assert PageData(text).header["first"]["step"] == monitor.events[0].step
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    model = Net()
+    monitor = fastcheck.install(model)
+    train(monitor, model, 1)
+    with pytest.raises(LogError, match="the page can't be written"):
+        monitor.report(tmp_path / "missing" / "run.html")
+
+
+def test_the_page_of_a_log_names_the_log(tmp_path: Path) -> None:
+    model = Net()
+    monitor = fastcheck.install(model, log_dir=tmp_path / "log")
+    train(monitor, model, 1)
+    monitor.report(tmp_path / "run.html")
+    assert read_log(tmp_path / "log").directory == str(tmp_path / "log")
+    assert PageData((tmp_path / "run.html").read_text()).header["directory"] == str(
+        tmp_path / "log"
+    )

@@ -1,0 +1,217 @@
+"""The page in a real Chromium: its numbers, its controls, its accessibility; and that it asks
+nothing of a network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastcheck.log.reader import read_log
+from fastcheck.report.page.write import write_page
+from support.browser import PROGRAM, Tab, browser
+from support.paths import ROOT
+from support.programs import synthetic_logs
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine")
+
+READY = "document.documentElement.dataset.ready === 'true'"
+AXE = ROOT / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
+SITES, STEPS = 40, 60
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("log")
+    synthetic_logs.write(directory, SITES, STEPS)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Tab]:
+    with browser() as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(window: Tab, log: Path) -> Tab:
+    """The page, as it is after it was opened."""
+    write_page(log, log / "report.html")
+    window.problems.clear()
+    window.requests.clear()
+    window.size(1280, 900, dark=False)
+    window.open(log / "report.html", READY)
+    return window
+
+
+def text(tab: Tab, selector: str) -> str:
+    return str(tab.value(f"document.querySelector({json.dumps(selector)}).textContent"))
+
+
+def cells(tab: Tab, selector: str) -> list[list[str]]:
+    rows = f"[...document.querySelectorAll({json.dumps(selector)})]"
+    found: list[list[str]] = tab.value(f"{rows}.map(r => [...r.children].map(c => c.textContent))")
+    return found
+
+
+def shown(value: float) -> str:
+    """A number as the page's tables have it."""
+    if value == 0 or abs(value) >= 1e7 or abs(value) < 1e-3:
+        return "0" if value == 0 else f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e+")
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{float(f'{value:.4g}'):g}"
+
+
+def test_opens_without_a_problem_or_a_request(tab: Tab, log: Path) -> None:
+    assert tab.problems == []
+    assert tab.requests == [(log / "report.html").as_uri()]
+    titles = tab.value("[...document.querySelectorAll('h2')].map(e => e.textContent)")
+    assert titles == [
+        "Verdict",
+        "Layers by steps",
+        "Site",
+        "Steps",
+        "How it spread",
+        "Sites",
+        "Weights that do not move",
+        "Environment and options",
+    ]
+
+
+def test_first_shows_the_site_of_the_event(tab: Tab, log: Path) -> None:
+    event = read_log(log).events[0]
+    assert text(tab, "#site-name") == "blocks.0.norm · forward · output"
+    assert event.site.module == "blocks.0.norm"
+    assert text(tab, "#around strong") == str(event.step) == "54"
+    assert len(cells(tab, "#events tbody tr")) == 1
+
+
+def test_a_click_on_a_cell_shows_the_numbers_of_the_log(tab: Tab, log: Path) -> None:
+    tab.value("document.getElementById('heatmap-view').scrollIntoView()")
+    box = tab.value(
+        "(() => { const b = document.querySelector('.stage canvas').getBoundingClientRect();"
+        " return [b.left, b.top, b.width] })()"
+    )
+    left, top, width = box
+    labels = min(230, max(90, width * 0.26))
+    row, step = 9, 20
+    line = min(22, 620 / SITES)
+    tab.click(left + labels + (step + 0.5) / STEPS * (width - labels - 8), top + (row + 0.5) * line)
+    view = read_log(log)
+    site = view.sites[row]
+    assert text(tab, "#site-name") == f"{site.module} · {site.direction} · {site.tensor_name}"
+    mine = view.records[view.records["site"] == row]
+    found = cells(tab, "#around tbody tr")
+    assert [int(cell[0]) for cell in found] == list(range(step - 8, step + 5))
+    for cell in found:
+        record = mine[int(cell[0])]
+        numel = int(record["numel"])
+        assert cell[1] == shown(max(abs(float(record["min"])), float(record["max"])))
+        assert cell[2] == shown(float((record["sum_sq"] / numel) ** 0.5))
+        assert cell[3] == shown(float(record["sum"] / numel))
+        assert cell[4] == f"{100 * int(record['zero_count']) / numel:.2f} %"
+        assert cell[5] == "–"
+
+
+def test_the_heat_map_by_keyboard(tab: Tab) -> None:
+    tab.value("document.getElementById('heatmap-view').focus()")
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        tab.press(key)
+    status = text(tab, "#heatmap .status")
+    assert status.startswith("blocks.1.attn.proj · forward · output, step 55: abs max ")
+    tab.press("Enter")
+    assert text(tab, "#site-name") == "blocks.1.attn.proj · forward · output"
+    assert text(tab, "#around strong") == "55"
+
+
+def test_search_filters_the_table_and_the_heat_map(tab: Tab) -> None:
+    assert len(cells(tab, "#site-table tbody tr")) == SITES
+    search = "document.getElementById('sites-search')"
+    tab.value(f"{search}.value = 'MLP.fc1 weight'; {search}.dispatchEvent(new Event('input'))")
+    rows = cells(tab, "#site-table tbody tr")
+    assert rows and all("mlp.fc1" in row[0] and "weight" in row[0] for row in rows)
+    count = f"{len(rows)} of {SITES} sites"
+    assert text(tab, "#sites output") == text(tab, "#heatmap output") == count
+    assert tab.value("document.getElementById('heatmap-search').value") == "MLP.fc1 weight"
+
+
+def test_the_table_holds_the_numbers_of_the_log_and_sorts(tab: Tab, log: Path) -> None:
+    head = "[...document.querySelectorAll('#site-table thead button')]"
+    tab.value(f"{head}.find(b => b.textContent === 'largest abs max').click()")
+    assert text(tab, "#site-table th[aria-sort=descending]") == "largest abs max"
+    rows, view = cells(tab, "#site-table tbody tr"), read_log(log)
+    peaks = []
+    for site in view.sites:
+        mine = view.records[view.records["site"] == site]
+        finite = mine[(mine["max"] >= mine["min"])]
+        peaks.append(max(float(finite["max"].max()), -float(finite["min"].min())))
+    assert [row[4] for row in rows] == [shown(peak) for peak in sorted(peaks, reverse=True)]
+
+
+def test_dark_and_light(tab: Tab, log: Path) -> None:
+    back = "getComputedStyle(document.body).backgroundColor"
+    pixel = (
+        "(() => { const c = document.querySelector('.stage canvas');"
+        " return [...c.getContext('2d').getImageData(c.width - 40, 5, 1, 1).data] })()"
+    )
+    light = tab.value(back), tab.value(pixel)
+    assert text(tab, "#theme") == "Dark"
+    tab.value("document.getElementById('theme').click()")
+    assert text(tab, "#theme") == "Light"
+    assert (tab.value(back), tab.value(pixel)) != light
+    tab.value("document.getElementById('theme').click()")
+    assert (tab.value(back), tab.value(pixel)) == light
+    # What was chosen here goes before what the system asks for, until the page is opened again.
+    tab.size(1280, 900, dark=True)
+    assert tab.value(back) == light[0]
+    tab.open(log / "report.html", READY)
+    assert tab.value(back) == "rgb(13, 17, 23)" != light[0]
+
+
+def test_what_is_not_finite_has_a_colour_of_its_own(tab: Tab) -> None:
+    def pixel(row: int, step: float) -> Any:
+        return tab.value(
+            "(() => { const c = document.querySelector('.stage canvas');"
+            " const w = document.getElementById('heatmap-view').clientWidth;"
+            " const left = Math.min(230, Math.max(90, w * 0.26));"
+            f" const x = left + {step + 0.5} / {STEPS} * (w - left - 8);"
+            f" const y = {row + 0.5} * Math.min(22, 620 / {SITES});"
+            " return [...c.getContext('2d').getImageData(x, y, 1, 1).data].slice(0, 3) })()"
+        )
+
+    assert pixel(5, 56) == [0xC4, 0x00, 0x7A]
+    assert pixel(5, 50) != [0xC4, 0x00, 0x7A]
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_is_wider_than_the_window(tab: Tab, width: int) -> None:
+    tab.size(width, 900)
+    tab.wait_for(f"document.querySelector('.stage canvas').clientWidth <= {width}")
+    assert tab.value("document.documentElement.scrollWidth") <= width
+
+
+def test_hostile_names_are_text(window: Tab, tmp_path: Path) -> None:
+    hostile = "</script><img src=x onerror='window.broken = 1'>"
+    synthetic_logs.write(tmp_path, 8, 10)
+    for name in ("sites-rank0.jsonl", "events-rank0.jsonl"):
+        path = tmp_path / name
+        path.write_text(path.read_text().replace("attn.qkv", hostile))
+    write_page(tmp_path, tmp_path / "report.html")
+    window.problems.clear()
+    window.open(tmp_path / "report.html", READY)
+    assert hostile in text(window, "#site-name")
+    assert window.value("document.images.length") == 0
+    assert window.value("typeof window.broken") == "undefined" and window.problems == []
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: npm ci in frontend/")
+@pytest.mark.parametrize("dark", [False, True])
+def test_no_rule_of_axe_is_violated(tab: Tab, dark: bool) -> None:
+    tab.size(1280, 900, dark=dark)
+    tab.call("Runtime.evaluate", expression=AXE.read_text())
+    tab.value("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    found = tab.value("axe.run().then(r => r.violations.map(v => [v.id, v.nodes.length]))")
+    assert found == []
