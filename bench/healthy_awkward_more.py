@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from healthy_awkward_parts import PARTS
 from healthy_awkward_runs import PROGRAMS, STEPS, Around, Tensor, Watch, fit
 
-__all__ = ["NAN_BETWEEN_MODULES", "PROGRAMS"]
+__all__ = ["PROGRAMS"]
 
 INF, NAN = float("inf"), float("nan")
 first_half = torch.arange(8) < 4
@@ -53,35 +53,6 @@ def of_parts(functions: tuple[Callable[..., Any], ...]) -> Callable[[Watch], Ite
 
 
 PROGRAMS.update({f"parts: {name}": of_parts(one) for name, one in PARTS.items()})
-
-# At module level a NaN that one module returns counts, whatever another makes of it: there
-# allow_nonfinite() declares it. The same holds for a gradient of NaN between two modules.
-NAN_BETWEEN_MODULES = {
-    "parts: a condition number of a singular matrix",
-    "parts: a correlation matrix with a constant row",
-    "parts: a gap in a running mean",
-    "parts: a histogram of a constant picture",
-    "parts: a lattice in log space",
-    "parts: a signed distance at its surface",
-    "parts: a softmax over the neighbours of a lone node",
-    "parts: a window of attention, with a row beyond it",
-    "parts: an unnormalised direction of length 0",
-    "parts: angles of a polygon with a repeated corner",
-    "parts: gaps filled forward",
-    "parts: kurtosis of a constant",
-    "parts: nanquantile of a column without values",
-    "parts: nansum and nanmean of rows",
-    "parts: overlap of boxes without area",
-    "parts: page rank with a dangling page",
-    "parts: quantisation scales of rows of 0",
-    "parts: segments without members, by mean",
-    "parts: series with gaps",
-    "parts: sets of different sizes, padded with nan",
-    "parts: singular matrices of a batch, masked",
-    "parts: spectral norm of zeros",
-    "parts: weight norm of a row of 0",
-    "parts: z scores of a single sample",
-}
 
 
 def loss(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -71,7 +71,7 @@ def train(model: nn.Module, steps: int = 2) -> None:
 
 def test_without_it_the_batch_is_blamed() -> None:
     model = Model()
-    fastcheck.install(model)
+    fastcheck.install(model, stop=fastcheck.Stop(count="all"))
     assert where(stopped(train, model).culprit) == ("", "input", "input[0]", "arrived")
 
 

@@ -148,11 +148,13 @@ class TestMasks:
         assert stop.culprit.record["neginf_count"] > 0
 
     def test_a_log_of_zero_is_promoted_by_its_gradient(self) -> None:
-        model = chain(a=nn.Linear(8, 8), act=nn.ReLU(), log=Apply(torch.log), exp=Apply(torch.exp))
+        log, exp = Apply(torch.log), Apply(torch.exp)
+        model = chain(a=nn.Linear(8, 8), zero=Apply(lambda x: x - x), log=log, exp=exp)
         fastcheck.install(model)
         y = model(torch.ones(2, 8))
         stop = stopped(y.sum().backward)
         assert where(stop.culprit) == ("log", "output", "output", "origin")
+        assert "it reached the gradient of a." in stop.culprit.reason
 
     def test_a_log_of_zero_is_promoted_by_the_loss(self) -> None:
         model = chain(a=nn.Linear(8, 8), act=nn.ReLU(), log=Apply(torch.log))

@@ -46,8 +46,6 @@ class Finding:
         self.counted = False
         # It is in the batch that this rank was given, and came from no other rank.
         self.is_data = False
-        # A +Inf that is passed between modules, as masks are.
-        self.is_held_infinity = False
         # Covered by allow_nonfinite().
         self.is_allowed = False
         self.line = self.api = ""
@@ -56,6 +54,10 @@ class Finding:
         self.is_absorbed = False
         # What an unresolved or scaled finding becomes when it turns out to matter.
         self.planned: Optional[tuple[Verdict, str]] = None
+        # At module level: its consequences decide (pending.py).
+        self.waits = False
+        # The exception that ended the forward in which it was made.
+        self.ended_by = ""
 
     @property
     def only_neginf(self) -> bool:
@@ -111,6 +113,13 @@ class Finding:
         return self.verdict is Verdict.UNRESOLVED and not self.is_gradient
 
     @property
+    def is_pending(self) -> bool:
+        """Whether it counts as soon as something that it led to lasts or leaves."""
+        if not self.waits or self.planned is None:
+            return False
+        return self.verdict in (Verdict.UNRESOLVED, Verdict.ABSORBED)
+
+    @property
     def is_unused(self) -> bool:
         """A gradient that no optimizer has used yet."""
         return self.verdict is Verdict.UNRESOLVED and self.role == "param_grad"
@@ -120,7 +129,8 @@ class Finding:
         """Whether it came in with the batch, and nothing has shown harm: a weight's gradient is
         made of it, even where the output is finite.
         """
-        return self.role == "input" and self.is_tentative and not self.only_neginf
+        is_held = self.role == "input" and self.is_tentative and not self.waits
+        return is_held and not self.only_neginf
 
     @property
     def root(self) -> Finding:

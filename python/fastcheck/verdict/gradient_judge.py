@@ -14,7 +14,7 @@ from fastcheck.record.site import SiteTable
 
 from .finding import Finding
 from .gradient_source import blame
-from .step_findings import StepFindings
+from .pending import PendingFindings
 
 __all__ = ["CheckParameters", "GradientJudge"]
 
@@ -24,7 +24,7 @@ CheckParameters = Callable[[ModuleNode, Finding], Optional[Finding]]
 _NONE: Mapping[int, int] = {}
 
 
-class GradientJudge(StepFindings):
+class GradientJudge(PendingFindings):
     """Gives the gradients of one step their verdicts."""
 
     def __init__(
@@ -53,8 +53,11 @@ class GradientJudge(StepFindings):
         reader, reason = blame(finding, token, self._calls, self._sites)
         if not scaled:
             tentative = self._promotable(
-                self._made_in(reader) if reader else self.findings[:-1], reader
+                self._met_by(reader) if reader else self.findings[:-1], reader
             )
+            if self.may_wait(finding):
+                self.pend(finding, Verdict.ORIGIN, reason, tentative)
+                return
             if tentative is not None:
                 self._promote(tentative, finding)
                 return
@@ -69,6 +72,8 @@ class GradientJudge(StepFindings):
         """
         self._add(finding)
         self.use_gradients(before.values())
+        if not scaled and finding.site not in before:
+            self._reach_by(finding)
         earlier = self._first_confirmed() or self._first_scaled()
         harmful = None if earlier is not None or scaled else self._harmful_to(finding)
         if harmful is not None:
@@ -83,9 +88,13 @@ class GradientJudge(StepFindings):
             )
         self._judge_gradient(finding, earlier, verdict, reason, scaled)
 
-    def unused_gradient(self, finding: Finding, scaled: bool) -> None:
-        """A parameter's gradient when backward() has ended. An optimizer may never use it."""
+    def unused_gradient(self, finding: Finding, scaled: bool, may_change: bool) -> None:
+        """A parameter's gradient when backward() has ended. An optimizer may never use it.
+        ``may_change``: this training loop changes or skips gradients by itself.
+        """
         self._add(finding)
+        if not (scaled or may_change):
+            self._reach_by(finding)
         earlier = self._first_confirmed() or self._first_scaled()
         verdict, reason = self._how_made(finding)
         if earlier is not None or scaled:
@@ -97,6 +106,7 @@ class GradientJudge(StepFindings):
     def use_gradients(self, tokens: Collection[int]) -> None:
         """An optimizer is about to use these, of which unused_gradient() has judged."""
         for finding in [f for f in self.findings if f.is_unused and f.seq in tokens]:
+            self._reach_by(finding)
             earlier = self._first_confirmed()
             harmful = None if earlier is not None else self._harmful_to(finding)
             if earlier is not None:
@@ -106,6 +116,12 @@ class GradientJudge(StepFindings):
             else:
                 finding.release()
                 self.changed.append(finding)
+
+    def _reach_by(self, finding: Finding) -> None:
+        """A parameter's gradient is not finite: what is pending behind it counts."""
+        root = None if self._first_confirmed() is not None else self._pending_gradient()
+        if root is not None:
+            self._reach_by_gradients(root, self._it_reached(finding))
 
     def _harmful_to(self, finding: Finding) -> Optional[Finding]:
         """What was read in this step and did no harm until it became a part of this gradient of a
@@ -118,8 +134,7 @@ class GradientJudge(StepFindings):
         path = self._sites[finding.site].module
         for call in list(self._calls):
             if call.node.path == path:
-                read = [self._by_token[token] for token in call.inputs if token in self._by_token]
-                harmful = self._promotable(read, call)
+                harmful = self._promotable(self._read_by(call), call)
                 if harmful is not None:
                     return harmful
         return None
@@ -159,7 +174,8 @@ class GradientJudge(StepFindings):
         if tentative is None:
             return f"every {what} observed in this step was finite"
         place = self._sites[tentative.blamed_site]
-        return f"every {what} observed in this step was finite, but for -Inf in {place}"
+        which = "-Inf" if tentative.only_neginf else "what did no harm"
+        return f"every {what} observed in this step was finite, but for {which} in {place}"
 
     # Shared
 
@@ -167,6 +183,13 @@ class GradientJudge(StepFindings):
         if call is None:
             return []
         return [f for f in self.findings if f.call is call or (f.call and f.call.parent is call)]
+
+    def _met_by(self, call: Call) -> list[Finding]:
+        """What was made in the call, and what is pending among what it read."""
+        return self._made_in(call) + [f for f in self._read_by(call) if f.is_pending]
+
+    def _read_by(self, call: Call) -> list[Finding]:
+        return [self._by_token[token] for token in call.inputs if token in self._by_token]
 
     def _judge_gradient(
         self,
@@ -203,25 +226,31 @@ class GradientJudge(StepFindings):
             root = finding.root
             if not finding.is_tentative or root.is_mask or root.site in self._masks:
                 continue
+            if finding.waits and finding.site in self.harmless_sites:
+                continue
             if made_by is None and (finding.is_absorbed or root.is_absorbed):
                 continue
             return root
         return None
 
     def _promote(self, tentative: Finding, by: Finding) -> None:
-        parameter = (
-            self._check_parameters(tentative.call.node, tentative)
-            if tentative.role == "output" and tentative.call
-            else None
-        )
+        if tentative.waits:
+            self._reach([tentative], self._it_reached(by))
+            self._propagate(by, tentative)
+            return
+        parameter = self._stored_cause(tentative)
         if parameter is not None:
             self._propagate(tentative, parameter)
             self._propagate(by, tentative)
             return
         tentative.release()
-        site = self._sites[by.site]
-        harmed = site.tensor_name if site.role == "loss" else str(site)
-        what = "its -Inf" if tentative.only_neginf else "it"
-        tentative.reason += f"; {what} did harm: {harmed} is non-finite too"
+        tentative.reason += f"; {self._harm(tentative, by)}"
         self.changed.append(tentative)
+        for follower in [f for f in self.findings if f.is_pending and f.root is tentative]:
+            self._propagate(follower, tentative)
         self._propagate(by, tentative)
+
+    def _stored_cause(self, root: Finding) -> Optional[Finding]:
+        if root.waits or root.role != "output" or root.call is None:
+            return None
+        return self._check_parameters(root.call.node, root)

@@ -107,18 +107,23 @@ class ListReading(Entry):
 
 
 class CallEnded(Entry):
-    """A module returned. ``is_complete``: all that it returned was read, and there was any."""
+    """A module returned. ``is_complete``: all that it returned was read, and there was any.
+    ``ended_by``: the exception that left it, of an outermost call.
+    """
 
-    __slots__ = ("call", "is_complete")
+    __slots__ = ("call", "ended_by", "is_complete")
 
-    def __init__(self, call: Call, is_complete: bool) -> None:
+    def __init__(self, call: Call, is_complete: bool, ended_by: str = "") -> None:
         self.call = call
         self.is_complete = is_complete
+        self.ended_by = ended_by
 
     def apply(self, judge: Judge, bad: BadRecords) -> None:
         if judge.findings:
             is_finite = self.is_complete and not any(map(judge.is_finding, self.call.outputs))
             judge.call_ended(self.call, is_finite)
+            if self.call.parent is None and not self.call.is_recompute:
+                judge.pass_ended(self.call, self.is_complete, self.ended_by)
 
 
 class Note(Entry):

@@ -14,11 +14,9 @@ from fastcheck.record.site import SiteTable
 
 from .finding import Finding
 from .gradient_judge import CheckParameters, GradientJudge
+from .pending import in_order
 
 __all__ = ["Judge", "was_finite"]
-
-
-_UNTIL_USED = "an infinity that is passed between modules; what is made of it decides"
 
 
 def was_finite(role: str, step: int) -> str:
@@ -93,7 +91,9 @@ class Judge(GradientJudge):
                 f"no observed module made it: either {name}.forward computed it between its "
                 "submodules, or it was kept from a step that every= skipped"
             )
-        related += [f for f in self.findings[:-1] if f.is_confirmed and not f.is_gradient][:1]
+        earlier = [f for f in self.findings[:-1] if not f.is_gradient]
+        related += [f for f in earlier if f.is_confirmed][:1]
+        related += [f for f in earlier if f.is_pending and not f.is_absorbed][:1]
         self._judge_forward(finding, related, None, parent.node, verdict, reason)
 
     def recomputed(self, finding: Finding, call: Call) -> None:
@@ -105,11 +105,20 @@ class Judge(GradientJudge):
             f"{call.node.name} was recomputed in backward (activation checkpointing): its first "
             "run counts"
         )
+        first = self._before_recompute(finding)
         if finding.only_neginf:
             finding.hold(Verdict.UNRESOLVED, reason, Verdict.PROPAGATED, reason)
             self.changed.append(finding)
+        elif first is not None and first.is_pending:
+            self.pend(finding, Verdict.PROPAGATED, reason, first.root)
         else:
             self._decide(finding, Verdict.PROPAGATED, reason)
+
+    def _before_recompute(self, finding: Finding) -> Optional[Finding]:
+        """What was found in the same call before it was recomputed."""
+        call = finding.record["call"]
+        same = (f for f in self.findings if f.site == finding.site and f.record["call"] == call)
+        return next((f for f in same if f is not finding), None)
 
     def output(self, finding: Finding, call: Call) -> None:
         """An output of a module."""
@@ -137,8 +146,7 @@ class Judge(GradientJudge):
                 reason += f"the -Inf of {place} (a row that is masked entirely does this)"
             else:
                 reason += f"some that did no harm until then: {place}"
-        is_inner = call.parent is not None
-        self._judge_forward(finding, related, call.node, call.node, verdict, reason, is_inner)
+        self._judge_forward(finding, related, call, call.node, verdict, reason)
 
     def call_ended(self, call: Call, is_finite: bool) -> None:
         """All outputs of the call were read. If they are finite, the -Inf that it read did no
@@ -147,26 +155,29 @@ class Judge(GradientJudge):
         if is_finite:
             for finding in self._related(call, None):
                 if finding.is_tentative:
-                    finding.is_absorbed = finding.root.is_absorbed = True
-        elif call.parent is None:
-            for token in call.outputs:
-                returned = self._by_token.get(token)
-                if returned is not None and returned.is_tentative and returned.is_held_infinity:
-                    self._return(returned)
+                    finding.is_absorbed = True
+                    if not finding.is_pending:
+                        finding.root.is_absorbed = True
 
-    def _return(self, finding: Finding) -> None:
-        """A submodule has made it, and the outermost module returns it."""
-        root = finding.root
-        root.release()
-        root.reason += "; the model returned it"
-        self.changed.append(root)
-        if finding is not root:
-            self._propagate(finding, root)
-
-    def _is_passed_on(self, finding: Finding, tentative: Finding) -> bool:
-        """Whether an infinity is still one, and of any sign."""
-        is_infinity = tentative.only_neginf or tentative.is_held_infinity
-        return is_infinity and not (finding.has_nan or finding.is_saturated or self.is_strict)
+    def pass_ended(self, call: Call, is_complete: bool, ended_by: str) -> None:
+        """An outermost call is over. ``is_complete``: all that it returned was read, and there was
+        any; ``ended_by``: the exception that left it instead.
+        """
+        live = [f for f in self._related(call, None) if f.is_pending and not f.is_absorbed]
+        if ended_by:
+            for finding in live:
+                finding.ended_by = f"{ended_by} has left {call.node.name}.forward"
+            return
+        for finding in self.findings:
+            finding.ended_by = ""  # the run has gone on
+        returned = [self._by_token[token] for token in call.outputs if token in self._by_token]
+        left = [f for f in returned if f.is_pending]
+        roots = {id(f): f for f in self._suspects(live)} if left else {}
+        roots.update((id(f.root), f.root) for f in left)
+        self._reach(in_order(roots.values()), "the model returned it")
+        if not is_complete:
+            unread = self._suspects(f for f in live if f.is_pending and f.has_nan)
+            self._reach(unread, "what the model returned was not read")
 
     def loss(self, finding: Finding, scaled: bool = False) -> None:
         """The loss: what backward() is called on, or monitor.step(loss=) is given. -Inf is no mask
@@ -174,10 +185,12 @@ class Judge(GradientJudge):
         """
         self._add(finding)
         confirmed = self._first_confirmed()
-        tentative = self._promotable(self.findings[:-1])
+        tentative = self._pending_gradient() or self._promotable(self.findings[:-1])
         reason = "every tensor observed in this step was finite: the loss itself overflowed"
         if confirmed is not None:
             self._propagate(finding, confirmed)
+        elif tentative is not None and tentative.waits:
+            self._promote(tentative, finding)
         elif scaled:
             self._judge_gradient(finding, None, Verdict.ORIGIN, reason, scaled)
         elif tentative is not None:
@@ -190,7 +203,9 @@ class Judge(GradientJudge):
         no mask.
         """
         finding = self._by_token.get(token)
-        if finding is not None and finding.is_tentative:
+        if finding is not None and finding.is_pending:
+            self._reach([finding.root], "it is the loss")
+        elif finding is not None and finding.is_tentative:
             root = finding.root
             root.release()
             self.changed.append(root)
@@ -233,7 +248,21 @@ class Judge(GradientJudge):
             finding.hold(Verdict.UNRESOLVED, what, Verdict.ARRIVED, reason)
             self.changed.append(finding)
         else:
-            self._decide(finding, Verdict.ARRIVED, reason)
+            self._keep(finding)
+            if finding.verdict is Verdict.NONE:
+                self._decide(finding, Verdict.ARRIVED, reason)
+
+    def _keep(self, finding: Finding) -> None:
+        """A buffer was finite, and is not any more: what its module has read or made is in it."""
+        site = self._sites[finding.site]
+        for call in list(self._calls) if site.role == "buffer" else ():
+            if call.node.path == site.module:
+                pending = [f for f in self._met_by(call) if f.is_pending and not f.is_gradient]
+                roots = self._suspects(pending)[:1]
+                if roots:
+                    self._reach(roots, self._it_reached(finding))
+                    self._propagate(finding, roots[0])
+                    return
 
     def optimizer_state(self, finding: Finding, is_square_large: bool) -> None:
         """What the optimizer keeps of a parameter, after its update. ``is_square_large``: the
@@ -253,25 +282,23 @@ class Judge(GradientJudge):
 
     def _related(self, call: Call, besides: Optional[Finding]) -> list[Finding]:
         """The findings among the call's inputs, and those of its submodules until now."""
-        read = [self._by_token[token] for token in call.inputs if token in self._by_token]
         made = [
             f
             for f in self.findings
             if f.position >= call.first_seq and f.thread == call.thread and not f.is_gradient
         ]
-        return [f for f in read + made if f is not besides]
+        return [f for f in self._read_by(call) + made if f is not besides]
 
     def _judge_forward(
         self,
         finding: Finding,
         related: list[Finding],
-        reader: Optional[ModuleNode],
+        call: Optional[Call],
         owner: ModuleNode,
         verdict: Verdict,
         reason: str,
-        is_inner: bool = True,
     ) -> None:
-        """``is_inner``: another module's forward is given it, whose own output is read."""
+        """``call``: it is an output of this one; None: ``owner`` has given it to a submodule."""
         confirmed = next((f for f in related if f.is_confirmed), None)
         if confirmed is not None:
             self._propagate(finding, confirmed)
@@ -280,30 +307,31 @@ class Judge(GradientJudge):
         if allowed is not None:
             reason = f"what allow_nonfinite() allows in {self._sites[allowed.site]} came this far"
         tentative = [f for f in related if f.is_tentative]
+        is_inner = call is None or call.parent is not None
+        may_wait = is_inner and self.may_wait(finding)
         if finding.only_neginf:
             finding.hold(Verdict.UNRESOLVED, finding.mask_reason, verdict, reason)
             finding.cause = tentative[0] if tentative else None
             self.changed.append(finding)
             return
-        harmful = self._promotable(tentative)
-        if harmful is not None and harmful.only_neginf:
-            harmful = None if reader is not None and reader.is_softmax_like else harmful
-        if harmful is not None and is_inner and self._is_passed_on(finding, harmful):
-            finding.hold(Verdict.UNRESOLVED, _UNTIL_USED, verdict, reason)
-            finding.is_held_infinity = True
-            finding.cause = harmful
-            self.changed.append(finding)
+        cause = self._pending_cause(related, [] if call is None else self._read_by(call))
+        if cause is None:
+            cause = self._promotable(tentative)
+            if cause is not None and cause.only_neginf:
+                cause = None if call is not None and call.node.is_softmax_like else cause
+        if cause is not None and may_wait:
+            self.pend(finding, verdict, reason, cause)
             return
-        if harmful is not None:
-            self._promote(harmful, finding)
+        if cause is not None:
+            for other in self._suspects(f for f in related if not f.is_absorbed):
+                if other is not cause and other.waits:
+                    self._reach([other], "the model returned it")
+            self._promote(cause, finding)
             return
         parameter = self._check_parameters(owner, finding)
         if parameter is not None:
             self._propagate(finding, parameter)
-        elif is_inner and not finding.has_nan and not finding.is_saturated and not self.is_strict:
-            # A mask may be one of +Inf: what is made of it decides.
-            finding.hold(Verdict.UNRESOLVED, _UNTIL_USED, verdict, reason)
-            finding.is_held_infinity = True
-            self.changed.append(finding)
+        elif may_wait:
+            self.pend(finding, verdict, reason)
         else:
             self._decide(finding, verdict, reason)

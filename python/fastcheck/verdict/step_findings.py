@@ -97,7 +97,7 @@ class StepFindings:
         """Ends the step: sites whose -Inf did no harm are remembered as masks."""
         self.ensure_event()
         if self._first_confirmed() is None:
-            tentative = (f for f in self.findings if f.is_tentative and not f.is_held_infinity)
+            tentative = (f for f in self.findings if f.is_tentative and not f.waits)
             self._masks.update(f.site for f in tentative)
 
     def process_overflow(self, finding: Finding, reason: str) -> None:

@@ -203,7 +203,8 @@ class TestVerdicts:
         stop = stopped(train, model)
         assert where(stop.culprit) == ("1.attn.logits", "output", "output", "origin")
         assert stop.culprit.reason == (
-            "1.forward computed it between its submodules, from finite values"
+            "1.forward computed it between its submodules, from finite values; the model returned "
+            "it"
         )
         assert stop.__traceback__ is not None
 

@@ -272,7 +272,8 @@ class ModuleObserver:
             if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
                 self._watch(tensor, call, "grad_output", label, position, token)
         if session.is_deferred or session.step.judge.findings:
-            session.call_ended(call, is_complete)
+            ended_by = "" if outputs or call.parent is not None else _raised_here()
+            session.call_ended(call, is_complete, ended_by)
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:
         """Called before a tensor is given a site. The reader checks it again at each reading."""
@@ -342,6 +343,14 @@ class ModuleObserver:
             if session.settles_calls:
                 session.settle_call()
             session.open_recorder()
+
+
+def _raised_here() -> str:
+    """The type of the exception that leaves the module whose hook runs; empty without one."""
+    error = sys.exc_info()[1]
+    at = None if error is None else error.__traceback__
+    is_here = at is not None and at.tb_frame.f_code is _CALL_CODE
+    return type(error).__name__ if is_here else ""
 
 
 def _is_grad_enabled(traced: Optional[Traced]) -> bool:

@@ -149,9 +149,7 @@ class Config:
 
     @property
     def is_strict(self) -> bool:
-        """Whether a non-finite value is an event where it appears, whatever becomes of it: all of
-        them at op level, infinities at module level.
-        """
+        """Whether a non-finite value is an event where it appears, whatever becomes of it."""
         return self.stop.count != "origin"
 
     @property

@@ -125,10 +125,10 @@ class EventStore:
         judge = kind(self.sites, self._masks, step.calls, check, last_finite, others)
         judge.allowances = self._allowances
         judge.is_strict = self.config.is_strict
+        judge.harmless_sites = self._harmless_sites
         if not isinstance(judge, OpJudge):
             return judge
         judge.earlier_findings = self._earlier_findings
-        judge.harmless_sites = self._harmless_sites
         judge.places = self.places
         judge.has_open = self._has_open
         judge.record_of = self.history.find
@@ -141,6 +141,9 @@ class EventStore:
         if len(step.judge.findings) > _MAX_FINDINGS:
             if isinstance(step.judge, OpJudge):
                 self.settle(step)
+            else:
+                step.judge.settle_pending()
+                self._take_changes(step)
             self.store(step)
             self._archive(step)
             step.judge = self._new_judge(step)
@@ -158,10 +161,12 @@ class EventStore:
         """Nothing will be added to this step any more."""
         if step.judge.has_held_gradients:
             self.settle_scaled(step, skipped=step.update_count == 0)
-        if isinstance(step.judge, OpJudge) and not step.judge.is_strict:
-            # What was made since it was closed: the next step may use it.
+        # What was made since it was closed: at op level the next step may use it.
+        if not isinstance(step.judge, OpJudge):
+            step.judge.settle_pending()
+        elif not step.judge.is_strict:
             step.judge.settle_open()
-            self._take_changes(step)
+        self._take_changes(step)
         self.store(step)
         chunks = self.history.open_chunks
         self.on_step_end(step, self.steps.add(chunks), chunks)

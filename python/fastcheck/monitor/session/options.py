@@ -46,8 +46,8 @@ class Stop:
     ``install(model, stop=fastcheck.Stop(within=100))``.
 
     Args:
-        count: ``"origin"`` counts events where overflows begin or enter, at op level those that
-            have a consequence; ``"all"`` counts every appearance, and what they spread to;
+        count: ``"origin"`` counts events where overflows begin or enter, of those that have a
+            consequence; ``"all"`` counts every appearance, and what they spread to;
             ``"calls"`` the same, but of each call of an operator or module only the first, as
             ptdbg_ascend and msprobe count.
         within: count only the events of the last ``within`` steps; None: of the whole run.

@@ -266,15 +266,14 @@ class SessionReadings:
         self.next_seq += len(part)
         return np.concatenate(found) if found else np.zeros(0, RECORD_DTYPE)
 
-    def call_ended(self, call: Call, is_complete: bool) -> None:
-        """All outputs of the call were read; ``is_complete``: there were any, and all could be.
-        Nothing has to be done while nothing was found.
-        """
+    def call_ended(self, call: Call, is_complete: bool, ended_by: str = "") -> None:
+        """As CallEnded has it. Nothing has to be done while nothing was found."""
+        ended = CallEnded(call, is_complete, ended_by)
         if self.is_deferred:
-            self.step.journal.entries.append(CallEnded(call, is_complete))
+            self.step.journal.entries.append(ended)
         else:
             with self.event_store.lock:
-                self.event_store.judge(self.step, CallEnded(call, is_complete))
+                self.event_store.judge(self.step, ended)
 
     def note(self, function: Callable[..., Any], *args: Any) -> None:
         """``function(*args)`` of the event store is due when all that was read so far is judged."""

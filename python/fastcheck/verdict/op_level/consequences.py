@@ -35,8 +35,8 @@ class ConsequenceJudge(Judge):
     """
 
     earlier_findings: EarlierFindings
-    harmless_sites: set[int]
     places: Places
+    holds = False
     #: Something is, or was in an earlier step, whose consequences decide.
     has_open = False
 

@@ -177,7 +177,9 @@ class StateReader:
             early.waiting.update(dict.fromkeys(batch.sites, FINITE))
             return True
         first = session.next_seq
-        self._read(batch, 0, Judge.unused_gradient, session.has_own_scale)
+        self._read(
+            batch, 0, Judge.unused_gradient, session.has_own_scale, self.hand_changes.was_seen
+        )
         for number, at in enumerate(_as_read(batch.tensors)):
             early.add(read[at], first + number)
             early.waiting[batch.sites[at]] = first + number
