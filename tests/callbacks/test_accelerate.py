@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,18 @@ import pytest
 import torch
 
 import fastcheck
-from support.programs.training import Net, nan_gradient, poison, stopped, where
+from support.programs.training import Net, nan_gradient, overflow_at_update, poison, stopped, where
 
 accelerate = pytest.importorskip("accelerate")
+
+
+@pytest.fixture(autouse=True)
+def anew() -> Iterator[None]:
+    """The precision is that of the first Accelerator of a process."""
+    accelerate.state.AcceleratorState._reset_state(True)
+    yield
+    accelerate.state.AcceleratorState._reset_state(True)
+
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_start"),
@@ -20,24 +30,39 @@ pytestmark = [
 
 
 class Run:
-    def __init__(self, observed: bool = True, *, micro: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        observed: bool = True,
+        *,
+        micro: int = 1,
+        make: Any = Net,
+        precision: str = "no",
+        rate: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> None:
         torch.manual_seed(0)
         tracking = {"log_with": "tensorboard", "project_dir": "."} if "track" in options else {}
         options.pop("track", None)
         self.accelerator = accelerate.Accelerator(
-            cpu=True, gradient_accumulation_steps=micro, **tracking
+            cpu=True, gradient_accumulation_steps=micro, mixed_precision=precision, **tracking
         )
+        if precision == "fp16":  # Accelerate leaves it out on a CPU
+            self.accelerator.native_amp = True
+            self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
         if tracking:
             self.accelerator.init_trackers("project")
-        model = Net()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        data = torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=4)
+        model = make()
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        if rate:
+            optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        data = torch.utils.data.DataLoader(torch.randn(64, 8, dtype=dtype), batch_size=4)
         self.model, self.optimizer, self.data = self.accelerator.prepare(model, optimizer, data)
         self.monitor = None
         if observed:
             self.monitor = fastcheck.callbacks.accelerate(self.accelerator, self.model, **options)
 
-    def train(self, spoil: Any = None, bad: int = -1) -> list[float]:
+    def train(self, spoil: Any = None, bad: int = -1, clip: bool = True) -> list[float]:
         losses = []
         for number, x in enumerate(self.data):
             with self.accelerator.accumulate(self.model):
@@ -45,7 +70,7 @@ class Run:
                 out = nan_gradient(out) if number == bad and spoil is nan_gradient else out
                 loss = out.square().mean()
                 self.accelerator.backward(loss)
-                if self.accelerator.sync_gradients:
+                if clip and self.accelerator.sync_gradients:
                     self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
@@ -120,3 +145,62 @@ def test_what_is_no_accelerator_is_an_error() -> None:
         fastcheck.callbacks.accelerate(Net(), Net())
     with pytest.raises(fastcheck.ConfigError, match="unknown seal"):
         Run(seal="always")
+
+
+class Checkpointed(Net):
+    """The activations of its blocks are computed again in backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        return self.head(x)  # type: ignore[no-any-return]  # a module's call is untyped
+
+
+def compiled() -> Net:
+    model = Net()
+    model.compile(backend="eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "precision"),
+    [(compiled, "no"), (Checkpointed, "no"), (Net, "bf16"), (Net, "fp16")],
+    ids=["compiled", "gradient checkpointing", "bf16", "fp16"],
+)
+def test_losses_are_the_same_with_what_changes_the_step(make: Any, precision: str) -> None:
+    runs = [Run(observed, make=make, precision=precision) for observed in (False, True)]
+    assert runs[0].train() == runs[1].train()
+    for one, other in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    monitor = runs[1].monitor
+    assert monitor is not None and monitor.event_count == 0
+    sites = {monitor.sites[r["site"]] for r in monitor.records()}
+    assert ("blocks.1", "output") in {(site.module, site.role) for site in sites}
+    rows = monitor.step_table()
+    if precision == "fp16":
+        scaled = {fastcheck.Verdict.SCALED}
+        assert rows[0].overflow and {event.verdict for event in monitor.events} == scaled
+        assert [row.scale for row in rows[:2]] == [2.0**20, 2.0**19] and not rows[-1].overflow
+    else:
+        assert not any(row.overflow for row in rows)
+    monitor.remove()
+
+
+def test_a_weight_that_overflows_in_float16_is_named() -> None:
+    run = Run(make=lambda: Net().half(), rate=100.0, dtype=torch.float16)
+    overflow_at_update(run.model.blocks[1].a.bias)
+    stop = stopped(run.train, clip=False)
+    assert stop.step == 1 and where(stop.culprit)[:3] == ("blocks.1.a", "param", "bias")
+
+
+def test_steps_go_on_after_a_resume() -> None:
+    run = Run()
+    run.train()
+    assert run.monitor is not None
+    run.accelerator.save_state("state")
+    later = Run()
+    later.accelerator.load_state("state")
+    assert later.monitor is not None
+    later.monitor.begin_at(16)
+    stop = stopped(later.train, poison, bad=2)
+    assert stop.step == 18

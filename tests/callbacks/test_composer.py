@@ -11,7 +11,7 @@ import torch
 
 import fastcheck
 from support.composer_imports import import_composer, replaced
-from support.programs.training import Net, poison
+from support.programs.training import Net, overflow_at_update, poison, where
 from support.trackers import Kept
 
 pytestmark = [
@@ -65,18 +65,20 @@ class Logger(composer.loggers.LoggerDestination):  # type: ignore[misc,name-defi
             self.rows.append((step, metrics))
 
 
-def fit(model: Model, *callbacks: Any, **options: Any) -> Any:
+def fit(model: Model, *callbacks: Any, rate: float = 0.0, **options: Any) -> Any:
     torch.manual_seed(1)
     data = torch.utils.data.DataLoader(torch.randn(24, 8), batch_size=4)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if rate:
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     trainer = composer.Trainer(
         model=model,
         train_dataloader=data,
-        max_duration="6ba",
-        optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
+        optimizers=optimizer,
         callbacks=list(callbacks),
         device="cpu",
         progress_bar=False,
-        **options,
+        **{"max_duration": "6ba", **options},
     )
     _trainers.append(trainer)
     trainer.fit()
@@ -161,3 +163,47 @@ def test_another_trainers_checkpoints_are_left_alone() -> None:
 def test_the_option_seal_is_checked() -> None:
     with pytest.raises(fastcheck.ConfigError, match="unknown seal"):
         fastcheck.callbacks.Composer(seal="always")
+
+
+class Checkpointed(Model):
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(super().forward, batch, use_reentrant=False)  # type: ignore[no-any-return]  # untyped
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(Model, {"compile_config": {"backend": "eager"}}), (Checkpointed, {})],
+    ids=["compiled", "gradient checkpointing"],
+)
+def test_losses_are_the_same_with_what_changes_the_step(make: Any, options: Any) -> None:
+    """Not with mixed precision: Composer refuses it on a CPU."""
+    plain, watched, callback = make(), make(), fastcheck.callbacks.Composer()
+    fit(plain, **options)
+    fit(watched, callback, **options)
+    assert plain.losses == watched.losses
+    monitor = callback.monitor
+    assert monitor is not None and monitor.event_count == 0
+    sites = {monitor.sites[r["site"]] for r in monitor.records()}
+    assert ("net.blocks.1", "output") in {(site.module, site.role) for site in sites}
+
+
+def test_a_weight_that_overflows_in_float16_is_named() -> None:
+    model = Model()
+    model.net.head.half()
+    model.net.head.register_forward_pre_hook(lambda module, inputs: (inputs[0].half(),))
+    overflow_at_update(model.net.head.bias)
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        fit(model, fastcheck.callbacks.Composer(), rate=100.0)
+    assert caught.value.step == 1 and where(caught.value.culprit)[:3] == (
+        "net.head",
+        "param",
+        "bias",
+    )
+
+
+def test_steps_go_on_after_a_resume() -> None:
+    fit(Model(), save_folder="saved", save_interval="2ba", max_duration="2ba")
+    model = Model(bad_batch=2)  # the fifth batch of the whole training
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        fit(model, fastcheck.callbacks.Composer(), load_path="saved/ep0-ba2-rank0.pt")
+    assert caught.value.step == 4

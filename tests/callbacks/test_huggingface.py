@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import fastcheck
+from support.programs.training import overflow_at_update, where
 from support.trackers import Kept
 
 transformers = pytest.importorskip("transformers")
@@ -234,3 +236,66 @@ def test_sinks_that_are_given_take_the_place_of_the_trackers() -> None:
     callback = fastcheck.callbacks.HuggingFace(sinks=kept)
     trainer(llama(), callback, steps=2, report_to="tensorboard").train()
     assert [step for step, _ in kept.rows] == [0, 1] and not Path("out/runs/fastcheck").exists()
+
+
+def same_with_and_without(
+    make: Callable[..., Any] = trainer, **options: Any
+) -> tuple[Any, fastcheck.Monitor]:
+    """Two trainings of two steps with the same losses and weights; the observed one, and its
+    monitor.
+    """
+    plain, watched = llama(), llama()
+    callback = fastcheck.callbacks.HuggingFace()
+    bare, observed = make(plain, steps=4, **options), make(watched, callback, steps=4, **options)
+    bare.train()
+    observed.train()
+    assert losses(bare) == losses(observed) and len(losses(bare)) == 4
+    for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert callback.monitor is not None and callback.monitor.event_count == 0
+    return observed, callback.monitor
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"torch_compile": True, "torch_compile_backend": "eager"},
+        {"gradient_checkpointing": True},
+        {"bf16": True},
+    ],
+    ids=["compiled", "gradient checkpointing", "bf16"],
+)
+def test_options_of_the_trainer(options: dict[str, Any]) -> None:
+    _, monitor = same_with_and_without(**options)
+    outputs = {monitor.sites[r["site"]] for r in monitor.records() if r["step"] == 3}
+    assert ("model.layers.1.mlp.down_proj", "output") in {
+        (site.module, site.role) for site in outputs
+    }
+
+
+def with_scaler(*args: Any, **options: Any) -> Any:
+    """On a CPU Accelerate leaves fp16 out."""
+    run = trainer(*args, fp16=True, **options)
+    run.accelerator.native_amp = True
+    run.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**26)
+    return run
+
+
+def test_steps_that_the_scaler_skips_are_no_events() -> None:
+    """The scaled gradients overflow until the scale has come down."""
+    _, monitor = same_with_and_without(with_scaler)
+    rows = monitor.step_table()
+    assert rows[0].overflow and [row.scale for row in rows[:2]] == [2.0**26, 2.0**25]
+    assert {event.verdict for event in monitor.events} == {fastcheck.Verdict.SCALED}
+
+
+def test_a_weight_that_overflows_in_float16_is_named() -> None:
+    callback = fastcheck.callbacks.HuggingFace()
+    model = llama().half()
+    overflow_at_update(model.model.norm.weight)
+    run = trainer(model, callback, optim="sgd", learning_rate=100.0, max_grad_norm=0.0)
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        run.train()
+    culprit = caught.value.culprit
+    assert caught.value.step == 1 and where(culprit)[:3] == ("model.norm", "param", "weight")
+    assert culprit.record["posinf_count"] == 32

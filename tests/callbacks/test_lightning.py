@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fastcheck
+from support.programs.training import overflow_at_update, where
 
 lightning = pytest.importorskip("lightning")
 
@@ -43,7 +44,9 @@ class Program(lightning.LightningModule):  # type: ignore[misc]  # its base is A
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-def fit(program: Program, *callbacks: Any, steps: int = 6, **options: Any) -> Any:
+def fit(
+    program: Program, *callbacks: Any, steps: int = 6, resume: Optional[str] = None, **options: Any
+) -> Any:
     torch.manual_seed(1)
     data = torch.utils.data.TensorDataset(torch.randn(32, 8))
     loader = torch.utils.data.DataLoader(data, batch_size=4)
@@ -55,7 +58,7 @@ def fit(program: Program, *callbacks: Any, steps: int = 6, **options: Any) -> An
         enable_model_summary=False,
         **{"logger": False, "enable_checkpointing": False, **options},
     )
-    trainer.fit(program, loader, loader)
+    trainer.fit(program, loader, loader, ckpt_path=resume)
     return trainer
 
 
@@ -164,3 +167,80 @@ def test_a_checkpoint_that_is_not_finite(seal: Any) -> None:
         found = fastcheck.verify("ckpt/last.ckpt")
         assert not found and "layers.2.bias" in found.nonfinite
         assert not any(name.startswith("callbacks") for name in found.nonfinite)
+
+
+class Checkpointed(Program):
+    """The activations of its layers are computed again in backward."""
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        x = batch[0]
+        for layer in self.layers:
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+        loss = x.square().mean()
+        self.losses.append(float(loss.detach()))
+        return loss
+
+
+def compiled() -> Program:
+    program = Program()
+    program.layers.compile(backend="eager")
+    return program
+
+
+def scaled() -> Any:
+    """On a CPU Lightning takes fp16 with a plugin that is made by hand."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**17)
+    return lightning.pytorch.plugins.MixedPrecision("16-mixed", device="cpu", scaler=scaler)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (compiled, dict),
+        (Checkpointed, dict),
+        (Program, lambda: {"precision": "bf16-mixed"}),
+        (Program, lambda: {"plugins": [scaled()]}),
+    ],
+    ids=["compiled", "gradient checkpointing", "bf16", "fp16"],
+)
+def test_losses_are_the_same_with_what_changes_the_step(make: Any, options: Any) -> None:
+    plain, watched, callback = make(), make(), fastcheck.callbacks.Lightning()
+    fit(plain, **options())
+    fit(watched, callback, **options())
+    assert plain.losses == watched.losses
+    for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(one, other)
+    monitor = callback.monitor
+    assert monitor is not None and monitor.event_count == 0
+    sites = {monitor.sites[r["site"]] for r in monitor.records()}
+    assert ("layers.0", "output") in {(site.module, site.role) for site in sites}
+    rows = monitor.step_table()
+    if "plugins" in options():
+        assert [(row.scale, row.overflow) for row in rows[:3]] == [
+            (2.0**17, True),
+            (2.0**16, True),
+            (2.0**15, False),
+        ]
+        assert {event.verdict for event in monitor.events} == {fastcheck.Verdict.SCALED}
+    else:
+        assert not any(row.overflow for row in rows)
+
+
+def test_a_weight_that_overflows_in_float16_is_named() -> None:
+    class Steep(Program):
+        def configure_optimizers(self) -> Any:
+            overflow_at_update(self.layers[2].bias)
+            return torch.optim.SGD(self.parameters(), lr=100.0)
+
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        fit(Steep(), fastcheck.callbacks.Lightning(), precision="16-true")
+    assert caught.value.step == 1
+    assert where(caught.value.culprit)[:3] == ("layers.2", "param", "bias")
+
+
+def test_steps_go_on_after_a_resume() -> None:
+    fit(Program(), checkpoints(), enable_checkpointing=True, steps=4)
+    program, callback = Program(bad_step=6), fastcheck.callbacks.Lightning()
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        fit(program, callback, steps=8, resume="ckpt/last.ckpt")
+    assert caught.value.step == 6 and len(program.losses) == 2

@@ -82,6 +82,13 @@ def nan_gradient(x: torch.Tensor) -> torch.Tensor:
     return change_gradient(x, lambda gradient: gradient * float("nan"))
 
 
+def overflow_at_update(parameter: torch.Tensor) -> None:
+    """A gradient with which SGD with a rate of 100 moves a float16 parameter out of range. The next
+    step finds that: an update is read when it is used.
+    """
+    parameter.register_hook(lambda gradient: torch.full_like(gradient, -1000.0))
+
+
 def poison(x: torch.Tensor, value: float = float("nan")) -> torch.Tensor:
     """x with its first element replaced, differentiable."""
     mask = torch.zeros_like(x, dtype=torch.bool)
