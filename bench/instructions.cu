@@ -1,5 +1,5 @@
-// What one component costs a GPU, in instructions: the core's per-component work in the shape a
-// kernel would give it, compiled to SASS and counted by bench/instructions.py. Nothing here runs.
+// The cost of one component on a GPU, in instructions: the core's per-component work in the form of
+// a kernel, compiled to SASS and counted by bench/instructions.py. Nothing here runs.
 //
 // A thread reads 16 bytes of each row of one run: 4 float32 lanes or 8 lanes of 16 bits, 4 checksum
 // chains either way. Rows are unrolled, so that the difference between ROWS=32 and ROWS=16 is the

@@ -1,4 +1,4 @@
-// What an instruction set offers: one function per dtype and depth, over consecutive tiles.
+// The interface of a kernel: one function per dtype and depth, over consecutive tiles.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What the kernels need of the CUDA language, under nvcc or under a host compiler.
+// The CUDA language constructs that the kernels use, for nvcc and for a host compiler.
 //
 // tests/fakes/cuda_on_cpu compiles the same kernels with a host compiler, over a shim that gives
 // every thread a fiber; the launch syntax and shared memory are all that has to be spelt

@@ -1,4 +1,4 @@
-// How a warp lies over a tile, and how it reads it.
+// Distributes a tile over the threads of a warp, and reads it.
 //
 // A warp has one tile. A row of 64 lanes is read by a group of neighbouring threads, one vector
 // each; the groups of the warp take different runs of 16 rows, so that no sum leaves its thread

@@ -1,4 +1,4 @@
-"""All errors and warnings that fastcheck raises on purpose, and the form of their messages.
+"""All errors and warnings that fastcheck raises itself, and the form of their messages.
 
 FastcheckError
 ├── ConfigError             (also ValueError)   an option of install(), or of the command line

@@ -1,4 +1,4 @@
-"""Which folder of csrc may include which: downwards only, no circles, torch only where allowed."""
+"""Includes of csrc: downwards only, no circles, torch only where allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// JSON text, spelt as Python's json.dumps spells it.
+// JSON text, formatted as Python's json.dumps does.
 #pragma once
 
 #include <cstdint>

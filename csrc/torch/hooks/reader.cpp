@@ -17,7 +17,7 @@ namespace py = pybind11;
 namespace fastcheck {
 namespace {
 
-// What a tensor is remembered under that could not be read; the largest sequence number of all.
+// The token of a tensor that could not be read; larger than any sequence number.
 constexpr std::int64_t kNoToken = std::int64_t{1} << 50;
 
 }  // namespace

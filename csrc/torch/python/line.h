@@ -1,4 +1,5 @@
-// Where a thread is in Python's source: found without the interpreter's lock, spelt on demand.
+// The current line of a thread's Python code: found without the interpreter's lock, formatted on
+// demand.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// What types made with CPython's own interface share. They are called a few times for each tensor:
-// a call of pybind11's costs four tenths of a microsecond, one of these a tenth.
+// Shared parts of types that are made with CPython's own interface. They are called a few times for
+// each tensor: a call of pybind11's costs four tenths of a microsecond, one of these a tenth.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-"""What ``seal=`` of an adapter does when its trainer saves a checkpoint."""
+"""CheckpointSeals: the ``seal=`` of an adapter, applied when its trainer saves a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What writes the culprit of a stop to disk, where Stop(dump=) asks for it."""
+"""make_stop_dumper(): writes the culprit of a stop to disk if Stop(dump=) is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which records of a file are possible: a damaged one must not size or index anything."""
+"""Checks which records of a file are possible: a damaged one must not size or index anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How a non-finite value spread in its step: the first places, and a summary of harmless ones."""
+"""The spread of a non-finite value in its step: the first places, and a summary of harmless ones.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The Triton backend end to end on the fake accelerator: the kernels run in Triton's interpreter,
-which goes through the host; what the backend itself asks of the device is counted with the kernels
-left out. `make test-triton`.
+which uses the host; the backend's own launches and waits are counted without the kernels. `make
+test-triton`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// Where launches and copies go: at once, on the host's own memory; or, when a test has connected a
-// device, onto its streams, with addresses that only a kernel can follow.
+// The target of launches and copies: at once, on the host's own memory; or, when a test has
+// connected a device, onto its streams, with addresses that only a kernel can follow.
 #pragma once
 
 #include <cstddef>

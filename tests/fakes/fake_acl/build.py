@@ -1,5 +1,5 @@
 """Compiles the fake ACL runtime into build/fake_acl, once per content of the sources, torch and
-torch_npu: libascendcl.so, and empty libraries of the other names that torch_npu asks for.
+torch_npu: libascendcl.so, and empty libraries of the other names that torch_npu loads.
 
 Operators come from csrc/operators.txt, two functions for each line. What torch_npu's libraries want
 and nobody has becomes a function that prints its name and aborts.

@@ -1,4 +1,6 @@
-"""What load() registers as torch.<name>: a device module, and controls that only a fake has."""
+"""The module that load() registers as torch.<name>: a device module, and controls that only a fake
+has.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds tests/fakes/neon/records.cpp for AArch64, and asks it for Records.
+"""Builds tests/fakes/neon/records.cpp for AArch64, and requests Records from it.
 
 ``FASTCHECK_NEON_CXX`` names the compiler, ``FASTCHECK_NEON_RUN`` what runs its programs (an
 emulator; nothing on AArch64 itself): ``tests/lab/neon.sh`` finds or fetches both.

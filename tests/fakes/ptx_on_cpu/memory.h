@@ -1,4 +1,5 @@
-// What a kernel may touch, and what it then sees: as little as the PTX memory model promises.
+// The memory of a PTX kernel: what it may access, and what it sees, which is as little as the PTX
+// memory model guarantees.
 //
 // Every access is held to the ranges that the launch was given and to its alignment. Shared memory
 // knows who read and wrote each byte since which barrier. A store to global memory stays with its

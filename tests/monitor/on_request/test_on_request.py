@@ -1,4 +1,4 @@
-"""A run that is under way is asked for op level, or a dump, of its next steps."""
+"""OnRequest: op level, or a dump, of the next steps of a running program."""
 
 from __future__ import annotations
 

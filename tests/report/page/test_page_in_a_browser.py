@@ -1,5 +1,4 @@
-"""The page in a real Chromium: its numbers, its controls, its accessibility; and that it asks
-nothing of a network.
+"""The page in a real Chromium: its numbers, controls and accessibility, without network requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The Triton kernels as a compiler is given them, for one dtype: names and types of arguments, and
-constants. Used ahead of time, where no device says what to launch (test_compilers.py,
-npu_lab.py).
+"""The Triton kernels as a compiler receives them, for one dtype: names and types of arguments, and
+constants. Used ahead of time, without a device to specialise for (test_compilers.py, npu_lab.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ranks of the tests of Megatron Core do. Each is a process of its own."""
+"""Functions that the ranks of the Megatron Core tests run, each in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds records, sites and reports by hand, for tests of the code that uses them."""
+"""Builds records, sites and reports from given values, for tests of the code that uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which step of one side is compared with which step of the other."""
+"""Pairs the steps of two sides."""
 
 from __future__ import annotations
 

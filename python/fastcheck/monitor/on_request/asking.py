@@ -1,4 +1,4 @@
-"""How a run that is under way is asked for more: by a file that is touched, or by a signal."""
+"""TouchedFile and SignalFlag: how a running program receives a request, by a file or a signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Switches to op level, or to a dump, at the end of a step in which that was asked for."""
+"""Requests: switches to op level, or to a dump, at the end of the step in which a request came."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What observes the steps that were asked for: a monitor at op level, or a Dumper for each."""
+"""OpLevelSteps and StepDumps: observe the requested steps, at op level or with a Dumper each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OnRequest: the option of install() for what a run under way can be asked for."""
+"""OnRequest: the options of install() for requests to a running program."""
 
 from __future__ import annotations
 

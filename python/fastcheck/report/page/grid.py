@@ -1,4 +1,4 @@
-"""What the heat map and the curves show: extremes of each site in each bucket of steps.
+"""The data of the heat map and the curves: extremes of each site in each bucket of steps.
 
 A bucket keeps the smallest and the largest value of its steps, so no spike is lost. Where all steps
 fit, a bucket is one step.

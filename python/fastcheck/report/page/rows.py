@@ -1,4 +1,4 @@
-"""What the table of sites shows: a row for each site of each rank, from all of its records."""
+"""The data of the table of sites: a row for each site of each rank, from all of its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors the kernels can read: hooks skip the others, public functions raise for them."""
+"""Decides which tensors the kernels can read: hooks skip the others, public functions raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-// What the files of the fake ACL runtime share: the fake accelerator's driver under CANN's names.
+// Declarations shared by the files of the fake ACL runtime: the fake accelerator's driver under
+// CANN's names.
 #pragma once
 
 #include <acl/acl.h>

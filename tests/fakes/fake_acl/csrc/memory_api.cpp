@@ -1,5 +1,5 @@
 // Device memory, pinned memory and copies of the fake ACL runtime. Device addresses are the
-// driver's: whoever follows one outside a kernel faults.
+// driver's: an access outside a kernel faults.
 #include <cstring>
 #include <map>
 

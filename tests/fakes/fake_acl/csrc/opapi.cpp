@@ -1,5 +1,5 @@
-// What operators of the fake ACL runtime are made of: arguments, plans, and how a plan runs on a
-// stream, with what a device that saturates makes of its results.
+// Arguments and plans of operators of the fake ACL runtime, and their execution on a stream, with
+// saturated results on a device that saturates.
 #include "opapi.h"
 
 #include <ATen/Parallel.h>

@@ -1,6 +1,6 @@
 // The operator interface of CANN ("aclnn"), as torch_npu calls it: a first function plans a call
-// and says how much workspace it wants, a second one runs the plan on a stream. build.py makes both
-// for each line of operators.txt, out of what is here.
+// and returns the size of its workspace, a second one runs the plan on a stream. build.py makes
+// both for each line of operators.txt, from the templates here.
 #pragma once
 
 #include <ATen/ATen.h>

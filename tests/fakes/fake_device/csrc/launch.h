@@ -1,4 +1,4 @@
-// How an op gets onto a stream: what ops.cpp and launch.cpp share.
+// Enqueues an op on a stream; shared by ops.cpp and launch.cpp.
 #pragma once
 
 #include <ATen/Parallel.h>

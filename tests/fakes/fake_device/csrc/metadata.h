@@ -1,4 +1,4 @@
-// What an op's results will look like, known on the host before its kernel has run.
+// The metadata of an op's results, known on the host before its kernel has run.
 #pragma once
 
 #include <ATen/EmptyTensor.h>

@@ -1,6 +1,4 @@
-"""Keeps updates with non-finite gradients out of the weights, for one session, where that is asked
-for.
-"""
+"""WeightProtection: keeps updates with non-finite gradients out of the weights, for one session."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Finds out whether a training loop changes gradients by itself between backward() and the update,
-as one that clips by hand does.
-"""
+"""Finds out whether a training loop changes gradients itself between backward() and the update."""
 
 from __future__ import annotations
 
