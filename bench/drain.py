@@ -59,7 +59,7 @@ class Steps:
         self.ring = ring = self.session._ring(device)
         ring.backend = dataclasses.replace(ring.backend, observe=nothing)
         for segment in ring._free:
-            segment.slots.zero_()  # nobody writes them: records of nothing, and all finite
+            segment.slots.zero_()  # not written by a kernel: empty records, all finite
         self.node = ModuleNode("", model, self.session.sites, is_primary=True)
         self.sites = [self.node.site("output", f"output[{k}]", k) for k in range(512)]
         self.tensor = torch.ones(1).to(device)

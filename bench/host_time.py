@@ -107,7 +107,7 @@ class Observed:
         for ring in self.session.rings.values():
             ring.backend = dataclasses.replace(ring.backend, observe=nothing, observe_list=nothing)
             for segment in ring._free:
-                segment.slots.zero_()  # nobody writes them: records of nothing, and all finite
+                segment.slots.zero_()  # not written by a kernel: empty records, all finite
 
     def settle(self) -> None:
         """Between two rounds: the drain has taken in the step, and the next one is open."""

@@ -54,7 +54,7 @@ def debug_underflow_overflow(trainer: Trainer, scratch: str) -> Step:
     tool = DebugUnderflowOverflow(trainer.model)
 
     def step(index: int) -> torch.Tensor:
-        assert tool is not None  # it lives as long as somebody refers to it
+        assert tool is not None  # it lives as long as it is referenced
         return trainer.step(index)
 
     return step

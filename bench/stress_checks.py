@@ -112,7 +112,7 @@ def held_bytes(fake: Any) -> list[int]:
 
 def left_over() -> dict[str, int]:
     """Live objects of fastcheck by kind; all zero when nothing is installed."""
-    deadline = time.monotonic() + 5  # for threads to see that nobody needs them
+    deadline = time.monotonic() + 5  # for threads to end when they are not needed
     while True:
         gc.collect()
         kinds = Counter(map(type, gc.get_objects()))

@@ -264,7 +264,7 @@ def graphs_on_fake_device(cuda_on_fake_device: None, fake_accelerator: Any) -> I
 
 @pytest.fixture
 def fresh_npu(fake_accelerator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The fake accelerator as an NPU, of whose chip nobody knows afterwards."""
+    """The fake accelerator as an NPU, whose chip is forgotten afterwards."""
     from support.devices import ascend
 
     yield

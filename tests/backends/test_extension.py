@@ -100,7 +100,7 @@ def test_missing_what_needs_no_kernel_works() -> None:
 def test_built_for_another_torch() -> None:
     done = run(OTHER_TORCH, SAYS_WHAT_READS)
     assert done.stdout == "portable\n", done
-    assert "FastcheckWarning" in done.stderr  # said at import
+    assert "FastcheckWarning" in done.stderr  # a warning at import
     assert "built for torch 1.8.0, and this is torch" in done.stderr
     assert "Until then: pure Python: portable backend, which is slower" in done.stderr
     assert "undefined symbol" not in done.stderr

@@ -59,7 +59,7 @@ def test_records_say_that_the_mode_is_unknown() -> None:
         model(torch.ones(2, 8, device="mlu:1"))
     monitor.flush()
     assert set(monitor.records()["device_mode"]) == {int(DeviceMode.UNKNOWN)}
-    # Whether that number is a result or an overflow, nobody knows there.
+    # Whether that number is a result or an overflow is unknown there.
     assert monitor.events == ()
     said = " ".join(monitor.summary().split())
     assert "what mlu:1 does to a result that does not fit its format is not known" in said

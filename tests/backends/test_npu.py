@@ -78,7 +78,7 @@ class TestMode:
         assert npu.overflow_mode(DEVICES[0]) is mode
 
     def test_each_device_is_asked_where_cann_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """torch_npu sets the mode of one device and says it of all."""
+        """torch_npu sets the mode of one device and reports it for all."""
         use_chip(monkeypatch, "Ascend910B1", INF_NAN_MODE_FORCE_DISABLE="1")
         answers = {0: (0, 0), 1: (0, 1)}  # device: status, mode
 

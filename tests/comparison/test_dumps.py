@@ -52,7 +52,7 @@ def test_a_transposed_weight_gradient_is_named_at_its_step_and_nothing_earlier(
     assert first is not None
     elements = first.row.elements
     if not tensors:
-        # Every norm and extreme is the same: only a checksum that knows the order sees it.
+        # Every norm and extreme is the same: only a checksum that depends on the order shows it.
         assert elements is None and "checksum" in first.row.reason
         return
     assert elements is not None and elements.differing > 50
@@ -167,7 +167,7 @@ def test_other_strides_are_told_from_other_values_where_values_are_there(tmp_pat
         assert comparison.is_identical, str(comparison)
     comparison = fastcheck.compare(run("actual", True), run("reference", False))
     assert not comparison.agrees
-    # What is given has to be equal to the bit, which here nobody can tell.
+    # Inputs have to be equal to the bit, which is unknown here.
     accept = ["order", "batches"]
     assert fastcheck.compare(tmp_path / "actual", tmp_path / "reference", accept=accept).agrees
 

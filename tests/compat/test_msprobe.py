@@ -94,7 +94,7 @@ def test_tasks_at_levels(matrix: tuple[Path, str], task: str, level: str) -> Non
 @pytest.mark.parametrize("level", LEVELS)
 def test_overflow_check_at_levels(matrix: tuple[Path, str], level: str) -> None:
     found = overflows_of(matrix[0] / f"overflow_check-{level}")
-    # The evaluations between the steps are full of NaN, and nobody asked about them.
+    # The evaluations between the steps are full of NaN, and not observed.
     first = (
         "Module.blocks.0.down.Linear.forward.0" if level == "L0" else "Functional.linear.1.forward"
     )

@@ -184,7 +184,7 @@ def test_a_compiled_model_is_seen_as_it_is_written(tmp_path: Path, level: str) -
         torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients) if p.grad is not None
     )
     count = len(calls(tmp_path))
-    compiled(x).sum().backward()  # compiled again, and seen by nobody
+    compiled(x).sum().backward()  # compiled again, and not observed
     assert len(calls(tmp_path)) == count
 
 

@@ -101,7 +101,7 @@ def test_what_was_written_in_between_is_read_again(
 
 
 def test_an_operator_that_writes_to_few_elements_through_another_version(tmp_path: Path) -> None:
-    """Which a look at a few bytes would not show: the operator tells."""
+    """A sample of a few bytes would not show it; the operator's schema does."""
     x = torch.zeros(1_000_000)
     at = 500_000 + 8  # between two places
 

@@ -222,7 +222,7 @@ def test_a_batch_that_was_bad_is_dumped_with_the_module_that_it_was_given_to() -
     stored, forward = calls(FOLDER)
     assert {"kind": "stored", "module": ""}.items() <= stored.items()
     assert int(values(FOLDER)(forward["in"][0]).isnan().sum()) == 1
-    # Whoever replays by hand is told too, of what another module's run has left.
+    # A replay by hand mentions it too, after another module's run.
     shutil.rmtree(FOLDER)
     assert f"{place(FOLDER)} holds what Net" in str(monitor.replay(model, x))
     assert script() == (

@@ -36,7 +36,7 @@ def in_python() -> Iterator[None]:
 
 
 def dumped(place: Path, step: Step, **options: Any) -> dict[str, bytes]:
-    """The files that have to be the same whoever writes them."""
+    """The files that have to be the same from C++ and from Python."""
     with fastcheck.Dumper(os.fspath(place), **options) as dumper:
         step()
     assert dumper.problem == ""

@@ -61,7 +61,7 @@ def test_shim_shuffles_the_order() -> None:
     assert len(sums) > 1
 
 
-# Barriers of the kernels: the file, the line, and the line after it or before it that tells which.
+# Barriers of the kernels: the file, the line, and a neighbouring line that identifies it.
 BARRIERS = (
     ("merge.cuh", "  __syncthreads();\n", "  if (warp_index() != 0) return;"),
     ("merge.cuh", "    __syncwarp();\n", "    if (lane < width) parts[lane] = both;"),

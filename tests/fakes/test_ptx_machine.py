@@ -97,7 +97,7 @@ def test_every_barrier_and_fence_is_needed(
     assert next(faults(changed(tmp_path, *place[:3]), seeds=12), None) is not None
 
 
-# A file, what stands there, what is put there, and what the machine says of it.
+# A file, the text in it, its replacement, and the machine's error.
 FAULTS = {
     "reads past the end": (
         "rows.cuh",

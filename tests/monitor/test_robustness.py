@@ -137,7 +137,7 @@ class TestExceptionsOfTheModel:
 
 
 class TestOwnFailures:
-    """An error inside fastcheck is said once, and training goes on as if it were not there."""
+    """An error inside fastcheck is reported once, and training continues unchanged."""
 
     @pytest.fixture
     def expected(self) -> list[float]:
@@ -249,7 +249,7 @@ class TestLeaks:
 
         watchers = optimizers.watchers
         monkeypatch.setattr(watchers, "_alive", Collecting(watchers._alive))
-        fastcheck.install(Net())  # nobody holds it, and only the collector frees it
+        fastcheck.install(Net())  # not referenced, and freed by the collector only
         thread = threading.Thread(target=fastcheck.install, args=(Net(),), daemon=True)
         thread.start()
         thread.join(60)

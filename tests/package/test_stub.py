@@ -49,7 +49,7 @@ def test_function_parameters(name: str) -> None:
     assert compiled_parameters(getattr(_C, name)) == stub_parameters(FUNCTIONS[name])
 
 
-# Of a slot of CPython's own, such as __enter__, the extension says no parameters.
+# Of a slot of CPython's own, such as __enter__, the extension gives no parameters.
 SAID = [method for method in METHODS if method[1] in ("__init__", "__len__") or method[1][0] != "_"]
 
 

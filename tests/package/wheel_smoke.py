@@ -241,7 +241,7 @@ def a_training_that_overflows_is_stopped(wheel: Wheel) -> None:
 
 
 def op_level_names_the_operator(wheel: Wheel) -> None:
-    """Its observer is C++: a wheel without it says so before anything is observed."""
+    """Its observer is C++: a wheel without it raises before anything is observed."""
     model = nn.Linear(2, 1)
     try:
         monitor = fastcheck.install(model, level="op")

@@ -220,12 +220,12 @@ def test_scale_rule_at_exactly_its_limits() -> None:
 def test_scale_rule_changes_bits() -> None:
     """The tiles above would pass without the rule if it never mattered: here it does."""
     large = fields(kernel(torch.full((TILE,), 2.0**100)))
-    assert large["sum_sq"] == 2.0**212  # float32 alone would have said infinity
+    assert large["sum_sq"] == 2.0**212  # infinity in float32 alone
     tiny = fields(kernel(torch.full((TILE,), 2.0**-100)))
     assert tiny["sum_sq"] == 2.0**-188  # and here zero
     subnormal = fields(kernel(torch.full((TILE,), 2.0**-149)))
     assert (subnormal["sum"], subnormal["sum_sq"]) == (2.0**-137, 2.0**-286)
-    # not scaled at exactly 2^60: a square of 2^-80 is lost beside it, as the page says
+    # not scaled at exactly 2^60: a square of 2^-80 is lost beside it, as the page states
     mixed = torch.zeros(TILE)
     mixed[0], mixed[1] = 2.0**60, 2.0**-80
     assert fields(kernel(mixed))["sum_sq"] == 2.0**120

@@ -170,7 +170,7 @@ def test_show_of_what_a_stop_has_written(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def scaled(log_dir: Path, level: str) -> tuple[fastcheck.Monitor, list[list[str]]]:
-    """A run with two overflows, and what torch itself says of each step."""
+    """A run with two overflows, and torch's own numbers of each step."""
     torch.manual_seed(0)
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -300,7 +300,7 @@ SAMPLES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 @pytest.mark.parametrize("sample", sorted(SAMPLES))
 def test_opcheck(sample: str) -> None:
     op, arguments = SAMPLES[sample]
-    # torch checks the registration for autograd on the devices that it knows.
+    # torch checks the registration for autograd on the devices that it supports.
     known = ("test_autograd_registration",) if DEVICE in ("cpu", "cuda", "xpu") else ()
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic", *known)
     opcheck(op.default, arguments, test_utils=checks)

@@ -80,7 +80,7 @@ def test_an_error_that_only_shows_in_accumulation() -> None:
     assert found.value <= found.threshold < found.before
     assert len(found.runs) < 20
     assert str(found).startswith("bisectlab.total: ")
-    # Below what tells a faulty operator from a rounding one, on its own.
+    # Below the threshold between a faulty operator and rounding.
     x = torch.linspace(0.1, 1.0, 64).half()
     wanted = x.double().sum()
     assert abs(torch.ops.bisectlab.total(x).double() - wanted) / wanted < 1e-3

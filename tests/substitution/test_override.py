@@ -205,7 +205,7 @@ def test_random_operators_are_told_apart() -> None:
     assert torch.equal(y, plain)
     assert torch.equal(then, after)
     assert chosen.left_out["aten.bernoulli_.float"] == "it draws random numbers"
-    chosen = fastcheck.override("overlab.noise", dtype=WIDE)  # says of itself that it doesn't
+    chosen = fastcheck.override("overlab.noise", dtype=WIDE)  # its schema declares that it doesn't
     torch.manual_seed(3)
     plain, after = torch.ops.overlab.noise(x), torch.rand(())
     torch.manual_seed(3)

@@ -1,5 +1,4 @@
-"""The spread of a non-finite value in its step: the first places, and a summary of harmless ones.
-"""
+"""The spread of a non-finite value in its step: the first places, and harmless ones in brief."""
 
 from __future__ import annotations
 

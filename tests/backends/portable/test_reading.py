@@ -71,7 +71,7 @@ def test_nothing_of_the_tensor_changes() -> None:
 
 @pytest.mark.parametrize("case", sorted(UNREADABLE))
 def test_why_a_tensor_is_not_read(case: str) -> None:
-    """Said in Python as the extension says it: the same words up to the semicolon."""
+    """The errors of Python and of the extension are the same up to the semicolon."""
     make, _ = UNREADABLE[case]
     x = quiet(make)
     reason = unreadable_reason(x)

@@ -126,7 +126,7 @@ def test_without_a_triton_for_the_device_the_portable_backend_reads(
     install_triton(monkeypatch, backend)
     assert table._of_type("npu").name == "portable"
     assert triton.remarks() == [f"npu tensors are not read by the Triton kernels: {reason}"]
-    # of a device that nobody promised anything for, nothing is said
+    # no warning about a device without a guarantee
     assert table._of_type("privateuseone").name == "portable"
     assert len(triton.remarks()) == 1
 

@@ -75,7 +75,7 @@ def test_dtypes(dtype: str, name: str, tmp_path: Path) -> None:
     asm = compiled(name, dtype, "sm_90")
     check_portable(asm["ttir"])
     ptx = asm["ptx"]
-    # Flushing would lose nothing here (no operand is subnormal), but nobody asked for it.
+    # Flushing would lose nothing here (no operand is subnormal), but it was not requested.
     assert ".ftz" not in ptx and ".f64" not in ptx and "atom." not in ptx
     assembler = next(Path(triton.__file__).parent.glob("backends/nvidia/bin/ptxas"))
     (tmp_path / "kernel.ptx").write_text(ptx)

@@ -265,7 +265,7 @@ def folded(partials: torch.Tensor, dtype: str, numel: int) -> dict[str, Any]:
         (*launch._halves(numel), *map(sum64.signed, lengths)),
     )
     raw = bytearray(slot.numpy().tobytes())
-    raw[142] = DTYPES[dtype].code  # dtype, which says how to read min and max
+    raw[142] = DTYPES[dtype].code  # dtype, which defines how to read min and max
     return fields(bytes(raw))
 
 

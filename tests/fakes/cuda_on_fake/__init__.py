@@ -84,7 +84,7 @@ def load() -> ModuleType:
 
 @functools.cache
 def entry() -> backends.Backend:
-    """What the table of backends says of the module."""
+    """How the table of backends describes the module."""
     return backends.cuda.cuda_backend(load())
 
 

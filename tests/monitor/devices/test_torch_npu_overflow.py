@@ -131,7 +131,7 @@ class TestStatus:
         (event,) = monitor.events
         assert (event.verdict, event.step, event.counted) == (Verdict.ABSORBED, 2, False)
         assert event.reason.startswith("process overflow on npu:0 between the boundaries of step 1")
-        assert self.read() != 0  # nobody asked for a reset
+        assert self.read() != 0  # no reset was requested
 
     def test_it_is_cleared_on_request_alone(self) -> None:
         fake_acl.set_overflow()

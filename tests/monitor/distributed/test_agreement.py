@@ -23,7 +23,7 @@ RANKS = range(4)
 
 
 def report(step: int, rank: int, together: bool = True) -> Any:
-    """What a rank is told of an event of ``step`` on ``rank``."""
+    """The report on a rank of an event of ``step`` on ``rank``."""
     return step, rank, f"report of rank {rank}, step {step}"[:40].ljust(40, "."), together
 
 
@@ -141,7 +141,7 @@ def test_an_agreement_goes_with_its_model() -> None:
 def test_a_rank_with_fewer_steps_is_stood_in_for(closes: bool) -> None:
     *others, last = values(run_ranks(work.ends_early, closes))
     assert others == [((9, report(8, 1)), None, False)] * 3
-    # It waited at a barrier when the others stopped, and is told at the next boundary.
+    # It waited at a barrier when the others stopped, and stops at the next boundary.
     assert last == (None, None if closes else report(8, 1), False)
 
 

@@ -201,7 +201,7 @@ class TestGradScaler:
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(model(torch.ones(2, 8)).sum()).backward()
         before = copy.deepcopy(model.inner.state_dict())
-        stop = stopped(optimizer.step)  # not through the scaler: nobody skips it
+        stop = stopped(optimizer.step)  # not through the scaler: not skipped
         assert stop.culprit.site.direction == "backward"
         assert all(torch.equal(before[k], v) for k, v in model.inner.state_dict().items())
 

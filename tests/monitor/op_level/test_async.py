@@ -35,7 +35,7 @@ def has_line_anywhere(site: fastcheck.Site) -> bool:
 
 
 def told(monitor: fastcheck.Monitor) -> Told:
-    """All that an event says."""
+    """The fields of an event."""
     known = {int(r["seq"]): monitor.sites[int(r["site"])] for r in monitor.records()}
     return [
         (

@@ -165,7 +165,7 @@ def test_steps_that_are_none(steps: Any) -> None:
 
 
 def test_what_a_step_that_was_left_out_did_is_not_taken_for_known() -> None:
-    """The weight is written through an alias whose version nobody counts, in a step unread."""
+    """The weight is written through an alias whose version is not counted, in a step unread."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     monitor = watch(model, every=2)
 
@@ -179,7 +179,7 @@ def test_what_a_step_that_was_left_out_did_is_not_taken_for_known() -> None:
     assert "every=" in first.reason
 
 
-# What is not read misleads nobody
+# Correct verdicts beside what is not read
 
 
 def test_made_where_nobody_looked_it_arrives_where_somebody_does() -> None:

@@ -45,7 +45,7 @@ def test_a_mask_is_no_event(mask: Any, dtype: torch.dtype) -> None:
     train(model, 3, shape=(2, 6, 8), dtype=dtype)
     assert monitor.event_count == 0
     assert verdicts(monitor) <= {"intended", "absorbed"}
-    assert verdicts(monitor)  # the infinities were seen, and told apart
+    assert verdicts(monitor)  # the infinities were seen, and distinguished
 
 
 def test_a_stored_mask_is_no_event() -> None:

@@ -130,7 +130,7 @@ class TestStatus:
     def test_what_no_operator_shows_is_left_to_the_boundary(
         self, saturating_chip: Chip, computing: Computing
     ) -> None:
-        """And what one has shown is not said again there."""
+        """An overflow that one reading has shown is not reported again there."""
         model = net(torch.tanh)
         with watching(
             model,

@@ -308,7 +308,7 @@ def test_a_relu_that_dies_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
     (text,) = said(model, before_update=die, steps=60)
     assert text.startswith("gradients that are all 0: of side.weight, side.bias, in 10 updates")
-    assert len(found) == 2 + 10  # once it is said, no longer
+    assert len(found) == 2 + 10  # not after the warning
 
 
 def test_an_expert_that_gives_way_to_another() -> None:
@@ -340,7 +340,7 @@ def test_a_layer_that_is_thawed_and_written_back(monkeypatch: pytest.MonkeyPatch
 
     (text,) = said(model, optimizer, before_update=thaw, steps=60)
     assert text.startswith("weights that don't move: head.weight kept")
-    assert len(found) < 20  # once it is said, it is no longer looked at
+    assert len(found) < 20  # not examined after the warning
 
 
 def test_a_rate_that_rises_late_for_weights_that_are_written_back() -> None:

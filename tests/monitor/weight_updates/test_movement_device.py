@@ -29,7 +29,7 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_healthy_run_says_nothing() -> None:
     model = Net().to(NAME)
-    rate = torch.tensor(0.0, device=NAME)  # nobody may ask a device for it
+    rate = torch.tensor(0.0, device=NAME)  # may not be read from the device
     groups = [{"params": model.blocks.parameters()}, {"params": model.head.parameters()}]
     optimizer = torch.optim.SGD(groups, lr=0.01)
     optimizer.param_groups[1]["lr"] = rate

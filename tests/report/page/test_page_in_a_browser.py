@@ -1,5 +1,4 @@
-"""The page in a real Chromium: its numbers, controls and accessibility, without network requests.
-"""
+"""The page in a real Chromium: its numbers, controls and accessibility; no network requests."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Chip:
         return torch.nan_to_num(x)
 
     def flag(self, x: torch.Tensor) -> None:
-        """Sets the status word if ``x``, which nobody will see, holds an overflow."""
+        """Sets the status word if ``x``, which is not observed, holds an overflow."""
         with torch.no_grad():
             word = self.words[x.device.index][:1]
             word.copy_(((word != 0) | (x.detach() - x.detach()).isnan().any()).to(torch.float32))

@@ -73,7 +73,7 @@ def summary(monitor: fastcheck.Monitor) -> str:
 
 
 def line(function: Function) -> str:
-    """Where a function of one line computes, as an event says it."""
+    """The line of a function of one line, as in an event."""
     code = function.__code__
     return f"{Path(code.co_filename).name}:{code.co_firstlineno + 1} in {code.co_name}"
 

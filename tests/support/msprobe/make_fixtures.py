@@ -76,7 +76,7 @@ def dump(target: Path, task: str, mode: str, nudge: float, steps: int) -> None:
 
 
 def clean(target: Path) -> None:
-    """Takes out what tells of the machine that it ran on."""
+    """Removes the fields that describe the machine that it ran on."""
     for file in target.glob("step*/proc*/dump.json"):
         found = json.loads(file.read_text())
         if found["dump_data_dir"]:

@@ -29,7 +29,7 @@ marks = [
 
 Wrap = Callable[[nn.Module], nn.Module]
 
-# Everything that a record says but when it was made: autograd decides on the order in backward.
+# All fields of a record but when it was made: autograd decides on the order in backward.
 FIELDS = [name for name in RECORD_DTYPE.names if name not in ("seq", "site")]
 
 

@@ -116,7 +116,7 @@ def of_replays(monitor: Any) -> np.ndarray:
 
 
 def said(monitor: Any, first_step: int = WARM_UP) -> list[tuple[int, str, bytes]]:
-    """The records from this step on, without what tells two runs apart that read the same."""
+    """The records from this step on, without the fields that differ between two equal runs."""
     records = of_replays(monitor)
     records = records[records["step"] >= first_step].copy()
     sites = [str(monitor.sites[int(site)]) for site in records["site"]]

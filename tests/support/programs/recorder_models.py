@@ -134,7 +134,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def outcome(
     build: Callable[[], nn.Module], device: str, *, steps: int = 4, bad: int = 2, **options: Any
 ) -> tuple[Any, ...]:
-    """All that a monitor knows of some steps of training, of which one is bad."""
+    """The results of a monitor of some training steps, one of them bad."""
     torch.manual_seed(11)
     model = build().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)

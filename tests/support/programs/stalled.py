@@ -24,7 +24,7 @@ def said(
     before_update: Callable[[int], None] = lambda step: None,
     **options: Any,
 ) -> list[str]:
-    """What was said while training, as warnings and in summary()."""
+    """The warnings while training, and those in summary()."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -52,7 +52,7 @@ def said(
 
 
 class Frozen(torch.optim.SGD):
-    """Does nothing to the parameters it is told to leave out, which it holds all the same."""
+    """Holds the parameters that it leaves out, and does not change them."""
 
     def __init__(self, parameters: Any, out: list[nn.Parameter], **options: Any) -> None:
         super().__init__(parameters, **options)

@@ -116,7 +116,7 @@ def _child(
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    # As a training script ends: nobody waits for anybody.
+    # As a training script ends: no rank waits for another.
     os._exit(0)
 
 

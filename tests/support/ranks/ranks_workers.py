@@ -44,7 +44,7 @@ def steps(
     collective: Callable[[], None] = in_step,
     before: Callable[[int], None] = lambda step: None,
 ) -> Any:
-    """A training loop: where it was stopped, and what it was told; None when it was not."""
+    """A training loop: where it was stopped, and the report; None when it was not."""
     for step in range(first, first + count):
         before(step)
         collective()

@@ -49,7 +49,7 @@ def train(
     before_boundary: Callable[[int, nn.Module], None] = lambda step, model: None,
     group: Optional[dist.ProcessGroup] = None,
 ) -> Any:
-    """A loop with DDP; what the check found, with the step at which it said so."""
+    """A loop with DDP; what the check found, with the step of the report."""
     torch.manual_seed(0)
     model = Model()
     wrapped = DistributedDataParallel(model, process_group=group)
@@ -83,7 +83,7 @@ def bit_flips(rank: int, odd: int, bit: int) -> Any:
         if rank == odd and step == 5:
             flip_bit(model.get_parameter("second.weight"), 7, bit)
 
-    # Not told again while it stays the same; what spreads from it later is new.
+    # Not reported again while it stays the same; what spreads from it later is new.
     return train(rank, 8, lambda model: ReplicaCheck(model, every=5), fault)
 
 
@@ -106,7 +106,7 @@ def missing_gradient(rank: int) -> Any:
 
 
 def in_pairs(rank: int) -> Any:
-    """Two groups of two ranks: of two, nobody can tell which is wrong."""
+    """Two groups of two ranks: of two, it is unknown which is wrong."""
     low, high = dist.new_group([0, 1]), dist.new_group([2, 3])
     group = low if rank < 2 else high
 

@@ -74,7 +74,7 @@ def goes_on(rank: int) -> Any:
 
 
 def leaves_by_an_exception(rank: int) -> Any:
-    """Rank 0 has an event and an error of its own: it waits for nobody, keeps its error, and the
+    """Rank 0 has an event and an error of its own: it does not wait, keeps its error, and the
     others are not stopped for what it leaves behind.
     """
     store: Any = dist.distributed_c10d._get_default_store()

@@ -142,7 +142,7 @@ def test_a_stop_in_this_style() -> None:
     model, _ = bad(stop=fastcheck.Stop(style="msprobe"))
     text = str(stopped(train, model, 1))
     assert "in Torch.sqrt.0.forward.output.0 at step 0" in text
-    assert "aten.sqrt #0" in text  # the dispatcher's own name is told as well
+    assert "aten.sqrt #0" in text  # the dispatcher's own name is printed as well
 
 
 def test_a_summary_in_this_style() -> None:

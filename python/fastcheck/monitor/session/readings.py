@@ -123,7 +123,7 @@ class SessionReadings:
     def read(
         self, tensor: torch.Tensor, site: int, call: int, flags: int, any_dtype: bool = False
     ) -> int:
-        """Reads a tensor unless that was done before: UNREAD, or bits and a token (``_reader``).
+        """Reads a tensor unless it was read before: UNREAD, or bits and a token (HookReader).
 
         IS_BAD is only set for what was read on the host, and means nothing where the drain brings
         the records. A tensor that the kernel refuses (its memory was freed, say) passes unread, and

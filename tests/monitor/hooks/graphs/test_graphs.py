@@ -290,7 +290,7 @@ def test_every_and_steps_are_a_matter_of_the_replays() -> None:
 
 
 def test_a_weight_that_does_not_move_is_said_of_replays() -> None:
-    """Healthy replays are looked at too: the host says of them what it would say of steps."""
+    """Healthy replays are examined too: the same warnings as for steps."""
     model = Net().to(NAME)
     frozen = functools.partial(Frozen, out=[model.head.weight], lr=0.01)
     training = Training(model, NAME, frozen)

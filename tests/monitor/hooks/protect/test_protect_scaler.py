@@ -113,7 +113,7 @@ def test_a_step_that_raises_within_the_scaler() -> None:
 
 
 def test_finite_gradients_whose_square_overflows_pass() -> None:
-    """Adam's second moment: said so in the guide."""
+    """Adam's second moment, as the guide states."""
     params = parameters()
     optimizer = fused("adam", params)
     with guarding(a_guard()):

@@ -39,7 +39,7 @@ def train(config_path):
     for step in range(3):
         x, labels = torch.randn(6, 8), torch.randint(0, 4, (6,))
         with torch.no_grad():
-            model(x * float("nan"))  # an evaluation: nobody asked about it
+            model(x * float("nan"))  # an evaluation, which is not observed
         if step == 1:
             # What leaves the first block's GELU overflows in the Linear after it.
             with torch.no_grad():
