@@ -42,6 +42,7 @@ from .errors import (
     ExtensionError,
     FastcheckError,
     FastcheckWarning,
+    LearningRateWarning,
     LogError,
     UnsupportedTensorError,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "FastcheckWarning",
     "Filter",
     "Flag",
+    "LearningRateWarning",
     "Log",
     "LogError",
     "Monitor",

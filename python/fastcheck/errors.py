@@ -99,6 +99,12 @@ class FastcheckWarning(UserWarning):
     __module__ = "fastcheck"
 
 
+class LearningRateWarning(FastcheckWarning):
+    """The learning rate of all parameters is 0, in ten updates in a row."""
+
+    __module__ = "fastcheck"
+
+
 def warn(message: str, category: type[Warning] = FastcheckWarning) -> None:
     """Warns, with the user's innermost line as the warning's location, also from within hooks.
 

@@ -222,3 +222,129 @@ def test_a_learning_rate_that_blew_up_the_loss_comes_before_guesses(
     advice = str(caught.value).partition("\ntry ")[2]
     assert advice.split()[1:4] == ["Stop", "the", "growth"]
     assert "0/0" not in advice
+
+
+RATES = (("SGD", 50.0),)
+WEIGHT = build.site("fc", "Linear", direction="optimizer", role="param", label="weight")
+QUOTED = "lower the learning rate (it is now SGD: 50)"
+
+
+@pytest.mark.parametrize(
+    ("site", "what", "before"),
+    [
+        (build.site("fc", "Linear"), build.record(posinf_count=3, step=9), 1e3),
+        (build.site("fc", "Linear"), build.record(posinf_count=3, step=9), 1.0),
+        (build.site("fc", "Linear"), build.record("float16", posinf_count=3, step=9), 1e3),
+        (WEIGHT, build.record(nan_count=3, step=9), 1.1),
+        (
+            build.site("bn", "BatchNorm1d", role="buffer", label="running_var"),
+            build.record(posinf_count=3, step=9),
+            1e3,
+        ),
+        (
+            build.site("", "SGD", direction="optimizer", role="grad_norm", label="norm"),
+            build.record(posinf_count=1, step=9),
+            1e3,
+        ),
+        (
+            build.site("", "SGD", direction="optimizer", role="optimizer_state", label="exp_avg"),
+            build.record(posinf_count=1, step=9),
+            1e3,
+        ),
+    ],
+    ids=lambda value: str(getattr(value, "role", "")) or "",
+)
+def test_wherever_a_lower_learning_rate_is_advised_it_is_quoted(
+    site: fastcheck.Site, what: Any, before: float
+) -> None:
+    dtype = "float16" if int(what["dtype"]) == int(build.record("float16")["dtype"]) else "float32"
+    grown = build.grown(dtype, 1e-3, before, 5, 8)
+    report = build.report(site, what, Verdict.ORIGIN, grown, learning_rates=RATES)
+    assert (QUOTED in advice_of(report)) == (before != 1.0 or "lower" in advice_of(report))
+    assert "(it is now" not in advice_of(replace(report, learning_rates=()))
+
+
+def test_a_factor_is_no_row_of_digits() -> None:
+    report = build.report(
+        build.site("fc", "Linear"),
+        build.record(posinf_count=3, step=9),
+        before=build.grown("float32", 1.0, 1e7, 6, 8),
+    )
+    assert "Stop the growth (1.00e+35 times over the steps shown)" in advice_of(report)
+
+
+def test_what_exploded_is_no_derivative_at_zero() -> None:
+    where = build.site("1", "LayerNorm", direction="backward", role="grad_input", label="input[0]")
+    what = build.record(nan_count=5, posinf_count=2, step=9)
+    exploded = build.report(where, what, before=build.grown("float32", 1.0, 1e3, 6, 8))
+    assert "Stop the growth" in advise(exploded)[0].text
+    assert "is Inf at 0" not in advice_of(exploded)
+    steady = build.report(where, what, before=build.grown("float32", 1.0, 1.0, 6, 8))
+    assert "is Inf at 0" in advice_of(steady)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        build.site("norm2", "LayerNorm"),
+        build.site("norm2", "LayerNorm", op="aten.native_layer_norm"),
+    ],
+    ids=["module", "op"],
+)
+def test_squares_that_overflow_are_no_logarithm(where: fastcheck.Site) -> None:
+    source = build.site("linear2", "Linear")
+    large = build.record(low=-3e26, high=1e20, negative_count=94)
+    told = advice_of(build.report(where, build.record(nan_count=8), inputs=((source, large),)))
+    assert "The input reaches 3.00e+26; its square" in told
+    assert "log, sqrt" not in told and "eps" not in told
+
+
+@pytest.mark.parametrize(
+    ("where", "guesses"),
+    [
+        (build.site("fc", "Linear"), False),
+        (build.site("c", "Conv2d"), False),
+        (build.site("fc", "Net", op="aten.addmm"), False),
+        (build.site("fc", "Net", op="aten.convolution"), False),
+        (build.site("fc", "Net"), True),
+        (build.site("fc", "Net", op="aten.log"), True),
+        (build.site("fc", "Net", op="aten.div.Tensor"), True),
+    ],
+    ids=lambda value: f"{value.module_type}-{value.op}" if not isinstance(value, bool) else "",
+)
+@pytest.mark.parametrize("kind", ["nan", "posinf"])
+def test_a_sum_of_products_divides_by_nothing(
+    where: fastcheck.Site, guesses: bool, kind: str
+) -> None:
+    """Nor takes it a logarithm: what is in its inputs and weights is named instead."""
+    source = build.site("relu", "ReLU")
+    inputs = (
+        (source, build.record(zero_count=7, negative_count=2, high=2.0)),
+        (WEIGHT, build.record(high=3e30)),
+    )
+    what = build.record(step=9, **{f"{kind}_count": 3})
+    told = advice_of(build.report(where, what, inputs=inputs))
+    assert ("holds 7 zeros" in told) == guesses
+    assert ("division" in told or "log, sqrt" in told) == guesses
+    assert ("divides by nothing" in told) != guesses
+    assert ("fc.weight reaches 3.00e+30" in told) != guesses
+
+
+class MeanOverNothing(torch.nn.Module):
+    """0 / 0, of numbers without a zero."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(x.exp(), labels, ignore_index=0)
+
+
+@pytest.mark.usefixtures("op_observer")
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_class_labels_are_no_divisors_in_a_run(level: str, dtype: torch.dtype) -> None:
+    model, criterion = torch.nn.Linear(8, 4), MeanOverNothing()
+    labels = torch.zeros(6, dtype=dtype)
+    monitor = fastcheck.install(model, criterion, level=level)
+    with monitor, pytest.raises(fastcheck.OverflowDetected) as caught:
+        criterion(model(torch.randn(6, 8)), labels).backward()
+    told = advice_of(caught.value.report)
+    assert "holds 6 zeros" not in told and "labels holds" not in told

@@ -9,6 +9,7 @@ from fastcheck.backends.triton import backend as triton
 from fastcheck.calls.calls import ModuleNode
 from fastcheck.monitor.op_level.session import OpSession
 from fastcheck.monitor.session.evidence import report_of_step
+from fastcheck.monitor.session.schedule import STILL_STEPS
 from fastcheck.monitor.session.session import Session
 from fastcheck.report.render import parts
 from fastcheck.report.spread import harmless
@@ -21,8 +22,6 @@ _TOP_SITES = 10
 _NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm")
 _SUMMARY_WIDTH = 78
 _NAMED_MODULES = 5
-# A schedule that ends at 0 has fewer.
-_STILL_STEPS = 10
 
 
 def summary_of(session: Session, notes: list[str], style: str) -> str:
@@ -89,7 +88,7 @@ def _still_rates(session: Session) -> list[str]:
             f"the learning rate of every parameter group was 0 in all {len(still):,} steps: no "
             "weight has moved"
         ]
-    if len(still) >= _STILL_STEPS:
+    if len(still) >= STILL_STEPS:
         return [
             "the learning rate of every parameter group has been 0 since step "
             f"{still[0].step:,} ({len(still):,} steps): no weight moves any more"

@@ -10,6 +10,7 @@ from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.utils.text.numbers import format_number, format_share
 
 GROWN = 4.0
+EXPLODED = 1000.0
 JUMPED = 4.0
 NEAR_LIMIT = 0.25
 
@@ -51,6 +52,11 @@ class Trend:
     @property
     def has_grown(self) -> bool:
         return self.growth is not None and self.growth >= GROWN
+
+    @property
+    def has_exploded(self) -> bool:
+        """It grew beyond what a healthy run does in the steps that are held."""
+        return self.growth is not None and self.growth >= EXPLODED
 
     @property
     def near_limit(self) -> bool:
@@ -130,4 +136,6 @@ class Trend:
 
 
 def format_factor(factor: float) -> str:
+    if factor >= 1e9:
+        return f"{format_number(factor)} times"
     return f"{factor:,.0f} times" if factor >= 10 else f"{factor:.1f} times"

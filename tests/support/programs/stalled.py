@@ -28,6 +28,7 @@ def said(
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", fastcheck.LearningRateWarning)
         with fastcheck.install(model, overflow_nums=-1, **options) as monitor:
             device = next(model.parameters()).device
             for step, x in enumerate(batches(steps * accumulate)):

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from fastcheck.errors import warn
+from fastcheck.errors import LearningRateWarning, warn
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
 from fastcheck.monitor.hooks.protect.protection import WeightProtection
 from fastcheck.monitor.hooks.stored.gradients import GradientWatcher
@@ -331,6 +331,9 @@ class StepWatcher:
             warnings.append(news)
         for text in warnings:
             warn(text)
+        rates = "" if self._meta is None else self._meta.schedule.take_warning()
+        if rates:
+            warn(rates, LearningRateWarning)
         for text in () if stalled_weights is None else stalled_weights.take_warnings():
             warn(text)
 

@@ -10,7 +10,10 @@ import torch
 
 from .event_store import EventStore
 
-__all__ = ["Schedule"]
+__all__ = ["STILL_STEPS", "Schedule"]
+
+# A warm-up's first step, and the end of a schedule, have fewer.
+STILL_STEPS = 10
 
 _OPTIONS = ("lr", "weight_decay", "momentum", "betas")
 
@@ -21,14 +24,26 @@ class Schedule:
     def __init__(self, event_store: EventStore) -> None:
         self._event_store = event_store
         self._last: dict[str, Any] = {}
+        self._rates = _RateWatch()
+
+    def take_warning(self) -> str:
+        """That no learning rate is other than 0, once; empty where there is nothing to tell."""
+        warning, self._rates.warning = self._rates.warning, ""
+        return warning
 
     def follow(self, step: int, number: int, optimizer: torch.optim.Optimizer) -> None:
         """Looks at the groups of an optimizer that is about to step. Its first values are in the
         meta file.
         """
+        rates: list[float] = []
         for group, options in enumerate(optimizer.param_groups):
             for name, value in _numbers(options):
+                if name == "lr":
+                    rates.append(value)
                 self._note(step, f"optimizers[{number}].groups[{group}].{name}", value, False)
+
+        # Of a rate that a device has nothing is known.
+        self._rates.follow(step, not any(rates) and len(rates) == len(optimizer.param_groups))
 
     def clipped(self, step: int, threshold: Any) -> None:
         """Gradients were clipped to ``threshold``."""
@@ -44,6 +59,33 @@ class Schedule:
         if log is not None and (tells_first or not is_first):
             with self._event_store.lock:
                 log.append_schedule({"step": step, "name": name, "value": value})
+
+
+class _RateWatch:
+    """Counts the steps in a row in which every learning rate is 0."""
+
+    def __init__(self) -> None:
+        self.warning = ""
+        self._is_done = False
+        self._moved = self._last = -1
+        self._since = self._steps = 0
+
+    def follow(self, step: int, is_still: bool) -> None:
+        """An optimizer steps, whose learning rates are all 0 or not."""
+        if self._is_done:
+            return
+        if not is_still:
+            self._moved, self._steps = step, 0
+        elif step not in (self._moved, self._last):
+            self._since = self._since if self._steps else step
+            self._steps += 1
+            self._last = step
+        if self._steps > STILL_STEPS:  # in the last of these another optimizer might move something
+            self._is_done = True
+            when = f"has been 0 since step {self._since:,}: no weight moves any more"
+            if self._moved < 0:
+                when = f"was 0 in the first {STILL_STEPS} steps: no weight has moved"
+            self.warning = f"the learning rate of every parameter group {when}"
 
 
 def _numbers(options: dict[str, Any]) -> Iterator[tuple[str, float]]:

@@ -100,8 +100,8 @@ def growth(case: Case) -> Iterator[Advice]:
     if trend.has_grown and trend.growth is not None:
         yield Advice(
             f"Stop the growth ({format_factor(trend.growth)} over the steps shown): lower the "
-            "learning rate or warm up for longer, clip gradients, or put a LayerNorm or RMSNorm "
-            "before this module.",
+            f"learning rate{case.rates} or warm up for longer, clip gradients, or put a LayerNorm "
+            "or RMSNorm before this module.",
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         )
     elif trend.has_jumped:
@@ -112,7 +112,7 @@ def growth(case: Case) -> Iterator[Advice]:
     else:
         yield Advice(
             "Bound what goes in: a LayerNorm or RMSNorm before this module, a smaller "
-            "initialisation, a lower learning rate or a longer warm-up."
+            f"initialisation, a lower learning rate{case.rates} or a longer warm-up."
         )
 
 
@@ -120,6 +120,11 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
     """NaN out of finite inputs: 0/0, Inf - Inf inside, log or sqrt of a negative, a fully masked
     row.
     """
+    if case.trend.has_exploded:
+        yield from growth(case)
+    if case.is_sum_of_products:
+        yield _sum_of_products(case)
+        return
     if case.is_like("softmax", "attention", "attn", "mha"):
         yield Advice(
             "A fully masked row: softmax over nothing but -inf is NaN. Check that every query "
@@ -129,14 +134,20 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
         )
     peak = case.input_abs_max
     form = case.reading.float_format
-    if form is not None and form.is_narrow and peak is not None and peak >= math.sqrt(form.max):
+    if form is not None and peak is not None and peak >= math.sqrt(form.max):
+        instead = "Run this module in bfloat16 or float32, or normalise" if form.is_narrow else ""
         yield Advice(
             f"The input reaches {format_number(peak)}; its square or a product of two such numbers "
-            f"is beyond {case.reading.dtype}'s {case.limit}, and Inf - Inf or Inf * 0 is NaN. Run "
-            "this module in bfloat16 or float32, or normalise its input.",
+            f"is beyond {case.reading.dtype}'s {case.limit}, and Inf - Inf or Inf * 0 is NaN. "
+            f"{instead or 'Normalise'} its input.",
         )
-    negative = [(s, r) for s, r in case.read_inputs if r.negative_count]
-    zeros = [(s, r) for s, r in case.read_inputs if r.zero_count]
+        if not form.is_narrow:
+            if not case.trend.has_exploded:
+                yield from growth(case)
+            return
+    read = case.read_inputs if case.has_domain else []
+    negative = [(s, r) for s, r in read if r.negative_count]
+    zeros = [(s, r) for s, r in read if r.zero_count]
     if negative:
         site, reading = negative[0]
         yield Advice(
@@ -151,7 +162,7 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
             "0/0 (a mean over a count of zero, x / x.norm(), x / x.std()) and add an eps to the "
             "divisor."
         )
-    if not negative and not zeros:
+    if not negative and not zeros and not case.op_name:
         yield Advice(
             "All it read was finite, so the module itself made it. Look in its forward for a "
             "division (0/0: a mean over nothing, x / x.norm()), log or sqrt of a negative "
@@ -162,8 +173,23 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
             "Check eps: in float16 anything below 6e-8 is zero, so eps=1e-8 protects nothing; a "
             "norm over a single or a constant element divides by sqrt(0 + eps)."
         )
-    if case.trend.has_grown:
+    if case.trend.has_grown and not case.trend.has_exploded:
         yield from growth(case)
+
+
+def _sum_of_products(case: Case) -> Advice:
+    """Of what is known not to divide: what it multiplies is named."""
+    name = case.op_name or f"A {case.site.module_type}"
+    read = [(site, r) for site, r in case.inputs if r.abs_max is not None and r.float_format]
+    reached = [
+        f"{site.key if site.role == 'param' else site.label} reaches {format_number(r.abs_max)}"
+        for site, r in sorted(read, key=lambda pair: -float(pair[1].abs_max or 0))
+    ]
+    seen = f": {', '.join(reached)}" if reached else ""
+    return Advice(
+        f"{name} multiplies and adds, and divides by nothing: its products, or their sum, left "
+        f"the range of {case.reading.dtype}{seen}."
+    )
 
 
 def _least(reading: RecordStatistics) -> str:
@@ -196,13 +222,16 @@ def diverged(case: Case) -> Iterator[Advice]:
             "format that is too small."
         )
         yield from growth(case)
+    elif case.is_sum_of_products:
+        yield _sum_of_products(case)
+        yield from growth(case)
     else:
         yield Advice(
             f"{dtype} holds up to {case.limit}, and this tensor was nowhere near it: look in the "
             "module's forward for a division by zero, exp of a large number (above 88 in "
             "float32), 1/x or rsqrt near zero, and add an eps or a clamp there."
         )
-        for site, reading in case.read_inputs:
+        for site, reading in case.read_inputs if case.has_domain else ():
             if reading.zero_count:
                 yield Advice(f"{site.label} holds {reading.zero_count:,} zeros: 1/0 is Inf.")
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,22 @@ if TYPE_CHECKING:
 
 #: A weight that is so many times larger after one update was blown up by it.
 BLOWN_UP = 10.0
+
+#: Modules of torch, and operators, that add products up.
+_SUMS = re.compile(
+    r"Linear|Bilinear|Conv(?:Transpose)?[123]d|linear|(?:add|b|baddb)?mm|(?:add)?mv|matmul|dot"
+    r"|convolution|conv[123]d"
+)
+#: Modules of torch that take no logarithm or root of what they are given, nor divide by it.
+_SAFE = re.compile(
+    r"(?:Layer|Group|RMS|SyncBatch|Batch|Instance)Norm(?:[123]d)?|(?:LSTM|GRU|RNN)(?:Cell)?"
+    r"|ReLU|GELU|SiLU|Tanh|Sigmoid|Dropout|MultiheadAttention|Softmax"
+)
+#: Operators that divide, or whose domain ends somewhere.
+_DOMAINS = re.compile(
+    r"log(?:2|10|1p|it)?|r?sqrt|pow|float_power|(?:true_)?divide|div|reciprocal|remainder|fmod"
+    r"|a(?:cos|sin|tan)h|acos|asin|lgamma|digamma|xlogy|special_xlog1py"
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,29 @@ class Case:
     def kind(self) -> str:
         """The module's path and type in lower case, to recognise attention, norms, losses, ..."""
         return f"{self.site.module} {self.site.module_type} {self.site.op or ''}".lower()
+
+    @property
+    def rates(self) -> str:
+        """The learning rates of the optimizers' groups, as a clause in brackets."""
+        named = ", ".join(f"{name}: {format_number(rate)}" for name, rate in self.learning_rates)
+        return f" (it is now {named})" if named else ""
+
+    @property
+    def op_name(self) -> str:
+        """``"div"`` of ``"aten.div_.Tensor"``; empty where a module is blamed."""
+        parts = (self.site.op or "").split(".")
+        return parts[1].rstrip("_") if len(parts) > 1 else parts[0]
+
+    @property
+    def is_sum_of_products(self) -> bool:
+        return bool(_SUMS.fullmatch(self.op_name or self.site.module_type))
+
+    @property
+    def has_domain(self) -> bool:
+        """What made it may divide, or take logarithms or roots: as far as is known."""
+        if self.op_name:
+            return bool(_DOMAINS.fullmatch(self.op_name))
+        return not self.is_sum_of_products and not _SAFE.fullmatch(self.site.module_type)
 
     @property
     def is_narrow(self) -> bool:

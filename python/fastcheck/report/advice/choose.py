@@ -95,12 +95,10 @@ def _broken_weight(case: Case) -> Iterator[Advice]:
     if case.broken_weight is None:
         return
     site, now, before = case.broken_weight
-    rates = ", ".join(f"{name}: {format_number(rate)}" for name, rate in case.learning_rates)
-    rates = f" (it is now {rates})" if rates else ""
     yield Advice(
         f"An update since step {before.step:,} took the largest number of {site.key} from "
         f"{format_number(before.abs_max)} to {format_number(now.abs_max)}, before this overflow: "
-        f"lower the learning rate{rates}, or warm up for longer.",
+        f"lower the learning rate{case.rates}, or warm up for longer.",
     )
     yield Advice(
         "Look at the gradients of that step, too: one that is far too large does the same at a "

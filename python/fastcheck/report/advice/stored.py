@@ -19,12 +19,14 @@ def stored(case: Case) -> Iterator[Advice]:
             "repair it: load it from an earlier checkpoint, or reset it (BatchNorm: "
             "module.reset_running_stats()) once the cause is gone."
         )
+        if case.trend.has_grown:
+            yield from growth(case)
         return
     if case.site.role == "optimizer_state":
         yield Advice(
             "The optimizer's state is bad, and every later update will be: go back to a "
             "checkpoint from before the first bad gradient, then clip gradients or lower the "
-            "learning rate."
+            f"learning rate{case.rates}."
         )
         return
     if case.step == 0 or not case.trend.healthy:
@@ -44,7 +46,8 @@ def stored(case: Case) -> Iterator[Advice]:
         return
     yield Advice(
         f"The update before this step broke {name}: the model in memory is lost. Go back to the "
-        "last checkpoint, then lower the learning rate, warm up for longer, or clip gradients.",
+        f"last checkpoint, then lower the learning rate{case.rates}, warm up for longer, or clip "
+        "gradients.",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     )
     if case.reading.dtype == "float16":
@@ -89,8 +92,8 @@ def gradient(case: Case) -> Iterator[Advice]:
         elif case.scale < 1:
             yield Advice(
                 f"The loss scale has already fallen to {format_number(case.scale)} and the "
-                "gradient is still too large: it is not the scale. Lower the learning rate and "
-                "clip gradients after scaler.unscale_(optimizer)."
+                "gradient is still too large: it is not the scale. Lower the learning rate"
+                f"{case.rates} and clip gradients after scaler.unscale_(optimizer)."
             )
         else:
             yield Advice(
@@ -112,7 +115,9 @@ def gradient(case: Case) -> Iterator[Advice]:
                 else ", or keep float32 weights and train under autocast with torch.amp.GradScaler."
             )
         )
-    if case.has_nan:
+    if case.has_nan and case.trend.has_exploded:
+        yield from growth(case)
+    elif case.has_nan:
         yield Advice(
             "The backward of sqrt, norm, log, x**p and division is Inf at 0, and Inf * 0 is NaN: "
             "add the eps inside, sqrt(x + eps), not outside. torch.where doesn't stop it: make "
@@ -126,7 +131,7 @@ def gradient(case: Case) -> Iterator[Advice]:
             )
     if not case.is_narrow and case.reading.inf_count:
         if case.trend.has_grown:
-            yield from growth(case)
+            yield from growth(case)  # the same once more is dropped
         else:
             yield Advice(
                 f"{case.reading.dtype} holds up to {case.limit}: look for 1/x, rsqrt or log near "
@@ -152,8 +157,8 @@ def gradient_norm(case: Case) -> Iterator[Advice]:
         )
     yield Advice(
         "Clipping by an infinite norm sets every gradient to 0 (or to NaN, with max_norm=inf), and "
-        "the step is lost: lower the learning rate, or divide the loss. fastcheck show lists the "
-        "gradients by their largest magnitude."
+        f"the step is lost: lower the learning rate{case.rates}, or divide the loss. fastcheck "
+        "show lists the gradients by their largest magnitude."
     )
 
 
