@@ -14,6 +14,8 @@ from fastcheck.monitor.hooks.flat_optimizers import GradientParts
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
+from fastcheck.utils.torch.sharding import local
+from fastcheck.utils.torch.zero3 import without_padding
 
 from .rows import WaitingRows
 from .seals import CheckpointSeals
@@ -29,10 +31,11 @@ def deepspeed(engine: Any, *, seal: Union[str, bool] = "mark", **options: Any) -
         monitor = fastcheck.callbacks.deepspeed(engine)
 
     Under ZeRO 1 and 2 ``parameter.grad`` is None at the update: what is read are the averaged
-    gradients that the optimizer keeps, of each rank its partition, under the parameters' names. A
-    step that the loss scaler skips is one under loss scaling, as with a GradScaler. Steps have the
-    numbers of ``engine.global_steps``, after load_checkpoint() too if that comes first.
-    ``engine.step()`` raises OverflowDetected.
+    gradients that the optimizer keeps, of each rank its partition, under the parameters' names.
+    Under ZeRO 3 the parameters too are read as their partitions, where they lie: nothing is
+    gathered. A step that the loss scaler skips is one under loss scaling, as with a GradScaler.
+    Steps have the numbers of ``engine.global_steps``, after load_checkpoint() too if that comes
+    first. ``engine.step()`` raises OverflowDetected.
 
     Args:
         engine: the engine.
@@ -50,8 +53,8 @@ def deepspeed(engine: Any, *, seal: Union[str, bool] = "mark", **options: Any) -
     Raises:
         ConfigError: this is no engine, or an option can't be used.
 
-    Synchronises nothing, but for the reading of the weights when a checkpoint is saved. Under ZeRO
-    3 and with offloading the gradients of parameters are not read, with a warning.
+    Synchronises nothing, but for the reading of the weights when a checkpoint is saved.
+    With offloading the gradients of parameters are not read, with a warning.
     """
     seals = CheckpointSeals(seal)
     outer = getattr(engine, "optimizer", None)
@@ -76,8 +79,8 @@ def deepspeed(engine: Any, *, seal: Union[str, bool] = "mark", **options: Any) -
         monitor._boundary.at_end.callback(sealing)
     if isinstance(outer, torch.optim.Optimizer):  # ZeRO 0 in float32: torch's hooks see all
         return monitor
-    if engine.zero_optimization_stage() == 3 or getattr(outer, "cpu_offload", False):
-        warn("DeepSpeed keeps the gradients of parameters where they are not read: ZeRO 3, offload")
+    if getattr(outer, "cpu_offload", False) or getattr(outer, "offload_optimizer", False):
+        warn("DeepSpeed keeps the gradients of parameters where they are not read: offload")
     wrap_step(
         monitor,
         outer,
@@ -96,6 +99,13 @@ def _gradients(engine: Any) -> GradientParts:
         for parameter in engine.module.parameters():
             if parameter.grad is not None:
                 yield parameter, parameter.grad, False
+        return
+    if engine.zero_optimization_stage() == 3:
+        for group, parameters in enumerate(getattr(engine.optimizer, "fp16_groups", ())):
+            for parameter, gradient in zip(parameters, kept.get(group) or ()):
+                own = without_padding(parameter, gradient)
+                if own.numel():
+                    yield parameter, own, engine.dp_world_size > 1
         return
     for group, parameters in enumerate(getattr(engine.optimizer, "params_in_partition", ())):
         gradients = [g for g in kept.get(group) or () if not getattr(g, "_zero_padding", False)]
@@ -126,7 +136,10 @@ def _sealing(
 def _held_weights(engine: Any) -> Union[torch.nn.Module, Mapping[str, Any]]:
     """The weights, or under ZeRO 3 what this rank holds of them."""
     module: torch.nn.Module = engine.module
-    return module
+    if engine.zero_optimization_stage() < 3:
+        return module
+    weights = (*module.named_parameters(), *module.named_buffers())
+    return {name: local(tensor) for name, tensor in weights}
 
 
 def _is_in_one_file(engine: Any) -> bool:

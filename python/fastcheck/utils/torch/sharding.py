@@ -13,12 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .zero3 import kept_part
+
 __all__ = ["is_part", "is_sharded", "join_reduction", "local", "reduce_found_inf", "shard_groups"]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The local part of a DTensor; any other tensor as it is. No communication."""
+    """The local part of a DTensor, or of a parameter under ZeRO 3; any other tensor as it is. No
+    communication.
+    """
     inner = getattr(tensor, "_local_tensor", None)
+    if inner is None and hasattr(tensor, "ds_tensor"):
+        inner = kept_part(tensor)
     return inner if isinstance(inner, torch.Tensor) else tensor
 
 
