@@ -58,7 +58,7 @@ FAKE := FASTCHECK_FAKE_DEVICE=1
 test-fake-accelerator: $(VENV)/.built $(VENV)/.tools
 	$(FAKE) $(PY) -m pytest tests/fakes/test_fake_device.py tests/fakes/test_fake_device_processes.py \
 		tests/fakes/test_fake_device_torch.py tests/fakes/test_fake_device_training.py tests/compat/test_device.py \
-		tests/monitor/devices/test_devices.py tests/monitor/devices/test_devices_stops.py tests/dump/test_device.py \
+		tests/monitor/devices/test_devices.py tests/monitor/devices/test_devices_stops.py tests/monitor/devices/test_watching.py tests/dump/test_device.py \
 		tests/monitor/weight_updates/test_movement_device.py tests/monitor/op_level/test_async.py \
 		tests/monitor/op_level/test_async_modes.py tests/monitor/op_level/test_device.py \
 		tests/substitution/test_override_device.py tests/monitor/hooks/protect/test_protect_device.py \

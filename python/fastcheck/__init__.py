@@ -34,6 +34,8 @@ from fastcheck.substitution.bisect import Bisection, bisect
 from fastcheck.substitution.override import Override, override
 from fastcheck.verdict.allowed import allow_nonfinite
 from fastcheck.verdict.op_level.rules import benign
+from fastcheck.watch.event import WatchEvent, WatchWarning
+from fastcheck.watch.options import Watch
 
 from ._version import __version__
 from .errors import (
@@ -80,6 +82,9 @@ __all__ = [
     "UnsupportedTensorError",
     "Verdict",
     "Verification",
+    "Watch",
+    "WatchEvent",
+    "WatchWarning",
     "__version__",
     "allow_nonfinite",
     "benign",

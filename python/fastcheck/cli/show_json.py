@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastcheck.log.reader import read_watch
 from fastcheck.log.steps import step_rows
 from fastcheck.log.view import LogView, first_event
 from fastcheck.record.statistics import statistics_of
@@ -51,6 +52,7 @@ def document(
             }
             for index in shown
         ],
+        "watch": read_watch(path)[:limit],
         "steps": [row.to_dict() for row in step_rows(view)],
         "left_out": {
             "records": len(indices) - len(shown),

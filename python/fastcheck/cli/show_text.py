@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from fastcheck.errors import printable
+from fastcheck.log.reader import read_watch
 from fastcheck.log.steps import step_rows
 from fastcheck.log.unobserved import from_meta
 from fastcheck.log.view import LogView, first_event
@@ -71,6 +73,9 @@ def text_sections(
         steps = step_table(step_rows(view), body, limit)
         if steps:
             blocks.append(Section("steps", steps))
+        watched = _watch_lines(path, limit, body)
+        if watched:
+            blocks.append(Section("watch", watched))
         unread = unread_lines(from_meta(view.meta.values()), body)
         if unread:
             blocks.append(Section("unread", unread))
@@ -126,6 +131,15 @@ def _log_lines(path: str, others: list[str], view: LogView) -> list[str]:
             f"{os.path.basename(others[-1])}" + (", ..." if len(others) > 1 else "")
         )
     return lines
+
+
+def _watch_lines(path: str, limit: int | None, width: int) -> list[str]:
+    """The events of install(watch=): those that warn, or else all."""
+    events = read_watch(path)
+    chosen = [one for one in events if one.get("is_warning")] or events
+    lines = [line for one in chosen[:limit] for line in wrap(printable(one["text"]), width)]
+    left = len(events) - len(chosen[:limit])
+    return [*lines, f"and {left:,} more (--json has them)"] if left else lines
 
 
 def _plural(number: int, noun: str) -> str:

@@ -32,6 +32,7 @@ __all__ = [
     "read_logs",
     "read_schedule",
     "read_sites_and_meta",
+    "read_watch",
 ]
 
 _NAME = re.compile(
@@ -112,6 +113,20 @@ def read_event_lines(directory: str, rank: int) -> tuple[list[dict[str, Any]], i
 def read_schedule(directory: str, rank: int) -> list[dict[str, Any]]:
     """One rank's lines of what the run changed by plan; empty where it changed nothing."""
     return _read_lines(os.path.join(directory, f"schedule-rank{rank}.jsonl"))[0]
+
+
+def read_watch(path: str) -> list[dict[str, Any]]:
+    """The events of ``install(watch=)`` of all ranks of a log, by step; empty where there is none.
+    What is no such event is left out.
+    """
+    directory = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    lines = [
+        line
+        for rank in _ranks_in(directory)
+        for line in _read_lines(os.path.join(directory, f"watch-rank{rank}.jsonl"))[0]
+        if isinstance(line.get("step"), int) and isinstance(line.get("text"), str)
+    ]
+    return sorted(lines, key=lambda line: int(line["step"]))
 
 
 def _read_directory(place: str, only: int | None) -> LogView:

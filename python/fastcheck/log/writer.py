@@ -8,6 +8,8 @@ In the directory, for rank R:
     records-rankR-000000.bin ...  segments of raw records: numpy.fromfile(segment, RECORD_DTYPE)
     events-rankR.bin              records of events that outlived their segment
     events-rankR.jsonl            verdict and reason of every event
+    schedule-rankR.jsonl          learning rates and other numbers that the run changes by plan
+    watch-rankR.jsonl             events of install(watch=)
 
 Every write is one os.write of whole records or lines, so that the log of a killed process is whole.
 A log that fails while the run goes on switches itself off and warns once.
@@ -165,12 +167,12 @@ class RecordLog:
             return False
         return True
 
-    def append_schedule(self, line: Mapping[str, Any]) -> None:
-        """Writes what a run has changed by plan, as one line. Never raises."""
+    def append_line(self, kind: str, line: Mapping[str, Any]) -> None:
+        """Writes a line to ``<kind>-rankR.jsonl``. Never raises."""
         if self.failed:
             return
         try:
-            self._write(self._path("schedule", "jsonl"), _line(line))
+            self._write(self._path(kind, "jsonl"), _line(line))
         except Exception as error:  # a log must never break the run that it describes
             self._switch_off(error, None)
 

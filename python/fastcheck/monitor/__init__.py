@@ -3,8 +3,9 @@
 Its rooms, from the bottom: ``weight_updates`` and ``distributed``; ``session`` (one monitor at
 work); ``sinks`` (scalars for experiment trackers); ``hooks`` (hooks on torch); ``op_level``;
 ``named_tensors`` (``observe()``); ``on_request`` (op level or a dump for some steps of a running
-program). Above them ``monitor``, ``install``, ``replay`` and ``auto_install``.
+program). Above them ``watching`` (``monitor.watch``), ``monitor``, ``install``, ``replay`` and
+``auto_install``.
 
 Imports ``backends``, ``calls``, ``dump``, ``log``, ``record``, ``report``, ``reproducibility``,
-``ring``, ``statistics``, ``utils`` and ``verdict``.
+``ring``, ``statistics``, ``utils``, ``verdict`` and ``watch``.
 """

@@ -30,9 +30,11 @@ from fastcheck.monitor.sinks.sink import ScalarSink, Sinks, open_sinks
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.names.patterns import matches_module
 from fastcheck.utils.torch.versions import unwrap_compiled
+from fastcheck.watch.options import Watch
 
 from .monitor import Monitor
 from .replay import Replayer
+from .watching import Watching, WatchOption, watch_options
 
 __all__ = ["install"]
 
@@ -54,6 +56,7 @@ def install(
     training: Optional[Training] = None,
     sinks: Sinks = None,
     on_request: Optional[OnRequest] = None,
+    watch: WatchOption = False,
     **unknown: NoReturn,
 ) -> Monitor:
     """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
@@ -94,6 +97,8 @@ def install(
             (docs/trainers.md).
         on_request: a fastcheck.OnRequest: a file or a signal by which the run, while it is under
             way, is asked to observe its next steps at op level, or to dump them.
+        watch: True, or a fastcheck.Watch: warn when the loss spikes, a layer leaves its usual range
+            or a tensor is about to overflow; ``monitor.watch`` has the events (docs/watch.md).
 
     Returns:
         The Monitor. The model keeps it alive until ``monitor.remove()``.
@@ -127,13 +132,14 @@ def install(
         training=Training() if training is None else training,
         on_request=on_request,
     )
-    return _install(config, (model, *more), open_sinks(sinks))
+    return _install(config, (model, *more), open_sinks(sinks), watch_options(watch))
 
 
 def _install(
     config: Config,
     models: Sequence[torch.nn.Module],
     targets: Sequence[ScalarSink] = (),
+    watched: Optional[Watch] = None,
     is_alone: bool = False,
 ) -> Monitor:
     """``is_alone``: the monitor meets no other rank."""
@@ -176,6 +182,9 @@ def _install(
     is_selected = functools.partial(_is_selected, config=config)
     monitor._watcher.tree = ModuleTree((model, *others), named, nodes, is_selected)
     monitor._watcher.parts += [monitor._watcher.tree, connect_named(monitor._observer)]
+    if watched is not None:
+        monitor._watching = Watching(monitor._session, watched)
+        monitor._watcher.reporters.append(monitor._watching.report)
     if targets:
         monitor._boundary.at_end.callback(SinkConnection(monitor._session, targets).close)
     follow_forks(monitor._session, nodes)

@@ -44,6 +44,7 @@ from .notes import compiled_notes, device_notes, lost_notes, monitor_notes, summ
 from .replay import Replay, Replayer
 from .results import held_records, write_report
 from .stop_dump import make_stop_dumper
+from .watching import Watching, connected
 
 __all__ = ["Monitor"]
 
@@ -108,6 +109,7 @@ class Monitor:
         self._graphs = self._watcher.graphs = GraphFollower(self._watcher, nodes)
         # Set by install(), which it calls again.
         self._replays: Optional[Replayer] = None
+        self._watching: Optional[Watching] = None
         self._handles: list[Any] = []
         self._connection: Optional[Connection] = None
         self._has_warned = False
@@ -222,8 +224,7 @@ class Monitor:
 
         Fetches the numbers of a GradScaler that lives on a device.
 
-        ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``
-        (``Functional.softmax.7.forward.output.0``); None: the style of ``Stop(style=)``.
+        ``style``: how tensors are named, as in ``Stop(style=)``; None: as given there.
         """
         session = self._session
         style = session.config.stop.style if style is None else check_style(style)
@@ -302,9 +303,8 @@ class Monitor:
         return tuple(self._boundary.mismatches)
 
     def remove(self) -> None:
-        """Takes all hooks off, waits for the devices, and closes the log. What was recorded can
-        still be read. Idempotent. Raises OverflowDetected like a hook does, afterwards; with
-        several ranks, each of them has to remove().
+        """Takes all hooks off, waits for the devices, and closes the log. The records can still be
+        read. Idempotent. Raises OverflowDetected like a hook does; each of several ranks calls it.
         """
         self._remove(waits_for_ranks=True)
 
@@ -350,6 +350,11 @@ class Monitor:
     def event_count(self) -> int:
         """How many events were counted against ``overflow_nums``."""
         return self._event_store.policy.counter.total
+
+    @property
+    def watch(self) -> Watching:
+        """What ``install(watch=)`` found, and callbacks for it; ConfigError without ``watch=``."""
+        return connected(self._watching)
 
     @property
     def sites(self) -> SiteTable:

@@ -48,6 +48,7 @@ def summary_of(session: Session, notes: list[str], style: str) -> str:
         story=_story(session, style),
         harmless=harmless(event_store.events, style, _SUMMARY_WIDTH),
         step_table=step_table(event_store.all_steps(), _SUMMARY_WIDTH),
+        watch=event_store.watch_lines(),
         unread=unread_lines(rows, _SUMMARY_WIDTH),
         style=style,
     )

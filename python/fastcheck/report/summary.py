@@ -39,6 +39,7 @@ def summary(
     story: Sequence[tuple[str, Sequence[str]]] = (),
     harmless: Sequence[str] = (),
     step_table: Sequence[str] = (),
+    watch: Sequence[str] = (),
     unread: Sequence[str] = (),
     style: str = "fastcheck",
     width: int = 88,
@@ -47,7 +48,7 @@ def summary(
     """Plain text for a person. ``top_sites`` is (site, number of events), most first; ``last_step``
     is what the last finished step recorded, in device order (long ones are cut, non-finite records
     kept). ``story``: labelled lines on the first counted event; ``harmless``: a line for each kind
-    of what was not counted; ``step_table``: the last steps;
+    of what was not counted; ``step_table``: the last steps; ``watch``: events of install(watch=);
     ``unread``: what op level could not observe.
     """
     body = width - 10
@@ -67,6 +68,8 @@ def summary(
         blocks.append(section("harmless", harmless))
     if step_table:
         blocks.append(section("steps", step_table))
+    if watch:
+        blocks.append(section("watch", [line for one in watch for line in wrap(one, body)]))
     if top_sites:
         named = [[_where(s, style), s.direction, f"{n:,}"] for s, n in top_sites]
         blocks.append(

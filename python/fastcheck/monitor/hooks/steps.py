@@ -79,6 +79,8 @@ class StepWatcher:
         self.tree: Optional[ModuleTree] = None
         # Closed with this watcher; Monitor adds to it.
         self.parts: list[Any] = []
+        # Called at step boundaries on the training thread, outside of all locks.
+        self.reporters: list[Callable[[], None]] = []
         self._parts_off: set[str] = set()
         self._meets = False
         #: How many steps this has closed.
@@ -336,6 +338,8 @@ class StepWatcher:
             warn(rates, LearningRateWarning)
         for text in () if stalled_weights is None else stalled_weights.take_warnings():
             warn(text)
+        for report in self.reporters:
+            report()
 
     def release(self) -> None:
         """Takes back what a step that raised has left on its optimizer."""

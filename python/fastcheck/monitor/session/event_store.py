@@ -81,10 +81,12 @@ class EventStore:
         )
         # Called with each event as it is counted (compat uses it).
         self.on_counted: Callable[[Event], None] = lambda event: None
-        # Called at the end of each step with its rows and its records; set by SinkConnection.
-        self.on_step_end: Callable[[Step, Sequence[StepRow], Sequence[np.ndarray]], None] = (
-            lambda step, rows, chunks: None
-        )
+        # Each is called at the end of a step with its rows and its records. None may raise.
+        self.step_listeners: list[
+            Callable[[Step, Sequence[StepRow], Sequence[np.ndarray]], None]
+        ] = []
+        # The events of install(watch=) as text, for the summary.
+        self.watch_lines: Callable[[], list[str]] = list
         # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
         # One list for good: the recorder looks at it, too.
         self.due: list[Due] = []
@@ -169,7 +171,9 @@ class EventStore:
         self._take_changes(step)
         self.store(step)
         chunks = self.history.open_chunks
-        self.on_step_end(step, self.steps.add(chunks), chunks)
+        rows = self.steps.add(chunks)
+        for listener in self.step_listeners:
+            listener(step, rows, chunks)
         self._archive(step)
         self.history.close_step()
         self._current = None

@@ -58,7 +58,7 @@ class Schedule:
         log = self._event_store.log
         if log is not None and (tells_first or not is_first):
             with self._event_store.lock:
-                log.append_schedule({"step": step, "name": name, "value": value})
+                log.append_line("schedule", {"step": step, "name": name, "value": value})
 
 
 class _RateWatch:

@@ -37,7 +37,7 @@ class SinkConnection:
         self._least = np.inf
         reference = weakref.ref(session)
         self._writer = SinkWriter(sinks, lambda sink, error: _switch_off(reference, sink, error))
-        session.event_store.on_step_end = self._step_ended
+        session.event_store.step_listeners.append(self._step_ended)
         if isinstance(session.deliver, StopHandler):
             session.deliver.on_report = self._stopping
 

@@ -1,0 +1,295 @@
+"""install(watch=True): alarms in healthy runs, faults that are seen, forecasts, and the cost.
+
+    python bench/watch.py [--steps N] [--seeds N] [--only healthy|faults|forecast|cost]
+    writes bench/results/watch.json
+
+Healthy runs: the models of healthy_models.py in float32 and, with a GradScaler, in float16, and the
+programs of watch_programs.py with warm-up and decay. Faults: the programs of watch_programs.py, one
+fault in each run, at a step that the seed decides. A fault is seen if an event comes within five
+steps of its beginning, and was there in no step of the hundred before; its cause is right if the
+event, or a later one within these steps, names one of those that the fault has. Beside it, on the
+same losses and norms, the rules of watch_peers.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import sys
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+import fastcheck
+import harness
+import healthy_models
+from fastcheck.log.steps import StepRow
+from fastcheck.record.format import RECORD_DTYPE
+from fastcheck.record.site import Site, SiteTable
+from fastcheck.watch.options import Watch
+from fastcheck.watch.watcher import Watcher
+from watch_peers import PEERS
+from watch_programs import FAULTS, PROGRAMS, Program, rate_at
+
+FAULT_STEPS, WITHIN, BEFORE = 260, 5, 100
+BARS = {"seen": 0.95, "cause": 0.90, "forecast": 0.90, "interval": 0.80}
+
+
+def peers_of(rows: list[StepRow]) -> dict[str, list[int]]:
+    """The alarms of the rules of others."""
+    found = {}
+    for name, (rule, column) in PEERS.items():
+        values = [getattr(row, column) for row in rows]
+        values = [value if value is not None and math.isfinite(value) else 0.0 for value in values]
+        found[name] = rule(values)
+    return found
+
+
+def train_model(name: str, precision: str, steps: int, seed: int) -> Any:
+    torch.manual_seed(seed)
+    model = healthy_models.MODELS[name]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    is_half = precision == "float16"
+    scaler = torch.amp.GradScaler("cpu", enabled=is_half)
+    monitor = fastcheck.install(model, record="stats", overflow_nums=-1, watch=True)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * rate_at(step, steps)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16) if is_half else contextlib.nullcontext():
+            loss = model()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    monitor.remove()
+    return monitor
+
+
+def train_program(kind: str, steps: int, seed: int, fault: str = "", at: int = -1) -> Any:
+    program = Program(kind, seed)
+    monitor = fastcheck.install(program.model, record="stats", overflow_nums=-1, watch=True)
+    lasts, entered, changed, _ = FAULTS[fault] if fault else (0, None, None, ())
+    with contextlib.ExitStack() as stack:
+        for step in range(steps):
+            if step == at + lasts:
+                stack.close()
+            if not fault:
+                for group in program.optimizer.param_groups:
+                    group["lr"] = 3e-3 * rate_at(step, steps)
+            if step == at and entered is not None:
+                stack.enter_context(entered(program))
+            batch = program.batch()
+            if at <= step < at + lasts and changed is not None:
+                batch = changed(program, batch)
+            program.optimizer.zero_grad()
+            program.loss(batch).backward()
+            program.optimizer.step()
+    monitor.remove()
+    return monitor
+
+
+def healthy(steps: int, seeds: int) -> dict[str, Any]:
+    rows = []
+    for seed in range(seeds):
+        jobs = [(name, p) for name in healthy_models.MODELS for p in ("float32", "float16")]
+        for name, precision in [*jobs, *((kind, "program") for kind in PROGRAMS)]:
+            if precision == "program":
+                monitor = train_program(name, steps, seed)
+            else:
+                monitor = train_model(name, precision, steps, seed)
+            events = monitor.watch.events
+            rows.append(
+                {
+                    "model": name,
+                    "precision": precision,
+                    "seed": seed,
+                    "warnings": [str(event) for event in events if event.is_warning],
+                    "notes": [str(event) for event in events if not event.is_warning],
+                    "peers": {k: len(v) for k, v in peers_of(monitor.step_table()).items()},
+                }
+            )
+            print(name, precision, seed, len(rows[-1]["warnings"]), len(rows[-1]["notes"]),
+                  *rows[-1]["warnings"], sep=" | ", flush=True)  # fmt: skip
+    return {
+        "steps": steps,
+        "runs": len(rows),
+        "runs_with_a_warning": sum(bool(row["warnings"]) for row in rows),
+        "warnings": sum(len(row["warnings"]) for row in rows),
+        "notes": sum(len(row["notes"]) for row in rows),
+        "peers": {name: sum(row["peers"][name] for row in rows) for name in PEERS},
+        "rows": rows,
+    }
+
+
+def faults(seeds: int) -> dict[str, Any]:
+    rows = []
+    for fault, (_, _, _, causes) in FAULTS.items():
+        for kind in PROGRAMS:
+            for seed in range(seeds):
+                if fault == "a batch x30" and kind == "gpt":
+                    continue  # its tokens have no scale
+                at = 180 + 7 * (seed % 5)
+                monitor = train_program(kind, FAULT_STEPS, seed, fault, at)
+                events = [e for e in monitor.watch.events if at <= e.step <= at + WITHIN]
+                early = [e for e in monitor.watch.events if at - BEFORE <= e.step < at]
+                peers = peers_of(monitor.step_table())
+                named = [e for e in events if e.cause in causes]
+                if "layer" in causes:
+                    place = Program(kind, 0).layer_name()
+                    named = [
+                        e
+                        for e in named
+                        if e.first_mover is not None
+                        and e.first_mover.site is not None
+                        and e.first_mover.site.module == place
+                    ]
+                rows.append(
+                    {
+                        "fault": fault,
+                        "program": kind,
+                        "seed": seed,
+                        "seen": bool(events),
+                        "warned": any(event.is_warning for event in events),
+                        "cause": bool(named),
+                        "events": [str(event) for event in events],
+                        "early": len(early),
+                        "peers": {
+                            name: any(at <= step <= at + WITHIN for step in found)
+                            for name, found in peers.items()
+                        },
+                    }
+                )
+        mine = [row for row in rows if row["fault"] == fault]
+        sums = [sum(row[name] for row in mine) for name in ("seen", "warned", "cause")]
+        others = {name: sum(row["peers"][name] for row in mine) for name in PEERS}
+        print(fault, len(mine), *sums, others, sep=" | ", flush=True)
+    count = len(rows)
+    return {
+        "faults": count,
+        "seen": sum(row["seen"] for row in rows) / count,
+        "warned": sum(row["warned"] for row in rows) / count,
+        "cause": sum(row["cause"] for row in rows) / count,
+        "peers": {n: sum(row["peers"][n] for row in rows) / count for n in PEERS},
+        "rows": rows,
+    }
+
+
+class Growing(torch.nn.Module):
+    """Float16 layers of which one grows: by the same factor at each step, by the same amount, or
+    faster and faster.
+    """
+
+    def __init__(self, growth: str, rate: float, place: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16).half() for _ in range(4))
+        self.growth, self.rate, self.place, self.count = growth, rate, place, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x.new_zeros(())
+        t = max(0, self.count - 30)
+        factor = {
+            "exponential": 2.0 ** (self.rate * t),
+            "linear": 1 + 40 * self.rate * t,
+            "quadratic": 1 + 4 * (self.rate * t) ** 2,
+        }[self.growth]
+        for number, layer in enumerate(self.layers):
+            y = layer(x * (factor * 50 if number == self.place else 1.0))
+            total = total + y.float().mean() * 1e-6
+        return total
+
+
+def forecast(seeds: int) -> dict[str, Any]:
+    rows = []
+    for growth in ("exponential", "linear", "quadratic"):
+        for seed in range(seeds):
+            torch.manual_seed(seed)
+            place, rate = seed % 4, 0.04 * 1.3 ** (seed % 10)
+            model = Growing(growth, rate, place)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+            monitor = fastcheck.install(model, record="stats", overflow_nums=-1, watch=True)
+            truth = None
+            while truth is None and model.count < 4000:
+                optimizer.zero_grad()
+                loss = model(torch.randn(32, 16).half())
+                truth = None if bool(torch.isfinite(loss)) else model.count
+                loss.backward()
+                optimizer.step()
+                model.count += 1
+            monitor.remove()
+            warned = [e for e in monitor.watch.events if e.kind == "headroom"]
+            first = warned[0] if warned else None
+            low, high = (0.0, 0.0) if first is None else first.interval
+            rows.append(
+                {
+                    "growth": growth,
+                    "seed": seed,
+                    "rate": rate,
+                    "truth": truth,
+                    "warned": None if first is None else first.step,
+                    "is_right": first is not None and first.site.module == f"layers.{place}",
+                    "interval": [low, high],
+                    "is_inside": first is not None
+                    and math.floor(low) <= truth - first.step <= math.ceil(high),
+                }
+            )
+            print(*rows[-1].values(), sep=" | ", flush=True)
+    early = [row["is_right"] and row["truth"] - row["warned"] >= 10 for row in rows if row["truth"]]
+    return {
+        "overflows": len(early),
+        "ten_steps_before": sum(early) / len(early),
+        "inside": sum(row["is_inside"] for row in rows) / len(rows),
+        "rows": rows,
+    }
+
+
+def cost(sites: int = 1000, steps: int = 300) -> dict[str, Any]:
+    """Seconds of the watch for one step of so many tensors, on one thread."""
+    table = SiteTable()
+    for number in range(sites):
+        table.intern(Site(f"layers.{number}", "Linear", "forward", "output", 0, "output"))
+    generator = np.random.default_rng(0)
+    watcher, seconds = Watcher(Watch(), table), []
+    for step in range(steps):
+        records = np.zeros(sites, RECORD_DTYPE)
+        size = np.exp(generator.normal(0, 0.1, sites))
+        for name, values in {
+            "site": np.arange(sites), "step": step, "depth": 3, "dtype": 1, "numel": 4096,
+            "seq": np.arange(sites) + step * sites, "max": 4 * size, "min": -4 * size,
+            "sum_sq": 4096 * size**2,
+        }.items():  # fmt: skip
+            records[name] = values
+        row = StepRow(0, step, float(generator.normal(2, 0.1)), False, None, 1e-3, 1.0)
+        began = time.perf_counter()
+        watcher.add(row, [records])
+        seconds.append(time.perf_counter() - began)
+    return {"sites": sites, "seconds": harness.spread(np.array(seconds[100:]))}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", choices=["healthy", "faults", "forecast", "cost"])
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    parts = {
+        "cost": cost,
+        "forecast": lambda: forecast(10),
+        "faults": lambda: faults(options.seeds),
+        "healthy": lambda: healthy(options.steps, 1),
+    }
+    found = {n: run() for n, run in parts.items() if options.only in (None, n)}
+    for name, part in found.items():
+        print(name, {key: value for key, value in part.items() if key != "rows"})
+    if options.only is None:
+        harness.write_json("watch", [], **found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Connects the Watcher to a monitor: ``install(watch=)`` and ``monitor.watch``."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Callable, Optional, Union
+
+import numpy as np
+
+from fastcheck.errors import ConfigError, explain, first_line, warn
+from fastcheck.log.steps import StepRow
+from fastcheck.monitor.session.session import Session
+from fastcheck.verdict.step import Step
+from fastcheck.watch.event import WatchEvent, WatchWarning, check_kind, needs_callable, to_table
+from fastcheck.watch.options import Watch
+from fastcheck.watch.watcher import Watcher
+
+__all__ = ["WatchOption", "Watching", "connected", "watch_options"]
+
+_SUMMARY_EVENTS = 10
+
+
+def watch_options(watch: object) -> Optional[Watch]:
+    """What ``install(watch=)`` was given, as options; None: nothing is to be watched.
+
+    Raises:
+        ConfigError: neither a bool nor a Watch.
+    """
+    if isinstance(watch, Watch):
+        return watch
+    if watch is None or isinstance(watch, bool):
+        return Watch() if watch else None
+    raise ConfigError(
+        explain(
+            "watch can't be used",
+            expected="True, False, or watch=fastcheck.Watch(...)",
+            got=repr(watch),
+        )
+    )
+
+
+def connected(watching: Optional[Watching]) -> Watching:
+    """``watching``, or ConfigError where install() was not given ``watch=``."""
+    if watching is not None:
+        return watching
+    raise ConfigError(
+        explain(
+            "this monitor does not watch",
+            expected="fastcheck.install(model, watch=True)",
+            got="a monitor without watch=",
+        )
+    )
+
+
+class Watching:
+    """What is unusual in the records of a monitor: ``monitor.watch``.
+
+    Steps are judged when they are over: on the CPU by the training thread, where the next step
+    begins; elsewhere by the drain's thread, when the records have arrived. Warnings and callbacks
+    run on the training thread at its next step boundary. All methods may be called from any thread;
+    none waits for a device.
+    """
+
+    def __init__(self, session: Session, options: Watch) -> None:
+        self._session = weakref.ref(session)
+        self._lock = session.event_store.lock
+        self._watcher = Watcher(options, session.sites, session.event_store.rank)
+        self._callbacks: list[tuple[str, Callable[[WatchEvent], object]]] = []
+        self._pending: deque[WatchEvent] = deque()
+        self._is_off = False
+        session.event_store.step_listeners.append(self._step_ended)
+        session.event_store.watch_lines = self.lines
+
+    def on(self, kind: str, callback: Callable[[WatchEvent], object]) -> None:
+        """Calls ``callback(event)`` at every event of this kind (docs/watch.md lists them), or of
+        ``"warning"``: of all that warn. It runs on the training thread, outside of all locks, and
+        may raise: what it raises leaves the training loop there.
+
+        Raises:
+            ConfigError: there is no such kind, or ``callback`` can't be called.
+        """
+        needs_callable(callback)
+        self._callbacks.append((check_kind(kind), callback))
+
+    @property
+    def events(self) -> tuple[WatchEvent, ...]:
+        """The events of the run, oldest first; the youngest 4,096."""
+        with self._lock:
+            return tuple(self._watcher.events)
+
+    def table(self) -> np.ndarray:
+        """The same as a structured array: step, kind, site, value, reference, score (in robust
+        standard deviations), is_warning, first_mover, cause.
+        """
+        return to_table(list(self.events))
+
+    def lines(self) -> list[str]:
+        """The events as text, for the summary: those that warn, or else the last ones."""
+        events = self.events
+        shown = [event for event in events if event.is_warning] or list(events)
+        lines = [str(event) for event in shown[:_SUMMARY_EVENTS]]
+        left = len(events) - len(lines)
+        return [*lines, f"and {left:,} more (monitor.watch.table())"] if left else lines
+
+    def __repr__(self) -> str:
+        return f"<fastcheck watch: {self._watcher.count} events>"
+
+    def _step_ended(
+        self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]
+    ) -> None:
+        if self._is_off:
+            return
+        try:
+            found = self._watcher.add(rows[-1] if rows else None, chunks)
+            self._pending.extend(found)
+            session = self._session()
+            log = None if session is None else session.event_store.log
+            for event in found:
+                if log is not None:
+                    log.append_line("watch", event.to_dict())
+        except Exception as error:
+            self._switch_off(error)
+
+    def _switch_off(self, error: Exception) -> None:
+        self._is_off = True
+        session = self._session()
+        if session is not None:
+            text = f"the watch is switched off: {type(error).__name__}: {first_line(error)}"
+            session.notes[f"{text}. Everything else goes on."] = None
+
+    def report(self) -> None:
+        """Warns, and calls the callbacks: on the training thread, outside of all locks."""
+        while self._pending:
+            event = self._pending.popleft()
+            if event.is_warning:
+                warn(event.text, WatchWarning)
+            for kind, callback in self._callbacks:
+                if kind == event.kind or (kind == "warning" and event.is_warning):
+                    callback(event)
+
+
+#: What ``install(watch=)`` takes.
+WatchOption = Union[bool, Watch]

@@ -1,0 +1,158 @@
+"""WatchEvent: something unusual at one step, with what left its range first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+
+from fastcheck.errors import ConfigError, FastcheckWarning, choice, explain
+from fastcheck.record.site import Site
+
+__all__ = ["KINDS", "TABLE_DTYPE", "Mover", "WatchEvent", "WatchWarning", "check_kind", "to_table"]
+
+#: The kinds of events, and what each means.
+KINDS: Mapping[str, str] = {
+    "loss_spike": "the loss jumped above its range",
+    "loss_rise": "the loss stays above its range",
+    "gradient_spike": "the norm of all gradients jumped above its range",
+    "batch": "the model's input left its range",
+    "update": "the updates of the weights became much larger or smaller",
+    "explosion": "a tensor grew by orders of magnitude from one step to the next",
+    "shift": "a tensor left its range and stays out of it",
+    "headroom": "a tensor is about to leave the range of its dtype",
+    "loss_scale": "the loss scale falls, or many steps are skipped",
+    "underflow": "most of a low-precision gradient has become zero",
+    "dead": "nearly all of an activation has become zero",
+    "constant": "all elements of an activation have become equal",
+}
+
+#: monitor.watch.table(), one row per event.
+TABLE_DTYPE = np.dtype(
+    [
+        ("step", "<i8"),
+        ("kind", "U16"),
+        ("site", "U160"),
+        ("value", "<f8"),
+        ("reference", "<f8"),
+        ("score", "<f8"),
+        ("is_warning", "?"),
+        ("first_mover", "U160"),
+        ("cause", "U16"),
+    ]
+)
+
+
+class WatchWarning(FastcheckWarning):
+    """An event of ``install(watch=)`` that calls for a look: a loss spike, a forecast overflow."""
+
+    __module__ = "fastcheck"
+
+
+@dataclass(frozen=True)
+class Mover:
+    """A signal that left its range: since which step, by how many robust standard deviations."""
+
+    step: int
+    site: Optional[Site]
+    signal: str
+    score: float
+
+    def __str__(self) -> str:
+        place = "the loss" if self.site is None else str(self.site)
+        return f"{place} ({self.signal}, step {self.step:,})"
+
+
+@dataclass(frozen=True)
+class WatchEvent:
+    """One event. ``site``: the tensor; None: a number of the whole step. ``value``: what was seen,
+    and ``reference`` what is usual there, both as the text names them. ``score``: in robust
+    standard deviations, NaN where the rule has none. ``movers``: what left its range within the
+    last 64 steps, first mover first. ``cause``: ``"data"``, ``"optimizer"``, ``"layer"``,
+    ``"gradient"``, ``"precision"``, or "" where the records do not tell. ``interval``: of a
+    forecast, in how many steps at the earliest and at the latest.
+    """
+
+    step: int
+    kind: str
+    site: Optional[Site]
+    value: float
+    reference: float
+    score: float
+    text: str
+    is_warning: bool
+    rank: int = 0
+    movers: tuple[Mover, ...] = ()
+    cause: str = ""
+    interval: Optional[tuple[float, float]] = None
+
+    @property
+    def first_mover(self) -> Optional[Mover]:
+        """What left its range first."""
+        return self.movers[0] if self.movers else None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, ready for JSON."""
+        return {
+            "step": self.step,
+            "rank": self.rank,
+            "kind": self.kind,
+            "site": None if self.site is None else self.site.to_dict(),
+            "value": self.value,
+            "reference": self.reference,
+            "score": self.score,
+            "is_warning": self.is_warning,
+            "cause": self.cause,
+            "interval": self.interval,
+            "movers": [
+                {
+                    "step": mover.step,
+                    "site": None if mover.site is None else str(mover.site),
+                    "signal": mover.signal,
+                    "score": mover.score,
+                }
+                for mover in self.movers
+            ],
+            "text": self.text,
+        }
+
+
+def check_kind(kind: object) -> str:
+    """``kind``, if events have it, or ``"warning"``; else ConfigError."""
+    return choice("kind", kind, [*KINDS, "warning"])
+
+
+def to_table(events: list[WatchEvent]) -> np.ndarray:
+    """One row of TABLE_DTYPE for each event."""
+    rows = [
+        (
+            event.step,
+            event.kind,
+            "" if event.site is None else str(event.site),
+            event.value,
+            event.reference,
+            event.score,
+            event.is_warning,
+            "" if event.first_mover is None else str(event.first_mover),
+            event.cause,
+        )
+        for event in events
+    ]
+    return np.array(rows, TABLE_DTYPE)
+
+
+def needs_callable(callback: object) -> None:
+    """ConfigError if it is not."""
+    if not callable(callback):
+        raise ConfigError(
+            explain(
+                "watch.on() needs a function",
+                expected="a callable that takes the WatchEvent",
+                got=repr(callback),
+            )
+        )

@@ -1,0 +1,145 @@
+"""The order in which signals left their ranges: what moved first, and what that points to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import numpy as np
+
+from fastcheck.record.site import SiteTable
+
+from .event import Mover
+from .signals import (
+    ACTIVATION,
+    BUFFER,
+    GRADIENT,
+    INPUT,
+    NAMES,
+    STATE,
+    WEIGHT,
+    StepSignals,
+    phase_of,
+)
+
+__all__ = ["Movers", "cause_of"]
+
+#: How far back a first mover is looked for, in steps.
+PAST = 64
+# A signal that is inside again for so many steps has come back.
+_GAP = 2
+_MOST = 5
+_NEVER = -(2**40)
+
+
+class Movers:
+    """Since when each signal is outside of its range. One row for each of NAMES."""
+
+    def __init__(self, sites: SiteTable) -> None:
+        self._sites = sites
+        self._since = np.zeros((len(NAMES), 0), np.int64)
+        self._last = np.zeros((len(NAMES), 0), np.int64)
+        self._score = np.zeros((len(NAMES), 0))
+        # The place of each site in the order of its last step.
+        self._place = np.zeros(0, np.int64)
+        self._phase = np.zeros(0, np.int8)
+
+    def grow(self, count: int) -> None:
+        """Makes room for the sites with numbers below ``count``."""
+        more = count - self._place.size
+        if more <= 0:
+            return
+        more = max(more, self._place.size, 64)
+        self._since = np.pad(self._since, ((0, 0), (0, more)), constant_values=_NEVER)
+        self._last = np.pad(self._last, ((0, 0), (0, more)), constant_values=_NEVER)
+        self._score = np.pad(self._score, ((0, 0), (0, more)))
+        self._place = np.pad(self._place, (0, more))
+        self._phase = np.pad(self._phase, (0, more))
+
+    def add(self, step: int, signals: StepSignals, scores: np.ndarray, outside: np.ndarray) -> None:
+        """One step. ``scores`` and ``outside``: of each signal, as ``signals.values``."""
+        sites = signals.sites
+        self._place[sites] = np.arange(len(sites))
+        self._phase[sites] = signals.phases
+        for row in range(len(NAMES)):
+            out = sites[outside[row]]
+            has_come_back = self._last[row, out] < step - _GAP
+            began = out[has_come_back]
+            self._since[row, began] = step
+            self._score[row, began] = scores[row, outside[row]][has_come_back]
+            self._last[row, out] = step
+
+    def first(self, step: int, loss: Optional[Mover]) -> tuple[Mover, ...]:
+        """What is outside of its range, or was a moment ago, and left it last within PAST steps:
+        the first mover first, each module once. ``loss``: since when the loss is outside.
+        """
+        rows, sites = np.nonzero((self._last >= step - _GAP) & (self._since >= step - PAST))
+        since = self._since[rows, sites]
+        phases = self._phase[sites]
+        order = np.lexsort((self._place[sites], phases, since))
+        found: list[Mover] = []
+        seen: set[tuple[str, int]] = set()
+        is_loss_due = loss is not None
+        for at in order.tolist():
+            site = self._sites[int(sites[at])]
+            mover = Mover(
+                int(since[at]), site, NAMES[rows[at]], float(self._score[rows[at], sites[at]])
+            )
+            if loss is not None and is_loss_due and _comes_before(loss, mover, int(phases[at])):
+                found.append(loss)
+                is_loss_due = False
+            key = (site.module, int(phases[at]))
+            if key not in seen:
+                seen.add(key)
+                found.append(mover)
+            if len(found) >= _MOST:
+                break
+        if loss is not None and is_loss_due and len(found) < _MOST:
+            found.append(loss)
+        return tuple(found[:_MOST])
+
+    def still_outside(self, step: int, steps: int) -> np.ndarray:
+        """The numbers of the sites of which a signal left its range ``steps`` steps ago, and is
+        still outside; the first mover first.
+        """
+        rows, sites = np.nonzero((self._last == step) & (self._since == step - steps))
+        del rows
+        sites = np.unique(sites)
+        order = np.lexsort((self._place[sites], self._phase[sites]))
+        found: np.ndarray = sites[order]
+        return found
+
+
+def _comes_before(loss: Mover, mover: Mover, phase: int) -> bool:
+    return loss.step < mover.step or (loss.step == mover.step and phase >= GRADIENT)
+
+
+def cause_of(
+    movers: Sequence[Mover], is_narrow: bool, rate_changed_at: Optional[int]
+) -> tuple[str, str]:
+    """What the first mover points to, and the sentence for it. ``is_narrow``: a tensor is near the
+    end of its dtype's range. ``rate_changed_at``: the step of the last large rise of the learning
+    rate.
+    """
+    if not movers:
+        return "", ""
+    first = movers[0]
+    if rate_changed_at is not None and rate_changed_at <= first.step:
+        return "optimizer", f"the learning rate was raised at step {rate_changed_at:,}, before"
+    if is_narrow:
+        return "precision", "a tensor is near the end of its dtype's range"
+    if first.site is None:
+        return "data", "no tensor of the model left its range before the loss: look at the targets"
+    return _CAUSES[phase_of(first.site)]
+
+
+_OF_LAYER = ("layer", "the output of a layer left its range first")
+_OF_UPDATE = ("optimizer", "a stored tensor left its range first: an update was too large")
+_CAUSES = {
+    INPUT: ("data", "the batch left its range first"),
+    WEIGHT: _OF_UPDATE,
+    STATE: _OF_UPDATE,
+    ACTIVATION: _OF_LAYER,
+    BUFFER: _OF_LAYER,
+    GRADIENT: ("gradient", "a gradient left its range first"),
+}

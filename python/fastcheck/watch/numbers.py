@@ -1,0 +1,191 @@
+"""Rules for the numbers of a whole step: the loss, the norm of the gradients, the loss scale."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from .bands import Bands
+
+__all__ = ["LossBand", "NormBand", "Reading", "ScaleRule", "UpdateBand"]
+
+_ONE = np.zeros(1, np.int64)
+# A loss is out of its range only if it is also this much above its median, as a share of it.
+_LOSS_RISE = 0.2
+_RISE_IN_A_ROW = 5
+# A loss that is so many times the largest of the last steps is a spike, whatever its noise.
+_JUMP, _JUMP_PAST = 8.0, 32
+# Of its range at the beginning of a rise that lasts.
+_RISE_SCORE = 4.0
+# The norm of all gradients: by this factor.
+_NORM_FACTOR, _NORM_WARNS = 2.0, 20.0
+# The size of the updates, a noisy estimate: by this factor, so many times in a row.
+_UPDATE_SCORE, _UPDATE_FACTOR, _UPDATE_IN_A_ROW = 3.0, 8.0, 3
+_SCALE_PAST = 100
+_HALVINGS, _MOST_SKIPPED = 4, 0.2
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a rule found: ``value`` where ``reference`` is usual, so many spreads away."""
+
+    kind: str
+    value: float
+    reference: float
+    score: float
+    is_warning: bool
+
+
+class LossBand:
+    """The loss. It has to be outside as it is and, if it is positive, as a logarithm as well: noise
+    of a loss near 0 is lopsided.
+    """
+
+    def __init__(self, threshold: float, window: int, warm_up: int) -> None:
+        self._threshold = threshold
+        self._raw = Bands(window, warm_up, 1e-12)
+        self._log = Bands(window, warm_up, 0.01)
+        for band in (self._raw, self._log):
+            band.grow(1)
+        self._past: deque[float] = deque(maxlen=_JUMP_PAST)
+        self._in_a_row = 0
+        #: Since when the loss is outside, and how far it was then.
+        self.since: Optional[int] = None
+        self.score = math.nan
+        self._has_spiked = False
+
+    def add(self, step: int, loss: float) -> Optional[Reading]:
+        """The loss of a step, finite."""
+        value = np.array([loss])
+        with np.errstate(all="ignore"):
+            logarithm = np.log2(value)
+        scores = [
+            float(band.scores(_ONE, one)[0])
+            for band, one in ((self._raw, value), (self._log, logarithm))
+        ]
+        score = scores[0] if math.isnan(scores[1]) else min(scores)
+        median = float(self._raw.median[0])
+        is_large = loss - median >= _LOSS_RISE * abs(median)
+        is_outside = is_large and score >= _RISE_SCORE
+        is_jump = len(self._past) == _JUMP_PAST and loss >= _JUMP * max(self._past) > 0
+        is_outside = is_outside or is_jump
+        is_spike = is_jump or (is_large and score >= self._threshold)
+        for band, one in ((self._raw, value), (self._log, logarithm)):
+            band.add(_ONE, one, np.array([is_outside]))
+        if not is_outside:
+            self._past.append(loss)
+        self._in_a_row = self._in_a_row + 1 if is_outside else 0
+        if not is_outside:
+            self.since, self._has_spiked = None, False
+            return None
+        if self.since is None:
+            self.since, self.score = step, score
+        if is_spike and not self._has_spiked:
+            self._has_spiked = True
+            return Reading("loss_spike", loss, median, score, True)
+        if self._in_a_row == _RISE_IN_A_ROW:
+            return Reading("loss_rise", loss, median, score, True)
+        return None
+
+
+class NormBand:
+    """The norm of all gradients."""
+
+    def __init__(self, threshold: float, window: int, warm_up: int) -> None:
+        self._threshold = threshold
+        self._log = Bands(window, warm_up, 0.05)
+        self._log.grow(1)
+
+    def add(self, norm: float) -> Optional[Reading]:
+        """The norm of a step, finite."""
+        if norm <= 0:
+            return None
+        value = np.array([math.log2(norm)])
+        score = float(self._log.scores(_ONE, value)[0])
+        median = 2.0 ** float(self._log.median[0])
+        is_outside = score >= self._threshold and norm >= _NORM_FACTOR * median
+        self._log.add(_ONE, value, np.array([is_outside]))
+        if not is_outside:
+            return None
+        return Reading("gradient_spike", norm, median, score, norm >= _NORM_WARNS * median)
+
+
+class UpdateBand:
+    """The size of the updates, from the sums of the parameters before each of them.
+
+    An update changes the sum of a parameter's ``n`` elements. If the changes of single elements
+    have no common sign, its square is ``n`` times their mean square on average; the mean over all
+    parameters follows the size of the updates, without reading anything a second time. Divided by
+    the learning rate, so that a schedule changes nothing.
+    """
+
+    def __init__(self, window: int, warm_up: int) -> None:
+        self._log = Bands(window, warm_up, 0.1)
+        self._log.grow(1)
+        self._before: dict[int, tuple[float, int]] = {}
+        self._outside = 0
+
+    def add(
+        self, sites: np.ndarray, sums: np.ndarray, floor: np.ndarray, counts: np.ndarray,
+        rate: Optional[float],
+    ) -> Optional[Reading]:  # fmt: skip
+        """The parameters of a step: their sums, the rounding of these, and their elements."""
+        squares = elements = 0.0
+        for site, total, least, count in zip(
+            sites.tolist(), sums.tolist(), floor.tolist(), counts.tolist()
+        ):
+            before = self._before.get(site)
+            self._before[site] = (total, count)
+            if before is not None and before[1] == count:
+                change = total - before[0]
+                squares += max(change * change, least * least)
+                elements += count
+        if squares <= 0 or not rate:
+            return None
+        size = math.sqrt(squares / elements) / rate
+        value = np.array([math.log2(size)])
+        score = float(self._log.scores(_ONE, value)[0])
+        median = 2.0 ** float(self._log.median[0])
+        factor = max(size / median, median / size)
+        is_outside = abs(score) >= _UPDATE_SCORE and factor >= _UPDATE_FACTOR
+        self._log.add(_ONE, value, np.array([is_outside]))
+        self._outside = self._outside + 1 if is_outside else 0
+        if self._outside != _UPDATE_IN_A_ROW:
+            return None
+        return Reading("update", size * rate, median * rate, score, False)
+
+
+class ScaleRule:
+    """The loss scale: halved several times in a row, or many steps skipped, or at 1 and below. What
+    a scaler does in its first hundred steps is a search, and no event.
+    """
+
+    def __init__(self) -> None:
+        self._last: Optional[float] = None
+        self._halvings = 0
+        self._skipped: deque[bool] = deque(maxlen=_SCALE_PAST)
+        self._steps = 0
+        self._is_warned = False
+
+    def add(self, scale: float, is_skipped: bool) -> Optional[Reading]:
+        """The scale of a step, and whether its update was skipped."""
+        before, self._last = self._last, scale
+        self._skipped.append(is_skipped)
+        self._steps += 1
+        if before is not None and scale < before:
+            self._halvings += 1
+        elif before is not None and (scale > before or not is_skipped):
+            self._halvings = 0
+        share = sum(self._skipped) / len(self._skipped)
+        is_stuck = scale <= 1 and is_skipped
+        if self._halvings < _HALVINGS and share < _MOST_SKIPPED and not is_stuck:
+            self._is_warned = self._is_warned and share > _MOST_SKIPPED / 2
+            return None
+        if self._is_warned or (self._steps <= _SCALE_PAST and scale > 1):
+            return None
+        self._is_warned = True
+        return Reading("loss_scale", scale, share, math.nan, True)

@@ -1,0 +1,56 @@
+"""Watch: the options of ``install(watch=)``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+
+from fastcheck.errors import ConfigError, explain
+
+__all__ = ["Watch"]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What counts as unusual: ``install(model, watch=fastcheck.Watch(threshold=8))``.
+
+    Args:
+        threshold: how many robust standard deviations (1.4826 times the median absolute deviation)
+            a value has to leave the median of its own past by.
+        window: how many past values of each signal that median is of. Values that were out of
+            range do not enter it.
+        warm_up: how many values of a signal have to be there before it is judged; at most
+            ``window``.
+        horizon: warn when a tensor is forecast to leave the range of its dtype within so many
+            steps.
+
+    Raises:
+        ConfigError: an option has a value that can't be used.
+    """
+
+    threshold: float = 6.0
+    window: int = 128
+    warm_up: int = 64
+    horizon: int = 20
+
+    def __post_init__(self) -> None:
+        if isinstance(self.threshold, bool) or not isinstance(self.threshold, Real):
+            self._refuse("threshold", "a number of at least 1")
+        if not 1 <= float(self.threshold) < float("inf"):
+            self._refuse("threshold", "a number of at least 1")
+        for name, least in (("window", 8), ("warm_up", 8), ("horizon", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                self._refuse(name, f"an int of at least {least}")
+        if self.warm_up > self.window:
+            self._refuse("warm_up", f"at most window={self.window}")
+
+    def _refuse(self, name: str, expected: str) -> None:
+        raise ConfigError(
+            explain(
+                f"Watch({name}=) can't be used",
+                expected=expected,
+                got=repr(getattr(self, name)),
+                hint="watch=True takes the defaults",
+            )
+        )

@@ -1,0 +1,331 @@
+"""The Watcher: takes the records of one step after another, and returns what is unusual in them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Optional
+
+import numpy as np
+
+from fastcheck.log.steps import StepRow
+from fastcheck.record.format import DTYPES
+from fastcheck.record.site import SiteTable
+from fastcheck.utils.text.numbers import format_number
+
+from .bands import Bands
+from .event import Mover, WatchEvent
+from .forecast import Forecasts
+from .movers import PAST, Movers, cause_of
+from .numbers import LossBand, NormBand, Reading, ScaleRule, UpdateBand
+from .options import Watch
+from .signals import ACTIVATION, GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
+from .stuck import StuckTensors
+
+__all__ = ["Watcher"]
+
+# A signal in log2 is out of its range only if it is off by this much too: a factor of 1.4.
+_LEAST_SHIFT = 0.5
+_LEAST_SPREAD = 0.02
+# For the order in which signals left their ranges.
+_LEFT_AT = 4.0
+# An explosion: so many doublings more than in all steps before, of which there are so many.
+_EXPLOSION, _EXPLOSION_AFTER = 10.0, 8
+# A tensor that stays outside for so many steps has shifted, and by a factor of 2.
+_SHIFT_STEPS = 3
+# The batch: by this factor.
+_BATCH_SHIFT = 2.0
+# The rounding of a sum, as a share of the sum of magnitudes.
+_ROUNDING = 1e-6
+# After an event of a kind there is none of the same kind for so many steps.
+_PAUSE = 32
+_MOST_EVENTS = 4096
+_RATE_FACTOR = 2.0
+_NARROW_BITS = 1.0
+
+
+class Watcher:
+    """Of one rank, whose sites are found in ``sites`` by number. Not thread-safe.
+
+    The work is a few operations on arrays over all sites of a step: no tensor is read, and no
+    device is waited for.
+    """
+
+    def __init__(self, options: Watch, sites: SiteTable, rank: int = 0) -> None:
+        self._options = options
+        self._sites = sites
+        self._rank = rank
+        self._reader = SignalReader(sites)
+        self._bands = [
+            Bands(options.window, options.warm_up, _LEAST_SPREAD) for _ in range(len(NAMES))
+        ]
+        # The highest that abs max and rms of each tensor were.
+        self._highest = np.zeros((2, 0))
+        self._movers = Movers(sites)
+        self._forecasts = Forecasts(options.horizon)
+        self._stuck = StuckTensors()
+        window, warm_up = options.window, options.warm_up
+        self._loss = LossBand(options.threshold, window, warm_up)
+        self._norm = NormBand(options.threshold, window, warm_up)
+        self._update = UpdateBand(window, warm_up)
+        self._scale = ScaleRule()
+        self._rate: Optional[float] = None
+        # Of the step before, whose update the parameters of this one show.
+        self._was_skipped = False
+        self._rate_before: Optional[float] = None
+        self._rate_rose_at: Optional[int] = None
+        self._last_of: dict[str, int] = {}
+        #: The youngest 4,096 events, oldest first.
+        self.events: deque[WatchEvent] = deque(maxlen=_MOST_EVENTS)
+        #: How many events there were.
+        self.count = 0
+
+    def add(self, row: Optional[StepRow], chunks: Sequence[np.ndarray]) -> list[WatchEvent]:
+        """One step that is over: its row in the table of steps, and its records. Its events."""
+        scale = None if row is None else row.scale
+        signals = self._reader.read(chunks, scale)
+        if signals is None:
+            return []
+        if row is not None:
+            step = row.step
+        else:
+            step = int(next(chunk for chunk in chunks if len(chunk))["step"][-1])
+        self._grow(int(signals.sites.max()) + 1)
+        found: list[WatchEvent] = []
+        self._note_rate(step, row)
+        exploded = self._explosions(signals)
+        scores = self._move(step, signals)
+        readings = [] if row is None else self._readings(step, row, signals)
+        is_narrow = bool((signals.headroom < _NARROW_BITS).any())
+        for reading in readings:
+            found += self._number_event(step, reading, is_narrow)
+        found += self._site_events(step, signals, scores, exploded, is_narrow)
+        self.events.extend(found)
+        self.count += len(found)
+        return found
+
+    def _grow(self, count: int) -> None:
+        for band in self._bands:
+            band.grow(count)
+        self._movers.grow(count)
+        self._forecasts.grow(count)
+        self._stuck.grow(count)
+        held = self._highest.shape[1]
+        if count > held:
+            more = max(count - held, held, 64)
+            self._highest = np.pad(self._highest, ((0, 0), (0, more)), constant_values=-np.inf)
+
+    def _note_rate(self, step: int, row: Optional[StepRow]) -> None:
+        rate = None if row is None else row.learning_rate
+        if rate is None:
+            return
+        if self._rate and rate >= _RATE_FACTOR * self._rate:
+            self._rate_rose_at = step
+        if self._rate_rose_at is not None and step - self._rate_rose_at > PAST:
+            self._rate_rose_at = None
+        self._rate = rate
+
+    def _explosions(self, signals: StepSignals) -> np.ndarray:
+        """The places of activations that are far above all that they ever were."""
+        sites, level = signals.sites, signals.values[:2]
+        counts = self._bands[1].counts(sites)
+        with np.errstate(invalid="ignore"):
+            far = (level - self._highest[:, sites] >= _EXPLOSION).any(axis=0)
+        found = far & (counts >= _EXPLOSION_AFTER) & (signals.phases == ACTIVATION)
+        known = np.where(np.isnan(level), -np.inf, level)
+        self._highest[:, sites] = np.maximum(self._highest[:, sites], known)
+        return np.flatnonzero(found)
+
+    def _move(self, step: int, signals: StepSignals) -> np.ndarray:
+        """Holds each signal to its range, and adds it to it. The scores."""
+        sites = signals.sites
+        scores = np.full(signals.values.shape, np.nan)
+        outside = np.zeros(signals.values.shape, bool)
+        for row, band in enumerate(self._bands):
+            values = signals.values[row]
+            scores[row] = band.scores(sites, values)
+            with np.errstate(invalid="ignore"):
+                distance = values - band.median[sites]
+                # Gradients fall as training converges, and weights decay.
+                fell = -distance * (signals.phases < GRADIENT) * (signals.phases > WEIGHT)
+                is_far = np.maximum(distance, fell) >= _LEAST_SHIFT
+                outside[row] = is_far & (np.abs(scores[row]) >= _LEFT_AT)
+                is_refused = is_far & (np.abs(scores[row]) >= self._options.threshold)
+            band.add(sites, values, is_refused)
+        self._movers.add(step, signals, scores, outside)
+        return scores
+
+    def _readings(self, step: int, row: StepRow, signals: StepSignals) -> list[Reading]:
+        found: list[Optional[Reading]] = []
+        if row.loss is not None and math.isfinite(row.loss):
+            found.append(self._loss.add(step, row.loss))
+        if row.gradient_norm is not None and math.isfinite(row.gradient_norm):
+            is_scaled = signals.is_scaled[signals.phases == GRADIENT].any()
+            scale = row.scale if is_scaled and row.scale else 1.0
+            found.append(self._norm.add(row.gradient_norm / scale))
+        if not self._was_skipped:
+            is_weight = signals.phases == WEIGHT
+            found.append(
+                self._update.add(
+                    signals.sites[is_weight],
+                    signals.sums[is_weight],
+                    _ROUNDING * signals.abs_sums[is_weight],
+                    signals.numel[is_weight],
+                    self._rate_before,
+                )
+            )
+        self._was_skipped = row.overflow
+        self._rate_before = row.learning_rate
+        if row.scale is not None:
+            found.append(self._scale.add(row.scale, row.overflow))
+        return [one for one in found if one is not None]
+
+    def _number_event(self, step: int, reading: Reading, is_narrow: bool) -> list[WatchEvent]:
+        if self._is_recent(step, reading.kind):
+            return []
+        movers, cause, why = self._origin(step, is_narrow)
+        value, usual = format_number(reading.value), format_number(reading.reference)
+        if reading.kind == "loss_scale":
+            movers, cause, why = (), "", ""
+            text = f"the loss scale is {value}; {reading.reference:.0%} of the steps were skipped"
+        elif reading.kind == "gradient_spike":
+            text = f"the norm of all gradients is {value}, usual is {usual}"
+        elif reading.kind == "update":
+            text = f"an update changes a weight by {value}, usual is {usual}"
+            if not movers:
+                cause, why = "optimizer", "no tensor of the model left its range before"
+        elif reading.kind == "loss_rise":
+            text = f"the loss stays high: {value}, usual is {usual}"
+        else:
+            text = f"the loss is {value}, usual is {usual}"
+        return [
+            WatchEvent(
+                step=step,
+                kind=reading.kind,
+                site=None,
+                value=reading.value,
+                reference=reading.reference,
+                score=reading.score,
+                text=_text(step, text, movers, why),
+                is_warning=reading.is_warning,
+                rank=self._rank,
+                movers=movers,
+                cause=cause,
+            )
+        ]
+
+    def _site_events(
+        self,
+        step: int,
+        signals: StepSignals,
+        scores: np.ndarray,
+        exploded: np.ndarray,
+        is_narrow: bool,
+    ) -> list[WatchEvent]:
+        found: list[WatchEvent] = []
+
+        def add(kind: str, at: int, text: str, is_warning: bool, **more: object) -> None:
+            site = self._sites[int(signals.sites[at])]
+            why = str(more.pop("why", ""))
+            movers = more.get("movers", ())
+            found.append(
+                WatchEvent(
+                    step=step,
+                    kind=kind,
+                    site=site,
+                    text=_text(step, f"{site}: {text}", movers, why),  # type: ignore[arg-type]  # of the events below
+                    is_warning=is_warning,
+                    rank=self._rank,
+                    **{"score": math.nan, **more},  # type: ignore[arg-type]  # fields of the event
+                )
+            )
+
+        if len(exploded) and not self._is_recent(step, "explosion"):
+            at = int(exploded[0])
+            level = float(signals.values[1, at])
+            before = self._usual(1, int(signals.sites[at]))
+            movers, cause, why = self._origin(step, is_narrow)
+            text = f"its rms is {format_number(2.0**level)}, usual is {format_number(before)}"
+            add("explosion", at, text, True, value=2.0**level, reference=before,
+                movers=movers, cause=cause or "layer", why=why)  # fmt: skip
+        for at, signal in self._unusual_batch(signals, scores):
+            number = int(signals.sites[at])
+            if not self._is_recent(step, "batch"):
+                level = 2.0 ** float(signals.values[signal, at])
+                before = self._usual(signal, number)
+                text = f"its {NAMES[signal]} is {format_number(level)}, usual is "
+                text += format_number(before)
+                add("batch", at, text, False, value=level, reference=before, cause="data",
+                    score=float(scores[signal, at]))  # fmt: skip
+        for at, near, far in self._forecasts.add(signals.sites, signals.abs_max, signals.headroom):
+            dtype = DTYPES[int(signals.dtypes[at])].name
+            reached, limit = float(signals.abs_max[at]), float(signals.abs_max[at])
+            limit *= 2.0 ** float(signals.headroom[at])
+            steps = f"{near:.0f}" if far < near + 1 else f"{near:.0f} to {format_number(far)}"
+            text = (
+                f"its largest magnitude {format_number(reached)} grows towards the largest {dtype} "
+                f"({format_number(limit)}), which it reaches in about {steps} steps"
+            )
+            add("headroom", at, text, not self._is_recent(step, "headroom"), value=reached,
+                reference=limit, interval=(near, far), cause="precision")  # fmt: skip
+        for at, kind in self._stuck.add(signals):
+            share = float(signals.zero_share[at])
+            text = {
+                "underflow": f"{share:.1%} of its elements are zero now: values too small for "
+                f"{DTYPES[int(signals.dtypes[at])].name}",
+                "dead": f"{share:.1%} of its elements have been zero for 50 steps",
+                "constant": "all its elements have been equal for 50 steps",
+            }[kind]
+            add(kind, at, text, not self._is_recent(step, kind), value=share, reference=0.0)
+        shifted = self._movers.still_outside(step, _SHIFT_STEPS)
+        if len(shifted) and not self._is_recent(step, "shift"):
+            places = {int(number): at for at, number in enumerate(signals.sites)}
+            at = places.get(int(shifted[0]), -1)
+            if at >= 0:
+                level = float(signals.values[1, at])
+                before = self._usual(1, int(shifted[0]))
+                movers, cause, why = self._origin(step, is_narrow)
+                text = f"its rms has been {format_number(2.0**level)} for {_SHIFT_STEPS} steps, "
+                text += f"usual was {format_number(before)}"
+                add("shift", at, text, False, value=2.0**level, reference=before,
+                    movers=movers, cause=cause, why=why)  # fmt: skip
+        return found
+
+    def _unusual_batch(self, signals: StepSignals, scores: np.ndarray) -> list[tuple[int, int]]:
+        """The place of a model's input that is far out of its range, and which signal is."""
+        inputs = np.flatnonzero(signals.phases == INPUT)
+        if not len(inputs):
+            return []
+        medians = np.stack([band.median[signals.sites[inputs]] for band in self._bands])
+        with np.errstate(invalid="ignore"):
+            far = np.abs(signals.values[:, inputs] - medians) >= _BATCH_SHIFT
+            far &= np.abs(scores[:, inputs]) >= self._options.threshold
+        rows, places = np.nonzero(far)
+        return [(int(inputs[place]), int(row)) for row, place in zip(rows[:1], places[:1])]
+
+    def _usual(self, row: int, number: int) -> float:
+        """The median of a signal; of one that is too young the largest value."""
+        median = float(self._bands[row].median[number])
+        return 2.0**median if math.isfinite(median) else math.nan
+
+    def _origin(self, step: int, is_narrow: bool) -> tuple[tuple[Mover, ...], str, str]:
+        since = self._loss.since
+        loss = None if since is None else Mover(since, None, "loss", self._loss.score)
+        movers = self._movers.first(step, loss)
+        return (movers, *cause_of(movers, is_narrow, self._rate_rose_at))
+
+    def _is_recent(self, step: int, kind: str) -> bool:
+        """Whether there was an event of this kind a moment ago. Notes this one."""
+        last = self._last_of.get(kind)
+        self._last_of[kind] = step
+        return last is not None and step - last < _PAUSE
+
+
+def _text(step: int, text: str, movers: Sequence[Mover], why: str) -> str:
+    lines = f"step {step:,}: {text}"
+    if movers:
+        lines += f". First out of its range: {movers[0]}"
+    if why:
+        lines += f"; {why}"
+    return lines

@@ -1,0 +1,55 @@
+"""install(watch=) on an accelerator: judged by the drain, without waits, with the CPU's events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from support.devices.training_on_fake import NAME, fake
+
+pytestmark = pytest.mark.usefixtures("fake_accelerator")
+
+#: Warmed up after a few steps, so that the test is short.
+WATCH = fastcheck.Watch(window=16, warm_up=8)
+
+
+def run(device: str, watch: Any, scaled_at: int = 20) -> Any:
+    """The monitor, and the losses; none of the steps asks the device for a value."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = [torch.randn(16, 8).to(device) for _ in range(scaled_at + 3)]
+    monitor = fastcheck.install(
+        model, watch=watch, record="stats", stop=fastcheck.Stop(max_lag=None)
+    )
+    losses = []
+    before = fake.counters()
+    for step, x in enumerate(data):
+        if step == scaled_at:
+            with torch.no_grad():
+                model[2].weight.mul_(1e4)
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        if step == 1:  # the first ones allocate
+            before = fake.counters()
+    spent = fake.counters() - before
+    fake.synchronize()
+    monitor.remove()
+    assert spent.synchronisations == 0
+    return monitor, [float(loss) for loss in losses]
+
+
+@pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+def test_the_events_are_the_cpus_and_nothing_waits() -> None:
+    watched, losses = run(NAME, WATCH)
+    assert losses == run(NAME, False)[1]
+    kinds = [(event.step, event.kind) for event in watched.watch.events]
+    assert (20, "explosion") in kinds
+    assert kinds == [(event.step, event.kind) for event in run("cpu", WATCH)[0].watch.events]

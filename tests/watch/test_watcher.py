@@ -1,0 +1,293 @@
+"""Tests of the Watcher: what is an event, what left its range first, and what is none."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import fastcheck
+from fastcheck.watch.event import KINDS, to_table
+from support.watched import DTYPE_CODES, SCALED, Run
+
+INPUT, FIRST, SECOND, GRADIENT, FIRST_WEIGHT, SECOND_WEIGHT = range(6)
+
+
+def warmed_up(**options: Any) -> Run:
+    run = Run(**options)
+    assert run.steps(100) == []
+    return run
+
+
+def test_healthy_steps_have_no_event() -> None:
+    assert Run().steps(600) == []
+
+
+def test_a_schedule_and_convergence_are_no_events() -> None:
+    run = Run()
+    found = []
+    for step in range(400):
+        falls = 2.0 ** (-step / 40)
+        found += run.steps(
+            1,
+            {GRADIENT: falls, FIRST_WEIGHT: 1 + step / 200},
+            loss=2 * falls + 0.01 * float(run.random.normal()),
+            gradient_norm=falls,
+            learning_rate=0.001 * (1 - step / 500),
+        )
+    assert found == []
+
+
+class TestTheLoss:
+    def test_a_spike(self) -> None:
+        run = warmed_up()
+        (event,) = run.step(loss=4.0)
+        assert (event.kind, event.step, event.value, event.is_warning) == (
+            "loss_spike",
+            100,
+            4.0,
+            True,
+        )
+        assert event.reference == pytest.approx(2.0, rel=0.05)
+        assert event.score > 6
+        assert run.steps(100) == []
+
+    def test_a_small_one_is_none(self) -> None:
+        assert warmed_up().steps(1, loss=2.3) == []
+
+    def test_a_rise_that_lasts(self) -> None:
+        run = warmed_up()
+        assert run.steps(4, loss=3.0) == ["loss_spike"]
+        assert run.steps(1, loss=3.0) == ["loss_rise"]
+
+    def test_a_new_level_is_learned(self) -> None:
+        run = warmed_up()
+        run.steps(200, loss=3.0)
+        assert run.steps(1, loss=3.01) == []
+
+    def test_a_spike_does_not_hide_the_next(self) -> None:
+        run = warmed_up()
+        run.steps(8, loss=1e6)
+        run.steps(40)
+        assert run.steps(1, loss=4.0) == ["loss_spike"]
+
+    def test_lopsided_noise_is_none(self) -> None:
+        run = Run()
+        noise = [float(x) for x in run.random.lognormal(-3, 1.0, 1000)]
+        assert [kind for value in noise for kind in run.steps(1, loss=value)] == []
+
+    def test_a_loss_that_is_not_finite_is_left_to_the_overflow_counter(self) -> None:
+        run = warmed_up()
+        assert run.steps(1, loss=math.nan, gradient_norm=math.inf) == []
+        assert run.steps(10) == []
+
+    def test_no_targets_explain_it(self) -> None:
+        (event,) = warmed_up().step(loss=4.0)
+        assert event.cause == "data"
+        assert "targets" in event.text
+
+
+class TestTheFirstMover:
+    def spike(self, run: Run, changed: dict[int, Any], **row: Any) -> Any:
+        events = run.step(changed, loss=9.0, **row)
+        return next(event for event in events if event.kind == "loss_spike")
+
+    def test_the_batch(self) -> None:
+        event = self.spike(warmed_up(), {INPUT: 30.0, FIRST: 30.0, SECOND: 30.0})
+        assert (event.cause, event.first_mover.site.role) == ("data", "input")
+
+    def test_the_layer_that_runs_first(self) -> None:
+        event = self.spike(warmed_up(), {SECOND: 30.0, FIRST: 30.0, GRADIENT: 9.0})
+        assert (event.cause, event.first_mover.site.module) == ("layer", "first")
+
+    def test_an_update_the_step_before(self) -> None:
+        run = warmed_up()
+        run.steps(1, {SECOND_WEIGHT: 3.0})
+        event = self.spike(run, {FIRST: 30.0, SECOND: 30.0, SECOND_WEIGHT: 3.0})
+        assert (event.cause, event.first_mover.site.key) == ("optimizer", "second.weight")
+        assert event.first_mover.step == 100
+
+    def test_the_learning_rate(self) -> None:
+        run = warmed_up()
+        run.steps(1, learning_rate=0.1)
+        event = self.spike(run, {FIRST_WEIGHT: 9.0, FIRST: 30.0}, learning_rate=0.1)
+        assert event.cause == "optimizer"
+        assert "raised at step 100" in event.text
+
+    def test_one_that_has_come_back_is_none(self) -> None:
+        run = warmed_up()
+        run.steps(1, {FIRST: 30.0})
+        run.steps(10)
+        event = self.spike(run, {SECOND: 30.0})
+        assert event.first_mover.site.module == "second"
+
+    def test_one_of_long_ago_is_none(self) -> None:
+        run = warmed_up(window=200)
+        run.steps(70, {FIRST: 3.0})
+        event = self.spike(run, {FIRST: 3.0, SECOND: 30.0})
+        assert event.first_mover.site.module == "second"
+
+    def test_a_gradient_that_falls_moves_nothing(self) -> None:
+        run = warmed_up()
+        run.steps(3, {GRADIENT: 0.01})
+        event = self.spike(run, {GRADIENT: 0.01, SECOND: 30.0})
+        assert event.first_mover.site.module == "second"
+
+    def test_scaled_gradients_are_as_without_the_scale(self) -> None:
+        run = Run()
+        scaled = {"flags": SCALED, "rms": 1024.0}
+        run.steps(100, {GRADIENT: scaled}, scale=1024.0)
+        again = {"flags": SCALED, "rms": 2048.0}
+        event = self.spike(run, {GRADIENT: again, SECOND: 30.0}, scale=2048.0)
+        assert [mover.site.role for mover in event.movers if mover.site] == ["output"]
+
+
+class TestTensors:
+    def test_an_explosion_needs_no_long_past(self) -> None:
+        run = Run()
+        assert run.steps(20) == []
+        (event,) = run.step({SECOND: 1e6})
+        assert (event.kind, event.site.module, event.cause) == ("explosion", "second", "layer")
+        assert event.is_warning
+
+    def test_one_element_is_enough(self) -> None:
+        (event,) = warmed_up().step({FIRST: {"max": 1e5}})
+        assert (event.kind, event.site.module) == ("explosion", "first")
+
+    def test_a_shift_is_a_note(self) -> None:
+        run = warmed_up()
+        assert run.steps(3, {FIRST: 2.0}) == []
+        (event,) = run.step({FIRST: 2.0})
+        assert (event.kind, event.is_warning) == ("shift", False)
+
+    def test_a_batch_out_of_its_range_is_a_note(self) -> None:
+        (event,) = warmed_up().step({INPUT: {"rms": 5.0, "sum": 5.0 * 1024}})
+        assert (event.kind, event.cause, event.is_warning) == ("batch", "data", False)
+
+    def test_an_activation_that_dies(self) -> None:
+        run = warmed_up()
+        zero = {"rms": 0.0, "zero_count": 1024}
+        kinds = run.steps(60, {SECOND: zero})
+        assert kinds.count("dead") == 1
+        assert "shift" in kinds  # long before
+
+    def test_one_that_was_never_alive_is_none(self) -> None:
+        assert Run().steps(200, {SECOND: {"rms": 0.0, "zero_count": 1024}}) == []
+
+    def test_an_activation_that_becomes_constant(self) -> None:
+        run = warmed_up()
+        constant = {"rms": 1.0, "sum": 1024.0, "max": 1.0, "min": 1.0}
+        assert run.steps(60, {SECOND: constant}).count("constant") == 1
+
+    @pytest.mark.parametrize("dtype", ["float16", "float32"])
+    def test_a_gradient_that_underflows(self, dtype: str) -> None:
+        run = Run()
+        kind = {"dtype": DTYPE_CODES[dtype]}
+        run.steps(80, {GRADIENT: {**kind, "zero_count": 100}})
+        kinds = run.steps(20, {GRADIENT: {**kind, "zero_count": 1000}})
+        assert kinds.count("underflow") == (dtype == "float16")
+
+
+class TestNumbers:
+    def test_the_norm_of_the_gradients(self) -> None:
+        run = warmed_up()
+        (event,) = run.step(gradient_norm=5.0)
+        assert (event.kind, event.is_warning) == ("gradient_spike", False)
+        run.steps(40)
+        (event,) = run.step(gradient_norm=50.0)
+        assert event.is_warning
+
+    def test_updates_that_vanish(self) -> None:
+        run = Run()
+
+        def sums(size: float) -> dict[int, Any]:
+            return {
+                place: {"rms": 1.0, "sum": float(run.random.normal(0, size))}
+                for place in (FIRST_WEIGHT, SECOND_WEIGHT)
+            }
+
+        found = [kind for _ in range(150) for kind in run.steps(1, sums(1.0))]
+        assert found == []
+        found = [kind for _ in range(6) for kind in run.steps(1, sums(1e-4))]
+        assert found == ["update"]
+        assert run.watcher.events[-1].cause == "optimizer"
+
+    def test_a_scale_that_falls(self) -> None:
+        run = Run()
+        run.steps(150, scale=65536.0)
+        kinds = []
+        for power in range(15, 9, -1):
+            kinds += run.steps(1, scale=2.0**power, overflow=True)
+        assert kinds == ["loss_scale"]
+
+    def test_the_search_of_a_new_scaler_is_none(self) -> None:
+        run = Run()
+        for power in range(16, 6, -1):
+            assert run.steps(1, scale=2.0**power, overflow=True) == []
+
+    def test_a_scale_at_its_end_is_an_event_at_any_time(self) -> None:
+        assert "loss_scale" in Run().steps(1, scale=1.0, overflow=True)
+
+
+class TestForecasts:
+    def test_growth_towards_the_end_of_float16(self) -> None:
+        run = Run()
+        kind = DTYPE_CODES["float16"]
+        events = []
+        for step in range(200):
+            largest = 100.0 * 2 ** (step * 0.1)
+            if largest > 65504:
+                break
+            events += run.step({SECOND: {"dtype": kind, "rms": largest / 3}})
+        (event,) = [event for event in events if event.kind == "headroom"]
+        assert event.site is not None and event.site.module == "second"
+        assert event.interval is not None
+        low, high = event.interval
+        truth = math.log2(65504 / 100) / 0.1 - event.step
+        assert truth >= 10 and low <= truth + 1 and truth <= high
+        assert event.reference == pytest.approx(65504, rel=1e-3)
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_a_wide_format_has_room(self, dtype: str) -> None:
+        run, kind = Run(), DTYPE_CODES[dtype]
+        kinds = []
+        for step in range(120):
+            kinds += run.steps(1, {SECOND: {"dtype": kind, "rms": 100.0 * 2 ** (step * 0.1)}})
+        assert "headroom" not in kinds
+
+    def test_a_large_value_that_does_not_grow_is_none(self) -> None:
+        kind = DTYPE_CODES["float16"]
+        assert "headroom" not in Run().steps(300, {SECOND: {"dtype": kind, "max": 60000.0}})
+
+
+def test_every_kind_is_in_the_table() -> None:
+    run = warmed_up()
+    run.step(loss=9.0)
+    run.step({SECOND: 1e6})
+    table = to_table(list(run.watcher.events))
+    assert table["kind"].tolist() == ["loss_spike", "explosion"]
+    assert set(table["kind"]) <= set(KINDS)
+    assert table["first_mover"][1].startswith("second")
+
+
+def test_steps_without_records_or_rows_are_passed_over() -> None:
+    run = Run()
+    assert run.watcher.add(None, []) == []
+    assert run.steps(10) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threshold": 0},
+        {"threshold": "6"},
+        {"window": 4},
+        {"warm_up": 200},
+        {"horizon": 0},
+        {"window": 8.5},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(fastcheck.ConfigError, match=next(iter(options))):
+        fastcheck.Watch(**options)
