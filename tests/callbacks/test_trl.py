@@ -1,0 +1,136 @@
+"""Tests for the Hugging Face callback in TRL's trainers, on a tiny Llama; skipped without TRL."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+
+import fastcheck
+from support.programs.training import poison, where
+
+for _name in ("trl", "datasets", "tokenizers"):
+    pytest.importorskip(_name)
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_start"),
+    pytest.mark.filterwarnings("default:::(?!fastcheck)"),
+]
+
+WORDS = [f"w{number}" for number in range(28)]
+TEXTS = [" ".join(WORDS[(row * 5 + step) % 28] for step in range(8)) for row in range(16)]
+
+
+def tokenizer() -> Any:
+    tokenizers: Any = importlib.import_module("tokenizers")
+    vocabulary = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", *WORDS])}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=32,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def options(**more: Any) -> dict[str, Any]:
+    return {
+        "output_dir": "out",
+        "max_steps": 3,
+        "per_device_train_batch_size": 2,
+        "logging_steps": 1,
+        "use_cpu": True,
+        "bf16": False,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        **more,
+    }
+
+
+def sft(model: Any, *callbacks: Any) -> Any:
+    trl: Any = importlib.import_module("trl")
+    datasets: Any = importlib.import_module("datasets")
+    return trl.SFTTrainer(
+        model,
+        args=trl.SFTConfig(**options(max_length=16)),
+        train_dataset=datasets.Dataset.from_dict({"text": TEXTS}),
+        processing_class=tokenizer(),
+        callbacks=list(callbacks),
+    )
+
+
+def reward(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(set(text.split()))) for text in completions]
+
+
+def grpo(model: Any, *callbacks: Any) -> Any:
+    trl: Any = importlib.import_module("trl")
+    datasets: Any = importlib.import_module("datasets")
+    arguments = options(num_generations=2, max_completion_length=4)
+    return trl.GRPOTrainer(
+        model,
+        reward_funcs=reward,
+        args=trl.GRPOConfig(**arguments),
+        train_dataset=datasets.Dataset.from_dict({"prompt": TEXTS}),
+        processing_class=tokenizer(),
+        callbacks=list(callbacks),
+    )
+
+
+def losses(run: Any) -> list[float]:
+    return [row["loss"] for row in run.state.log_history if "loss" in row]
+
+
+@pytest.mark.parametrize("make", [sft, grpo])
+def test_losses_and_weights_are_the_same(make: Any) -> None:
+    """GRPO generates between the updates, with the same model."""
+    plain, watched, callback = llama(), llama(), fastcheck.callbacks.HuggingFace()
+    bare = make(plain)
+    bare.train()
+    observed = make(watched, callback)
+    observed.train()
+    assert losses(bare) == losses(observed) and len(losses(bare)) == 3
+    for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(one, other)
+    changed = [not torch.equal(*pair) for pair in zip(plain.parameters(), llama().parameters())]
+    assert any(changed), "the rewards differ, and so there is something to learn"
+    assert callback.monitor is not None and callback.monitor.events == ()
+    assert callback.monitor.step_index == 2
+    assert set(callback.monitor.records()["step"]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("make", [sft, grpo])
+def test_a_fault_stops_before_the_update(make: Any) -> None:
+    class Poison(transformers.TrainerCallback):  # type: ignore[misc,name-defined]  # untyped
+        def on_step_begin(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
+            if state.global_step == 1:
+                layer = model.model.layers[1].mlp
+                layer.register_forward_pre_hook(
+                    lambda module, inputs: (poison(inputs[0]),) if module.training else None
+                )
+
+    model = llama()
+    run = make(model, Poison(), fastcheck.callbacks.HuggingFace())
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        run.train()
+    assert caught.value.step == 1 == run.state.global_step
+    assert where(caught.value.culprit)[0].startswith("model.layers.1.mlp")
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
