@@ -150,7 +150,7 @@ export class Model {
   name(row: number): string {
     const op = this.text("op", row);
     const rank = this.hasSeveralRanks ? `, rank ${this.rank(row)}` : "";
-    const parts = [this.module(row), ...(op ? [op] : []), this.text("direction", row)];
+    const parts = [this.module(row), op, this.text("direction", row)].filter(Boolean);
     return `${parts.join(" · ")} · ${this.text("name", row)}${rank}`;
   }
 
@@ -164,7 +164,7 @@ export class Model {
     const module = this.module(row);
     const name = this.text("name", row).replace(/^(gradient of|parameter|buffer) /, "");
     const tail = name.startsWith(`${module}.`) ? name.slice(module.length + 1) : name;
-    return `${this.arrow(row)}${module} ${tail}`;
+    return `${this.arrow(row)}${module ? `${module} ` : ""}${tail}`;
   }
 
   dtype(row: number): string {

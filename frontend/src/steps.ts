@@ -12,6 +12,7 @@ const NUMBERS = [
   ["learning_rate", "learning rate", false],
 ] as const;
 const MOST_MARKS = 200;
+const MOST_EVENTS = 12;
 const MOST_RANKS = 6;
 
 export function steps(store: Store): HTMLElement {
@@ -63,7 +64,7 @@ function eventTable(store: Store): HTMLElement {
   const { events, event_count: count, verdicts } = model.header;
   if (!events.length) return h("p", {}, "No event was found.");
   const rows = events
-    .slice(0, 100)
+    .slice(0, MOST_EVENTS)
     .map((event) => [
       formatCount(event.step),
       ...(model.hasSeveralRanks ? [String(event.rank)] : []),

@@ -11,6 +11,7 @@ import torch
 import fastcheck
 from fastcheck.errors import LogError
 from fastcheck.log.reader import read_log
+from fastcheck.monitor.session import stop_page
 from support.page_data import PageData
 from support.programs.training import Net, batches
 
@@ -90,3 +91,63 @@ def test_the_page_of_a_log_names_the_log(tmp_path: Path) -> None:
     assert PageData((tmp_path / "run.html").read_text()).header["directory"] == str(
         tmp_path / "log"
     )
+
+
+def stop_of(model: Net, **options: object) -> fastcheck.OverflowDetected:
+    """The stop of a run whose third batch holds a NaN."""
+    monitor = fastcheck.install(model, **options)
+    train(monitor, model, 2)
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        model(torch.full((4, 8), float("nan")))
+    monitor.remove()
+    return caught.value
+
+
+@pytest.mark.parametrize("log_dir", [None, "log"])
+def test_a_stop_leaves_a_page_beside_its_log(log_dir: str | None) -> None:
+    stop = stop_of(Net(), log_dir=log_dir)
+    log = stop.report.log_path
+    assert log is not None and stop.report.page == str(Path(log, "report.html"))
+    assert f"To see them in a browser: {stop.report.page}" in " ".join(str(stop).split())
+    text = Path(stop.report.page).read_text()
+    header = PageData(text).header
+    assert header["records"] == len(read_log(log).records)
+    assert header["first"]["step"] == stop.step
+    # Of the stop itself: a log does not hold this.
+    assert "No weight has been updated in this step." in text
+
+
+def test_a_stop_without_a_page() -> None:
+    stop = stop_of(Net(), stop=fastcheck.Stop(report=False))
+    assert stop.report.page is None and "browser" not in str(stop)
+    assert stop.report.log_path is not None
+    assert not Path(stop.report.log_path, "report.html").exists()
+
+
+def test_a_page_that_fails_does_not_replace_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: object, **kwargs: object) -> None:
+        raise ValueError("no such luck\nat all")
+
+    monkeypatch.setattr(stop_page, "write_page", failing)
+    with pytest.warns(fastcheck.FastcheckWarning, match="could not be written: no such luck;at"):
+        stop = stop_of(Net())
+    assert stop.report.page is None and "NaN in input" in str(stop)
+
+
+def test_a_large_log_gets_no_page_at_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_page, "_MOST_BYTES", 100)
+    assert stop_of(Net()).report.page is None
+
+
+def test_what_goes_on_writes_no_page(tmp_path: Path) -> None:
+    model = Net()
+    monitor = fastcheck.install(model, log_dir="log", stop=fastcheck.Stop(action="warn"))
+    with pytest.warns(fastcheck.FastcheckWarning, match="NaN in input"):
+        model(torch.full((4, 8), float("nan")))
+    monitor.remove()
+    assert not Path("log", "report.html").exists()
+
+
+def test_the_option_is_checked() -> None:
+    with pytest.raises(fastcheck.ConfigError, match="report"):
+        fastcheck.Stop(report="yes")  # type: ignore[arg-type]  # the error is what is tested

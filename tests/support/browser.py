@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -36,6 +37,13 @@ _FLAGS = (
     "--mute-audio",
     "--remote-debugging-pipe",
 )
+# The browser reads from descriptor 3 and writes to 4. The pipes may have these numbers themselves.
+_START = """
+import os, sys
+reads, writes = (os.dup(int(end)) for end in sys.argv[1:3])
+os.dup2(os.dup2(reads, 90), 3), os.dup2(os.dup2(writes, 91), 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 _PATIENCE_SECONDS = 60.0
 _SCHEMES = ("file:", "data:", "blob:", "about:", "chrome:")
 
@@ -167,18 +175,11 @@ def browser() -> Iterator[Tab]:
     profile = tempfile.mkdtemp(prefix="fastcheck-browser-")
     to_browser, from_browser = os.pipe(), os.pipe()
 
-    def give_pipes() -> None:
-        # The browser reads from descriptor 3 and writes to 4. Away from there first: the pipes
-        # may have these numbers themselves.
-        reads, writes = os.dup(to_browser[0]), os.dup(from_browser[1])
-        reads, writes = os.dup2(reads, 90), os.dup2(writes, 91)
-        os.dup2(reads, 3)
-        os.dup2(writes, 4)
-
+    ends = to_browser[0], from_browser[1]
+    flags = [*_FLAGS, f"--user-data-dir={profile}"]
     process = subprocess.Popen(
-        [PROGRAM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
-        preexec_fn=give_pipes,
-        close_fds=False,
+        [sys.executable, "-S", "-c", _START, *map(str, ends), PROGRAM, *flags, "about:blank"],
+        pass_fds=ends,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -121,7 +121,10 @@ class Replayer:
                     sync="call",
                     record="stats",
                     stop=Stop(
-                        max_skipped=options.max_skipped, style=options.style, dump=options.dump
+                        max_skipped=options.max_skipped,
+                        style=options.style,
+                        dump=options.dump,
+                        report=False,
                     ),
                     training=Training(scaler=session.config.training.scaler),
                 ) as monitor:

@@ -268,4 +268,6 @@ def _log(report: StopReport, width: int) -> list[str]:
     lines = wrap(f"{report.log_path} holds the records of the last steps. To see this step:", width)
     path = f"'{report.log_path}'" if " " in report.log_path else report.log_path
     lines.append(f"  fastcheck show {path} --step {report.step}")
+    if report.page is not None:
+        lines += wrap(f"To see them in a browser: {report.page}", width)
     return lines

@@ -81,7 +81,8 @@ class StopReport:
     the step again at op level, if it was. ``dump``: the dump of the culprit, if any.
     ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``. ``learning_rates``: those of
     the optimizers' groups, by the optimizer's class, where they are numbers. ``left_out_by``: the
-    options that leave modules or steps unread.
+    options that leave modules or steps unread. ``page``: the path of the log as an HTML page, if
+    this rank has written one.
     """
 
     culprit: Event
@@ -104,3 +105,4 @@ class StopReport:
     dump: Dumped | None = None
     learning_rates: tuple[tuple[str, float], ...] = ()
     left_out_by: tuple[str, ...] = ()
+    page: str | None = None

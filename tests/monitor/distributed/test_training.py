@@ -56,6 +56,10 @@ def test_without_log_dir_all_ranks_write_to_one_directory(
     assert len({said for said, _ in results}) == 1
     [directory] = (tmp_path / "fastcheck_log").iterdir()
     assert sorted(read_log(directory).meta) == [0, 1, 2, 3]
+    # One of them writes the page that all of them name.
+    page = (directory / "report.html").read_text()
+    assert f"{directory.name}/report.html" in results[0][0][1]
+    assert f"on rank {results[0][0][4]}" in page and list(directory.glob("*.part")) == []
 
 
 def test_a_stop_that_is_caught_is_not_the_last() -> None:

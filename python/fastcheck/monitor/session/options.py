@@ -69,6 +69,8 @@ class Stop:
             ``sync="call"``.
         style: how reports name tensors: ``"fastcheck"``, or ``"msprobe"`` for names such as
             ``Functional.softmax.7.backward.output.0``.
+        report: whether a stop writes the log as an HTML page, ``report.html`` beside it, and names
+            it in the message. Of a log of more than 128 MiB ``fastcheck report`` makes the page.
 
     Raises:
         ConfigError: an option has a value that can't be used.
@@ -83,6 +85,7 @@ class Stop:
     replay: bool = False
     dump: Union[str, os.PathLike[str], None] = None
     style: str = "fastcheck"
+    report: bool = True
 
     def __post_init__(self) -> None:
         choice("count", self.count, _COUNTS)
@@ -110,6 +113,7 @@ class Stop:
         if self.dump is not None:
             object.__setattr__(self, "dump", _directory("dump", self.dump))
         check_style(self.style)
+        check_bool("report", self.report)
 
 
 @dataclass(frozen=True)

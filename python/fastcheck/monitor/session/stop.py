@@ -8,6 +8,7 @@ from typing import Callable, Optional, Protocol, Union
 
 import numpy as np
 
+from fastcheck.errors import warn
 from fastcheck.log.writer import default_directory
 from fastcheck.monitor.distributed.agreement import RankAgreement
 from fastcheck.monitor.distributed.channel import Agreed
@@ -26,6 +27,7 @@ from .evidence import build_report
 from .held import save_held
 from .options import Action
 from .session import Session
+from .stop_page import with_page, write_stop_page
 
 __all__ = ["StopHandler"]
 
@@ -145,7 +147,23 @@ class StopHandler:
                 # All into one directory, whose name came with the report: what of it is on one
                 # file system `fastcheck show` reads as one.
                 self._save(report.log_path)
+        try:
+            write_stop_page(report, event_store.rank)
+        except Exception as error:  # the stop is due, with or without its page
+            report = self._without_page(report, error)
         self._sink(report)
+
+    def _with_page(self, report: StopReport) -> StopReport:
+        try:
+            return with_page(report) if self._session.config.stop.report else report
+        except Exception as error:
+            return self._without_page(report, error)
+
+    @staticmethod
+    def _without_page(report: StopReport, error: Exception) -> StopReport:
+        first = str(error).replace("\n", ";") or type(error).__name__
+        warn(f"fastcheck: the page of the stop could not be written: {first}")
+        return replace(report, page=None)
 
     def _sink(self, report: StopReport) -> None:
         try:
@@ -185,7 +203,7 @@ class StopHandler:
             path = default_directory()
             if self._agreement is None:
                 path = self._save(path)
-        return build_report(session, culprit, step, path, world_size)
+        return self._with_page(build_report(session, culprit, step, path, world_size))
 
     def _log_directory(self) -> Optional[str]:
         log = self._session.event_store.log

@@ -11,6 +11,7 @@ from typing import Optional, Union
 
 from fastcheck.errors import LogError, explain
 from fastcheck.report.from_log import report_from_log
+from fastcheck.report.stop import StopReport
 from fastcheck.utils.names.style import STYLES
 
 from .collect import collect, newest_log
@@ -59,18 +60,22 @@ _PAGE = """\
 
 
 def page_of_log(
-    log: Union[str, os.PathLike[str]], style: str = STYLES[0], name: Optional[str] = None
+    log: Union[str, os.PathLike[str]],
+    style: str = STYLES[0],
+    name: Optional[str] = None,
+    report: Optional[StopReport] = None,
 ) -> str:
     """The page of a log directory, or of the newest log right below ``log``, as HTML. ``style``:
     how the verdict names tensors. ``name``: what stands for the log's path in it, where the log
-    does not stay.
+    does not stay. ``report``: that of the stop, which holds more than the log; None: it is built
+    from the log.
 
     Raises:
         LogError: there is no log, or it can't be read.
     """
     found = collect(newest_log(os.fspath(log)))
     view = found.evidence.view(found.directory, found.sites_of, found.meta)
-    report = report_from_log(view, event_of(view), style)
+    report = report or report_from_log(view, event_of(view), style)
     found.directory = found.directory if name is None else name
     if report is not None:
         report = replace(report, log_path=None if name else found.directory)
@@ -96,6 +101,7 @@ def write_page(
     path: Union[str, os.PathLike[str]],
     style: str = STYLES[0],
     name: Optional[str] = None,
+    report: Optional[StopReport] = None,
 ) -> int:
     """Writes the page of ``log`` (see page_of_log()) to ``path``, which it replaces as a whole;
     returns its size in bytes.
@@ -103,7 +109,7 @@ def write_page(
     Raises:
         LogError: the log can't be read, or the file can't be written.
     """
-    data = page_of_log(log, style, name).encode()
+    data = page_of_log(log, style, name, report).encode()
     place = os.fspath(path)
     part = f"{place}.{os.getpid()}.part"
     try:
