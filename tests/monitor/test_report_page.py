@@ -117,6 +117,17 @@ def test_a_stop_leaves_a_page_beside_its_log(log_dir: str | None) -> None:
     assert "No weight has been updated in this step." in text
 
 
+def test_only_the_rank_of_the_culprit_writes() -> None:
+    report = stop_of(Net()).report
+    assert report.page is not None
+    page = Path(report.page)
+    page.unlink()
+    stop_page.write_stop_page(report, report.rank + 1)
+    assert not page.exists()
+    stop_page.write_stop_page(report, report.rank)
+    assert page.exists()
+
+
 def test_a_stop_without_a_page() -> None:
     stop = stop_of(Net(), stop=fastcheck.Stop(report=False))
     assert stop.report.page is None and "browser" not in str(stop)

@@ -1,4 +1,4 @@
-"""``fastcheck export``: writes a log as a table: CSV, Parquet or Arrow."""
+"""``fastcheck export``: writes a log as a table: CSV, Parquet or Arrow; or as a trace."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from fastcheck.log.steps import StepRow, step_rows
 from fastcheck.log.table import COLUMNS, log_table
 from fastcheck.utils.text.csv_cells import csv_text
 
+from .export_trace import write_trace
+
 _DESCRIPTION = """\
 Writes the records of a log, or of a dump, as a table, one row a record, with its place, counts,
 statistics and checksum: for pandas, DuckDB, Polars, a spreadsheet. Works in pieces, so that its
-size doesn't matter. The format is that of the name: .csv, .parquet, or .arrow."""
+size doesn't matter. The format is that of the name: .csv, .parquet, or .arrow; or .trace.json, a
+trace for Perfetto: a counter track for each tensor's headroom and rms, events as instants."""
 
 _EPILOG = """\
 examples:
@@ -33,6 +36,7 @@ examples:
   fastcheck export LOG records.csv
   fastcheck export LOG steps.csv --steps
   fastcheck export dump/step3 step3.csv
+  fastcheck export LOG run.trace.json            for https://ui.perfetto.dev
   duckdb -c "select step, max(l2_norm) from 'records.parquet' where module = 'head' group by step"
 
 .parquet and .arrow need pyarrow: pip install 'fastcheck[tools]'. .csv needs nothing; its checksums
@@ -44,6 +48,7 @@ usage"""
 
 Piece = dict[str, np.ndarray]
 
+_TRACE = ".trace.json"
 _STEP_COLUMNS = tuple(field.name for field in fields(StepRow))
 
 
@@ -58,7 +63,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "log", help="log directory, the fastcheck_log/ above it (the newest), or a dump"
     )
-    parser.add_argument("file", help="what to write: NAME.csv, NAME.parquet or NAME.arrow")
+    parser.add_argument("file", help="what to write: NAME.csv, .parquet, .arrow or .trace.json")
     parser.add_argument("--force", action="store_true", help="replace the file if it is there")
     parser.add_argument(
         "--steps",
@@ -77,7 +82,8 @@ def run(options: argparse.Namespace) -> int:
         ".parquet": _write_parquet,
         ".arrow": _write_arrow,
     }
-    if suffix not in writers:
+    is_trace = options.file.lower().endswith(_TRACE)
+    if suffix not in writers and not is_trace:
         raise ConfigError(
             explain(
                 "unknown output format",
@@ -95,6 +101,14 @@ def run(options: argparse.Namespace) -> int:
             )
         )
     path, places = options.log, [place for _, _, place in sorted(places_in(options.log))]
+    if is_trace and (options.steps or places):
+        raise ConfigError(
+            explain(
+                "a trace is made of a whole log",
+                expected="a log directory, without --steps",
+                got=path,
+            )
+        )
     if options.steps and places:
         raise ConfigError(
             explain("--steps is for logs only", expected="a log directory", got=f"{path}, a dump")
@@ -111,7 +125,9 @@ def run(options: argparse.Namespace) -> int:
     part = options.file + ".part"
     damaged: list[int] = []
     try:
-        if options.steps:
+        if is_trace:
+            rows = write_trace(path, part)
+        elif options.steps:
             rows = writers[suffix]([_step_columns(path)], part, _STEP_COLUMNS)
         else:
             pieces = (log_table(place, damaged.append) for place in places)
@@ -132,9 +148,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         written = {"log": path, "file": options.file, "rows": rows, "bytes": size}
         written["damaged_records"] = sum(damaged)
-        print(json.dumps({**written, "columns": list(COLUMNS)}))
+        print(json.dumps({**written, "columns": [] if is_trace else list(COLUMNS)}))
     else:
-        print(f"{options.file}: {rows:,} rows of {len(COLUMNS)} columns, {size:,} bytes")
+        of_what = "entries" if is_trace else f"rows of {len(COLUMNS)} columns"
+        print(f"{options.file}: {rows:,} {of_what}, {size:,} bytes")
         if damaged:
             print(f"{sum(damaged):,} damaged records of the log are left out")
     return 0
