@@ -113,6 +113,8 @@ def _become(request: dict[str, Any]) -> None:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, _RUNPY):
             trace = trace.tb_next
+        # As the interpreter does before it calls the hook.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter at its end

@@ -98,7 +98,7 @@ class Monitor:
         self._boundary = session.at_step_boundary = StepBoundary(session, stop_handler)
         if agreement is not None:
             follow(agreement, stop_handler.at_step_boundary)
-            session.drain.register_at_exit()
+        session.drain.register_at_exit()
         self._model = weakref.ref(model)
         self._nodes = nodes
         if isinstance(session, OpSession):
@@ -263,7 +263,7 @@ class Monitor:
         session, event_store = self._session, self._event_store
         session.flush()
         with event_store.lock:
-            event_store.store(session.step)
+            (event_store.end_run if session.removed else event_store.store)(session.step)
 
     def _pause(self, is_paused: bool) -> None:
         with self._session.lock:

@@ -12,7 +12,7 @@ from fastcheck.monitor.session.evidence import report_of_step
 from fastcheck.monitor.session.schedule import STILL_STEPS
 from fastcheck.monitor.session.session import Session
 from fastcheck.report.render import parts
-from fastcheck.report.spread import harmless
+from fastcheck.report.spread import harmless, pending_lines
 from fastcheck.report.summary import step_table, summary, unread_lines
 
 __all__ = ["compiled_notes", "device_notes", "lost_notes", "monitor_notes", "summary_of"]
@@ -30,6 +30,9 @@ def summary_of(session: Session, notes: list[str], style: str) -> str:
     verdicts, places = event_store.tallies()
     log = event_store.log
     rows = session.unread_ops() if isinstance(session, OpSession) else []
+    pending = event_store.pending
+    undecided = {int(event.record["seq"]) for event in pending}
+    decided = [e for e in event_store.events if int(e.record["seq"]) not in undecided]
     return summary(
         steps=session.step.index + 1 if session.next_seq else 0,
         records=session.next_seq,
@@ -46,7 +49,8 @@ def summary_of(session: Session, notes: list[str], style: str) -> str:
         log_path=None if log is None else log.directory,
         notes=notes,
         story=_story(session, style),
-        harmless=harmless(event_store.events, style, _SUMMARY_WIDTH),
+        pending=pending_lines(pending, style, _SUMMARY_WIDTH),
+        harmless=harmless(decided, style, _SUMMARY_WIDTH),
         step_table=step_table(event_store.all_steps(), _SUMMARY_WIDTH),
         watch=event_store.watch_lines(),
         unread=unread_lines(rows, _SUMMARY_WIDTH),

@@ -14,7 +14,7 @@ from fastcheck.utils.text.numbers import format_nonfinite
 if TYPE_CHECKING:
     from fastcheck.record.event import Event
 
-__all__ = ["harmless", "is_same_event", "spread"]
+__all__ = ["harmless", "is_same_event", "pending_lines", "spread"]
 
 _PLACES = 10
 _HARMLESS = (
@@ -50,6 +50,18 @@ def harmless(events: Sequence[Event], style: str, width: int) -> list[str]:
         for verdict in _HARMLESS
         for line in _one_line([e for e in events if e.verdict is verdict], style, width)
     ]
+
+
+def pending_lines(events: Sequence[Event], style: str, width: int) -> list[str]:
+    """What was not decided: the place, what is not finite, and why it would count."""
+    lines: list[str] = []
+    for event in events[:_PLACES]:
+        place = tensor_place(event.site, int(event.record["call"]), style)
+        text = f"{place}, {event.site.direction}: {format_nonfinite(statistics_of(event.record))}"
+        lines += wrap(f"{text}: {event.reason}", width, "", "    ")
+    if len(events) > _PLACES:
+        lines.append(f"and {len(events) - _PLACES:,} more")
+    return lines
 
 
 def _one_line(events: list[Event], style: str, width: int) -> list[str]:

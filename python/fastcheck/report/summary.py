@@ -37,6 +37,7 @@ def summary(
     log_path: str | None = None,
     notes: Sequence[str] = (),
     story: Sequence[tuple[str, Sequence[str]]] = (),
+    pending: Sequence[str] = (),
     harmless: Sequence[str] = (),
     step_table: Sequence[str] = (),
     watch: Sequence[str] = (),
@@ -47,9 +48,9 @@ def summary(
 ) -> str:
     """Plain text for a person. ``top_sites`` is (site, number of events), most first; ``last_step``
     is what the last finished step recorded, in device order (long ones are cut, non-finite records
-    kept). ``story``: labelled lines on the first counted event; ``harmless``: a line for each kind
-    of what was not counted; ``step_table``: the last steps; ``watch``: events of install(watch=);
-    ``unread``: what op level could not observe.
+    kept). ``story``: labelled lines on the first counted event; ``pending``: what the open step has
+    not decided yet; ``harmless``: a line for each kind of what was not counted; ``step_table``: the
+    last steps; ``watch``: events of install(watch=); ``unread``: what op level could not observe.
     """
     body = width - 10
     total = "never stops" if overflow_nums < 0 else f"stops at {overflow_nums:,}"
@@ -64,6 +65,8 @@ def summary(
         found += table(["verdict", "tensors"], rows, width=body)
     blocks = [section("watched", watched), section("found", found)]
     blocks += [section(label, lines) for label, lines in story]
+    if pending:
+        blocks.append(section("pending", pending))
     if harmless:
         blocks.append(section("harmless", harmless))
     if step_table:

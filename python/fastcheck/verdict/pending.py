@@ -151,6 +151,22 @@ class PendingFindings(StepFindings):
 
     # The end of a step, or of a run
 
+    def count_cut_off(self) -> None:
+        """The run ends: what an exception kept from its consequences counts."""
+        cut = [f for f in self.findings if f.ended_by and f.is_pending]
+        for root in self._suspects(cut):
+            clause = next(f.ended_by for f in cut if f.root is root)
+            self._reach([root], clause)
+
+    def undecided(self) -> list[Finding]:
+        """What is pending and was not removed: of what follows from one another the first."""
+        found: dict[int, Finding] = {}
+        for finding in self.findings:
+            is_live = finding.is_pending and finding.verdict is Verdict.UNRESOLVED
+            if is_live and not finding.is_absorbed:
+                found.setdefault(id(finding.root), finding)
+        return list(found.values())
+
     def settle(self) -> None:
         super().settle()
         self.settle_pending()

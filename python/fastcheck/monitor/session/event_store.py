@@ -10,6 +10,7 @@ import threading
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -178,6 +179,12 @@ class EventStore:
         self.history.close_step()
         self._current = None
 
+    def end_run(self, step: Step) -> None:
+        """Nothing will be read any more, and ``step`` is open."""
+        step.judge.count_cut_off()
+        self._take_changes(step)
+        self.store(step)
+
     def ensure_event(self, step: Step) -> None:
         """An update is due: what is non-finite until now must not be silent."""
         step.judge.ensure_event()
@@ -318,6 +325,12 @@ class EventStore:
         )
 
     @property
+    def pending(self) -> list[Event]:
+        """What is undecided in the open step, with the reason for which it would count."""
+        found = [] if self._current is None else self._current.judge.undecided()
+        return [replace(self.event(f), reason=_why_pending(f)) for f in found]
+
+    @property
     def events(self) -> tuple[Event, ...]:
         """The events that are held, oldest first."""
         return (*self._past_events, *map(self.event, self._findings))
@@ -367,6 +380,11 @@ class EventStore:
             if step.logged.get(finding.seq) is not finding.verdict:
                 step.logged[finding.seq] = finding.verdict
                 self.log.append_event(self.event(finding))
+
+
+def _why_pending(finding: Finding) -> str:
+    reason = finding.reason if finding.planned is None else finding.planned[1]
+    return f"{reason}; {finding.ended_by}" if finding.ended_by else reason
 
 
 def _tally(findings: list[Finding], verdicts: Tally[Verdict], places: Tally[int]) -> None:

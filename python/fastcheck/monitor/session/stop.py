@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from dataclasses import replace
 from typing import Callable, Optional, Protocol, Union
 
@@ -16,6 +17,7 @@ from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.actions import CallbackSink, ConsoleSink, RaisingSink
+from fastcheck.report.spread import pending_lines
 from fastcheck.report.stop import Dumped, StopReport
 from fastcheck.verdict.finding import Finding
 from fastcheck.verdict.policy import Decision
@@ -39,6 +41,7 @@ _BEGINNINGS = (Verdict.ORIGIN, Verdict.ARRIVED)
 # its rank had read fewer tensors of the step: ranks do the same work in the same order.
 _BEGAN, _ARRIVED, _FOLLOWED = 0, 1, 2
 _GRADE_SHIFT = 48
+_EXIT_WIDTH = 86
 
 
 class StopDumper(Protocol):
@@ -100,7 +103,19 @@ class StopHandler:
             self._agreement.close()
 
     def report_at_exit(self) -> None:
-        """At exit: raises pending stops without agreement."""
+        """At exit: raises pending stops without agreement, and tells what is undecided where an
+        exception ends the process.
+        """
+        session, event_store = self._session, self._session.event_store
+        with session.lock, event_store.lock:
+            session.collect()
+            event_store.end_run(session.step)
+            pending = pending_lines(event_store.pending, session.config.stop.style, _EXIT_WIDTH)
+        error = getattr(sys, "last_type", None)
+        if pending and error is not None:
+            step = session.step.index
+            head = f"fastcheck: {error.__name__} ended the run in step {step}. Undecided until then"
+            print("\n  ".join([f"{head}:", *pending]), file=sys.stderr)
         self()
         if self._held is not None:
             held, self._held = self._held, None
