@@ -287,7 +287,7 @@ def main() -> int:
     for name, part in found.items():
         print(name, {key: value for key, value in part.items() if key != "rows"})
     if options.only is None:
-        harness.write_json("watch", [], **found)
+        harness.write_results("watch", [], **found)
     return 0
 
 

@@ -113,6 +113,20 @@ def test_the_log_holds_the_events(tmp_path: Path) -> None:
     assert json.loads(shown.stdout)["watch"][0]["kind"] == "loss_spike"
 
 
+def test_a_changed_setting_of_the_optimizer_is_an_event() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    with fastcheck.install(model, record="stats", watch=True) as monitor:
+        for step in range(4):
+            if step == 2:
+                optimizer.param_groups[0]["betas"] = (0.9, 0.5)
+            model(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (event,) = monitor.watch.events
+    assert (event.kind, event.step, event.value) == ("settings", 2, 0.5)
+
+
 def test_an_error_in_the_watch_switches_only_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Watcher, row: Any, chunks: Any) -> Any:
         raise ValueError("no such column")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fastcheck
@@ -56,6 +57,25 @@ class TestTheLoss:
     def test_a_small_one_is_none(self) -> None:
         assert warmed_up().steps(1, loss=2.3) == []
 
+    def test_a_small_share_of_a_steady_loss_is_none(self) -> None:
+        run = Run()
+        assert [
+            kind for step in range(100) for kind in run.steps(1, loss=2 + step % 2 * 1e-4)
+        ] == []
+        assert run.steps(1, loss=2.1) == []
+
+    @pytest.mark.parametrize(("loss", "kinds"), [(7.0, []), (9.0, ["loss_spike"])])
+    def test_a_jump_out_of_wild_noise(self, loss: float, kinds: list[str]) -> None:
+        run = Run()
+        for step in range(100):
+            assert run.steps(1, loss=[1.0, 0.001, 0.1, 0.01][step % 4]) == []
+        assert run.steps(1, loss=loss) == kinds
+
+    def test_after_a_spike_there_is_a_pause(self) -> None:
+        run = warmed_up()
+        kinds = [kind for step in range(20) for kind in run.steps(1, loss=9.0 if step % 2 else 2.0)]
+        assert kinds == ["loss_spike"]
+
     def test_a_rise_that_lasts(self) -> None:
         run = warmed_up()
         assert run.steps(4, loss=3.0) == ["loss_spike"]
@@ -65,6 +85,12 @@ class TestTheLoss:
         run = warmed_up()
         run.steps(200, loss=3.0)
         assert run.steps(1, loss=3.01) == []
+
+    def test_wild_ratios_of_a_loss_near_0_are_none(self) -> None:
+        run = warmed_up()
+        run.steps(100, loss=0.001)
+        assert run.steps(1, loss=0.15) == []
+        assert run.steps(1, loss=0.9) == ["loss_spike"]
 
     def test_a_spike_does_not_hide_the_next(self) -> None:
         run = warmed_up()
@@ -128,11 +154,37 @@ class TestTheFirstMover:
         event = self.spike(run, {FIRST: 3.0, SECOND: 30.0})
         assert event.first_mover.site.module == "second"
 
-    def test_a_gradient_that_falls_moves_nothing(self) -> None:
+    def test_what_has_left_again_left_now(self) -> None:
         run = warmed_up()
-        run.steps(3, {GRADIENT: 0.01})
-        event = self.spike(run, {GRADIENT: 0.01, SECOND: 30.0})
-        assert event.first_mover.site.module == "second"
+        run.steps(1, {SECOND: 30.0})
+        run.steps(10)
+        event = self.spike(run, {FIRST: 30.0, SECOND: 30.0})
+        assert (event.first_mover.site.module, event.first_mover.step) == ("first", 111)
+
+    @pytest.mark.parametrize("place", [GRADIENT, FIRST_WEIGHT])
+    def test_a_gradient_or_weight_that_falls_moves_nothing(self, place: int) -> None:
+        run = warmed_up()
+        run.steps(3, {place: 0.01})
+        event = self.spike(run, {place: 0.01, SECOND: 30.0})
+        assert event.first_mover.site.role == "output"
+
+    def test_an_activation_that_collapses_does(self) -> None:
+        run = warmed_up()
+        run.steps(2, {FIRST: 0.01})
+        event = self.spike(run, {FIRST: 0.01, SECOND: 30.0})
+        assert event.first_mover.site.module == "first"
+
+    def test_the_loss_comes_before_gradients_of_its_step(self) -> None:
+        event = self.spike(warmed_up(), {GRADIENT: 30.0})
+        assert event.first_mover.site is None
+        event = self.spike(warmed_up(), {GRADIENT: 30.0, SECOND: 30.0})
+        signals = [mover.signal for mover in event.movers]
+        assert signals.index("loss") == 1
+
+    def test_a_tensor_near_the_end_of_its_dtype(self) -> None:
+        kind = {"dtype": DTYPE_CODES["float16"]}
+        event = self.spike(warmed_up(), {SECOND: {**kind, "rms": 12000.0}})
+        assert event.cause == "precision"
 
     def test_scaled_gradients_are_as_without_the_scale(self) -> None:
         run = Run()
@@ -180,6 +232,11 @@ class TestTensors:
         constant = {"rms": 1.0, "sum": 1024.0, "max": 1.0, "min": 1.0}
         assert run.steps(60, {SECOND: constant}).count("constant") == 1
 
+    def test_a_gradient_that_was_zero_from_the_start_does_not_underflow(self) -> None:
+        run, kind = Run(), {"dtype": DTYPE_CODES["float16"]}
+        assert run.steps(200, {GRADIENT: {**kind, "zero_count": 800}}) == []
+        assert run.steps(20, {GRADIENT: {**kind, "zero_count": 1000}}) == []
+
     @pytest.mark.parametrize("dtype", ["float16", "float32"])
     def test_a_gradient_that_underflows(self, dtype: str) -> None:
         run = Run()
@@ -190,13 +247,45 @@ class TestTensors:
 
 
 class TestNumbers:
+    def test_a_norm_less_than_twice_its_median_is_none(self) -> None:
+        run = Run()
+        assert run.steps(100, gradient_norm=1.0) == []
+        assert run.steps(1, gradient_norm=1.9) == []
+
+    def test_updates_below_the_rounding_of_a_sum_are_none(self) -> None:
+        run = Run()
+        rounding = 1e-7 * 800  # of the sum of magnitudes
+
+        def sums(step: int) -> dict[int, Any]:
+            total = rounding * float(run.random.choice([0.001, 1.0, -1.0]))
+            return {FIRST_WEIGHT: {"rms": 1.0, "sum": total if step > 120 else total * 1e-6}}
+
+        assert [kind for step in range(200) for kind in run.steps(1, sums(step))] == []
+
     def test_the_norm_of_the_gradients(self) -> None:
         run = warmed_up()
         (event,) = run.step(gradient_norm=5.0)
         assert (event.kind, event.is_warning) == ("gradient_spike", False)
-        run.steps(40)
-        (event,) = run.step(gradient_norm=50.0)
-        assert event.is_warning
+        assert event.reference == pytest.approx(1.0, rel=0.1)
+
+    @pytest.mark.parametrize(
+        ("name", "before", "after", "is_event"),
+        [
+            ("optimizers[0].groups[0].betas[1]", 0.999, 0.5, True),
+            ("optimizers[0].groups[0].betas[0]", 0.9, 0.91, False),
+            ("optimizers[0].groups[0].momentum", 0.9, 1.0, True),
+            ("optimizers[0].groups[1].eps", 1e-8, 0.1, True),
+            ("optimizers[0].groups[1].eps", 1e-8, 2e-8, False),
+            ("optimizers[0].groups[1].lr", 1e-3, 1.0, False),
+        ],
+    )
+    def test_settings(self, name: str, before: float, after: float, is_event: bool) -> None:
+        run = warmed_up()
+        run.watcher.setting_changed(name, before, after)
+        events = run.step()
+        assert [event.kind for event in events] == ["settings"] * is_event
+        assert all(name in event.text and event.cause == "optimizer" for event in events)
+        assert run.steps(5) == []
 
     def test_updates_that_vanish(self) -> None:
         run = Run()
@@ -247,6 +336,14 @@ class TestForecasts:
         truth = math.log2(65504 / 100) / 0.1 - event.step
         assert truth >= 10 and low <= truth + 1 and truth <= high
         assert event.reference == pytest.approx(65504, rel=1e-3)
+
+    def test_noise_near_the_end_is_none(self) -> None:
+        run, kind = Run(), DTYPE_CODES["float16"]
+        found: list[str] = []
+        for _ in range(400):
+            largest = float(30000 * np.exp(run.random.normal(0, 0.15)))
+            found += run.steps(1, {SECOND: {"dtype": kind, "max": min(largest, 60000.0)}})
+        assert "headroom" not in found
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_a_wide_format_has_room(self, dtype: str) -> None:

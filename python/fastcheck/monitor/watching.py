@@ -72,6 +72,7 @@ class Watching:
         self._is_off = False
         session.event_store.step_listeners.append(self._step_ended)
         session.event_store.watch_lines = self.lines
+        session.event_store.on_setting = self._watcher.setting_changed
 
     def on(self, kind: str, callback: Callable[[WatchEvent], object]) -> None:
         """Calls ``callback(event)`` at every event of this kind (docs/watch.md lists them), or of

@@ -20,6 +20,7 @@ KINDS: Mapping[str, str] = {
     "gradient_spike": "the norm of all gradients jumped above its range",
     "batch": "the model's input left its range",
     "update": "the updates of the weights became much larger or smaller",
+    "settings": "a number of the optimizer was changed a lot: betas, momentum or eps",
     "explosion": "a tensor grew by orders of magnitude from one step to the next",
     "shift": "a tensor left its range and stays out of it",
     "headroom": "a tensor is about to leave the range of its dtype",

@@ -11,20 +11,23 @@ import numpy as np
 
 from .bands import Bands
 
-__all__ = ["LossBand", "NormBand", "Reading", "ScaleRule", "UpdateBand"]
+__all__ = ["LossBand", "NormBand", "Reading", "ScaleRule", "SettingRule", "UpdateBand"]
 
 _ONE = np.zeros(1, np.int64)
 # A loss is out of its range only if it is also this much above its median, as a share of it.
 _LOSS_RISE = 0.2
 _RISE_IN_A_ROW = 5
+# What stays below this share of the first losses is no spike: a loss near 0 has wild ratios.
+_LEAST_OF_FIRST, _FIRST = 0.1, 16
 # A loss that is so many times the largest of the last steps is a spike, whatever its noise.
 _JUMP, _JUMP_PAST = 8.0, 32
 # Of its range at the beginning of a rise that lasts.
 _RISE_SCORE = 4.0
 # The norm of all gradients: by this factor.
-_NORM_FACTOR, _NORM_WARNS = 2.0, 20.0
+_NORM_FACTOR = 2.0
 # The size of the updates, a noisy estimate: by this factor, so many times in a row.
 _UPDATE_SCORE, _UPDATE_FACTOR, _UPDATE_IN_A_ROW = 3.0, 8.0, 3
+_AVERAGE_FACTOR, _EPS_FACTOR = 2.0, 10.0
 _SCALE_PAST = 100
 _HALVINGS, _MOST_SKIPPED = 4, 0.2
 
@@ -52,6 +55,7 @@ class LossBand:
         for band in (self._raw, self._log):
             band.grow(1)
         self._past: deque[float] = deque(maxlen=_JUMP_PAST)
+        self._first: list[float] = []
         self._in_a_row = 0
         #: Since when the loss is outside, and how far it was then.
         self.since: Optional[int] = None
@@ -69,9 +73,14 @@ class LossBand:
         ]
         score = scores[0] if math.isnan(scores[1]) else min(scores)
         median = float(self._raw.median[0])
-        is_large = loss - median >= _LOSS_RISE * abs(median)
+        if len(self._first) < _FIRST:
+            self._first.append(loss)
+        is_small = loss < _LEAST_OF_FIRST * abs(float(np.median(self._first)))
+        is_large = loss - median >= _LOSS_RISE * abs(median) and not is_small
         is_outside = is_large and score >= _RISE_SCORE
-        is_jump = len(self._past) == _JUMP_PAST and loss >= _JUMP * max(self._past) > 0
+        is_jump = (
+            not is_small and len(self._past) == _JUMP_PAST and loss >= _JUMP * max(self._past) > 0
+        )
         is_outside = is_outside or is_jump
         is_spike = is_jump or (is_large and score >= self._threshold)
         for band, one in ((self._raw, value), (self._log, logarithm)):
@@ -111,7 +120,7 @@ class NormBand:
         self._log.add(_ONE, value, np.array([is_outside]))
         if not is_outside:
             return None
-        return Reading("gradient_spike", norm, median, score, norm >= _NORM_WARNS * median)
+        return Reading("gradient_spike", norm, median, score, False)
 
 
 class UpdateBand:
@@ -157,6 +166,28 @@ class UpdateBand:
         if self._outside != _UPDATE_IN_A_ROW:
             return None
         return Reading("update", size * rate, median * rate, score, False)
+
+
+class SettingRule:
+    """Numbers of the optimizer that were changed a lot from one step to the next. The learning rate
+    is not one of them: schedules change it.
+    """
+
+    @staticmethod
+    def changed(name: str, before: float, after: float) -> Optional[Reading]:
+        """``name``: as in the log, such as ``optimizers[0].groups[0].betas[1]``."""
+        option = name.rpartition(".")[2].partition("[")[0]
+        if option in ("betas", "momentum"):
+            # How far back the average goes.
+            old, new = 1 - before, 1 - after
+        elif option == "eps":
+            old, new = before, after
+        else:
+            return None
+        factor = _AVERAGE_FACTOR if option != "eps" else _EPS_FACTOR
+        if min(old, new) > 0 and max(old / new, new / old) < factor:
+            return None
+        return Reading("settings", after, before, math.nan, False)
 
 
 class ScaleRule:

@@ -18,7 +18,7 @@ from .bands import Bands
 from .event import Mover, WatchEvent
 from .forecast import Forecasts
 from .movers import PAST, Movers, cause_of
-from .numbers import LossBand, NormBand, Reading, ScaleRule, UpdateBand
+from .numbers import LossBand, NormBand, Reading, ScaleRule, SettingRule, UpdateBand
 from .options import Watch
 from .signals import ACTIVATION, GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
 from .stuck import StuckTensors
@@ -76,6 +76,8 @@ class Watcher:
         self._rate_before: Optional[float] = None
         self._rate_rose_at: Optional[int] = None
         self._last_of: dict[str, int] = {}
+        # Settings that were changed since the last step.
+        self._changes: list[tuple[str, Reading]] = []
         #: The youngest 4,096 events, oldest first.
         self.events: deque[WatchEvent] = deque(maxlen=_MOST_EVENTS)
         #: How many events there were.
@@ -92,7 +94,7 @@ class Watcher:
         else:
             step = int(next(chunk for chunk in chunks if len(chunk))["step"][-1])
         self._grow(int(signals.sites.max()) + 1)
-        found: list[WatchEvent] = []
+        found = self._setting_events(step)
         self._note_rate(step, row)
         exploded = self._explosions(signals)
         scores = self._move(step, signals)
@@ -104,6 +106,35 @@ class Watcher:
         self.events.extend(found)
         self.count += len(found)
         return found
+
+    def setting_changed(self, name: str, before: float, after: float) -> None:
+        """A number of the optimizer is another one from the open step on."""
+        found = SettingRule.changed(name, before, after)
+        if found is not None:
+            self._changes.append((name, found))
+
+    def _setting_events(self, step: int) -> list[WatchEvent]:
+        changes, self._changes = self._changes, []
+        if not changes or self._is_recent(step, "settings"):
+            return []
+        name, reading = changes[0]
+        text = f"{name} was changed from {reading.reference:g} to {reading.value:g}"
+        if len(changes) > 1:
+            text += f", and {len(changes) - 1} more"
+        return [
+            WatchEvent(
+                step=step,
+                kind="settings",
+                site=None,
+                value=reading.value,
+                reference=reading.reference,
+                score=math.nan,
+                text=_text(step, text, (), ""),
+                is_warning=False,
+                rank=self._rank,
+                cause="optimizer",
+            )
+        ]
 
     def _grow(self, count: int) -> None:
         for band in self._bands:

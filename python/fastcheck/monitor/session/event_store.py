@@ -86,6 +86,8 @@ class EventStore:
         self.step_listeners: list[
             Callable[[Step, Sequence[StepRow], Sequence[np.ndarray]], None]
         ] = []
+        # Called with each number of an optimizer that is changed: name, before, after.
+        self.on_setting: Callable[[str, float, float], None] = lambda name, before, after: None
         # The events of install(watch=) as text, for the summary.
         self.watch_lines: Callable[[], list[str]] = list
         # What a stop, a warning or a callback is due for; acted on outside all locks and guards.

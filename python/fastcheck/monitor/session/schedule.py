@@ -15,7 +15,7 @@ __all__ = ["STILL_STEPS", "Schedule"]
 # A warm-up's first step, and the end of a schedule, have fewer.
 STILL_STEPS = 10
 
-_OPTIONS = ("lr", "weight_decay", "momentum", "betas")
+_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps")
 
 
 class Schedule:
@@ -54,6 +54,9 @@ class Schedule:
         is_first = name not in self._last
         if not is_first and self._last[name] == value:
             return
+        if not is_first:
+            with self._event_store.lock:
+                self._event_store.on_setting(name, self._last[name], value)
         self._last[name] = value
         log = self._event_store.log
         if log is not None and (tells_first or not is_first):

@@ -1,0 +1,86 @@
+"""Tests of robust ranges: what enters them, and what they are made of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastcheck.watch.bands import Bands
+
+ONE = np.zeros(1, np.int64)
+INSIDE, OUTSIDE = np.array([False]), np.array([True])
+
+
+def filled(count: int, window: int = 64, **options: float) -> tuple[Bands, np.ndarray]:
+    """A range of one signal of normal noise around 5, and its values."""
+    bands = Bands(window, 16, options.get("least_spread", 0.01))
+    bands.grow(1)
+    values = np.random.default_rng(0).normal(5, 0.5, count)
+    for value in values:
+        bands.add(ONE, np.array([value]), INSIDE)
+    return bands, values
+
+
+def score(bands: Bands, value: float) -> float:
+    return float(bands.scores(ONE, np.array([value]))[0])
+
+
+def test_median_and_deviation_of_the_window() -> None:
+    bands, values = filled(200)
+    for _ in range(8):  # a signal's turn comes once in 16 steps: now in the 208th
+        bands.add(ONE, np.array([5.0]), INSIDE)
+    last = np.concatenate([values, np.full(8, 5.0)])[-64:]
+    median = np.median(last)
+    spread = 1.4826 * np.median(np.abs(last - median))
+    assert np.isclose(bands.median[0], median) and np.isclose(bands.spread[0], spread)
+    assert np.isclose(score(bands, 8.0), (8.0 - median) / spread)
+
+
+def test_nothing_is_known_before_the_warm_up() -> None:
+    bands, _ = filled(15)
+    assert np.isnan(score(bands, 100.0))
+    bands.add(ONE, np.array([5.0]), INSIDE)
+    assert score(bands, 100.0) > 50
+
+
+def test_values_outside_change_nothing() -> None:
+    bands, _ = filled(200)
+    before = score(bands, 9.0)
+    for _ in range(31):
+        bands.add(ONE, np.array([1000.0]), OUTSIDE)
+    bands.add(ONE, np.array([5.0]), INSIDE)
+    assert score(bands, 9.0) == before
+
+
+def test_half_a_window_outside_is_a_new_level() -> None:
+    bands, _ = filled(200)
+    for _ in range(32):
+        bands.add(ONE, np.array([1000.0]), OUTSIDE)
+    assert np.isnan(score(bands, 5.0))
+    for _ in range(16):
+        bands.add(ONE, np.array([1000.0]), INSIDE)
+    assert score(bands, 1000.0) == 0
+
+
+def test_noise_around_a_constant_is_held_to_the_least_spread() -> None:
+    bands = Bands(64, 16, 0.1)
+    bands.grow(1)
+    for _ in range(64):
+        bands.add(ONE, np.array([3.0]), INSIDE)
+    assert np.isclose(score(bands, 3.2), 2.0, rtol=1e-5)
+
+
+def test_an_unknown_value_is_passed_over() -> None:
+    bands, _ = filled(200)
+    before = bands.counts(ONE)[0]
+    bands.add(ONE, np.array([np.nan]), INSIDE)
+    assert bands.counts(ONE)[0] == before and np.isnan(score(bands, np.nan))
+
+
+def test_signals_are_independent() -> None:
+    bands = Bands(64, 16, 0.01)
+    bands.grow(200)
+    numbers = np.array([3, 150])
+    for _ in range(40):
+        bands.add(numbers, np.array([1.0, 7.0]), np.zeros(2, bool))
+    assert bands.scores(numbers, np.array([1.0, 7.0])).tolist() == [0.0, 0.0]
+    assert np.isnan(bands.scores(np.array([4]), np.array([1.0])))[0]

@@ -1,0 +1,101 @@
+"""Tests of the signals of a step: several calls, recomputation, scaled gradients, masks."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+
+from fastcheck.record.format import RECORD_DTYPE, Flag
+from fastcheck.record.site import Site, SiteTable
+from fastcheck.watch.signals import (
+    ACTIVATION,
+    BUFFER,
+    GRADIENT,
+    INPUT,
+    STATE,
+    WEIGHT,
+    SignalReader,
+    StepSignals,
+    phase_of,
+)
+from support.watched import DTYPE_CODES, SCALED, tensor
+
+OUTPUT, PARAMETER = 0, 1
+
+
+def signals(*records: dict[str, Any], scale: Optional[float] = None) -> Optional[StepSignals]:
+    sites = SiteTable()
+    sites.intern(Site("a", "Linear", "forward", "output", 0, "output"))
+    sites.intern(Site("a", "Linear", "optimizer", "param_grad", 0, "weight"))
+    found = np.zeros(len(records), RECORD_DTYPE)
+    for place, fields in enumerate(records):
+        for name, value in {"site": OUTPUT, **tensor(**fields)}.items():
+            found[place][name] = value
+    return SignalReader(sites).read([found], scale)
+
+
+def test_the_three_signals_of_a_tensor() -> None:
+    found = signals({"rms": 2.0, "sum": 1024.0, "max": 7.0, "min": -9.0})
+    assert found is not None
+    assert np.exp2(found.values[:, 0]) == pytest.approx([9.0, 2.0, np.sqrt(3.0)])
+    assert found.headroom[0] == pytest.approx(np.log2(3.4028235e38 / 9))
+
+
+def test_of_several_calls_the_largest_and_all_together() -> None:
+    found = signals({"rms": 2.0}, {"rms": 4.0})
+    assert found is not None and len(found.sites) == 1
+    assert found.abs_max[0] == 12.0
+    assert np.exp2(found.values[:2, 0]) == pytest.approx([12.0, np.sqrt(10.0)])
+    assert found.numel[0] == 2048
+
+
+def test_what_checkpointing_computes_again_is_left_out() -> None:
+    found = signals({"rms": 2.0}, {"rms": 100.0, "flags": int(Flag.RECOMPUTE)})
+    assert found is not None and found.abs_max[0] == 6.0
+
+
+def test_a_gradient_is_read_scaled_and_not_scaled() -> None:
+    found = signals(
+        {"site": PARAMETER, "rms": 512.0, "flags": SCALED}, {"site": PARAMETER}, scale=512.0
+    )
+    assert found is not None
+    assert np.exp2(found.values[1, 0]) == pytest.approx(1.0)
+    assert found.abs_max[0] == 3 * 512.0 and not found.is_scaled[0]
+
+
+def test_a_mask_has_no_headroom() -> None:
+    found = signals({"dtype": DTYPE_CODES["float16"], "min": -65504.0})
+    assert found is not None and np.isnan(found.headroom[0])
+
+
+def test_finite_elements_alone_count() -> None:
+    found = signals({"nan_count": 1023, "sum_sq": 4.0, "zero_count": 1})
+    assert found is not None
+    assert np.exp2(found.values[1, 0]) == 2.0 and found.zero_share[0] == 1.0
+
+
+@pytest.mark.parametrize("fields", [{"depth": 1}, {"numel": 0}, {"nan_count": 1024}])
+def test_without_statistics_there_is_none(fields: dict[str, int]) -> None:
+    found = signals(fields)
+    assert found is None or np.isnan(found.values).all()
+
+
+@pytest.mark.parametrize(
+    ("module", "role", "phase"),
+    [
+        ("", "input", INPUT),
+        ("layer", "input", ACTIVATION),
+        ("layer", "output", ACTIVATION),
+        ("layer", "param", WEIGHT),
+        ("layer", "buffer", BUFFER),
+        ("layer", "param_grad", GRADIENT),
+        ("layer", "grad_input", GRADIENT),
+        ("layer", "optimizer_state", STATE),
+        ("", "loss", 0),
+        ("", "learning_rate", 0),
+    ],
+)
+def test_phases(module: str, role: str, phase: int) -> None:
+    assert phase_of(Site(module, "Linear", "forward", role, 0, role)) == phase
