@@ -12,7 +12,7 @@ interface Column {
   text(model: Model, row: number): string;
 }
 
-const PAGE = 100;
+const PAGE = 50;
 
 function number(title: string, field: string, format: (value: number) => string): Column {
   return {
