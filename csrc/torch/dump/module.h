@@ -17,6 +17,8 @@ namespace fastcheck::dump {
 //      .site(node, op, direction, role, index, label) -> the number of a site
 //      .recomputes() -> whether, within backward, a checkpointed function is run again
 //      .plain_text(value) -> JSON of an argument that is no tensor
+//      .is_fake(types)    whether a FakeTensor is among them
+//      .pass_by_fake(func)   a call for these, which is not recorded
 //      .tensor_text(tensor) -> JSON of its fields in the index beside its record
 //      .read_text(tensor, site, call, flags) -> JSON of its fields in the index with its record,
 // having

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Callable, Optional
 
 import torch
@@ -14,7 +15,7 @@ from fastcheck.utils.names.api import api_of, intern_call
 from fastcheck.utils.torch.unobserved import is_unobserved
 from fastcheck.utils.torch.versions import is_compiling
 
-__all__ = ["PLAIN_DISPATCH", "ApiCalls", "OpMode", "is_passed_by"]
+__all__ = ["PLAIN_DISPATCH", "ApiCalls", "OpMode", "is_fake", "is_passed_by"]
 
 
 #: The method of tensors that are of no subclass.
@@ -25,15 +26,23 @@ _DETACH = torch.ops.aten.detach.default
 
 
 def is_passed_by(func: Any) -> bool:
-    """Whether a call is no part of the program: autograd detaches each tensor that it keeps, and
-    profiler operators mark the timeline.
+    """Whether a call is no part of the program: autograd detaches each tensor that it keeps,
+    profiler operators mark the timeline, and those of ``prim`` ask a subclass for its device.
     """
-    return func is _DETACH or func.namespace == "profiler"
+    return func is _DETACH or func.namespace in ("profiler", "prim")
+
+
+def is_fake(types: Iterable[type]) -> bool:
+    """Whether a FakeTensor is among the types of a call. It has no values, and its handler refuses
+    calls as long as its mode is not on top; so a mode calls the operator itself.
+    """
+    return any(kind.__name__ == "FakeTensor" for kind in types)
 
 
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it untyped
     """``run(func, args, kwargs)`` is called for every operator in its place.
     ``pass_by(name)`` is called for a higher-order operator; those inside it are not seen.
+    ``pass_by_fake(name)`` for one that computes with tensors that have no values.
     """
 
     # The operators inside these are not seen, but without this torch refuses to run them.
@@ -43,10 +52,12 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has i
         self,
         run: Callable[[Any, Any, Any], Any],
         pass_by: Callable[[str], None] = lambda name: None,
+        pass_by_fake: Callable[[str], None] = lambda name: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has it untyped
         self._run = run
         self._pass_by = pass_by
+        self._pass_by_fake = pass_by_fake
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -57,6 +68,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has i
             return func(*args, **kwargs)
         for kind in types:
             if kind.__torch_dispatch__ is not PLAIN_DISPATCH:
+                if is_fake(types):
+                    self._pass_by_fake(str(func))
+                    return func(*args, **kwargs)
                 # It calls the operator again for the plain tensors below, which is what to see.
                 return NotImplemented
         if is_passed_by(func):

@@ -70,11 +70,16 @@ class OpCalls(Listener):
 
     def pass_by(self, name: str) -> None:
         """Counts a higher-order operator as left out."""
-        self.session.guarded("an operator", self._leave_out, name)
+        why = "a higher-order operator: what it runs is not seen"
+        self.session.guarded("an operator", self._leave_out, name, why)
 
-    def _leave_out(self, name: str) -> None:
+    def pass_by_fake(self, name: str) -> None:
+        """Counts an operator on FakeTensors as left out."""
+        self.session.guarded("an operator", self._leave_out, name, "fake tensors have no values")
+
+    def _leave_out(self, name: str, why: str) -> None:
         with self.session.lock:
-            self.session.leave_out(name, "a higher-order operator: what it runs is not seen")
+            self.session.leave_out(name, why)
             self.forget()
 
 
@@ -99,7 +104,7 @@ class PythonOpCalls(OpCalls):
         self._fresh.clear()
 
     def mode(self) -> OpMode:
-        return OpMode(self.run, self.pass_by)
+        return OpMode(self.run, self.pass_by, self.pass_by_fake)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs the operator and records its inputs and outputs."""

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastcheck.calls.calls import ModuleNode
-from fastcheck.calls.modes import PLAIN_DISPATCH, is_passed_by
+from fastcheck.calls.modes import PLAIN_DISPATCH, is_fake, is_passed_by
 from fastcheck.calls.namer import recomputes
 from fastcheck.calls.selection import Selection
 from fastcheck.dump.storage.files import json_text
@@ -89,12 +89,22 @@ class _PythonFallback:
         if is_passed_by(func):
             return func
         schema = func._schema
+        try:  # what only subclasses are asked (aten::sym_size) is known to Python alone
+            torch._C._dispatch_find_schema_or_throw(schema.name, schema.overload_name)
+        except RuntimeError:
+            return func
         is_plain = type(func) is torch._ops.OpOverload
         return schema.name, schema.overload_name, func._op if is_plain else func
 
     def pass_by(self, func: Any) -> None:
         assert self.calls is not None
         self.calls.pass_by(str(func))
+
+    is_fake = staticmethod(is_fake)
+
+    def pass_by_fake(self, func: Any) -> None:
+        assert self.calls is not None
+        self.calls.pass_by_fake(str(func))
 
     def add_line(self, text: str) -> None:
         self.session.add_line(text)

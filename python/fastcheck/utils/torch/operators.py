@@ -185,12 +185,13 @@ def replaced(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> An
 
 
 def describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
-    """The fields of the dump's index for a tensor, beside its record."""
-    made: dict[str, Any] = {
-        "dtype": str(tensor.dtype)[6:],
-        "shape": list(tensor.shape),
-    }
-    if tensor.layout is torch.strided and not tensor.is_contiguous():
+    """The fields of the dump's index for a tensor, beside its record. A dimension whose size varies
+    within a nested tensor is -1.
+    """
+    made: dict[str, Any] = {"dtype": str(tensor.dtype)[6:], "shape": _sizes(tensor)}
+    if tensor.is_nested:
+        made["layout"] = "nested" if tensor.layout is torch.strided else str(tensor.layout)[6:]
+    elif tensor.layout is torch.strided and not tensor.is_contiguous():
         made["stride"] = list(tensor.stride())
     elif tensor.layout is not torch.strided:
         made["layout"] = str(tensor.layout)[6:]
@@ -199,6 +200,20 @@ def describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     if tensor.requires_grad:
         made["requires_grad"] = True
     return made
+
+
+def _sizes(tensor: torch.Tensor) -> list[int]:
+    if not tensor.is_nested:
+        # Of what is traced a size may be a symbol.
+        return [size if type(size) is int else -1 for size in tensor.shape]
+    found = []
+    for dimension in range(tensor.dim()):
+        try:
+            size = tensor.size(dimension)
+        except RuntimeError:  # irregular
+            size = -1
+        found.append(size if type(size) is int else -1)
+    return found
 
 
 def plain_value(value: Any, depth: int = 0) -> Any:
