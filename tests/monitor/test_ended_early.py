@@ -150,3 +150,25 @@ def test_an_interpreter_that_ends_in_the_loop(tmp_path: Path) -> None:
     assert "OverflowDetected" not in error
     log = read_log(str(tmp_path))
     assert {(e.verdict, e.step) for e in log.events} == {(Verdict.UNRESOLVED, 2)}
+
+
+def test_a_stop_cuts_nothing_off() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bad, self.b = Apply(), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.kept = self.bad(x)
+            y: torch.Tensor = self.b(x)
+            return y
+
+    model = Two()
+    monitor = fastcheck.install(model)
+    train(model, 1)
+    with torch.no_grad():
+        model.b.weight[0, 0] = float("nan")
+    model.bad.function = poison
+    assert where(stopped(model, torch.ones(2, 8)).culprit)[1] == "param"
+    monitor.remove()
+    assert monitor.event_count == 1

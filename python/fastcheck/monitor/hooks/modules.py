@@ -17,6 +17,7 @@ import torch
 
 from fastcheck.calls.calls import Call, ModuleNode, new_call
 from fastcheck.calls.recorder import make_module_recorder
+from fastcheck.errors import FastcheckError
 from fastcheck.monitor.hooks.stored.reader import StateReader
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag
@@ -272,8 +273,10 @@ class ModuleObserver:
             if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
                 self._watch(tensor, call, "grad_output", label, position, token)
         if session.is_deferred or session.step.judge.findings:
-            ended_by = "" if outputs or call.parent is not None else _raised_here()
-            session.call_ended(call, is_complete, ended_by)
+            error = None if outputs or call.parent is not None else _raised_here()
+            if not isinstance(error, FastcheckError):  # a stop cuts nothing off
+                ended_by = "" if error is None else type(error).__name__
+                session.call_ended(call, is_complete, ended_by)
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:
         """Called before a tensor is given a site. The reader checks it again at each reading."""
@@ -345,12 +348,11 @@ class ModuleObserver:
             session.open_recorder()
 
 
-def _raised_here() -> str:
-    """The type of the exception that leaves the module whose hook runs; empty without one."""
+def _raised_here() -> Optional[BaseException]:
+    """The exception that leaves the module whose hook runs."""
     error = sys.exc_info()[1]
     at = None if error is None else error.__traceback__
-    is_here = at is not None and at.tb_frame.f_code is _CALL_CODE
-    return type(error).__name__ if is_here else ""
+    return error if at is not None and at.tb_frame.f_code is _CALL_CODE else None
 
 
 def _is_grad_enabled(traced: Optional[Traced]) -> bool:
