@@ -17,7 +17,7 @@ PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-quick test-fake-device test-fake-accelerator test-fake-statistics test-fake-cuda \
-	test-fake-npu test-fake-mlu test-neon test-triton test-npu-lab test-old-torch lint types \
+	test-fake-npu test-fake-mlu test-neon test-triton test-npu-lab test-old-torch test-trainers lint types \
 	format build wheel sdist test-wheel clean frontend frontend-check screenshots
 help:
 	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-npu-lab      torch_npu's own wheel over a substitute runtime; the Triton kernels through"
 	@echo "                       Ascend's compiler, as far as it goes without CANN"
 	@echo "make test-old-torch    the pure-Python path with torch 2.1, emulated; slow"
+	@echo "make test-trainers     tests/callbacks with other versions of the trainers; slow"
 	@echo "make lint              ruff, clang-format, import-linter"
 	@echo "make format            apply ruff and clang-format"
 	@echo "make types             mypy --strict"
@@ -101,6 +102,9 @@ test-npu-lab:
 
 test-old-torch:
 	PYTHON=$(PYTHON) tests/lab/old_torch.sh
+
+test-trainers: $(VENV)/.built $(VENV)/.tools
+	PYTHON=$(abspath $(PY)) tests/lab/trainers.sh
 
 lint: $(VENV)/.tools
 	$(PY) -m ruff check .

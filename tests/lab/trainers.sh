@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Runs tests/callbacks with other versions of the trainers, each in an environment of its own under
+# build/trainers. `make test-trainers` calls it; arguments select environments by name.
+#
+# PYTHON is the checkout's, with torch, fastcheck's extension and the tools of the tests. The others
+# see its packages behind their own, so that torch is not installed again, and not changed.
+#
+# Where a version can't be had it says so and goes on; with FASTCHECK_REQUIRE_TRAINERS=1 it fails.
+set -uo pipefail
+
+root=$(cd "$(dirname "$0")/../.." && pwd)
+home=$root/build/trainers
+host_python=${PYTHON:-$root/.venv/bin/python}
+mkdir -p "$home"
+cd "$root"
+export PYTHONPATH=$root/python:$root/tests PYTHONDONTWRITEBYTECODE=1 DS_BUILD_OPS=0 HF_HUB_OFFLINE=1
+
+failed=0
+table=()
+
+# environment NAME PACKAGE...: made once. A package after "--" is installed without what it needs.
+environment() {
+  local name=$1 ready=$home/$1 alone=0 package
+  shift
+  local needed=() without=()
+  for package in "$@"; do
+    if test "$package" = --; then alone=1; elif test $alone = 1; then without+=("$package"); else needed+=("$package"); fi
+  done
+  printf '%s\n' "$@" > "$home/$name.needs"
+  cmp -s "$home/$name.needs" "$ready/needs" && return
+  rm -rf "$ready"
+  "$host_python" -m venv "$ready" || return
+  "$host_python" - "$ready" << 'END' || return
+import sys, sysconfig
+from pathlib import Path
+
+own = next(Path(sys.argv[1]).glob("lib/python*/site-packages"))
+# In the order of the host: an environment may itself see another one's packages.
+hosts = [path for path in sys.path if path.endswith("site-packages")]
+Path(own, "host.pth").write_text("".join(f"{path}\n" for path in hosts))
+END
+  "$ready/bin/python" -c 'import torch; print("torch==" + torch.__version__)' > "$ready/torch" || return
+  if test ${#needed[@]} -gt 0; then
+    "$ready/bin/python" -m pip install --quiet --constraint "$ready/torch" "${needed[@]}" || return
+  fi
+  if test ${#without[@]} -gt 0; then
+    "$ready/bin/python" -m pip install --quiet --no-deps --no-build-isolation "${without[@]}" || return
+  fi
+  cp "$home/$name.needs" "$ready/needs"
+}
+
+# check NAME "TEST..." PACKAGE...
+check() {
+  local name=$1 tests=$2 result
+  shift 2
+  test ${#only[@]} -eq 0 || [[ " ${only[*]} " == *" $name "* ]] || return 0
+  if ! environment "$name" "$@"; then
+    echo "SKIPPED $name: pip can't install $*"
+    table+=("$name: can't be installed")
+    failed=$((failed + ${FASTCHECK_REQUIRE_TRAINERS:-0}))
+    return
+  fi
+  echo "== $name"
+  # shellcheck disable=SC2086  # several tests
+  result=$("$home/$name/bin/python" -m pytest -q -p no:cacheprovider $tests 2>&1) || failed=$((failed + 1))
+  grep -E "^(FAILED|ERROR|E  )" <<< "$result"
+  table+=("$name: $(tail -1 <<< "$result")")
+}
+
+only=("$@")
+T=tests/callbacks
+
+# The versions before those that requirements-dev.txt brings, which `make test` has.
+check transformers-4 $T/test_huggingface.py transformers==4.57.6
+check lightning-2.5 $T/test_lightning.py lightning==2.5.6
+check accelerate-1.10 $T/test_accelerate.py accelerate==1.10.1
+check ray-2 $T/test_ray.py "ray[train]==2.60.0"
+
+printf '%s\n' "${table[@]}"
+test $failed = 0
