@@ -27,7 +27,7 @@ from torch import nn
 
 import fastcheck
 import harness
-from fastcheck.calls.calls import ModuleNode, new_call
+from fastcheck.calls.module_calls import ModuleNode, new_call
 from fastcheck.monitor.session.drain import Part
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import RECORD_BYTES

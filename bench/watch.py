@@ -27,7 +27,7 @@ import torch
 import fastcheck
 import harness
 import healthy_models
-from fastcheck.log.steps import StepRow
+from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.watch.options import Watch

@@ -23,8 +23,8 @@ from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Order, Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.error import OverflowDetected
+from fastcheck.reproducibility.environment import environment
 from fastcheck.reproducibility.inventory import inventory
-from fastcheck.reproducibility.process import environment
 from fastcheck.reproducibility.seeds import Seeds, seed_all
 from fastcheck.sealing.seal import NonFiniteWeightsError, Seal, seal
 from fastcheck.sealing.verification import Verification, verify

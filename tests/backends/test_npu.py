@@ -15,7 +15,7 @@ import torch
 
 import fastcheck
 from fastcheck import DeviceMode
-from fastcheck.backends import npu, records, table
+from fastcheck.backends import complete_records, npu, table
 from fastcheck.backends.table import backend_for
 from fastcheck.backends.triton import backend as triton
 from support.devices import ascend
@@ -50,7 +50,7 @@ class TestMode:
         read = monitor.records()
         is_on_host = [monitor.sites[int(site)].role == "learning_rate" for site in read["site"]]
         assert set(read["device_mode"][~np.array(is_on_host)]) == {int(mode)}
-        row = records.record(torch.ones(3, device="npu"), fastcheck.Depth.HEALTH, False)
+        row = complete_records.record(torch.ones(3, device="npu"), fastcheck.Depth.HEALTH, False)
         assert row.cpu().numpy().view(fastcheck.RECORD_DTYPE)["device_mode"][0] == int(mode)
 
     @pytest.mark.parametrize(

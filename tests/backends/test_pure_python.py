@@ -21,7 +21,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.extension import status
-from fastcheck.utils.torch.seen import PythonSeenTensors, make_seen
+from fastcheck.utils.torch.seen_tensors import PythonSeenTensors, make_seen
 from support.programs.training import (
     Apply,
     Net,

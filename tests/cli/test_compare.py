@@ -231,7 +231,7 @@ def test_every_record_is_a_row(
 ) -> None:
     if suffix != "csv":
         pytest.importorskip("pyarrow")
-    monkeypatch.setattr("fastcheck.log.records._RECORDS", piece)
+    monkeypatch.setattr("fastcheck.log.record_file._RECORDS", piece)
     path = tmp_path / f"records.{suffix}"
     code, out, _ = run(capsys, "export", log, path)
     assert code == 0 and "10 rows" in out

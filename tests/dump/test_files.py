@@ -16,8 +16,8 @@ import torch
 
 import fastcheck
 from fastcheck.cli.main import main
-from fastcheck.dump import session
-from fastcheck.dump.storage import records, shards
+from fastcheck.dump import dump_writer
+from fastcheck.dump.storage import record_writer, shards
 from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
 from fastcheck.dump.storage.shards import ShardWriter
 from support.processes import run_python
@@ -199,8 +199,8 @@ def test_a_full_disk_ends_the_dump_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, count: int, level: str
 ) -> None:
     # So that there is something to write before the end.
-    monkeypatch.setattr(records, "_SLOTS", 16)
-    monkeypatch.setattr(session, "_LINES_AT_ONCE", 8)
+    monkeypatch.setattr(record_writer, "_SLOTS", 16)
+    monkeypatch.setattr(dump_writer, "_LINES_AT_ONCE", 8)
     plain, _ = dumped_run(None, steps=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -237,7 +237,7 @@ def test_a_directory_that_cannot_be_made_ends_the_dump_and_not_the_training(
 def test_a_fault_of_its_own_ends_the_dump_and_not_the_training(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fastcheck.dump.op_calls import PythonOpCalls
+    from fastcheck.dump.python_op_calls import PythonOpCalls
 
     def broken(*args: Any) -> Any:
         raise ZeroDivisionError("a fault")
@@ -255,9 +255,9 @@ def test_a_killed_process_leaves_what_was_complete(tmp_path: Path) -> None:
     code = """
 import os, sys, time, torch, fastcheck
 from pathlib import Path
-from fastcheck.dump import session
-from fastcheck.dump.storage import records, shards
-records._SLOTS, session._LINES_AT_ONCE, shards._SHARD_BYTES = 8, 4, 4096
+from fastcheck.dump import dump_writer
+from fastcheck.dump.storage import record_writer, shards
+record_writer._SLOTS, dump_writer._LINES_AT_ONCE, shards._SHARD_BYTES = 8, 4, 4096
 with fastcheck.Dumper(sys.argv[1], tensors=True):
     x = torch.ones(64)
     for i in range(100):

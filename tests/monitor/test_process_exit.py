@@ -13,7 +13,7 @@ import pytest
 
 import fastcheck
 from fastcheck.monitor.distributed.channel import Agreed
-from fastcheck.monitor.session.stop import StopHandler
+from fastcheck.monitor.session.stop_handler import StopHandler
 from support.programs.training import Net
 from support.ranks.ranks_harness import GUARD_SECONDS
 

@@ -151,11 +151,11 @@ class TestOwnFailures:
             "fastcheck.ring.host.HostRing.observe_list",
             "fastcheck.monitor.hooks.module_hooks.flatten",
             "fastcheck.monitor.hooks.module_hooks.flatten_arguments",
-            "fastcheck.monitor.hooks.modules.can_hold_nonfinite",
-            "fastcheck.monitor.hooks.modules.ModuleObserver._watch",
+            "fastcheck.monitor.hooks.module_observer.can_hold_nonfinite",
+            "fastcheck.monitor.hooks.module_observer.ModuleObserver._watch",
             "fastcheck.log.history.History.add",
             "fastcheck.monitor.session.session.Session.close_step",
-            "fastcheck.monitor.hooks.stored.reader.StateReader.read_for_update",
+            "fastcheck.monitor.hooks.stored.state_reader.StateReader.read_for_update",
             "fastcheck.ring.host.HostRing.take",
         ],
     )
@@ -193,7 +193,8 @@ class TestOwnFailures:
     ) -> None:
         model = nn.Sequential(nn.Linear(8, 8), Apply(poison))
         fastcheck.install(model)
-        monkeypatch.setattr("fastcheck.monitor.session.stop.build_report", lambda *args: 1 // 0)
+        build = "fastcheck.monitor.session.stop_handler.build_report"
+        monkeypatch.setattr(build, lambda *args: 1 // 0)
         with pytest.warns(fastcheck.FastcheckWarning, match="ZeroDivisionError"):
             stop = stopped(model, torch.ones(2, 8))
         assert where(stop.culprit) == ("1", "output", "output", "origin")

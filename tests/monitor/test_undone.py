@@ -51,7 +51,9 @@ def listeners() -> tuple[int, int]:
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_scripted_part_is_refused_and_may_be_left_out(level: str) -> None:
     model = Mixed()
-    with pytest.raises(fastcheck.ConfigError, match=r'b, made of Sequential(.|\n)*exclude="b"'):
+    with pytest.raises(
+        fastcheck.ConfigError, match=r'b, scripted from Sequential(.|\n)*exclude="b"'
+    ):
         fastcheck.install(model, level=level)
     assert hooks(model) == 0
     with fastcheck.install(model, level=level, exclude="b") as monitor:

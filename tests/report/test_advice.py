@@ -12,7 +12,7 @@ import torch
 import fastcheck
 from fastcheck.record.format import Verdict
 from fastcheck.report.advice.choose import advise
-from fastcheck.report.stop import StopReport
+from fastcheck.report.stop_report import StopReport
 from support.records import record_builder as build
 from support.reports import all_reports, full_report, text_of
 

@@ -223,7 +223,7 @@ def test_a_machine_that_cannot_be_asked_stops_nothing(
     def fail() -> None:
         raise OSError("not today")
 
-    monkeypatch.setattr("fastcheck.reproducibility.process.environment", fail)
+    monkeypatch.setattr("fastcheck.reproducibility.environment.environment", fail)
     model = Net()
     with fastcheck.install(model, log_dir=tmp_path / "log"):
         train(model, 2)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fastcheck.calls import calls, recorder
+from fastcheck.calls import module_calls, recorder
 from fastcheck.ring import cursor as cursor_module
 from fastcheck.verdict.journal import CallEnded, JournalReading, entries_of
 
@@ -19,7 +19,7 @@ from fastcheck.verdict.journal import CallEnded, JournalReading, entries_of
 class TestTwins:
     """The types of the extension and those that stand in for them."""
 
-    @pytest.mark.parametrize("kind", [calls.Call, calls.new_call])
+    @pytest.mark.parametrize("kind", [module_calls.Call, module_calls.new_call])
     def test_a_call(self, kind: Any) -> None:
         node = nn.Linear(1, 1)
         outer = kind(node, 3, None, 2**63, 17, False)
@@ -35,7 +35,7 @@ class TestTwins:
         assert (inner.outputs_seq, inner.is_complete) == (18, False)
         assert inner.watched == {("a", "b"): (1, 2)} and outer.watched is None
 
-    @pytest.mark.parametrize("kind", [calls.CallCounter, type(calls.new_counter())])
+    @pytest.mark.parametrize("kind", [module_calls.CallCounter, type(module_calls.new_counter())])
     def test_a_counter(self, kind: Any) -> None:
         counter = kind()
         assert counter.recomputed_call(0) is None
@@ -57,7 +57,7 @@ class TestTwins:
 
 
 def test_what_a_call_had_handed_through_is_no_reading_of_it() -> None:
-    call = calls.Call(nn.Linear(1, 1), 0, None, 1, 3, False)
+    call = module_calls.Call(nn.Linear(1, 1), 0, None, 1, 3, False)
     call.add_output(4)
     call.outputs_seq = 5
     call.add_output(6)

@@ -26,7 +26,7 @@ from fastcheck.ring.reader import (
     identity_of,
     make_reader,
 )
-from fastcheck.utils.torch.seen import SeenTensors, make_seen
+from fastcheck.utils.torch.seen_tensors import SeenTensors, make_seen
 
 needs_fake_device = pytest.mark.skipif(
     not os.environ.get("FASTCHECK_FAKE_DEVICE"), reason="make test-fake-device runs it"

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastcheck.record.format import Verdict
 from fastcheck.report.render import render
-from fastcheck.report.stop import StopReport
+from fastcheck.report.stop_report import StopReport
 from support.records import record_builder as build
 
 

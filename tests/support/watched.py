@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from fastcheck.log.steps import StepRow
+from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import DTYPES, RECORD_DTYPE, Flag
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.watch.event import WatchEvent

@@ -1,5 +1,5 @@
 // Call, CallCounter and Cursor: what the hooks keep of module calls.
-// python/fastcheck/calls/calls.py has the same in Python.
+// python/fastcheck/calls/module_calls.py has the same in Python.
 #pragma once
 
 #include <c10/util/SmallVector.h>

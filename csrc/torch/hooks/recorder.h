@@ -1,5 +1,5 @@
 // HookRecorder: what the C++ hooks of one session share. They handle the ordinary calls;
-// ModuleObserver (python/fastcheck/monitor/hooks/modules.py) handles all others in Python.
+// ModuleObserver (python/fastcheck/monitor/hooks/module_observer.py) handles all others in Python.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastcheck.utils.names.api import api_of, intern_call
-from fastcheck.utils.torch.unobserved import is_unobserved
+from fastcheck.utils.torch.own_operators import is_unobserved
 from fastcheck.utils.torch.versions import is_compiling
 
 __all__ = ["PLAIN_DISPATCH", "ApiCalls", "OpMode", "is_fake", "is_passed_by"]

@@ -18,8 +18,8 @@ import torch
 
 from fastcheck.record.naming import OUTSIDE
 
-from .calls import ModuleNode
 from .modes import ApiCalls
+from .module_calls import ModuleNode
 from .selection import CallName
 from .tracker import ModuleTracker
 

@@ -8,12 +8,11 @@ from typing import Any, Callable, Optional, Protocol
 import numpy as np
 import torch
 
-from fastcheck.calls.calls import ModuleRecorder
 from fastcheck.extension import compiled
 from fastcheck.ring.cursor import Cursor
 from fastcheck.ring.reader import HookReader
 
-from .calls import ModuleNode
+from .module_calls import ModuleNode, ModuleRecorder
 
 __all__ = ["HookRecorder", "make_lock", "make_module_recorder", "make_recorder"]
 

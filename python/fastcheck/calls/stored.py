@@ -7,7 +7,7 @@ from typing import Optional
 
 import torch
 
-from .calls import ModuleNode
+from .module_calls import ModuleNode
 
 __all__ = ["StoredTensor", "gradients_of", "parameter_ids", "parameters_of"]
 

@@ -17,10 +17,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
-from fastcheck.utils.torch.unobserved import is_unobserved
+from fastcheck.utils.torch.own_operators import is_unobserved
 from fastcheck.utils.torch.versions import is_compiling
 
-from .calls import ModuleNode
+from .module_calls import ModuleNode
 from .optimizer_steps import optimizer_listeners
 
 __all__ = ["ModuleTracker", "Running"]

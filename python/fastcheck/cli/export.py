@@ -18,7 +18,7 @@ import numpy as np
 from fastcheck.dump.storage.files import places_in
 from fastcheck.errors import CompareError, ConfigError, explain
 from fastcheck.log.reader import find_logs, read_log
-from fastcheck.log.steps import StepRow, step_rows
+from fastcheck.log.step_table import StepRow, step_rows
 from fastcheck.log.table import COLUMNS, log_table
 from fastcheck.utils.text.csv_cells import csv_text
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fastcheck.log.reader import log_parts, read_event_lines, read_sites_and_meta
-from fastcheck.log.records import read_pieces
-from fastcheck.log.steps import StepStream
+from fastcheck.log.record_file import read_pieces
+from fastcheck.log.step_table import StepStream
 from fastcheck.record.format import DTYPES, Verdict, nonfinite
 from fastcheck.record.statistics import FLOAT_FORMATS, statistics_columns
 

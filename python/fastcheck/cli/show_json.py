@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastcheck.log.reader import read_watch
-from fastcheck.log.steps import step_rows
+from fastcheck.log.step_table import step_rows
 from fastcheck.log.view import LogView, first_event
 from fastcheck.record.statistics import statistics_of
 
@@ -25,6 +25,7 @@ def document(
     shown = indices[:limit]
     events = all_events[:limit]
     first = first_event(all_events)
+    watched = read_watch(path)[:limit]
     return {
         "path": path,
         "meta": {str(rank): meta for rank, meta in view.meta.items()},
@@ -52,7 +53,7 @@ def document(
             }
             for index in shown
         ],
-        "watch": read_watch(path)[:limit],
+        **({"watch": watched} if watched else {}),
         "steps": [row.to_dict() for row in step_rows(view)],
         "left_out": {
             "records": len(indices) - len(shown),

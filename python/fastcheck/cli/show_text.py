@@ -12,7 +12,7 @@ import numpy as np
 
 from fastcheck.errors import printable
 from fastcheck.log.reader import read_watch
-from fastcheck.log.steps import step_rows
+from fastcheck.log.step_table import step_rows
 from fastcheck.log.unobserved import from_meta
 from fastcheck.log.view import LogView, first_event
 from fastcheck.record.format import Verdict, nonfinite

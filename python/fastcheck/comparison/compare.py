@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional, Union
 
+from fastcheck.comparison.over_time.losses import LOSS_DRIFT, drift_start
+from fastcheck.comparison.over_time.schedules import parted
+from fastcheck.comparison.over_time.step_pairs import Pairing, Steps, pair_steps
 from fastcheck.comparison.sources.checkpoint import look_through_wrappers
 from fastcheck.comparison.sources.log import LogSource
 from fastcheck.comparison.sources.open import open_source
@@ -14,18 +17,15 @@ from fastcheck.statistics.thresholds import make_thresholds
 from fastcheck.utils.reading import read_json
 from fastcheck.utils.text.numbers import format_steps
 
-from .along.losses import LOSS_DRIFT, drift_start
-from .along.schedules import parted
-from .along.steps import Pairing, Steps, pair_steps
 from .block import Kind, Phase, Source
 from .comparison import Comparison
 from .csv_file import CsvRows
 from .measure import State
 from .names import Renaming
+from .nested_diff import Setting, differing_settings
 from .notes import expects_bits, notes_of
 from .questions import ACCEPTABLE, Answer, Questions
 from .run import Runner
-from .settings import Setting, differing_settings
 from .tally import COMPUTED, Found, Tally
 
 __all__ = ["compare"]

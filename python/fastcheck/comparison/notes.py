@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 from .block import Phase, Source
-from .settings import Setting
+from .nested_diff import Setting
 from .tally import Tally
 
 __all__ = ["expects_bits", "notes_of"]

@@ -13,7 +13,7 @@ from typing import Optional
 
 from .block import Kind, Phase
 from .measure import State
-from .settings import Setting
+from .nested_diff import Setting
 from .tally import COMPUTED, Found, Missing, Tally
 
 __all__ = ["ACCEPTABLE", "Answer", "Questions"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Optional
 
+from fastcheck.comparison.over_time.losses import shown_losses
 from fastcheck.utils.text.layout import Part, Section, Table, paint, plain_text, sparkline, wrap
 from fastcheck.utils.text.numbers import format_number, format_shape, format_steps
 
-from .along.losses import shown_losses
 from .block import Kind
 from .measure import ELEMENTS, REASONS, State
 from .row import Row

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from fastcheck.comparison.over_time.losses import Loss
 from fastcheck.utils.text.numbers import to_json
 
-from .along.losses import Loss
 from .measure import State
 from .questions import Answer
 from .row import Row

@@ -7,13 +7,13 @@ from typing import Callable, Optional
 
 import numpy as np
 
+from fastcheck.comparison.over_time.losses import Loss, loss_of
 from fastcheck.record.format import DTYPES, Depth
 from fastcheck.statistics.elements import Elements, compare_elements
 from fastcheck.statistics.functions import crc32
 from fastcheck.statistics.thresholds import Threshold, coarser_of
 
 from .align import Alignment, align
-from .along.losses import Loss, loss_of
 from .block import Block, Kind, Phase, Source
 from .measure import (
     DTYPE,

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
-from .along.losses import Loss
+from fastcheck.comparison.over_time.losses import Loss
+
 from .block import Phase
 from .measure import State
 from .row import Row

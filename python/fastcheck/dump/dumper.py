@@ -12,19 +12,19 @@ from fastcheck.calls.selection import Names, make_selection
 from fastcheck.calls.tracker import Listener, ModuleTracker
 from fastcheck.dump.storage.files import claim, place_of
 from fastcheck.errors import ConfigError, LogError, explain, local_path, warn
-from fastcheck.reproducibility.process import environment_or_error
+from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.utils.torch.mode_stack import take_off
+from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.rank import own_rank
-from fastcheck.utils.torch.unobserved import unobserved
 from fastcheck.utils.torch.versions import eager_stance
 
+from .dump_writer import DumpSession
 from .from_log import names_of_log
 from .module_calls import ModuleCalls
-from .op_calls import PythonOpCalls
 from .options import Models, Options, check_models, check_options
+from .python_op_calls import PythonOpCalls
 from .recorded_op_calls import RecordedOpCalls
 from .reference import Reference
-from .session import DumpSession
 from .stored import DumpedState
 
 __all__ = ["Dumper"]

@@ -12,9 +12,9 @@ from fastcheck.calls.selection import CallName, Selection
 from fastcheck.calls.tracker import Listener, Running
 from fastcheck.record.format import Flag
 from fastcheck.utils.torch.operators import describe_tensor, plain_value
-from fastcheck.utils.torch.unobserved import is_unobserved
+from fastcheck.utils.torch.own_operators import is_unobserved
 
-from .session import DumpSession
+from .dump_writer import DumpSession
 
 __all__ = ["ModuleCalls"]
 

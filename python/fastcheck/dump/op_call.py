@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.namer import Forward
 from fastcheck.calls.selection import CallName
 from fastcheck.utils.torch.operators import OpInfo

@@ -10,8 +10,8 @@ from typing import Any, Optional
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastcheck.calls.calls import ModuleNode
 from fastcheck.calls.modes import PLAIN_DISPATCH, is_fake, is_passed_by
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.namer import recomputes
 from fastcheck.calls.selection import Selection
 from fastcheck.dump.storage.files import json_text
@@ -19,8 +19,8 @@ from fastcheck.record.naming import OUTSIDE
 from fastcheck.record.site import Site
 from fastcheck.utils.torch.operators import describe_tensor, plain_value
 
-from .op_calls import OpCalls
-from .session import DumpSession
+from .dump_writer import DumpSession
+from .python_op_calls import OpCalls
 
 __all__ = ["RecordedOpCalls"]
 

@@ -18,11 +18,11 @@ import torch
 from fastcheck.record.format import DTYPES
 from fastcheck.statistics.elements import compare_elements
 from fastcheck.statistics.thresholds import make_thresholds, rounding_unit
-from fastcheck.utils.torch.elsewhere import Elsewhere, compute
-from fastcheck.utils.torch.unobserved import unobserved
+from fastcheck.utils.torch.own_operators import unobserved
+from fastcheck.utils.torch.run_on_device import Elsewhere, compute
 
+from .dump_writer import DumpSession
 from .rounding import movement
-from .session import DumpSession
 
 if TYPE_CHECKING:
     from fastcheck.utils.torch.operators import OpInfo

@@ -15,8 +15,8 @@ import torch
 
 from fastcheck.record.format import DTYPES
 from fastcheck.statistics.thresholds import rounding_unit
-from fastcheck.utils.torch.elsewhere import Elsewhere, compute
 from fastcheck.utils.torch.operators import OpInfo, tensors_of
+from fastcheck.utils.torch.run_on_device import Elsewhere, compute
 
 __all__ = ["movement"]
 

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import torch
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.selection import CallName, Selection
 from fastcheck.calls.stored import StoredTensor, gradients_of, parameter_ids, parameters_of
 from fastcheck.calls.tracker import Listener, ModuleTracker
@@ -16,7 +16,7 @@ from fastcheck.utils.torch.operators import describe_tensor
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 
-from .session import DumpSession
+from .dump_writer import DumpSession
 
 __all__ = ["DumpedState"]
 

@@ -21,7 +21,7 @@ from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
 from fastcheck.record.site import MAX_SITES, Site
 from fastcheck.utils.reading import open_regular, read_json, read_json_lines
 
-from .records import Piece, read_all
+from .record_file import Piece, read_all
 from .view import LogView, RankLog, merge_ranks
 
 __all__ = [

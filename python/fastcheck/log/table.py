@@ -23,7 +23,7 @@ from fastcheck.record.site import Site
 from fastcheck.record.statistics import statistics_columns
 
 from .reader import log_parts, read_sites_and_meta
-from .records import read_pieces
+from .record_file import read_pieces
 
 __all__ = ["COLUMNS", "log_table", "named_table"]
 

@@ -11,9 +11,9 @@ from typing import NoReturn, Optional, Union
 
 import torch
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, did_you_mean, explain, warn
-from fastcheck.monitor.hooks.hookable import check_built, check_hookable, takes_hooks
+from fastcheck.monitor.hooks.hook_support import check_built, check_hookable, takes_hooks
 from fastcheck.monitor.hooks.module_hooks import ForwardPreHook
 from fastcheck.monitor.hooks.module_tree import ModuleTree
 from fastcheck.monitor.hooks.other_processes import follow_forks

@@ -12,9 +12,9 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 import torch
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, explain, warn
-from fastcheck.log.steps import StepRow
+from fastcheck.log.step_table import StepRow
 from fastcheck.log.table import named_table
 from fastcheck.log.writer import RecordLog
 from fastcheck.monitor.distributed.join import follow
@@ -23,17 +23,17 @@ from fastcheck.monitor.distributed.replicas import ReplicaMismatch, replica_chec
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
 from fastcheck.monitor.hooks.graphs.capture import GraphFollower, followers
-from fastcheck.monitor.hooks.modules import ModuleObserver
-from fastcheck.monitor.hooks.steps import StepWatcher
-from fastcheck.monitor.hooks.stored.reader import StateReader
+from fastcheck.monitor.hooks.module_observer import ModuleObserver
+from fastcheck.monitor.hooks.step_watcher import StepWatcher
+from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.op_level.hooks import OpModuleObserver
-from fastcheck.monitor.op_level.session import OpSession
+from fastcheck.monitor.op_level.op_session import OpSession
 from fastcheck.monitor.op_level.stored import OpState
-from fastcheck.monitor.session.boundary import StepBoundary
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.session.stop import StopHandler
+from fastcheck.monitor.session.step_boundary import StepBoundary
+from fastcheck.monitor.session.stop_handler import StopHandler
 from fastcheck.record.event import Event
 from fastcheck.record.site import SiteTable
 from fastcheck.report.error import OverflowDetected

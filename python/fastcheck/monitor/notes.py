@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fastcheck.backends.triton import backend as triton
-from fastcheck.calls.calls import ModuleNode
-from fastcheck.monitor.op_level.session import OpSession
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.monitor.op_level.op_session import OpSession
 from fastcheck.monitor.session.evidence import report_of_step
 from fastcheck.monitor.session.schedule import STILL_STEPS
 from fastcheck.monitor.session.session import Session

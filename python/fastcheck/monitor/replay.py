@@ -17,7 +17,7 @@ from fastcheck.monitor.session.evidence import are_skipped
 from fastcheck.monitor.session.options import Stop, Training
 from fastcheck.monitor.session.session import Session
 from fastcheck.report.error import OverflowDetected
-from fastcheck.report.stop import Dumped, ReplayOutcome
+from fastcheck.report.stop_report import Dumped, ReplayOutcome
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.training_state import Generators, SavedTensors, TrainingState
 from fastcheck.utils.torch.versions import GradScaler

@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import Optional
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.dump.on_stop.captured_op import OpCaptures
 from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
-from fastcheck.monitor.op_level.session import OpSession
+from fastcheck.monitor.op_level.op_session import OpSession
 from fastcheck.monitor.session.session import Session
 
 __all__ = ["make_stop_dumper"]

@@ -10,7 +10,7 @@ from typing import Callable, Optional, Union
 import numpy as np
 
 from fastcheck.errors import ConfigError, explain, first_line, warn
-from fastcheck.log.steps import StepRow
+from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.session.session import Session
 from fastcheck.verdict.step import Step
 from fastcheck.watch.event import WatchEvent, WatchWarning, check_kind, needs_callable, to_table

@@ -1,7 +1,7 @@
 """The stop report: its data, its text and its advice, and the actions that deliver it.
 
-``stop`` is the report as data, ``render`` its text, ``advice`` its suggestions; ``build`` and
-``from_log`` make one. ``page`` makes an HTML page of a log.
+``stop_report`` is the report as data, ``render`` its text, ``advice`` its suggestions; ``build``
+and ``from_log`` make one. ``page`` makes an HTML page of a log.
 
 Imports ``log``, ``record`` and ``utils``.
 """

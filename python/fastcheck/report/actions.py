@@ -10,7 +10,8 @@ from fastcheck.report.render import brief
 
 if TYPE_CHECKING:
     from fastcheck.record.event import Event
-    from fastcheck.report.stop import StopReport
+
+    from .stop_report import StopReport
 
 
 class CallbackSink:

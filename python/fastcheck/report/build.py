@@ -11,7 +11,7 @@ import numpy as np
 from fastcheck.record.event import Event
 from fastcheck.record.site import Site, SiteTable
 
-from .stop import StopReport
+from .stop_report import StopReport
 
 __all__ = ["Evidence", "Records", "argument_records", "make_report"]
 

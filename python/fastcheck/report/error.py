@@ -8,7 +8,8 @@ from fastcheck.errors import FastcheckError
 
 if TYPE_CHECKING:
     from fastcheck.record.event import Event
-    from fastcheck.report.stop import StopReport
+
+    from .stop_report import StopReport
 
 
 __all__ = ["OverflowDetected"]

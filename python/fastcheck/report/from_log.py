@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fastcheck.log.view import LogView
     from fastcheck.record.event import Event
 
-    from .stop import StopReport
+    from .stop_report import StopReport
 
 __all__ = ["report_from_log"]
 

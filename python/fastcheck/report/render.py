@@ -13,7 +13,6 @@ from fastcheck.record.format import Verdict
 from fastcheck.record.naming import module_name
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.advice.choose import advise
-from fastcheck.report.stop import StopReport
 from fastcheck.utils.names.style import tensor_place
 from fastcheck.utils.text.layout import (
     GUTTER,
@@ -27,6 +26,7 @@ from fastcheck.utils.text.layout import (
 from fastcheck.utils.text.numbers import format_nonfinite, format_number, format_share
 
 from .spread import is_same_event, spread
+from .stop_report import StopReport
 from .tables import input_lines, last_healthy_lines, statistics_lines, trend_lines
 from .trend import Trend
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastcheck.log.steps import StepRow
+from fastcheck.log.step_table import StepRow
 from fastcheck.log.unobserved import UnreadOp
 from fastcheck.record.format import Verdict
 from fastcheck.record.naming import module_name

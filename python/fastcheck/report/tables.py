@@ -9,7 +9,7 @@ from fastcheck.utils.names.style import tensor_place
 from fastcheck.utils.text.layout import is_logarithmic, sparkline, table, wrap
 from fastcheck.utils.text.numbers import format_number, format_share
 
-from .stop import StopReport
+from .stop_report import StopReport
 from .trend import Trend
 
 __all__ = ["input_lines", "last_healthy_lines", "statistics_lines", "trend_lines"]

@@ -12,7 +12,7 @@ from typing import Callable, Optional
 import numpy as np
 import torch
 
-from fastcheck.backends.records import host_observers
+from fastcheck.backends.complete_records import host_observers
 from fastcheck.record.format import RECORD_DTYPE, nonfinite
 
 from .cursor import Cursor, new_cursor

@@ -11,7 +11,7 @@ import torch
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.extension import compiled
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
-from fastcheck.utils.torch.seen import SeenTensors
+from fastcheck.utils.torch.seen_tensors import SeenTensors
 
 from .host import HostRing
 

@@ -18,7 +18,7 @@ from fastcheck.errors import (
     explain,
     local_path,
 )
-from fastcheck.reproducibility.process import environment
+from fastcheck.reproducibility.environment import environment
 from fastcheck.statistics.functions import stats
 from fastcheck.statistics.stats import Stats
 from fastcheck.utils.torch.readable import unreadable_reason

@@ -18,7 +18,7 @@ import torch
 from fastcheck._version import __version__
 from fastcheck.errors import ConfigError, did_you_mean, explain
 from fastcheck.extension import status
-from fastcheck.reproducibility.process import package_versions
+from fastcheck.reproducibility.environment import package_versions
 
 from .checks import (
     Fault,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fastcheck.backends.records import record, record_list
+from fastcheck.backends.complete_records import record, record_list
 from fastcheck.backends.table import backend_for
 from fastcheck.extension import status
 from fastcheck.record.format import RECORD_BYTES, offset_of

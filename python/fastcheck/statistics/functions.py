@@ -8,7 +8,7 @@ from typing import Union, overload
 
 import torch
 
-from fastcheck.backends.records import record, record_list
+from fastcheck.backends.complete_records import record, record_list
 from fastcheck.backends.table import backend_for
 from fastcheck.errors import UnsupportedTensorError, choice
 from fastcheck.extension import extension, status

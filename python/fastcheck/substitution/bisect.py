@@ -15,7 +15,7 @@ import torch
 
 from fastcheck.calls.selection import CallName, Names, Selection, make_selection
 from fastcheck.errors import ConfigError, choice, explain
-from fastcheck.utils.torch.elsewhere import Elsewhere
+from fastcheck.utils.torch.run_on_device import Elsewhere
 
 from .override import Override, override
 

@@ -21,8 +21,8 @@ from fastcheck.calls.selection import CallName, Names, Selection, make_selection
 from fastcheck.calls.tracker import ModuleTracker
 from fastcheck.errors import ConfigError, explain, warn
 from fastcheck.record.site import SiteTable
-from fastcheck.utils.torch.elsewhere import Elsewhere
 from fastcheck.utils.torch.operators import op_info
+from fastcheck.utils.torch.run_on_device import Elsewhere
 from fastcheck.utils.torch.versions import eager_stance
 
 __all__ = ["Override", "override"]

@@ -6,7 +6,7 @@ from typing import Optional
 
 import numpy as np
 
-from fastcheck.calls.calls import Call
+from fastcheck.calls.module_calls import Call
 from fastcheck.record.format import NONFINITE_COUNTS, Depth, DeviceMode, Flag, Verdict
 from fastcheck.record.statistics import statistics_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from fastcheck.calls.calls import Call, CallLog
+from fastcheck.calls.module_calls import Call, CallLog
 from fastcheck.record.site import SiteTable
 
 from .finding import Finding

@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
-from fastcheck.calls.calls import Call
+from fastcheck.calls.module_calls import Call
 
 from .finding import Finding, is_event
 from .module_level import Judge

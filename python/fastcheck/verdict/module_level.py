@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Callable, Optional
 
-from fastcheck.calls.calls import Call, CallLog, ModuleNode
+from fastcheck.calls.module_calls import Call, CallLog, ModuleNode
 from fastcheck.record.format import Verdict
 from fastcheck.record.site import SiteTable
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcheck.calls.calls import Call
+from fastcheck.calls.module_calls import Call
 from fastcheck.verdict.op_level.finding import OpFinding
 from fastcheck.verdict.op_level.judge import OpJudge
 

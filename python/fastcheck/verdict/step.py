@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Optional, Protocol
 
-from fastcheck.calls.calls import CallLog
+from fastcheck.calls.module_calls import CallLog
 from fastcheck.record.format import Verdict
 from fastcheck.utils.torch.versions import GradScaler
 

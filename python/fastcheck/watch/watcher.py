@@ -9,7 +9,7 @@ from typing import Optional
 
 import numpy as np
 
-from fastcheck.log.steps import StepRow
+from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import DTYPES
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.text.numbers import format_number

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fastcheck
+from fastcheck.backends.complete_records import record as whole_record
 from fastcheck.backends.portable import checksum as sum64
 from fastcheck.backends.portable import many
 from fastcheck.backends.portable import one as portable_one
@@ -19,7 +20,6 @@ from fastcheck.backends.portable.any_nonfinite import any_nonfinite
 from fastcheck.backends.portable.constants import constant
 from fastcheck.backends.portable.formats import FORMATS
 from fastcheck.backends.portable.traversal import dtype_and_order
-from fastcheck.backends.records import record as whole_record
 from fastcheck.utils.torch.readable import unreadable_reason
 from support.helpers import assert_same
 from support.records.portable import ALL, SMALL, check, observed, observed_list

@@ -13,8 +13,8 @@ from torch import nn
 
 import fastcheck
 from fastcheck.extension import status
-from fastcheck.monitor.hooks import modules
-from fastcheck.monitor.hooks.modules import ModuleObserver
+from fastcheck.monitor.hooks import module_observer
+from fastcheck.monitor.hooks.module_observer import ModuleObserver
 from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.host import HostRing
 from support.programs.recorder_models import MODELS, NAN, Block, Poison, outcome
@@ -38,7 +38,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modules, "make_module_recorder", lambda recorder, node: None)
+    monkeypatch.setattr(module_observer, "make_module_recorder", lambda recorder, node: None)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastcheck.log.reader import read_log
-from fastcheck.log.steps import step_rows
+from fastcheck.log.step_table import step_rows
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.site import SiteTable
 from fastcheck.record.statistics import statistics_columns

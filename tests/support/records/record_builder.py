@@ -10,7 +10,7 @@ import numpy as np
 from fastcheck.record.event import Event
 from fastcheck.record.format import DTYPES, RECORD_DTYPE, Flag, Verdict
 from fastcheck.record.site import Site
-from fastcheck.report.stop import StopReport
+from fastcheck.report.stop_report import StopReport
 
 
 def record(

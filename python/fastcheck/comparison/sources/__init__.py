@@ -2,6 +2,6 @@
 
 Each returns its side as Blocks (``comparison.block``).
 
-Imports ``comparison``, ``comparison.along``, ``dump``, ``log``, ``record``, ``statistics`` and
+Imports ``comparison``, ``comparison.over_time``, ``dump``, ``log``, ``record``, ``statistics`` and
 ``utils``.
 """

@@ -14,7 +14,7 @@ from fastcheck.dump.storage.files import places_in
 from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
 from fastcheck.errors import CompareError, explain
 from fastcheck.log.reader import log_parts, read_sites_and_meta
-from fastcheck.log.records import read_all
+from fastcheck.log.record_file import read_all
 from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES
 
 from .log import SiteLookup, by_rank

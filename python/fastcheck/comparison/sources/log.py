@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from fastcheck.comparison.along.schedules import Schedules, schedules_of
 from fastcheck.comparison.block import Block, Kind, Phase
 from fastcheck.comparison.names import Name, NameTable, Renaming, plain_label
+from fastcheck.comparison.over_time.schedules import Schedules, schedules_of
 from fastcheck.errors import CompareError, explain
 from fastcheck.log.reader import find_logs, log_parts, read_schedule, read_sites_and_meta
-from fastcheck.log.records import check_version, count_records, read_span
+from fastcheck.log.record_file import check_version, count_records, read_span
 from fastcheck.record.format import DTYPES
 from fastcheck.record.site import Site
 from fastcheck.record.validity import is_valid

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
 
-from fastcheck.calls.calls import ModuleNode
-from fastcheck.dump.session import DumpSession
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.dump.dump_writer import DumpSession
 from fastcheck.dump.storage.files import claim, place_of
 from fastcheck.dump.storage.shards import MEMORY_BYTES, Slot
 from fastcheck.errors import ConfigError, LogError
@@ -20,12 +20,12 @@ from fastcheck.log.reader import read_log
 from fastcheck.record.format import NONFINITE_COUNTS, Depth
 from fastcheck.record.naming import OUTSIDE, module_name
 from fastcheck.record.site import Site
-from fastcheck.report.stop import Dumped
-from fastcheck.reproducibility.process import environment_or_error
+from fastcheck.report.stop_report import Dumped
+from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.utils.torch.operators import describe_tensor, inputs_of, others_of
+from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.training_state import Generators
-from fastcheck.utils.torch.unobserved import unobserved
 
 from .captured_module import CapturedModule, Labelled, pickled
 from .captured_op import CapturedOp, OpCaptures

@@ -1,8 +1,8 @@
 """Hooks on modules, gradients, optimizers, GradScaler, CUDA graphs and compiled code.
 
-``modules`` and ``optimizers`` have the hooks, ``steps`` finds step boundaries, with ``boundaries``
-for unusual loops. ``stored`` reads parameters, gradients and buffers, ``protect`` keeps bad updates
-out of the weights, ``graphs`` follows captured graphs.
+``module_observer`` and ``optimizers`` have the hooks, ``step_watcher`` finds step boundaries, with
+``boundaries`` for unusual loops. ``stored`` reads parameters, gradients and buffers, ``protect``
+keeps bad updates out of the weights, ``graphs`` follows captured graphs.
 
 Imports ``backends``, ``calls``, ``monitor.session``, ``monitor.weight_updates``, ``record``,
 ``ring``, ``utils`` and ``verdict``.

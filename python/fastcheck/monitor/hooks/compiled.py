@@ -15,11 +15,11 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from fastcheck.calls.calls import Call, ModuleNode
+from fastcheck.calls.module_calls import Call, ModuleNode
 
 from . import traced
 from .module_hooks import ForwardHook, ForwardPreHook, GradientHook
-from .modules import ModuleObserver
+from .module_observer import ModuleObserver
 from .traced import Traced
 
 __all__ = ["Connection", "connect", "is_available", "keep_out", "set_hook_id"]

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import torch
 
-from .steps import StepWatcher
+from .step_watcher import StepWatcher
 
 __all__ = ["FlatOptimizer", "GradientParts"]
 

@@ -10,12 +10,12 @@ from typing import Any, Optional
 
 import torch
 
-from fastcheck.monitor.hooks.stored.reader import StateReader
+from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.site import Site
 from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
-from fastcheck.utils.torch.unobserved import unobserved
 from fastcheck.verdict.step import Step
 
 __all__ = ["LossReader"]

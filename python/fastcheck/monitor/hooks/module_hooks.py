@@ -1,7 +1,7 @@
 """ForwardPreHook, ForwardHook and GradientHook, which are registered on modules and tensors.
 
 A copy of one (deepcopy, pickle) does nothing. Each passes its call to the recorder in C++ first,
-and to the ModuleObserver (``modules.py``) where the recorder has left it undone.
+and to the ModuleObserver (``module_observer.py``) where the recorder has left it undone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, Protocol
 
 import torch
 
-from fastcheck.calls.calls import Call, ModuleNode
+from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.versions import unwrap_compiled
 

@@ -23,7 +23,7 @@ from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.versions import GradScaler
 
 from .functions import wrap_backward, wrap_clipping
-from .steps import StepWatcher
+from .step_watcher import StepWatcher
 
 __all__ = ["step_ends", "tell_step_end", "watchers"]
 

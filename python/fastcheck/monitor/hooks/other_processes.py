@@ -11,7 +11,7 @@ import weakref
 
 import torch
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import warn
 from fastcheck.monitor.session.session import Session
 

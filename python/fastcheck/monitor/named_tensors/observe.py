@@ -6,7 +6,7 @@ import torch
 
 from fastcheck.errors import ConfigError, explain
 from fastcheck.monitor.hooks.compiled import keep_out
-from fastcheck.monitor.hooks.modules import ModuleObserver, last_pass
+from fastcheck.monitor.hooks.module_observer import ModuleObserver, last_pass
 from fastcheck.monitor.hooks.traced import Traced, trace_named
 from fastcheck.monitor.op_level.hooks import OpModuleObserver
 from fastcheck.utils.torch.patching import Listeners

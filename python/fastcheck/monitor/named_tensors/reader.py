@@ -9,9 +9,9 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from fastcheck.calls.calls import Call, ModuleNode, new_call
+from fastcheck.calls.module_calls import Call, ModuleNode, new_call
 from fastcheck.errors import warn
-from fastcheck.monitor.hooks.modules import ModuleObserver
+from fastcheck.monitor.hooks.module_observer import ModuleObserver
 from fastcheck.monitor.hooks.traced import Traced
 from fastcheck.record.format import Flag
 from fastcheck.ring.reader import IS_BAD, IS_NEW, TOKEN_SHIFT

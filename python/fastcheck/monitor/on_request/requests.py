@@ -13,10 +13,10 @@ import torch
 from fastcheck.calls.optimizer_steps import NoOptimizerListener, optimizer_listeners
 from fastcheck.errors import first_line, warn
 from fastcheck.monitor.hooks.optimizers import step_ends
-from fastcheck.monitor.hooks.steps import StepWatcher
+from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.session.stop import StopHandler
-from fastcheck.report.stop import StopReport
+from fastcheck.monitor.session.stop_handler import StopHandler
+from fastcheck.report.stop_report import StopReport
 
 from .asking import SignalFlag, TouchedFile
 from .running import Install, OpLevelSteps, RequestedSteps, StepDumps

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, did_you_mean, explain
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.options import ROLES

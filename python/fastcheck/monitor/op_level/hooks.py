@@ -10,14 +10,14 @@ from typing import Any, Optional
 
 import torch
 
-from fastcheck.calls.calls import Call, ModuleNode, new_call
+from fastcheck.calls.module_calls import Call, ModuleNode, new_call
 from fastcheck.extension import extension
 from fastcheck.monitor.hooks.module_hooks import ForwardHook, ForwardPreHook
-from fastcheck.monitor.hooks.modules import ModuleObserver, last_pass
-from fastcheck.monitor.hooks.stored.reader import StateReader
+from fastcheck.monitor.hooks.module_observer import ModuleObserver, last_pass
+from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.hooks.traced import Traced
 
-from .session import OpSession
+from .op_session import OpSession
 
 __all__ = ["OpModuleObserver"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.extension import extension
 from fastcheck.monitor.session.overflow_status import ROLE as STATUS_ROLE
 from fastcheck.record.naming import OUTSIDE

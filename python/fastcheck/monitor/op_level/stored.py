@@ -7,8 +7,8 @@ from typing import Any, Optional
 
 import torch
 
-from fastcheck.calls.calls import ModuleNode
-from fastcheck.monitor.hooks.stored.reader import StateReader, stored_in
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.monitor.hooks.stored.state_reader import StateReader, stored_in
 from fastcheck.utils.torch.readable import can_hold_nonfinite
 from fastcheck.verdict.finding import Finding
 from fastcheck.verdict.op_level.judge import OpJudge

@@ -15,9 +15,9 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.log.history import History
-from fastcheck.log.steps import StepRow, StepTable
+from fastcheck.log.step_table import StepRow, StepTable
 from fastcheck.log.unobserved import UnreadOp, to_meta
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.event import Event

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from fastcheck.calls.calls import Call
+from fastcheck.calls.module_calls import Call
 from fastcheck.record.format import Verdict
 from fastcheck.report.build import Evidence, argument_records, make_report
-from fastcheck.report.stop import StopReport
+from fastcheck.report.stop_report import StopReport
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.finding import Finding
 from fastcheck.verdict.op_level.finding import OpFinding

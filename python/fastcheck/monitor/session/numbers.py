@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 
 from fastcheck.record.site import Site, SiteTable
+from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.streams import streams_of
-from fastcheck.utils.torch.unobserved import unobserved
 from fastcheck.verdict.step import Step
 
 __all__ = ["StepNumbers"]

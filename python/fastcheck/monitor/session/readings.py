@@ -13,7 +13,7 @@ import torch
 
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for
-from fastcheck.calls.calls import Call
+from fastcheck.calls.module_calls import Call
 from fastcheck.calls.recorder import make_lock, make_recorder
 from fastcheck.errors import FastcheckError, warn
 from fastcheck.record.format import RECORD_DTYPE
@@ -32,7 +32,7 @@ from fastcheck.ring.reader import (
     make_reader,
 )
 from fastcheck.utils.torch.rank import Ranks
-from fastcheck.utils.torch.seen import make_seen
+from fastcheck.utils.torch.seen_tensors import make_seen
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.verdict.journal import (
     CallEnded,
@@ -51,7 +51,7 @@ from .overflow_status import StatusReader
 
 if TYPE_CHECKING:
     from fastcheck.calls.recorder import HookRecorder
-    from fastcheck.utils.torch.seen import SeenTensors
+    from fastcheck.utils.torch.seen_tensors import SeenTensors
     from fastcheck.verdict.step import Step, Tape
 
 __all__ = ["SessionReadings"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.reproducibility.inventory import describe_optimizer
-from fastcheck.reproducibility.process import environment_or_error
 
 from .config import Config
 from .event_store import EventStore

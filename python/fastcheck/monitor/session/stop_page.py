@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fastcheck.log.reader import log_parts
 from fastcheck.report.page.write import write_page
-from fastcheck.report.stop import StopReport
+from fastcheck.report.stop_report import StopReport
 
 __all__ = ["PAGE", "with_page", "write_stop_page"]
 

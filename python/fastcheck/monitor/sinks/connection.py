@@ -9,11 +9,11 @@ from typing import Optional
 import numpy as np
 
 from fastcheck.errors import printable, warn
-from fastcheck.log.steps import StepRow
+from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.session.stop import StopHandler
+from fastcheck.monitor.session.stop_handler import StopHandler
 from fastcheck.report.error import OverflowDetected
-from fastcheck.report.stop import StopReport
+from fastcheck.report.stop_report import StopReport
 from fastcheck.verdict.step import Step
 
 from .scalars import StepFacts, step_scalars

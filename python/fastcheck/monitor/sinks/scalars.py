@@ -8,7 +8,7 @@ from typing import Optional
 
 import numpy as np
 
-from fastcheck.log.steps import StepRow
+from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import DTYPES, Depth, DeviceMode, nonfinite
 from fastcheck.record.statistics import FLOAT_FORMATS
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_ids
 from fastcheck.utils.torch.sharding import local
 from fastcheck.verdict.step import Step

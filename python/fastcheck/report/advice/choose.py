@@ -22,7 +22,7 @@ from .case import Advice, Case
 from .stored import collective, gradient, gradient_norm, loss, stored
 
 if TYPE_CHECKING:
-    from fastcheck.report.stop import StopReport
+    from fastcheck.report.stop_report import StopReport
 
 __all__ = ["Advice", "advise"]
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from fastcheck.errors import LogError, explain
 from fastcheck.log.reader import find_logs, log_parts, read_event_lines, read_sites_and_meta
-from fastcheck.log.records import count_records, read_pieces, read_span
-from fastcheck.log.steps import StepRow, StepStream
+from fastcheck.log.record_file import count_records, read_pieces, read_span
+from fastcheck.log.step_table import StepRow, StepStream
 from fastcheck.log.view import lost_site
 from fastcheck.record.format import NONFINITE_COUNTS, RECORD_DTYPE, RECORD_VERSION, nonfinite
 from fastcheck.record.site import Site

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastcheck._version import __version__
 from fastcheck.errors import printable
-from fastcheck.log.steps import StepRow
+from fastcheck.log.step_table import StepRow
 from fastcheck.record.event import Event
 from fastcheck.record.format import DTYPES, VERDICT_MASK, VERDICT_SHIFT, Verdict
 from fastcheck.record.site import Site

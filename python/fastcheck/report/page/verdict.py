@@ -12,7 +12,7 @@ from typing import Optional
 from fastcheck.errors import printable
 from fastcheck.report.advice.choose import advise
 from fastcheck.report.render import headline, report_sections
-from fastcheck.report.stop import StopReport
+from fastcheck.report.stop_report import StopReport
 from fastcheck.utils.text.numbers import format_steps
 
 from .collect import Collected

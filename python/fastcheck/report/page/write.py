@@ -11,7 +11,7 @@ from typing import Optional, Union
 
 from fastcheck.errors import LogError, explain
 from fastcheck.report.from_log import report_from_log
-from fastcheck.report.stop import StopReport
+from fastcheck.report.stop_report import StopReport
 from fastcheck.utils.names.style import STYLES
 
 from .collect import collect, newest_log

@@ -6,7 +6,7 @@ from typing import Optional
 
 import torch
 
-from .unobserved import unobserved
+from .own_operators import unobserved
 
 __all__ = ["values_of"]
 

@@ -13,8 +13,8 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from fastcheck.calls.calls import ModuleNode
-from fastcheck.monitor.hooks.steps import StepWatcher
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.streams import DeviceStreams, streams_of
 

@@ -11,7 +11,7 @@ import copy
 import itertools
 from typing import TYPE_CHECKING, Any, Optional
 
-from fastcheck.calls.calls import Call, new_call
+from fastcheck.calls.module_calls import Call, new_call
 from fastcheck.monitor.weight_updates.updates import UpdateInfo
 from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.graph_slots import GraphSlots

@@ -14,7 +14,7 @@ from fastcheck.record.site import Site
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.sharding import is_part
 
-from .reader import StateReader
+from .state_reader import StateReader
 
 __all__ = ["GradientWatcher"]
 

@@ -8,9 +8,9 @@ from typing import NamedTuple, Optional
 
 import torch
 
+from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
-from fastcheck.utils.torch.unobserved import unobserved
 
 __all__ = ["HandChanges"]
 

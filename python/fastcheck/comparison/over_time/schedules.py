@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
-from fastcheck.comparison.settings import NOT_THERE, Setting
+from fastcheck.comparison.nested_diff import NOT_THERE, Setting
 
 __all__ = ["Schedules", "parted", "schedules_of"]
 

@@ -15,7 +15,7 @@ from torch import nn
 import fastcheck
 from fastcheck.cli.main import main
 from fastcheck.log.reader import read_log
-from fastcheck.log.steps import StepRow, step_rows
+from fastcheck.log.step_table import StepRow, step_rows
 from support.programs.training import Net, batches, stopped
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
@@ -166,6 +166,6 @@ class TestOfALog:
     def test_rows_of_a_damaged_meta_file_are_left_out(self) -> None:
         good = {"step": 1, "overflow": False, "scale": 2.0, "loss": None}
         bad: list[Any] = [7, {"step": "x"}, {"step": 1e999, "overflow": 1}, {"overflow": 0}]
-        from fastcheck.log.steps import _written
+        from fastcheck.log.step_table import _written
 
         assert [row.scale for row in _written({"steps": [*bad, good], "scaling": 5}, 0)] == [2.0]

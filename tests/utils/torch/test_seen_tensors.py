@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcheck import _C
-from fastcheck.utils.torch import seen as seen_module
-from fastcheck.utils.torch.seen import PythonSeenTensors, SeenTensors, make_seen
+from fastcheck.utils.torch import seen_tensors
+from fastcheck.utils.torch.seen_tensors import PythonSeenTensors, SeenTensors, make_seen
 
 BOTH = pytest.mark.parametrize(
     "make", [_C.SeenTensors, PythonSeenTensors], ids=["extension", "python"]
@@ -212,5 +212,5 @@ def test_both_answer_alike(data: st.DataObject) -> None:
 
 def test_python_stands_in_for_a_missing_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(make_seen(), _C.SeenTensors)
-    monkeypatch.setattr(seen_module, "compiled", lambda: None)
+    monkeypatch.setattr(seen_tensors, "compiled", lambda: None)
     assert isinstance(make_seen(), PythonSeenTensors)

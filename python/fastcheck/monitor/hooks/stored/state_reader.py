@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from fastcheck.backends.table import backend_for
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, gradients_of, parameter_ids, parameters_of
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates.squares import LargeSquares

@@ -8,14 +8,14 @@ from typing import Any, Optional
 import numpy as np
 import torch
 
-from fastcheck.backends.records import host_observers
+from fastcheck.backends.complete_records import host_observers
 from fastcheck.errors import UnsupportedTensorError
 from fastcheck.extension import status
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, Depth, Flag, nonfinite
 from fastcheck.statistics.functions import stats
+from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_read, unreadable_reason
-from fastcheck.utils.torch.unobserved import unobserved
 
 from .values import ValueStore
 

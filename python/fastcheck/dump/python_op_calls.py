@@ -10,7 +10,6 @@ from fastcheck.calls.modes import ApiCalls, OpMode
 from fastcheck.calls.namer import CallNamer
 from fastcheck.calls.selection import Selection
 from fastcheck.calls.tracker import Listener, ModuleTracker, Running
-from fastcheck.dump.op_call import OpCall
 from fastcheck.record.format import Flag
 from fastcheck.record.naming import OUTSIDE
 from fastcheck.record.site import Site
@@ -23,8 +22,9 @@ from fastcheck.utils.torch.operators import (
 )
 from fastcheck.utils.torch.uninitialised import FreshMemory
 
+from .dump_writer import DumpSession
+from .op_call import OpCall
 from .reference import Reference
-from .session import DumpSession
 
 __all__ = ["OpCalls", "PythonOpCalls"]
 

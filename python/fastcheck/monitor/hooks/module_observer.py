@@ -15,10 +15,10 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from fastcheck.calls.calls import Call, ModuleNode, new_call
+from fastcheck.calls.module_calls import Call, ModuleNode, new_call
 from fastcheck.calls.recorder import make_module_recorder
 from fastcheck.errors import FastcheckError
-from fastcheck.monitor.hooks.stored.reader import StateReader
+from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag
 from fastcheck.ring.reader import IS_BAD, IS_NEW, NEEDS_GRADIENT, TOKEN_SHIFT

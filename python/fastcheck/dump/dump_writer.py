@@ -11,7 +11,7 @@ import torch
 
 from fastcheck.calls.recorder import make_lock
 from fastcheck.dump.storage.files import CALLS, INDEX, REFERENCE, json_text, write_json
-from fastcheck.dump.storage.records import RecordWriter
+from fastcheck.dump.storage.record_writer import RecordWriter
 from fastcheck.dump.storage.shards import ShardWriter
 from fastcheck.dump.storage.values import ValueStore
 from fastcheck.errors import warn

@@ -9,7 +9,7 @@ from fastcheck.errors import warn
 from fastcheck.monitor.distributed.replicas import ReplicaCheck, ReplicaMismatch
 
 from .session import Session
-from .stop import StopHandler
+from .stop_handler import StopHandler
 
 __all__ = ["StepBoundary"]
 

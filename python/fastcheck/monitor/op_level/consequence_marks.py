@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fastcheck.calls.calls import ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.readable import can_hold_nonfinite
 

@@ -14,7 +14,7 @@ import torch
 from fastcheck.errors import first_line
 
 from .operators import OpInfo, inputs_of, op_info, outputs_of, tensors_of
-from .unobserved import unobserved
+from .own_operators import unobserved
 
 __all__ = ["Elsewhere", "compute"]
 

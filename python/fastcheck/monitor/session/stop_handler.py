@@ -18,7 +18,7 @@ from fastcheck.record.format import RECORD_DTYPE, Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.actions import CallbackSink, ConsoleSink, RaisingSink
 from fastcheck.report.spread import pending_lines
-from fastcheck.report.stop import Dumped, StopReport
+from fastcheck.report.stop_report import Dumped, StopReport
 from fastcheck.verdict.finding import Finding
 from fastcheck.verdict.policy import Decision
 from fastcheck.verdict.step import Step

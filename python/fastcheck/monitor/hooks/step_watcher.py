@@ -14,17 +14,17 @@ from typing import Any, Callable, Optional
 import torch
 
 from fastcheck.errors import LearningRateWarning, warn
+from fastcheck.monitor.hooks.boundaries.turns import Turns, other_optimizers
+from fastcheck.monitor.hooks.boundaries.unfinished import UnfinishedSteps
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
 from fastcheck.monitor.hooks.protect.protection import WeightProtection
 from fastcheck.monitor.hooks.stored.gradients import GradientWatcher
-from fastcheck.monitor.hooks.stored.reader import StateReader
+from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
 
-from .boundaries.turns import Turns, other_optimizers
-from .boundaries.unfinished import UnfinishedSteps
 from .losses import LossReader
 from .module_tree import ModuleTree
 

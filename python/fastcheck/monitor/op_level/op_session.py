@@ -11,23 +11,23 @@ import numpy as np
 import torch
 
 from fastcheck.backends.table import backend_for
-from fastcheck.calls.calls import Call, ModuleNode
+from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.errors import ConfigError, explain
 from fastcheck.extension import extension
 from fastcheck.log.unobserved import UnreadOp
 from fastcheck.monitor.session.config import Config
 from fastcheck.record.format import Flag
 from fastcheck.record.site import SiteTable
+from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.rank import Ranks
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.streams import streams_of
-from fastcheck.utils.torch.unobserved import unobserved
 from fastcheck.verdict.journal import Note
 from fastcheck.verdict.module_level import Judge
 from fastcheck.verdict.op_level.finding import OpFinding
 from fastcheck.verdict.op_level.judge import OpJudge
 
-from .consequences import Named, Reach, plain_tensors
+from .consequence_marks import Named, Reach, plain_tensors
 from .deferred import OpReading
 from .filter import filter_options
 from .launch import Launcher, LineNumbers, where
