@@ -5,6 +5,7 @@ cannot run again are listed with a reason.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import fastcheck
+from fastcheck.dump import reference
 from support.paths import ROOT
 from support.programs.dumping import calls, dumped_run, index, place, strict
 from support.programs.training import Net
@@ -89,6 +91,30 @@ def test_without_the_bug_nothing_is_found(
         chain(gelu, torch.randn(32, 16))
     assert not dumper.differences and len(lines(tmp_path)) > 250
     assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("op", "is_different"), [("flip", True), ("gather", True), ("tanh", False)]
+)
+def test_what_only_moves_values_is_held_to_the_bit(
+    op: str, is_different: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = reference._compute_elsewhere
+
+    def off_by_one_ulp(info: Any, *rest: Any) -> Any:
+        results, reason = plain(info, *rest)
+        if op in info.name:
+            results = [result.float().nextafter(torch.tensor(9.0)) for result in results]
+        return results, reason
+
+    monkeypatch.setattr(reference, "_compute_elsewhere", off_by_one_ulp)
+    x = torch.linspace(-1, 1, 32).reshape(4, 8)
+    with warnings.catch_warnings(), fastcheck.Dumper(tmp_path, reference="cpu") as dumper:
+        warnings.simplefilter("ignore", fastcheck.FastcheckWarning)
+        torch.tanh(x).flip(0).gather(1, torch.zeros(4, 2, dtype=torch.long))
+    found = [line["op"] for line in dumper.differences]
+    assert found == [f"aten.{op}"] * is_different
+    assert all(line["allowed"] == 0 for line in dumper.differences)
 
 
 def test_the_same_dtype_says_nothing_on_the_cpu(

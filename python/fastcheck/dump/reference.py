@@ -1,8 +1,10 @@
 """``Dumper(reference="cpu")``: runs every operator again on the CPU and measures the difference.
 
-Where the terms of a result cancel, its error is relative to them: to a result that is 0 in theory
-every rounding is large. What can't be run again is listed with the reason: operators that draw
-random numbers, work in place, communicate, or have no kernel on the CPU.
+Each kind of operator has its own standard: what only moves or chooses values is equal to the bit,
+and everything else is within the thresholds of its dtype. Where the terms of a result cancel, its
+error is relative to them: to a result that is 0 in theory every rounding is large. What can't be
+run again is listed with the reason: operators that draw random numbers, work in place, communicate,
+or have no kernel on the CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 
 from fastcheck.record.format import DTYPES
 from fastcheck.statistics.elements import compare_elements
-from fastcheck.statistics.thresholds import make_thresholds, rounding_unit
+from fastcheck.statistics.thresholds import EXACT, make_thresholds, rounding_unit
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.run_on_device import Elsewhere, compute
 
@@ -94,7 +96,7 @@ class Reference:
             return
         # Rounded to the dtype of the op, which also overflows where the exact result does.
         found = self._compare(actual, expected.to(actual.dtype))
-        allowed = self._thresholds[_CODES[dtype]]
+        allowed = EXACT if call.info.moves_values else self._thresholds[_CODES[dtype]]
         error = math.inf if found.nonfinite else found.distance
         is_different = (
             error > allowed.error
@@ -102,7 +104,7 @@ class Reference:
             or (allowed.error == 0 and found.differing > 0)
         )
         unit, cancels = rounding_unit(_CODES[dtype]), False
-        if is_different and not found.nonfinite and unit:
+        if is_different and not found.nonfinite and unit and allowed is not EXACT:
             by_output = movements()
             summed = by_output[position] / unit if position < len(by_output) else 0.0
             cancels = found.euclidean <= unit * summed

@@ -14,6 +14,7 @@ from fastcheck.record.format import DTYPES
 __all__ = [
     "BY_COARSENESS",
     "COARSENESS",
+    "EXACT",
     "THRESHOLDS",
     "Threshold",
     "coarser_of",

@@ -35,6 +35,15 @@ _METADATA = re.compile(
 )
 
 
+# Their results are elements of their arguments: nothing is rounded.
+_MOVING = re.compile(
+    r"aten\.(amax|amin|cat|clamp|clone|constant_pad_nd|copy|embedding|flip|gather|index|index_select"
+    r"|masked_fill|masked_select|max|max_pool2d_with_indices|maximum|min|minimum|neg"
+    r"|reflection_pad[12]d|relu|repeat|repeat_interleave|replication_pad[12]d|roll|select_scatter"
+    r"|slice_scatter|sort|stack|take|topk|tril|triu|where)"
+)
+
+
 _RANDOM = getattr(torch.Tag, "nondeterministic_seeded", None)
 
 
@@ -75,6 +84,8 @@ class OpInfo:
             "aten.resize_",
             "aten._efficientzerotensor",
         )
+        #: Moves or chooses values, and computes none.
+        self.moves_values = _MOVING.fullmatch(plain) is not None
         #: Looks at the shape of what it is given, never at the values.
         self.ignores_values = plain.startswith("aten.new_") or base.endswith("_like")
         self.is_random = _RANDOM is not None and _RANDOM in getattr(func, "tags", ())
