@@ -77,7 +77,7 @@ def test_a_directory_that_cannot_be_made_does_not_hide_the_stop() -> None:
     [
         "dump.on_stop.stop_dumper.others_of",
         "dump.on_stop.stop_dumper.op_script",
-        "reproducibility.process.environment",
+        "reproducibility.environment.environment",
     ],
 )
 def test_an_error_in_dumping_never_hides_the_stop(

@@ -474,7 +474,7 @@ class TestErrors:
             ({"signal": True}, "signal is none of this system"),
             ({"file": 3}, "file is not a path"),
             ({"file": "a", "level": "module"}, "level"),
-            ({"file": "a", "steps": 0}, "steps is out of range"),
+            ({"file": "a", "steps": 0}, "steps must be an int >= 1"),
             ({"file": "a", "dir": ""}, "dir is not a path"),
             ({"file": "a", "tensors": 1}, "tensors must be a bool"),
             ({"file": "a", "tensors": True}, "is for a dump"),
