@@ -16,10 +16,13 @@ import fastcheck
 from fastcheck.watch.watcher import Watcher
 from support.processes import run_python
 
+#: Warmed up after a few steps, so that the tests are short.
+WATCH = fastcheck.Watch(window=32, warm_up=16)
+
 
 def train(
-    watch: Any = True,
-    steps: int = 110,
+    watch: Any = WATCH,
+    steps: int = 45,
     spoil: Optional[int] = None,
     log_dir: Optional[Path] = None,
     on: Any = None,
@@ -45,8 +48,8 @@ def train(
 
 def test_training_is_bit_identical() -> None:
     with pytest.warns(fastcheck.WatchWarning):
-        watched = train(spoil=100)
-    plain = train(watch=False, spoil=100)
+        watched = train(spoil=35)
+    plain = train(watch=False, spoil=35)
     assert watched[1] == plain[1]
     assert all(torch.equal(a, b) for a, b in zip(watched[2], plain[2]))
 
@@ -54,17 +57,17 @@ def test_training_is_bit_identical() -> None:
 def test_a_healthy_run_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        monitor, _, _ = train(steps=200)
+        monitor, _, _ = train(steps=80)
     assert [event for event in monitor.watch.events if event.is_warning] == []
 
 
 def test_a_spike_is_warned_of_at_the_users_line() -> None:
     with pytest.warns(fastcheck.WatchWarning) as caught:
-        monitor, _, _ = train(spoil=100)
+        monitor, _, _ = train(spoil=35)
     first = next(one for one in caught if "the loss is" in str(one.message))
     assert first.filename == __file__
     event = monitor.watch.events[0]
-    assert (event.kind, event.step, event.cause) == ("loss_spike", 100, "data")
+    assert (event.kind, event.step, event.cause) == ("loss_spike", 35, "data")
     table = monitor.watch.table()
     assert table["kind"][0] == "loss_spike"
     assert table["value"][0] == event.value
@@ -76,12 +79,12 @@ class TestCallbacks:
     @pytest.mark.parametrize("kind", ["loss_spike", "warning"])
     def test_one_is_called_with_the_event(self, kind: str) -> None:
         seen: list[Any] = []
-        monitor, _, _ = train(spoil=100, on=(kind, seen.append))
+        monitor, _, _ = train(spoil=35, on=(kind, seen.append))
         assert seen[0] is monitor.watch.events[0]
 
     def test_of_another_kind_none_is(self) -> None:
         seen: list[Any] = []
-        train(spoil=100, on=("headroom", seen.append))
+        train(spoil=35, on=("headroom", seen.append))
         assert seen == []
 
     def test_what_it_raises_leaves_the_training_loop(self) -> None:
@@ -89,20 +92,20 @@ class TestCallbacks:
             raise KeyError(event.kind)
 
         with pytest.raises(KeyError, match="loss_spike"):
-            train(spoil=100, on=("loss_spike", stop))
+            train(spoil=35, on=("loss_spike", stop))
 
     def test_it_may_change_the_training(self) -> None:
-        monitor, losses, _ = train(spoil=100, on=("loss_spike", lambda event: None))
+        monitor, losses, _ = train(spoil=35, on=("loss_spike", lambda event: None))
         with pytest.raises(fastcheck.ConfigError, match="unknown kind"):
             monitor.watch.on("spike", print)
         with pytest.raises(fastcheck.ConfigError, match="needs a function"):
             monitor.watch.on("loss_spike", 3)
-        assert len(losses) == 110
+        assert len(losses) == 45
 
 
 @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
 def test_the_log_holds_the_events(tmp_path: Path) -> None:
-    monitor, _, _ = train(spoil=100, log_dir=tmp_path)
+    monitor, _, _ = train(spoil=35, log_dir=tmp_path)
     lines = (tmp_path / "watch-rank0.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     assert [one["kind"] for one in found] == [event.kind for event in monitor.watch.events]
