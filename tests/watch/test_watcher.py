@@ -134,6 +134,17 @@ class TestTheFirstMover:
         assert (event.cause, event.first_mover.site.key) == ("optimizer", "second.weight")
         assert event.first_mover.step == 100
 
+    def test_a_parameter_shows_the_update_before_the_step(self) -> None:
+        event = self.spike(warmed_up(), {FIRST: 30.0, FIRST_WEIGHT: 9.0})
+        assert event.first_mover.site.key == "first.weight"
+
+    def test_a_loss_that_rose_before_any_tensor(self) -> None:
+        run = warmed_up()
+        run.steps(1, loss=3.0)
+        found = [event for _ in range(4) for event in run.step({FIRST: 30.0}, loss=3.0)]
+        (rise,) = [event for event in found if event.kind == "loss_rise"]
+        assert rise.first_mover is not None and rise.first_mover.site is None
+
     def test_the_learning_rate(self) -> None:
         run = warmed_up()
         run.steps(1, learning_rate=0.1)
