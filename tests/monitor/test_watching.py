@@ -141,6 +141,18 @@ def test_an_error_in_the_watch_switches_only_it_off(monkeypatch: pytest.MonkeyPa
     assert len(np.unique(monitor.records()["step"])) == 5
 
 
+def test_the_last_step_is_judged(tmp_path: Path) -> None:
+    with pytest.warns(fastcheck.WatchWarning):
+        monitor, _, _ = train(steps=36, spoil=35, log_dir=tmp_path)
+    assert monitor.watch.events[0].step == 35
+    assert "the loss is" in (tmp_path / "watch-rank0.jsonl").read_text()
+
+
+def test_a_record_without_statistics_is_refused() -> None:
+    with pytest.raises(fastcheck.ConfigError, match="nothing to watch"):
+        fastcheck.install(nn.Linear(2, 2), watch=True, record="health")
+
+
 def test_without_the_option_there_is_no_watch() -> None:
     monitor, _, _ = train(watch=False, steps=2)
     with pytest.raises(fastcheck.ConfigError, match="watch=True"):

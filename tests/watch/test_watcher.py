@@ -217,12 +217,21 @@ class TestTensors:
     def test_one_element_is_enough(self) -> None:
         (event,) = warmed_up().step({FIRST: {"max": 1e5}})
         assert (event.kind, event.site.module) == ("explosion", "first")
+        assert (event.value, event.reference) == pytest.approx((1e5, 3.1), rel=0.1)
+        assert "its abs max is 100,000, and was 3." in event.text
 
     def test_a_shift_is_a_note(self) -> None:
         run = warmed_up()
         assert run.steps(3, {FIRST: 2.0}) == []
         (event,) = run.step({FIRST: 2.0})
         assert (event.kind, event.is_warning) == ("shift", False)
+
+    def test_a_shift_names_the_signal(self) -> None:
+        run = warmed_up()
+        assert run.steps(3, {FIRST: {"max": 12.0}}) == []
+        (event,) = run.step({FIRST: {"max": 12.0}})
+        assert (event.kind, event.value) == ("shift", pytest.approx(12.0))
+        assert "its abs max has been 12" in event.text
 
     def test_a_batch_out_of_its_range_is_a_note(self) -> None:
         (event,) = warmed_up().step({INPUT: {"rms": 5.0, "sum": 5.0 * 1024}})

@@ -16,15 +16,12 @@ import numpy as np
 from fastcheck.log.reader import log_parts, read_event_lines, read_sites_and_meta
 from fastcheck.log.record_file import read_pieces
 from fastcheck.log.step_table import StepStream
-from fastcheck.record.format import DTYPES, Verdict, nonfinite
-from fastcheck.record.statistics import FLOAT_FORMATS, statistics_columns
+from fastcheck.record.format import Verdict, nonfinite
+from fastcheck.record.statistics import LARGEST_FINITE, statistics_columns
 
 __all__ = ["write_trace"]
 
 _STEP_MICROSECONDS = 1000
-_LIMITS = np.array(
-    [FLOAT_FORMATS[info.name].max if info.name in FLOAT_FORMATS else np.nan for info in DTYPES]
-)
 _VERDICTS = [int(verdict) for verdict in Verdict]
 _NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
 
@@ -69,7 +66,7 @@ def _counters(records: np.ndarray, names: dict[int, str], rank: int) -> Iterator
     columns = statistics_columns(records)
     with np.errstate(all="ignore"):
         abs_max = np.fmax(np.abs(columns["min"]), np.abs(columns["max"]))
-        headroom = np.log2(_LIMITS[records["dtype"]] / abs_max)
+        headroom = np.log2(LARGEST_FINITE[records["dtype"]] / abs_max)
     values = {"headroom bits": headroom, "rms": columns["rms"]}
     bad = nonfinite(records)
     for index, (site, step) in enumerate(zip(records["site"].tolist(), records["step"].tolist())):

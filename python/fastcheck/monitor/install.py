@@ -132,7 +132,7 @@ def install(
         training=Training() if training is None else training,
         on_request=on_request,
     )
-    return _install(config, (model, *more), open_sinks(sinks), watch_options(watch))
+    return _install(config, (model, *more), open_sinks(sinks), watch_options(watch, record))
 
 
 def _install(

@@ -22,16 +22,26 @@ __all__ = ["WatchOption", "Watching", "connected", "watch_options"]
 _SUMMARY_EVENTS = 10
 
 
-def watch_options(watch: object) -> Optional[Watch]:
+def watch_options(watch: object, record: str) -> Optional[Watch]:
     """What ``install(watch=)`` was given, as options; None: nothing is to be watched.
 
     Raises:
-        ConfigError: neither a bool nor a Watch.
+        ConfigError: neither a bool nor a Watch, or ``record`` has no numbers to watch.
     """
+    if watch is None or watch is False:
+        return None
+    if record == "health":
+        raise ConfigError(
+            explain(
+                "there is nothing to watch",
+                expected='record="stats" or record="full" with watch=',
+                got='record="health", which only counts',
+            )
+        )
     if isinstance(watch, Watch):
         return watch
-    if watch is None or isinstance(watch, bool):
-        return Watch() if watch else None
+    if watch is True:
+        return Watch()
     raise ConfigError(
         explain(
             "watch can't be used",

@@ -45,6 +45,12 @@ FLOAT_FORMATS = {
 }
 
 
+#: The largest finite number of each dtype, by its code; NaN: not a floating-point format.
+LARGEST_FINITE = np.array(
+    [FLOAT_FORMATS[one.name].max if one.name in FLOAT_FORMATS else np.nan for one in DTYPES]
+)
+
+
 @dataclass(frozen=True)
 class RecordStatistics:
     """A record's numbers. None where the record's depth doesn't cover a field, or nothing finite is

@@ -98,16 +98,15 @@ class Movers:
             found.append(loss)
         return tuple(found[:_MOST])
 
-    def still_outside(self, step: int, steps: int) -> np.ndarray:
-        """The numbers of the sites of which a signal left its range ``steps`` steps ago, and is
-        still outside; the first mover first.
+    def still_outside(self, step: int, steps: int) -> Optional[tuple[int, int]]:
+        """The first mover of those that left their range ``steps`` steps ago, and are still
+        outside: the row of NAMES, and the number of the site. None: there is none.
         """
         rows, sites = np.nonzero((self._last == step) & (self._since == step - steps))
-        del rows
-        sites = np.unique(sites)
-        order = np.lexsort((self._place[sites], self._phase[sites]))
-        found: np.ndarray = sites[order]
-        return found
+        if not len(sites):
+            return None
+        first = np.lexsort((rows, self._place[sites], self._phase[sites]))[0]
+        return int(rows[first]), int(sites[first])
 
 
 def _comes_before(loss: Mover, mover: Mover, phase: int) -> bool:

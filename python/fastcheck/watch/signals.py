@@ -10,7 +10,7 @@ import numpy as np
 
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, Flag
 from fastcheck.record.site import Site, SiteTable
-from fastcheck.record.statistics import FLOAT_FORMATS, component_counts, extreme_values
+from fastcheck.record.statistics import LARGEST_FINITE, component_counts, extreme_values
 
 __all__ = [
     "ACTIVATION",
@@ -41,10 +41,6 @@ _PHASES = {
     "param_grad": GRADIENT,
 }
 
-#: The largest finite number of each dtype, by its code; NaN: not a floating-point format.
-_LARGEST = np.array(
-    [FLOAT_FORMATS[one.name].max if one.name in FLOAT_FORMATS else np.nan for one in DTYPES]
-)
 # In the place of log2(0): less than any format holds.
 _NOTHING = -1100.0
 
@@ -143,7 +139,7 @@ def _by_site(records: np.ndarray, phases: np.ndarray, scale: Optional[float]) ->
         variance = mean_square - mean * mean
         variance = np.where(variance > 1e-6 * mean_square, variance, 0.0)
         values = np.log2(np.stack([unscaled, np.sqrt(mean_square), np.sqrt(variance)]))
-        limit = _LARGEST[codes]
+        limit = LARGEST_FINITE[codes]
         headroom = np.log2(limit / abs_max)
     # A tensor whose elements are all zero, or all equal, has become so from one step to the next.
     values = np.where(np.isneginf(values), _NOTHING, values)

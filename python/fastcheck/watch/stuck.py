@@ -6,10 +6,11 @@ import numpy as np
 
 from .signals import ACTIVATION, GRADIENT, StepSignals
 
-__all__ = ["StuckTensors"]
+__all__ = ["STUCK_STEPS", "StuckTensors"]
 
 _ZERO = 0.99
-_STEPS = 50
+#: In so many steps in a row.
+STUCK_STEPS = 50
 # A gradient underflows: most of it is zero, and much more than it was in its first steps.
 _UNDERFLOW, _UNDERFLOW_RISE, _UNDERFLOW_STEPS = 0.9, 0.3, 10
 _FIRST = 16
@@ -62,8 +63,8 @@ class StuckTensors:
             (at, kind)
             for kind, is_new in (
                 ("underflow", underflow == _UNDERFLOW_STEPS),
-                ("dead", (dead == _STEPS) & self._has_lived[sites]),
-                ("constant", (constant == _STEPS) & self._has_varied[sites]),
+                ("dead", (dead == STUCK_STEPS) & self._has_lived[sites]),
+                ("constant", (constant == STUCK_STEPS) & self._has_varied[sites]),
             )
             for at in np.flatnonzero(is_new).tolist()
         ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import DTYPES
-from fastcheck.record.site import SiteTable
+from fastcheck.record.site import Site, SiteTable
 from fastcheck.utils.text.numbers import format_number
 
 from .bands import Bands
@@ -21,7 +21,7 @@ from .movers import PAST, Movers, cause_of
 from .numbers import LossBand, NormBand, Reading, ScaleRule, SettingRule, UpdateBand
 from .options import Watch
 from .signals import ACTIVATION, GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
-from .stuck import StuckTensors
+from .stuck import STUCK_STEPS, StuckTensors
 
 __all__ = ["Watcher"]
 
@@ -32,7 +32,7 @@ _LEAST_SPREAD = 0.02
 _LEFT_AT = 4.0
 # An explosion: so many doublings more than in all steps before, of which there are so many.
 _EXPLOSION, _EXPLOSION_AFTER = 10.0, 8
-# A tensor that stays outside for so many steps has shifted, and by a factor of 2.
+# A tensor that stays outside for so many steps after its first has shifted.
 _SHIFT_STEPS = 3
 # The batch: by this factor.
 _BATCH_SHIFT = 2.0
@@ -43,6 +43,20 @@ _PAUSE = 32
 _MOST_EVENTS = 4096
 _RATE_FACTOR = 2.0
 _NARROW_BITS = 1.0
+
+
+_NONE = math.nan
+
+
+class _Origin(NamedTuple):
+    """What left its range first, the cause that it points to, and the sentence for that."""
+
+    movers: tuple[Mover, ...]
+    cause: str
+    why: str
+
+
+_NO_ORIGIN = _Origin((), "", "")
 
 
 class Watcher:
@@ -102,7 +116,11 @@ class Watcher:
         is_narrow = bool((signals.headroom < _NARROW_BITS).any())
         for reading in readings:
             found += self._number_event(step, reading, is_narrow)
-        found += self._site_events(step, signals, scores, exploded, is_narrow)
+        found += self._explosion_event(step, signals, exploded, is_narrow)
+        found += self._batch_event(step, signals, scores)
+        found += self._forecast_events(step, signals)
+        found += self._stuck_events(step, signals)
+        found += self._shift_event(step, signals, is_narrow)
         self.events.extend(found)
         self.count += len(found)
         return found
@@ -121,20 +139,37 @@ class Watcher:
         text = f"{name} was changed from {reading.reference:g} to {reading.value:g}"
         if len(changes) > 1:
             text += f", and {len(changes) - 1} more"
-        return [
-            WatchEvent(
-                step=step,
-                kind="settings",
-                site=None,
-                value=reading.value,
-                reference=reading.reference,
-                score=math.nan,
-                text=_text(step, text, (), ""),
-                is_warning=False,
-                rank=self._rank,
-                cause="optimizer",
-            )
-        ]
+        return [self._event(step, "settings", text, reading, _Origin((), "optimizer", ""))]
+
+    def _event(
+        self,
+        step: int,
+        kind: str,
+        text: str,
+        reading: Reading,
+        origin: _Origin,
+        site: Optional[Site] = None,
+        interval: Optional[tuple[float, float]] = None,
+    ) -> WatchEvent:
+        lines = f"step {step:,}: " + (text if site is None else f"{site}: {text}")
+        if origin.movers:
+            lines += f". First out of its range: {origin.movers[0]}"
+        if origin.why:
+            lines += f"; {origin.why}"
+        return WatchEvent(
+            step=step,
+            kind=kind,
+            site=site,
+            value=reading.value,
+            reference=reading.reference,
+            score=reading.score,
+            text=lines,
+            is_warning=reading.is_warning,
+            rank=self._rank,
+            movers=origin.movers,
+            cause=origin.cause,
+            interval=interval,
+        )
 
     def _grow(self, count: int) -> None:
         for band in self._bands:
@@ -157,16 +192,20 @@ class Watcher:
             self._rate_rose_at = None
         self._rate = rate
 
-    def _explosions(self, signals: StepSignals) -> np.ndarray:
-        """The places of activations that are far above all that they ever were."""
+    def _explosions(self, signals: StepSignals) -> list[tuple[int, int, float]]:
+        """The activations that are far above all that they ever were: their places, which signal
+        is, and how high it was before, as log2.
+        """
         sites, level = signals.sites, signals.values[:2]
-        counts = self._bands[1].counts(sites)
+        before = self._highest[:, sites]
         with np.errstate(invalid="ignore"):
-            far = (level - self._highest[:, sites] >= _EXPLOSION).any(axis=0)
-        found = far & (counts >= _EXPLOSION_AFTER) & (signals.phases == ACTIVATION)
-        known = np.where(np.isnan(level), -np.inf, level)
-        self._highest[:, sites] = np.maximum(self._highest[:, sites], known)
-        return np.flatnonzero(found)
+            far = level - before >= _EXPLOSION
+        far &= (self._bands[1].counts(sites) >= _EXPLOSION_AFTER) & (signals.phases == ACTIVATION)
+        self._highest[:, sites] = np.maximum(before, np.where(np.isnan(level), -np.inf, level))
+        places, rows = np.nonzero(far.T)
+        return [
+            (at, row, float(before[row, at])) for at, row in zip(places.tolist(), rows.tolist())
+        ]
 
     def _move(self, step: int, signals: StepSignals) -> np.ndarray:
         """Holds each signal to its range, and adds it to it. The scores."""
@@ -215,136 +254,115 @@ class Watcher:
     def _number_event(self, step: int, reading: Reading, is_narrow: bool) -> list[WatchEvent]:
         if self._is_recent(step, reading.kind):
             return []
-        movers, cause, why = self._origin(step, is_narrow)
+        origin = self._origin(step, is_narrow)
         value, usual = format_number(reading.value), format_number(reading.reference)
         if reading.kind == "loss_scale":
-            movers, cause, why = (), "", ""
+            origin = _NO_ORIGIN
             text = f"the loss scale is {value}; {reading.reference:.0%} of the steps were skipped"
         elif reading.kind == "gradient_spike":
             text = f"the norm of all gradients is {value}, usual is {usual}"
         elif reading.kind == "update":
             text = f"an update changes a weight by {value}, usual is {usual}"
-            if not movers:
-                cause, why = "optimizer", "no tensor of the model left its range before"
+            if not origin.movers:
+                why = "no tensor of the model left its range before"
+                origin = _Origin((), "optimizer", why)
         elif reading.kind == "loss_rise":
             text = f"the loss stays high: {value}, usual is {usual}"
         else:
             text = f"the loss is {value}, usual is {usual}"
-        return [
-            WatchEvent(
-                step=step,
-                kind=reading.kind,
-                site=None,
-                value=reading.value,
-                reference=reading.reference,
-                score=reading.score,
-                text=_text(step, text, movers, why),
-                is_warning=reading.is_warning,
-                rank=self._rank,
-                movers=movers,
-                cause=cause,
-            )
-        ]
+        return [self._event(step, reading.kind, text, reading, origin)]
 
-    def _site_events(
-        self,
-        step: int,
-        signals: StepSignals,
-        scores: np.ndarray,
-        exploded: np.ndarray,
-        is_narrow: bool,
+    def _explosion_event(
+        self, step: int, signals: StepSignals, exploded: list[tuple[int, int, float]], narrow: bool
     ) -> list[WatchEvent]:
-        found: list[WatchEvent] = []
+        if not exploded or self._is_recent(step, "explosion"):
+            return []
+        at, row, highest = exploded[0]
+        reading = Reading(
+            "explosion", _power(signals.values[row, at]), _power(highest), _NONE, True
+        )
+        origin = self._origin(step, narrow)
+        text = f"its {NAMES[row]} is {format_number(reading.value)}, "
+        text += f"and was {format_number(reading.reference)} at most before"
+        origin = _Origin(origin.movers, origin.cause or "layer", origin.why)
+        return [self._event(step, "explosion", text, reading, origin, self._site(signals, at))]
 
-        def add(kind: str, at: int, text: str, is_warning: bool, **more: object) -> None:
-            site = self._sites[int(signals.sites[at])]
-            why = str(more.pop("why", ""))
-            movers = more.get("movers", ())
-            found.append(
-                WatchEvent(
-                    step=step,
-                    kind=kind,
-                    site=site,
-                    text=_text(step, f"{site}: {text}", movers, why),  # type: ignore[arg-type]  # of the events below
-                    is_warning=is_warning,
-                    rank=self._rank,
-                    **{"score": math.nan, **more},  # type: ignore[arg-type]  # fields of the event
-                )
-            )
+    def _batch_event(self, step: int, signals: StepSignals, scores: np.ndarray) -> list[WatchEvent]:
+        unusual = self._unusual_batch(signals, scores)
+        if unusual is None or self._is_recent(step, "batch"):
+            return []
+        at, row = unusual
+        usual = _power(self._bands[row].median[signals.sites[at]])
+        value, score = _power(signals.values[row, at]), float(scores[row, at])
+        text = f"its {NAMES[row]} is {format_number(value)}, usual is {format_number(usual)}"
+        reading = Reading("batch", value, usual, score, False)
+        origin = _Origin((), "data", "")
+        return [self._event(step, "batch", text, reading, origin, self._site(signals, at))]
 
-        if len(exploded) and not self._is_recent(step, "explosion"):
-            at = int(exploded[0])
-            level = float(signals.values[1, at])
-            before = self._usual(1, int(signals.sites[at]))
-            movers, cause, why = self._origin(step, is_narrow)
-            text = f"its rms is {format_number(2.0**level)}, usual is {format_number(before)}"
-            add("explosion", at, text, True, value=2.0**level, reference=before,
-                movers=movers, cause=cause or "layer", why=why)  # fmt: skip
-        for at, signal in self._unusual_batch(signals, scores):
-            number = int(signals.sites[at])
-            if not self._is_recent(step, "batch"):
-                level = 2.0 ** float(signals.values[signal, at])
-                before = self._usual(signal, number)
-                text = f"its {NAMES[signal]} is {format_number(level)}, usual is "
-                text += format_number(before)
-                add("batch", at, text, False, value=level, reference=before, cause="data",
-                    score=float(scores[signal, at]))  # fmt: skip
+    def _forecast_events(self, step: int, signals: StepSignals) -> list[WatchEvent]:
+        found = []
         for at, near, far in self._forecasts.add(signals.sites, signals.abs_max, signals.headroom):
             dtype = DTYPES[int(signals.dtypes[at])].name
-            reached, limit = float(signals.abs_max[at]), float(signals.abs_max[at])
-            limit *= 2.0 ** float(signals.headroom[at])
+            reached = float(signals.abs_max[at])
+            limit = reached * _power(signals.headroom[at])
             steps = f"{near:.0f}" if far < near + 1 else f"{near:.0f} to {format_number(far)}"
             text = (
                 f"its largest magnitude {format_number(reached)} grows towards the largest {dtype} "
                 f"({format_number(limit)}), which it reaches in about {steps} steps"
             )
-            add("headroom", at, text, not self._is_recent(step, "headroom"), value=reached,
-                reference=limit, interval=(near, far), cause="precision")  # fmt: skip
+            warns = not self._is_recent(step, "headroom")
+            reading = Reading("headroom", reached, limit, _NONE, warns)
+            origin, site = _Origin((), "precision", ""), self._site(signals, at)
+            found.append(self._event(step, "headroom", text, reading, origin, site, (near, far)))
+        return found
+
+    def _stuck_events(self, step: int, signals: StepSignals) -> list[WatchEvent]:
+        found = []
         for at, kind in self._stuck.add(signals):
             share = float(signals.zero_share[at])
             text = {
                 "underflow": f"{share:.1%} of its elements are zero now: values too small for "
                 f"{DTYPES[int(signals.dtypes[at])].name}",
-                "dead": f"{share:.1%} of its elements have been zero for 50 steps",
-                "constant": "all its elements have been equal for 50 steps",
+                "dead": f"{share:.1%} of its elements have been zero for {STUCK_STEPS} steps",
+                "constant": f"all its elements have been equal for {STUCK_STEPS} steps",
             }[kind]
-            add(kind, at, text, not self._is_recent(step, kind), value=share, reference=0.0)
-        shifted = self._movers.still_outside(step, _SHIFT_STEPS)
-        if len(shifted) and not self._is_recent(step, "shift"):
-            places = {int(number): at for at, number in enumerate(signals.sites)}
-            at = places.get(int(shifted[0]), -1)
-            if at >= 0:
-                level = float(signals.values[1, at])
-                before = self._usual(1, int(shifted[0]))
-                movers, cause, why = self._origin(step, is_narrow)
-                text = f"its rms has been {format_number(2.0**level)} for {_SHIFT_STEPS} steps, "
-                text += f"usual was {format_number(before)}"
-                add("shift", at, text, False, value=2.0**level, reference=before,
-                    movers=movers, cause=cause, why=why)  # fmt: skip
+            reading = Reading(kind, share, 0.0, _NONE, not self._is_recent(step, kind))
+            site = self._site(signals, at)
+            found.append(self._event(step, kind, text, reading, _NO_ORIGIN, site))
         return found
 
-    def _unusual_batch(self, signals: StepSignals, scores: np.ndarray) -> list[tuple[int, int]]:
+    def _shift_event(self, step: int, signals: StepSignals, is_narrow: bool) -> list[WatchEvent]:
+        shifted = self._movers.still_outside(step, _SHIFT_STEPS)
+        if shifted is None or self._is_recent(step, "shift"):
+            return []
+        row, number = shifted
+        (at,) = np.flatnonzero(signals.sites == number)
+        usual = _power(self._bands[row].median[number])
+        value = _power(signals.values[row, at])
+        text = f"its {NAMES[row]} has been {format_number(value)} for {_SHIFT_STEPS} steps, "
+        text += f"usual was {format_number(usual)}"
+        reading = Reading("shift", value, usual, _NONE, False)
+        origin, site = self._origin(step, is_narrow), self._site(signals, int(at))
+        return [self._event(step, "shift", text, reading, origin, site)]
+
+    def _site(self, signals: StepSignals, at: int) -> Site:
+        return self._sites[int(signals.sites[at])]
+
+    def _unusual_batch(self, signals: StepSignals, scores: np.ndarray) -> Optional[tuple[int, int]]:
         """The place of a model's input that is far out of its range, and which signal is."""
         inputs = np.flatnonzero(signals.phases == INPUT)
-        if not len(inputs):
-            return []
         medians = np.stack([band.median[signals.sites[inputs]] for band in self._bands])
         with np.errstate(invalid="ignore"):
             far = np.abs(signals.values[:, inputs] - medians) >= _BATCH_SHIFT
             far &= np.abs(scores[:, inputs]) >= self._options.threshold
         rows, places = np.nonzero(far)
-        return [(int(inputs[place]), int(row)) for row, place in zip(rows[:1], places[:1])]
+        return (int(inputs[places[0]]), int(rows[0])) if len(rows) else None
 
-    def _usual(self, row: int, number: int) -> float:
-        """The median of a signal; of one that is too young the largest value."""
-        median = float(self._bands[row].median[number])
-        return 2.0**median if math.isfinite(median) else math.nan
-
-    def _origin(self, step: int, is_narrow: bool) -> tuple[tuple[Mover, ...], str, str]:
+    def _origin(self, step: int, is_narrow: bool) -> _Origin:
         since = self._loss.since
         loss = None if since is None else Mover(since, None, "loss", self._loss.score)
         movers = self._movers.first(step, loss)
-        return (movers, *cause_of(movers, is_narrow, self._rate_rose_at))
+        return _Origin(movers, *cause_of(movers, is_narrow, self._rate_rose_at))
 
     def _is_recent(self, step: int, kind: str) -> bool:
         """Whether there was an event of this kind a moment ago. Notes this one."""
@@ -353,10 +371,6 @@ class Watcher:
         return last is not None and step - last < _PAUSE
 
 
-def _text(step: int, text: str, movers: Sequence[Mover], why: str) -> str:
-    lines = f"step {step:,}: {text}"
-    if movers:
-        lines += f". First out of its range: {movers[0]}"
-    if why:
-        lines += f"; {why}"
-    return lines
+def _power(logarithm: float) -> float:
+    found: float = 2.0 ** float(logarithm)
+    return found

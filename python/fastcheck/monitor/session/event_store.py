@@ -173,10 +173,7 @@ class EventStore:
             step.judge.settle_open()
         self._take_changes(step)
         self.store(step)
-        chunks = self.history.open_chunks
-        rows = self.steps.add(chunks)
-        for listener in self.step_listeners:
-            listener(step, rows, chunks)
+        self._notify(step, self.steps.add(self.history.open_chunks))
         self._archive(step)
         self.history.close_step()
         self._current = None
@@ -186,6 +183,13 @@ class EventStore:
         step.judge.count_cut_off()
         self._take_changes(step)
         self.store(step)
+        self._notify(step, self.steps.rows_of(self.history.open_chunks))
+        self.step_listeners.clear()  # at exit, and when the monitor is removed: once
+
+    def _notify(self, step: Step, rows: Sequence[StepRow]) -> None:
+        if self.history.open_chunks:
+            for listener in self.step_listeners:
+                listener(step, rows, self.history.open_chunks)
 
     def ensure_event(self, step: Step) -> None:
         """An update is due: what is non-finite until now must not be silent."""

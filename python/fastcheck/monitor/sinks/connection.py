@@ -78,14 +78,8 @@ class SinkConnection:
         self._writer.put(entry, may_drop=False)
 
     def close(self) -> None:
-        """The monitor is removed: the last step is handed over, and all is written. To be called
-        outside the session's lock.
-        """
-        session, event_store = self._session, self._session.event_store
-        with session.lock, event_store.lock:
-            chunks = event_store.history.open_chunks
-            if chunks:
-                self._step_ended(session.step, event_store.steps.rows_of(chunks), chunks)
+        """The monitor is removed: all is written. To be called outside the session's lock."""
+        session = self._session
         if not self._writer.close():
             _note(session, "the sinks are slow: what is left is written in the background")
         if self._writer.dropped:

@@ -10,14 +10,10 @@ import numpy as np
 
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import DTYPES, Depth, DeviceMode, nonfinite
-from fastcheck.record.statistics import FLOAT_FORMATS
+from fastcheck.record.statistics import LARGEST_FINITE
 
 __all__ = ["StepFacts", "step_scalars"]
 
-# What a dtype's largest finite number is, by the dtype's code; NaN: no floating-point format.
-_LARGEST = np.array(
-    [FLOAT_FORMATS[one.name].max if one.name in FLOAT_FORMATS else np.nan for one in DTYPES]
-)
 _BYTES = np.array([one.components * one.component_bytes for one in DTYPES], np.int64)
 
 
@@ -74,7 +70,7 @@ def _headroom(records: np.ndarray) -> np.ndarray:
     """How many times each tensor could be doubled before it overflows; inf: not known. A tensor
     that holds the largest number itself is left out as a mask, unless its device saturates.
     """
-    largest = _LARGEST[records["dtype"]]
+    largest = LARGEST_FINITE[records["dtype"]]
     with np.errstate(all="ignore"):  # of integers min and max are other types' bits
         reached = np.maximum(np.abs(records["min"]), np.abs(records["max"]))
         known = (records["depth"] >= Depth.STATS) & (reached > 0) & (reached <= largest)
