@@ -1,5 +1,6 @@
-"""The command line: ``main`` parses and dispatches, one file per command.
+"""The command line: ``main`` parses and dispatches, one file per command; ``fleet_commands`` are
+those on many ranks.
 
-Imports ``backends``, ``comparison``, ``dump``, ``log``, ``monitor``, ``record``, ``report``,
-``sealing``, ``selftest`` and ``utils``.
+Imports ``backends``, ``comparison``, ``dump``, ``fleet``, ``log``, ``monitor``, ``record``,
+``report``, ``sealing``, ``selftest`` and ``utils``.
 """

@@ -32,6 +32,7 @@ first steps:
   fastcheck report fastcheck_log    the same as a page for the browser: heat map, curves, tables
   fastcheck compare LOG OTHER       two runs: what differs first, from the environment to the update
   fastcheck export LOG log.parquet  the records as a table
+  fastcheck collect LOG --out DIR   a node's log as Parquet files, for many ranks
   fastcheck verify checkpoint-100   whether a sealed checkpoint holds the weights that were sealed
   fastcheck selftest                whether fastcheck keeps its promises on this machine's device
 
@@ -46,6 +47,7 @@ exit codes:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; each command's module adds its own part."""
     from . import compare, doctor, export, report, run, selftest, show, verify
+    from .fleet_commands import collect
 
     parser = argparse.ArgumentParser(
         prog="fastcheck",
@@ -60,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_parser(commands)
     compare.add_parser(commands)
     export.add_parser(commands)
+    collect.add_parser(commands)
     selftest.add_parser(commands)
     verify.add_parser(commands)
     run.add_parser(commands)

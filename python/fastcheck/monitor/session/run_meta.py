@@ -11,6 +11,7 @@ import torch
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.reproducibility.inventory import describe_optimizer
+from fastcheck.reproducibility.placement import placement
 
 from .config import Config
 from .event_store import EventStore
@@ -39,6 +40,7 @@ class RunMeta:
         """All that is known until now, ready for JSON."""
         made = self._config.to_meta()
         made["environment"] = environment_or_error()
+        made["placement"] = self._placement()
         if self._optimizers:
             made["optimizers"] = self._optimizers
         if self._event_store.compiled:
@@ -73,7 +75,12 @@ class RunMeta:
             self._optimizers.append(describe_optimizer(optimizer, self._names()))
         except Exception as error:
             self._optimizers.append({"type": type(optimizer).__name__, "error": str(error)})
-        self._add(optimizers=self._optimizers)
+        # Wrapped or sharded since install(), it may hold another part of the model.
+        self._add(optimizers=self._optimizers, placement=self._placement())
+
+    def _placement(self) -> dict[str, Any]:
+        roots = (node.module() for node in self._nodes if node.is_root)
+        return placement(module for module in roots if module is not None)
 
     def _add(self, **fields: Any) -> None:
         with self._event_store.lock:

@@ -1,0 +1,201 @@
+"""``fastcheck collect``: converts the log of a node to Parquet, while it grows or afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, Callable
+
+from fastcheck.errors import ConfigError, printable
+from fastcheck.fleet.collector import Collector, Written, attempts, follow
+from fastcheck.fleet.store import Folder
+from fastcheck.log.reader import find_logs, log_parts, read_log, read_sites_and_meta
+
+_DESCRIPTION = """\
+Converts a node's log to Parquet files of about 16 bytes a record, for fastcheck fleet. Runs beside
+the training, in a process of its own, or after it. Each record is written exactly once, also where
+the command was killed: run it again, and it goes on where it stopped."""
+
+_EPILOG = """\
+examples:
+  fastcheck collect run_log --out fleet                       what is there now
+  fastcheck collect run_log --out s3://bucket/fleet --follow  while it grows, until Ctrl-C
+  fastcheck collect run_log --out fleet --run 7b-3 --node 0041
+
+Files:  OUT/run=RUN/step=000100-000199/node=NODE.parquet, and the tables sites, ranks, events, meta.
+needs pyarrow: pip install 'fastcheck[fleet]'
+
+exit codes: 0 done; 2 no log, a place that can't be written, or wrong usage"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "collect",
+        help="the log of a node as Parquet files of a fleet",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("log", help="log directory, or the fastcheck_log/ above it (the newest)")
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="DIR",
+        help="a directory, or a URL such as s3://bucket/fleet",
+    )
+    parser.add_argument(
+        "--run",
+        dest="run_name",
+        help="name of the run, the same on all nodes; default: that of the launcher's job "
+        "(TORCHELASTIC_RUN_ID, SLURM_JOB_ID), or the name of the log directory",
+    )
+    parser.add_argument("--node", help="name of this node; default: the machine's host name")
+    parser.add_argument(
+        "--follow", action="store_true", help="go on while the log grows, until SIGINT or SIGTERM"
+    )
+    parser.add_argument(
+        "--interval", type=float, default=10.0, metavar="SECONDS", help="of --follow: default 10"
+    )
+    parser.add_argument(
+        "--flush",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="of --follow: convert what waits for a slow rank after this time; default 600",
+    )
+    parser.add_argument(
+        "--idle-exit",
+        type=float,
+        metavar="SECONDS",
+        help="of --follow: end when the log has not grown for this time",
+    )
+    parser.add_argument("--steps-per-file", type=int, default=100, metavar="N", help="default 100")
+    parser.add_argument(
+        "--all-checksums",
+        action="store_true",
+        help="also those of activations, 8 bytes a record; default: of parameters, gradients, "
+        "buffers and optimizer states",
+    )
+    parser.add_argument("--json", action="store_true", help="say what was written as JSON lines")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0; what goes wrong is raised."""
+    if options.steps_per_file < 1 or options.interval <= 0 or options.flush <= 0:
+        raise ConfigError("--steps-per-file, --interval and --flush must be greater than 0")
+    log = _log_of(options.log, options.follow)
+    folder = Folder(options.out)
+    made: dict[str, Collector] = {}
+
+    def collectors() -> list[Collector]:
+        for number, place in enumerate(attempts(log), 1):
+            if place not in made:
+                tail = "" if number == 1 else f"-{number}"
+                made[place] = Collector(
+                    place,
+                    folder,
+                    (options.run_name or _run_of(place)) + tail,
+                    options.node or socket.gethostname(),
+                    steps_per_file=options.steps_per_file,
+                    all_checksums=options.all_checksums,
+                )
+        return list(made.values())
+
+    if not options.follow:
+        for collector in collectors():
+            _show(collector, collector.take(), options)
+        return 0
+    with _until_signal() as is_signalled:
+        follow(
+            collectors,
+            interval_seconds=options.interval,
+            flush_seconds=options.flush,
+            is_over=_is_over(log, options.idle_exit, is_signalled),
+            on_written=lambda done: _show(None, done, options),
+            sleep=lambda seconds: _sleep(seconds, is_signalled),
+        )
+    return 0
+
+
+def _log_of(path: str, may_come: bool) -> str:
+    if os.path.isdir(path) and log_parts(path):
+        return path
+    found = find_logs(path)
+    if not found and not may_come:
+        read_log(path)  # raises the error
+    return found[-1] if found else path
+
+
+def _run_of(log: str) -> str:
+    for rank in log_parts(log):
+        placed = read_sites_and_meta(log, rank)[1].get("placement")
+        if isinstance(placed, dict) and placed.get("run"):
+            return str(placed["run"])
+    return os.path.basename(os.path.abspath(log))
+
+
+def _show(collector: Any, done: Written, options: argparse.Namespace) -> None:
+    if options.json:
+        print(json.dumps(vars(done)), flush=True)
+        return
+    each = f", {done.bytes / done.rows:.1f} bytes a row" if done.rows else ""
+    print(printable(f"{options.out}: {done.rows:,} rows in {done.files:,} files{each}"), flush=True)
+    if done.lost_segments:
+        print(
+            f"{done.lost_segments:,} segments of the log were deleted before they were seen to be "
+            "read to their end: their events are there. Raise the log's limit, or collect earlier."
+        )
+    if done.damaged:
+        print(f"{done.damaged:,} damaged records of the log are left out")
+
+
+@contextlib.contextmanager
+def _until_signal() -> Iterator[Callable[[], bool]]:
+    caught: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: caught.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield lambda: bool(caught)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _sleep(seconds: float, is_over: Callable[[], bool]) -> None:
+    end = time.monotonic() + seconds
+    while not is_over() and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, 1.0))
+
+
+def _is_over(
+    log: str, idle_exit: float | None, is_signalled: Callable[[], bool]
+) -> Callable[[], bool]:
+    """Whether a signal came, or the log has had the same size for ``idle_exit`` seconds."""
+    size, since = -1, time.monotonic()
+
+    def check() -> bool:
+        nonlocal size, since
+        if is_signalled():
+            return True
+        if idle_exit is None:
+            return False
+        now = sum(
+            entry.stat().st_size
+            for place in attempts(log)
+            for entry in os.scandir(place)
+            if entry.is_file()
+        )
+        if now != size:
+            size, since = now, time.monotonic()
+        return time.monotonic() - since >= idle_exit
+
+    return check

@@ -1,0 +1,8 @@
+"""The logs of many ranks as Parquet files, and the questions that are asked of them.
+
+``schema`` is the form of the tables, ``store`` where they lie. ``collector`` converts the log of a
+node (``positions`` read what is new in it, ``tables`` its small tables, ``manifest`` what has been
+written).
+
+Imports ``log`` and ``record``.
+"""

@@ -1,0 +1,265 @@
+"""Converts the log of a node to Parquet, each record exactly once, while it grows or afterwards.
+
+For each span of steps the files of records are written first, then the manifest that makes them
+count together with how far the log was read. So a collector that is killed at any point, and
+started again, neither loses a record nor writes one twice.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from fastcheck.errors import ConfigError, explain
+from fastcheck.log.reader import log_parts, read_sites_and_meta
+
+from .manifest import Manifest, plain_name
+from .positions import NewRecords, Position, is_at_end, last_step, next_step, take_until
+from .schema import record_rows, record_table, small_table, sorted_rows, table_bytes
+from .store import Folder
+from .tables import small_tables
+
+__all__ = ["Collector", "Written", "attempts", "follow"]
+
+_SOURCES = ("meta", "sites", "events")
+# Of one batch: about 1.5 GB while it is converted.
+_MOST_ROWS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a call of Collector.take() has written. ``lost_segments`` and ``damaged`` are those of
+    all calls since the run began.
+    """
+
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    lost_segments: int = 0
+    damaged: int = 0
+
+
+def attempts(log: str) -> list[str]:
+    """The log directories at ``log`` and those of later runs of the same program, ``run-2``, ...
+
+    Raises:
+        LogError: ``log`` can't be read.
+    """
+    found = [log] if log_parts(log) else []
+    number = 2
+    while os.path.isdir(path := os.path.join(log, f"run-{number}")):
+        if log_parts(path):
+            found.append(path)
+        number += 1
+    return found
+
+
+class Collector:
+    """Converts one log directory into files of ``run`` and ``node`` in ``folder``.
+
+    Reads files and nothing else of the program that writes them. Only one collector may write the
+    files of a node at a time.
+    """
+
+    def __init__(
+        self,
+        log: str,
+        folder: Folder,
+        run: str,
+        node: str,
+        *,
+        steps_per_file: int = 100,
+        all_checksums: bool = False,
+    ) -> None:
+        self.log = log
+        self.run = plain_name(run)
+        self.node = plain_name(node)
+        self._folder = folder
+        self._all_checksums = all_checksums
+        self._manifest = Manifest.read(folder, self.run, self.node, steps_per_file)
+        self._sources: dict[str, tuple[int, int]] = {}
+        self._drop_uncounted()
+
+    def take(
+        self, is_final: bool = True, on_file: Optional[Callable[[str], None]] = None
+    ) -> Written:
+        """Converts what is new: the spans of steps that every rank has left behind, and with
+        ``is_final`` the others too, as far as they were written.
+
+        Raises:
+            LogError: the log can't be read, or the folder not be written.
+            ConfigError: the node's files are those of another log.
+        """
+        ranks = sorted(log_parts(self.log))
+        self._follow_sources(ranks)
+        most = max(_MOST_ROWS // max(len(ranks), 1), 1)
+        rows = files = size = 0
+        while True:
+            end = self._end_of_span(ranks)
+            if end is None or not (is_final or self._have_all_reached(ranks, end)):
+                break
+            batch = {
+                rank: take_until(self.log, rank, self._manifest.ranks[rank], end, most)
+                for rank in ranks
+            }
+            for made, count in self._write_batch(batch):
+                rows, files, size = rows + count, files + 1, size + made
+        at = self._manifest.ranks.values()
+        lost, damaged = sum(one.lost_segments for one in at), sum(one.damaged for one in at)
+        return Written(rows, files, size, lost, damaged)
+
+    @property
+    def rows(self) -> int:
+        """How many rows count by now."""
+        return self._manifest.rows
+
+    def is_behind(self) -> bool:
+        """Whether the log holds records that were not converted."""
+        at = self._manifest.ranks
+        return any(
+            rank not in at or not is_at_end(self.log, rank, at[rank])
+            for rank in log_parts(self.log)
+        )
+
+    def _drop_uncounted(self) -> None:
+        """Deletes what was written for a manifest that then was not: its records come again."""
+        start = f"run={self.run}/"
+        for path in self._folder.files(start[:-1]):
+            below = path[len(start) :]
+            name = below.rpartition("/")[2]
+            is_own = name.startswith(f"node={self.node}.")
+            if below.startswith("step=") and is_own and below not in self._manifest.files:
+                self._folder.delete(path)
+
+    def _check_identity(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            _, meta = read_sites_and_meta(self.log, rank)
+            identity = " ".join(str(meta.get(name, "")) for name in ("host", "pid", "created"))
+            known = self._manifest.ranks.get(rank)
+            if known is None:
+                self._manifest.ranks[rank] = Position(identity)
+            elif known.identity.strip() == "":
+                # The meta file had not been written, or was lost.
+                self._manifest.ranks[rank] = replace(known, identity=identity)
+            elif known.identity != identity and identity.strip():
+                raise ConfigError(
+                    explain(
+                        f"node {self.node} of run {self.run} has the files of another log",
+                        expected=f"the log of rank {rank} that was begun by: {known.identity}",
+                        got=f"{self.log}, begun by: {identity}",
+                        hint="give another --run or --node",
+                    )
+                )
+
+    def _follow_sources(self, ranks: list[int]) -> None:
+        """Writes the small tables anew where what they are made of has changed."""
+        sources = dict(self._sizes_and_times(ranks))
+        if sources == self._sources and all(rank in self._manifest.ranks for rank in ranks):
+            return
+        self._check_identity(ranks)
+        for kind, rows in small_tables(self.log, ranks, self.node).items():
+            data = table_bytes(small_table(kind, rows))
+            self._folder.write(f"run={self.run}/{kind}/node={self.node}.parquet", data)
+        self._sources = sources
+
+    def _sizes_and_times(self, ranks: list[int]) -> Iterator[tuple[str, tuple[int, int]]]:
+        for rank in ranks:
+            for kind in _SOURCES:
+                name = f"{kind}-rank{rank}.{'json' if kind == 'meta' else 'jsonl'}"
+                try:
+                    found = os.stat(os.path.join(self.log, name))
+                except OSError:
+                    continue
+                yield name, (found.st_size, found.st_mtime_ns)
+
+    def _end_of_span(self, ranks: list[int]) -> Optional[int]:
+        """The step behind the span that the earliest new record belongs to; None: nothing is
+        new.
+        """
+        at = self._manifest.ranks
+        steps = [next_step(self.log, rank, at[rank]) for rank in ranks]
+        known = [step for step in steps if step is not None]
+        each = self._manifest.steps_per_file
+        return (min(known) // each + 1) * each if known else None
+
+    def _have_all_reached(self, ranks: list[int], end: int) -> bool:
+        """Whether every rank has written a record of step ``end`` or later."""
+        steps = [last_step(self.log, rank) for rank in ranks]
+        return all(step is not None and step >= end for step in steps)
+
+    def _write_batch(self, batch: dict[int, NewRecords]) -> list[tuple[int, int]]:
+        """Writes the rows of each span of steps as a file, then the manifest; returns the size and
+        rows of each file.
+        """
+        pieces = []
+        for rank, new in batch.items():
+            sites, _ = read_sites_and_meta(self.log, rank)
+            if len(new.records):
+                pieces.append(record_rows(rank, new.records, sites, self._all_checksums))
+        known = self._manifest
+        batch_number = known.batch + 1
+        written = []
+        if pieces:
+            rows = sorted_rows(pieces)
+            spans = rows["step"] // known.steps_per_file
+            for span in np.unique(spans).tolist():
+                part = {name: column[spans == span] for name, column in rows.items()}
+                name = self._file_name(span, batch_number)
+                data = table_bytes(record_table(part))
+                self._folder.write(f"run={self.run}/{name}", data)
+                written.append((name, len(data), len(part["step"])))
+        manifest = replace(
+            known,
+            batch=batch_number,
+            rows=known.rows + sum(count for _, _, count in written),
+            files={**known.files, **{name: count for name, _, count in written}},
+            ranks={**known.ranks, **{rank: new.position for rank, new in batch.items()}},
+        )
+        # After a failure the same names are written again.
+        manifest.write(self._folder, self.run)
+        self._manifest = manifest
+        return [(size, count) for _, size, count in written]
+
+    def _file_name(self, span: int, batch_number: int) -> str:
+        each = self._manifest.steps_per_file
+        place = f"step={span * each:06d}-{(span + 1) * each - 1:06d}"
+        name = f"{place}/node={self.node}.parquet"
+        if name in self._manifest.files:
+            name = f"{place}/node={self.node}.{batch_number:06d}.parquet"
+        return name
+
+
+def follow(
+    collectors: Callable[[], list[Collector]],
+    *,
+    interval_seconds: float,
+    flush_seconds: float,
+    is_over: Callable[[], bool],
+    on_written: Callable[[Written], None],
+    sleep: Callable[[float], Any] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Converts spans of steps as the ranks leave them behind, until ``is_over``; what waits for a
+    rank longer than ``flush_seconds`` is converted too, and all that is left at the end.
+
+    ``collectors``: those of the logs that are there now.
+    """
+    flushed = clock()
+    while True:
+        is_last = is_over()
+        is_final = is_last or clock() - flushed >= flush_seconds
+        for collector in collectors():
+            done = collector.take(is_final)
+            if done.rows:
+                on_written(done)
+                flushed = clock()
+        if is_last:
+            return
+        if is_final:
+            flushed = clock()
+        sleep(interval_seconds)

@@ -1,0 +1,192 @@
+"""What has been written to a fleet's folder: a manifest for each node, and for each merged part.
+
+A file of records counts once its name is in a manifest, which is replaced as a whole: what a
+collector or a merge that was killed has left behind counts for nothing, and is written again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from fastcheck.errors import ConfigError, LogError, explain
+
+from .positions import Position
+from .schema import RECORD_FORMAT
+from .store import Folder
+
+__all__ = [
+    "Manifest",
+    "counted_files",
+    "merge_note",
+    "plain_name",
+    "read_merges",
+    "record_files",
+    "runs_in",
+]
+
+_NODES = "_nodes"
+_MERGES = "_merged"
+_RECORD_FILE = re.compile(r"(step=[0-9]+-[0-9]+)/([^/]+)\.parquet")
+_NODE_FILE = re.compile(r"node=([^./]+)(?:\.[0-9]+)?")
+_MERGED_FILE = re.compile(r"merged(?:\.[0-9]+)?")
+
+
+def plain_name(text: str) -> str:
+    """``text`` with what a path can't hold replaced by ``_``."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", text) or "_"
+
+
+@dataclass
+class Manifest:
+    """What one node has written: its files with their rows, and how far each rank's log was read.
+
+    ``batch`` numbers the writes; a file's name is never used twice."""
+
+    node: str
+    steps_per_file: int
+    batch: int = 0
+    rows: int = 0
+    files: dict[str, int] = field(default_factory=dict)
+    ranks: dict[int, Position] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Folder, run: str, node: str, steps_per_file: int) -> Manifest:
+        """The node's manifest, or a new one.
+
+        Raises:
+            LogError: a newer fastcheck has written it, or it is damaged.
+            ConfigError: its files have another number of steps.
+        """
+        path = cls._path(run, node)
+        fields = _read_json(folder, path)
+        if fields is None:
+            return cls(node, steps_per_file)
+        try:
+            ranks = {int(rank): Position.from_dict(at) for rank, at in fields["ranks"].items()}
+            files = {str(name): int(rows) for name, rows in fields["files"].items()}
+            found = cls(
+                node, fields["steps_per_file"], fields["batch"], fields["rows"], files, ranks
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise LogError(f"{folder.url(path)} is damaged: {error!r}") from error
+        if found.steps_per_file != steps_per_file:
+            raise ConfigError(
+                explain(
+                    "the files of this run hold another number of steps",
+                    expected=f"--steps-per-file {found.steps_per_file}",
+                    got=str(steps_per_file),
+                    hint="give the same number, or another --run",
+                )
+            )
+        return found
+
+    def write(self, folder: Folder, run: str) -> None:
+        """Replaces the node's manifest: from here on its files count."""
+        fields = {
+            "format": RECORD_FORMAT,
+            "steps_per_file": self.steps_per_file,
+            "batch": self.batch,
+            "rows": self.rows,
+            "files": self.files,
+            "ranks": {str(rank): at.to_dict() for rank, at in self.ranks.items()},
+        }
+        folder.write(self._path(run, self.node), json.dumps(fields).encode())
+
+    @staticmethod
+    def _path(run: str, node: str) -> str:
+        return f"run={run}/{_NODES}/node={node}.json"
+
+
+def runs_in(folder: Folder) -> list[str]:
+    """The runs of a folder, sorted by name."""
+    found = (path.partition("/")[0] for path in folder.files())
+    return sorted({name[len("run=") :] for name in found if name.startswith("run=")})
+
+
+def record_files(files: Mapping[str, int]) -> dict[str, str]:
+    """Those of a run's ``files`` that hold records: the folder of their steps, by path."""
+    matches = {path: _RECORD_FILE.fullmatch(path) for path in files}
+    return {path: match.group(1) for path, match in matches.items() if match}
+
+
+def counted_files(folder: Folder, run: str) -> list[str]:
+    """The paths of the files of records that count, below the run's folder.
+
+    A file that no collector's manifest speaks for, as other programs write them, counts as it is.
+    """
+    start = f"run={run}"
+    present = {path[len(start) + 1 :]: size for path, size in folder.files(start).items()}
+    written: set[str] = set()
+    nodes = set()
+    for path in present:
+        if path.startswith(f"{_NODES}/node=") and path.endswith(".json"):
+            fields = _read_json(folder, f"{start}/{path}") or {}
+            written |= set(fields.get("files", ()))
+            nodes.add(path[len(f"{_NODES}/node=") : -len(".json")])
+    merges = read_merges(folder, run, present)
+    merged = {name for note in merges.values() for name in note["files"]}
+    replaced = {name for note in merges.values() for name in note["replaced"]}
+    counted = []
+    for path in record_files(present):
+        stem = path.rpartition("/")[2][: -len(".parquet")]
+        node = _NODE_FILE.fullmatch(stem)
+        if _MERGED_FILE.fullmatch(stem):
+            counts = path in merged
+        elif node and node.group(1) in nodes:
+            counts = path in written
+        else:
+            counts = True
+        if counts and path not in replaced:
+            counted.append(path)
+    return sorted(counted)
+
+
+def merge_note(run: str, steps: str) -> str:
+    """The path of the note on what was merged in this folder of steps."""
+    return f"run={run}/{_MERGES}/{steps}.json"
+
+
+def read_merges(
+    folder: Folder, run: str, present: Optional[Mapping[str, int]] = None
+) -> dict[str, dict[str, Any]]:
+    """The notes on merges by folder of steps: ``files`` that count, ``replaced`` that do not."""
+    start = f"run={run}/{_MERGES}"
+    if present is None:
+        names = list(folder.files(start))
+    else:
+        names = [f"run={run}/{path}" for path in present if path.startswith(f"{_MERGES}/")]
+    found = {}
+    for name in names:
+        if name.endswith(".json"):
+            note = _read_json(folder, name) or {}
+            steps = name.rpartition("/")[2][: -len(".json")]
+            found[steps] = {
+                "batch": int(note.get("batch", 0)),
+                "files": list(note.get("files", ())),
+                "replaced": list(note.get("replaced", ())),
+            }
+    return found
+
+
+def _read_json(folder: Folder, path: str) -> Optional[dict[str, Any]]:
+    data = folder.read(path)
+    if data is None:
+        return None
+    try:
+        fields = json.loads(data)
+    except ValueError as error:
+        raise LogError(f"{folder.url(path)} is damaged: {error}") from error
+    if not isinstance(fields, dict) or fields.get("format") != RECORD_FORMAT:
+        raise LogError(
+            explain(
+                "a fleet's manifest of another format",
+                expected=f"format {RECORD_FORMAT}",
+                got=f"{folder.url(path)}, {str(fields)[:60]}",
+                hint="if a newer fastcheck wrote it, read it with that one",
+            )
+        )
+    return fields

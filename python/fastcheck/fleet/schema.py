@@ -1,0 +1,225 @@
+"""The tables of a fleet: their columns, and how records become rows of at most 20 bytes.
+
+Integers are signed, because engines other than DuckDB have no unsigned ones: a checksum is the same
+64 bits as an int64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fastcheck.errors import ConfigError, explain, printable
+from fastcheck.record.format import COUNTS, VERDICT_MASK, VERDICT_SHIFT, Depth
+from fastcheck.record.site import Site
+from fastcheck.record.statistics import component_counts, statistics_columns
+
+__all__ = [
+    "COUNT_COLUMNS",
+    "FLOAT_COLUMNS",
+    "RECORD_COLUMNS",
+    "RECORD_FORMAT",
+    "TABLES",
+    "join_pieces",
+    "need",
+    "record_rows",
+    "record_table",
+    "site_id",
+    "small_table",
+    "sorted_rows",
+    "table_bytes",
+]
+
+#: Of the tables; another meaning of a column is another number.
+RECORD_FORMAT = 1
+_ROW_GROUP = 1 << 20
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_LOW_FLAGS = 0xFF
+
+COUNT_COLUMNS = COUNTS
+FLOAT_COLUMNS = ("min", "max", "mean", "mean_abs", "rms")
+_KEYS = {"step": "int64", "site": "int64", "rank": "int32", "call": "int32"}
+#: The columns of the records by name, with their types.
+RECORD_COLUMNS: dict[str, str] = {
+    **_KEYS,
+    "dtype": "int32",
+    "flags": "int32",
+    "verdict": "int32",
+    **dict.fromkeys(COUNT_COLUMNS, "int64"),
+    **dict.fromkeys(FLOAT_COLUMNS, "float"),
+    "checksum": "int64",
+}
+#: The columns of the small tables by table, with their types.
+TABLES: dict[str, dict[str, str]] = {
+    "sites": {
+        "site": "int64",
+        "position": "int32",
+        "name": "string",
+        **dict.fromkeys(("module", "module_type", "op", "direction", "role", "label"), "string"),
+        "index": "int32",
+    },
+    "ranks": {
+        "rank": "int32",
+        "node": "string",
+        "host": "string",
+        "device": "string",
+        "serial": "string",
+        "world_size": "int32",
+        **dict.fromkeys(("dp", "tp", "pp", "ep", "cp"), "int32"),
+        "replica_group": "string",
+        "pid": "int32",
+        "created": "string",
+    },
+    "events": {
+        "rank": "int32",
+        "step": "int64",
+        "site": "int64",
+        "seq": "int64",
+        "verdict": "string",
+        "counted": "bool",
+        "name": "string",
+        "reason": "string",
+    },
+    "meta": {"rank": "int32", "format": "int32", "text": "string"},
+}
+
+
+def need(name: str, extra: str = "fleet") -> Any:
+    """The module of this name.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise ConfigError(
+            explain(
+                f"this command needs {package}",
+                expected=f"{package}, installed",
+                got=str(error),
+                hint=f"pip install 'fastcheck[{extra}]'",
+            )
+        ) from error
+
+
+def site_id(site: Site) -> int:
+    """64 bits, signed, that are the same on every rank: of all that tells the site from others."""
+    fields = (site.module, site.op or "", site.direction, site.role, str(site.index), site.label)
+    digest = hashlib.blake2b("\0".join(fields).encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def record_rows(
+    rank: int, records: np.ndarray, sites: Mapping[int, Site], all_checksums: bool = False
+) -> dict[str, np.ndarray]:
+    """Records of one rank as columns, in their order; a float is NaN where the record has none.
+
+    min, max, mean, mean_abs and rms are rounded to float32; what is beyond its range is its largest
+    number. A checksum is kept of parameters, gradients, buffers and optimizer states, which other
+    ranks may hold too, and 0 (null in a table) elsewhere; of all with ``all_checksums``.
+    """
+    numbers, places = np.unique(records["site"], return_inverse=True)
+    ids, is_stored = [], []
+    for number in numbers.tolist():
+        site = sites.get(number)
+        ids.append(number if site is None else site_id(site))
+        is_stored.append(all_checksums or (site is not None and site.is_stored))
+    rows: dict[str, np.ndarray] = {
+        "step": records["step"].astype(np.int64),
+        "site": np.array(ids, np.int64)[places],
+        "rank": np.full(len(records), rank, np.int32),
+        "call": records["call"].astype(np.int32),
+        "dtype": records["dtype"].astype(np.int32),
+        "flags": (records["flags"] & _LOW_FLAGS).astype(np.int32),
+        "verdict": ((records["flags"] & VERDICT_MASK) >> VERDICT_SHIFT).astype(np.int32),
+    }
+    rows.update({name: records[name].astype(np.int64) for name in COUNT_COLUMNS})
+    columns = statistics_columns(records)
+    finite = component_counts(records)
+    for name in ("nan_count", "posinf_count", "neginf_count"):
+        finite = finite - records[name]
+    with np.errstate(all="ignore"):
+        columns["mean_abs"] = columns["abs_sum"] / finite
+    for name in FLOAT_COLUMNS:
+        values = np.clip(columns[name], -_LARGEST_FLOAT32, _LARGEST_FLOAT32)
+        rows[name] = values.astype(np.float32)
+    kept = np.array(is_stored, bool)[places] & (records["depth"] >= Depth.FULL)
+    rows["checksum"] = np.where(kept, records["checksum"].view("<i8"), 0).astype(np.int64)
+    return rows
+
+
+def sorted_rows(pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The rows of all pieces, sorted by step, site, rank and call."""
+    rows = join_pieces(pieces)
+    order = np.lexsort((rows["call"], rows["rank"], rows["site"], rows["step"]))
+    return {name: column[order] for name, column in rows.items()}
+
+
+def join_pieces(pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The rows of all pieces, of which there is at least one, one after the other."""
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in RECORD_COLUMNS}
+
+
+def record_table(rows: Mapping[str, np.ndarray]) -> Any:
+    """``rows`` as an Arrow table; NaN, and a checksum of 0, become null."""
+    arrow = need("pyarrow")
+    schema = _schema(RECORD_COLUMNS)
+    absent = {"checksum": rows["checksum"] == 0}
+    arrays = [
+        arrow.array(rows[one.name], type=one.type, mask=absent.get(one.name), from_pandas=True)
+        for one in schema
+    ]
+    return arrow.table(arrays, schema=schema)
+
+
+def small_table(kind: str, rows: list[dict[str, Any]]) -> Any:
+    """Rows of one of TABLES as an Arrow table; what a row lacks is null. Control characters in
+    texts are escaped.
+    """
+    arrow = need("pyarrow")
+    columns = TABLES[kind]
+    made = {
+        name: [_printable(row.get(name)) if text == "string" else row.get(name) for row in rows]
+        for name, text in columns.items()
+    }
+    return arrow.table(made, schema=_schema(columns))
+
+
+def table_bytes(table: Any) -> Any:
+    """A table as the bytes of a Parquet file, in an Arrow buffer: zstd, floats split into their
+    bytes, and all else as dictionaries, which take no room where a value hardly changes.
+    """
+    arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
+    sink = arrow.BufferOutputStream()
+    options: dict[str, Any] = {"compression": "zstd", "compression_level": 3}
+    if "rms" in table.schema.names:
+        plain = ("checksum", *FLOAT_COLUMNS)
+        options["use_dictionary"] = [one for one in RECORD_COLUMNS if one not in plain]
+        options["column_encoding"] = {
+            "checksum": "PLAIN",
+            **dict.fromkeys(FLOAT_COLUMNS, "BYTE_STREAM_SPLIT"),
+        }
+    parquet.write_table(table, sink, row_group_size=_ROW_GROUP, **options)
+    return sink.getvalue()
+
+
+def _printable(value: Any) -> Any:
+    return None if value is None else printable(str(value))
+
+
+def _schema(columns: Mapping[str, str]) -> Any:
+    arrow = need("pyarrow")
+    types = {
+        "int32": arrow.int32(),
+        "int64": arrow.int64(),
+        "float": arrow.float32(),
+        "bool": arrow.bool_(),
+        "string": arrow.string(),
+    }
+    return arrow.schema([(name, types[kind]) for name, kind in columns.items()])

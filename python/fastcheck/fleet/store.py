@@ -1,0 +1,105 @@
+"""A folder of files that appear whole: on a disk, or on anything that pyarrow.fs reaches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from fastcheck.errors import LogError, explain, first_line
+
+from .schema import need
+
+__all__ = ["Folder"]
+
+_TEMPORARY = ".part"
+
+
+class Folder:
+    """Files by their path under ``place``: a directory, or a URL such as ``s3://bucket/fleet``.
+
+    On a disk a file is written under another name, flushed to the disk and renamed; elsewhere it is
+    written in one piece, which object stores show when it is complete. Methods raise LogError where
+    the place can't be read or written.
+    """
+
+    def __init__(self, place: str | os.PathLike[str]) -> None:
+        fs = need("pyarrow.fs")
+        self.place = os.fspath(place)
+        with self._errors("opened"):
+            if "://" in self.place:
+                self._system, self._root = fs.FileSystem.from_uri(self.place)
+            else:
+                self._system, self._root = fs.LocalFileSystem(), os.path.abspath(self.place)
+        self.is_local = self._system.type_name == "local"
+
+    def url(self, path: str) -> str:
+        """What an engine reads: a path on a disk, a URL elsewhere."""
+        if self.is_local:
+            return os.path.join(self._root, path) if path else self._root
+        return f"{self.place.rstrip('/')}/{path}"
+
+    def write(self, path: str, data: Any) -> None:
+        """Writes ``data``, a bytes-like object, in place of what was there."""
+        full = self._full(path)
+        with self._errors("written", path):
+            if not self.is_local:
+                with self._system.open_output_stream(full) as stream:
+                    stream.write(data)
+                return
+            os.makedirs(os.path.dirname(full), exist_ok=True)
+            with open(full + _TEMPORARY, "wb") as file:
+                file.write(memoryview(data))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(full + _TEMPORARY, full)
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of a file; None where there is none."""
+        with self._errors("read", path):
+            try:
+                with self._system.open_input_stream(self._full(path)) as stream:
+                    data: bytes = stream.read()
+                    return data
+            except FileNotFoundError:
+                return None
+
+    def open(self, path: str) -> Any:
+        """A file to read at any place of it, as an Arrow file."""
+        with self._errors("read", path):
+            return self._system.open_input_file(self._full(path))
+
+    def files(self, path: str = "") -> dict[str, int]:
+        """All files below ``path``, at any depth, by their path in the folder, with their bytes."""
+        fs = need("pyarrow.fs")
+        selector = fs.FileSelector(self._full(path), recursive=True, allow_not_found=True)
+        with self._errors("read", path):
+            found = self._system.get_file_info(selector)
+        start = len(self._root.rstrip("/")) + 1
+        return {
+            info.path[start:].replace("\\", "/"): info.size
+            for info in found
+            if info.type == fs.FileType.File
+        }
+
+    def delete(self, path: str) -> None:
+        """Deletes a file, if it is there."""
+        with self._errors("changed", path), contextlib.suppress(FileNotFoundError):
+            self._system.delete_file(self._full(path))
+
+    def _full(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}" if path else self._root
+
+    @contextlib.contextmanager
+    def _errors(self, done: str, path: str = "") -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            raise LogError(
+                explain(
+                    f"a fleet's files can't be {done}",
+                    expected="a directory, or a URL that pyarrow.fs opens, with room in it",
+                    got=f"{self.place} {path}".rstrip() + f": {first_line(error)}",
+                )
+            ) from error

@@ -1,0 +1,66 @@
+"""fastcheck collect: the options, what is printed, and following until the log is at rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fastcheck.cli.main import main
+from fastcheck.fleet.manifest import counted_files
+from fastcheck.fleet.store import Folder
+from support.programs import synthetic_logs
+
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    synthetic_logs.write(tmp_path / "run7", 6, 4, ranks=2)
+    return tmp_path / "run7"
+
+
+def test_a_log_and_again(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "fleet")
+    arguments = ["collect", str(log), "--out", out, "--node", "a.17", "--json"]
+    assert main(arguments) == 0 and main(arguments) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["files"] == 1 and first["rows"] > 40 and second["rows"] == 0
+    files = counted_files(Folder(out), "run7")  # the log's name
+    assert files == ["step=000000-000099/node=a_17.parquet"]
+
+
+def test_following_until_it_rests(log: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "fleet")
+    options = ["--run", "r", "--node", "n", "--follow", "--interval", "0.01", "--idle-exit", "0.02"]
+    assert main(["collect", str(log), "--out", out, *options]) == 0
+    assert counted_files(Folder(out), "r") == ["step=000000-000099/node=n.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["{log}", "--out", "{out}", "--steps-per-file", "0"], "greater than 0"),
+        (["{out}/nothing", "--out", "{out}"], "there is no log here"),
+        (["{log}", "--out", "nothing://x"], "a fleet's files can't be opened"),
+    ],
+)
+def test_wrong_usage(
+    log: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    text: str,
+) -> None:
+    given = [one.format(log=log, out=tmp_path / "fleet") for one in arguments]
+    assert main(["collect", *given]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_without_pyarrow(
+    log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.fs", None)
+    assert main(["collect", str(log), "--out", "x"]) == 2
+    assert "pip install 'fastcheck[fleet]'" in capsys.readouterr().err
