@@ -1,128 +1,142 @@
-"""Counts the GPU instructions for one component: instructions.cu for sm_90, read as SASS.
+"""Counts the GPU instructions of the record kernels: csrc/cuda, compiled for sm_90, as SASS.
 
     python bench/instructions.py     writes bench/results/instructions.json, prints a Markdown table
 
-Needs nvcc. nvdisasm is taken from PATH, else from an environment of its own (environments.py).
+Needs nvcc. nvdisasm is taken from PATH or Triton, else from an environment of its own
+(environments.py). What is counted is the way of a warp through a whole, ordinary, aligned tile:
+the shortest one through the control flow graph that loads the tile, takes its votes and folds its
+sums. Loops are counted as often as they run.
+
 Nothing runs on a GPU: these are issue slots, not times. An H100 SXM (132 multiprocessors, 4
 schedulers of 32 lanes each, 1.755 GHz) has 29.7 T of them a second. At 90% of its memory bandwidth
 of 3.35 TB/s, 1.5 T 16-bit components pass a second: about 20 slots each, and 39 for a 32-bit one.
-The integer pipe takes half a warp a cycle: its instructions count twice.
 """
 
 from __future__ import annotations
 
 import collections
-import re
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import environments
 import harness
+import machine_code
 
-SOURCE = Path(__file__).with_name("instructions.cu")
-DTYPES = {"float32": 4, "bfloat16": 8, "float16": 8}  # components in a thread's 16 bytes
+SOURCES = ("records_floats", "records_bytes")
+NVCC_FLAGS = ("-std=c++17", "-fmad=false", "-arch=sm_90", f"-I{harness.ROOT / 'csrc'}", "-cubin")
 DEPTHS = ("health", "stats", "full")
-BUDGET = {name: 132 * 4 * 32 * 1.755e9 / (0.9 * 3.35e12 / (16 / n)) for name, n in DTYPES.items()}
-
-# The pipe of an opcode, if it is 16 lanes wide instead of 32: CUDA programming guide,
-# "Arithmetic instructions", compute capability 9.0 (64 results a cycle and multiprocessor).
-INTEGER_PIPE = ("SHF", "LOP3", "IADD3", "VIMNMX", "VIMNMX3", "LEA", "ISETP", "SEL", "PRMT", "PLOP3")
-MULTIPLY_PIPE = ("IMAD",)
+BATCHES = 4  # of four rows, in a run
+TILE = 4096
 
 
-def nvdisasm() -> str:
-    found = shutil.which("nvdisasm")
-    if found:
-        return found
-    python = environments.make(environments.NVDISASM, torch=None)
-    return str(next(python.parent.parent.glob("lib/python*/site-packages/nvidia/*/bin/nvdisasm")))
+class Format(NamedTuple):
+    source: str
+    mangled: str  # part of the kernels' names
+    size: int  # bytes of a component
+    passes: int
+    votes: int  # on what to do with a tile that was read
+    folds: int  # shuffles of a pass that folds its runs
 
 
-def opcodes(rows: int, count_each: bool, scratch: Path) -> dict[str, collections.Counter[str]]:
-    """Opcodes by kernel name."""
-    cubin = scratch / "instructions.cubin"
-    command = [
-        "nvcc",
-        "-arch=sm_90",
-        "-std=c++17",
-        "-O3",
-        "-fmad=false",
-        "-cubin",
-        "-diag-suppress=177",
+FORMATS = {
+    "float32": Format("records_floats", "IjLi8ELi23E", 4, 2, 2, 6),
+    "bfloat16": Format("records_floats", "ItLi8ELi7E", 2, 1, 2, 18),
+    "float16": Format("records_floats", "ItLi5ELi10E", 2, 1, 1, 18),
+    "float8_e4m3fn": Format("records_bytes", "IhLi4ELi3E", 1, 1, 1, 18),
+}
+BATCH_VOTES = 2
+TILE_FOLDS = 30  # shuffles: three float64 through five levels
+# Issue slots for a component of 4, 2 and 1 bytes.
+BUDGET = {n: 132 * 4 * 32 * 1.755e9 / (0.9 * 3.35e12 / n) for n in (4, 2, 1)}
+
+Kernels = dict[str, list[machine_code.Block]]
+
+
+def opcodes(kernels: Kernels, dtype: str, depth: str) -> collections.Counter[str]:
+    """What a warp executes for one whole tile."""
+    form = FORMATS[dtype]
+    end = f"DepthE{DEPTHS.index(depth) + 1}E"
+    (blocks,) = (b for name, b in kernels.items() if form.mangled in name and end in name)
+    loops = machine_code.loops(blocks)
+    load = rf"LDG\.E\.{64 if form.size == 1 else 128}\.CONSTANT"
+    (via,) = (
+        i
+        for i, block in enumerate(blocks)
+        if block.count(load) >= 4 and any(i in body for body in loops.values())
+    )
+    # From the inside: batches, passes where there are several, a second reading, tiles, chunks.
+    around = sorted((head for head in loops if via in loops[head]), key=lambda h: len(loops[h]))
+    sums = depth != "health"
+    batch = {"VOTEU?": BATCH_VOTES}
+    folds = form.folds if sums else 0
+    turns = [(around[0], batch)]
+    if form.passes > 1:
+        turns.append((around[1], {**batch, "SHFL": folds}))
+    votes = BATCH_VOTES + (form.votes if sums else 0)
+    turns.append((around[-2], {"VOTEU?": votes, "SHFL": folds + TILE_FOLDS if sums else 0}))
+    counts = [
+        machine_code.shortest_turn(blocks, head, loops[head], via, needs) for head, needs in turns
     ]
-    command += [f"-DROWS={rows}", f"-I{harness.ROOT / 'csrc'}", "-o", str(cubin), str(SOURCE)]
-    if count_each:
-        command.append("-DCOUNT_EACH")
-    subprocess.run(command, check=True)
-    listing = subprocess.run(
-        [nvdisasm(), "-c", str(cubin)], check=True, capture_output=True, text=True
-    ).stdout
-    kernels: dict[str, collections.Counter[str]] = {}
-    current: collections.Counter[str] = collections.Counter()
-    for line in listing.splitlines():
-        start = re.match(r"\.text\.(\w+):", line)
-        if start:
-            current = kernels.setdefault(start.group(1), collections.Counter())
-        found = re.match(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)", line)
-        if found and found.group(1) != "NOP":
-            current[found.group(1)] += 1
+    # A turn of an outer loop holds one of the inner one.
+    total = counts[-1].copy()
+    for _ in range(BATCHES * form.passes - 1):
+        total.update(counts[0])
+    for _ in range(form.passes - 1):
+        total.update(counts[1] - counts[0])
+    return total
+
+
+def slots(kernels: Kernels, dtype: str, depth: str) -> float:
+    """Issue slots for one component of a whole tile."""
+    return opcodes(kernels, dtype, depth).total() * 32 / TILE
+
+
+def compiled() -> Kernels:
+    kernels: Kernels = {}
+    program = machine_code.nvdisasm()
+    if program is None:
+        python = environments.make(environments.NVDISASM, torch=None)
+        found = python.parent.parent.glob("lib/python*/site-packages/nvidia/*/bin/nvdisasm")
+        program = str(next(found))
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in SOURCES:
+            cubin = Path(scratch, f"{name}.cubin")
+            source = harness.ROOT / "csrc" / "cuda" / f"{name}.cu"
+            subprocess.run(["nvcc", *NVCC_FLAGS, "-o", str(cubin), str(source)], check=True)
+            kernels |= machine_code.kernels(cubin, program)
     return kernels
 
 
 def measure() -> list[dict[str, Any]]:
+    kernels = compiled()
     rows = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for counts, count_each in (("by extremes", False), ("each component", True)):
-            short, long = (opcodes(n, count_each, Path(scratch)) for n in (16, 32))
-            for name, per_row in DTYPES.items():
-                for depth in DEPTHS:
-                    kernel = f"{name}_{depth}"
-                    per_component = {
-                        opcode: (long[kernel][opcode] - short[kernel][opcode]) / (16 * per_row)
-                        for opcode in long[kernel]
-                    }
-                    rows.append(summary(name, depth, counts, per_component, short[kernel]))
+    for dtype, form in FORMATS.items():
+        for depth in DEPTHS:
+            counts = opcodes(kernels, dtype, depth)
+            by_name: collections.Counter[str] = collections.Counter()
+            for opcode, n in counts.items():
+                by_name[opcode.split(".")[0]] += n
+            rows.append(
+                {
+                    "dtype": dtype,
+                    "depth": depth,
+                    "slots": round(counts.total() * 32 / TILE, 2),
+                    "budget": round(BUDGET[form.size], 1),
+                    "opcodes": {op: round(n * 32 / TILE, 2) for op, n in by_name.most_common()},
+                }
+            )
     return rows
-
-
-def summary(
-    name: str, depth: str, counts: str, per: dict[str, float], short: collections.Counter[str]
-) -> dict[str, Any]:
-    slots = sum(per.values())
-    return {
-        "dtype": name,
-        "depth": depth,
-        "counts": counts,
-        "slots": round(slots, 2),
-        "budget": round(BUDGET[name], 1),
-        "integer_pipe_slots": round(2 * sum(per.get(op, 0) for op in INTEGER_PIPE), 2),
-        "multiply_pipe_slots": round(2 * sum(per.get(op, 0) for op in MULTIPLY_PIPE), 2),
-        # The instructions of a thread once per 16 rows: seeds, finish_chain, addresses, stores.
-        "once_per_thread": round(short.total() - slots * 16 * DTYPES[name]),
-        "opcodes": {
-            op: round(n, 2) for op, n in sorted(per.items(), key=lambda p: -p[1]) if n > 0.005
-        },
-    }
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
     lines = []
-    for name in DTYPES:
-        for counts in ("by extremes", "each component"):
-            cells = []
-            for depth in DEPTHS:
-                (row,) = (
-                    r
-                    for r in rows
-                    if (r["dtype"], r["counts"], r["depth"]) == (name, counts, depth)
-                )
-                cells.append(f"{row['slots']:.1f} ({row['integer_pipe_slots']:.1f})")
-            lines.append([name, counts, *cells, f"{BUDGET[name]:.0f}"])
-    header = ["dtype", "counted", *(f"{d}: slots (integer pipe)" for d in DEPTHS), "budget"]
-    return harness.table(header, lines)
+    for dtype, form in FORMATS.items():
+        of = {row["depth"]: f"{row['slots']:.1f}" for row in rows if row["dtype"] == dtype}
+        lines.append([dtype, *(of[depth] for depth in DEPTHS), f"{BUDGET[form.size]:.0f}"])
+    return harness.table(["dtype", *DEPTHS, "budget"], lines)
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,30 +33,14 @@ MAX_REGISTERS = 128
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 
 
-def ptx(source: Path, arch: str) -> Path:
-    """The PTX of a file; that of the kernels is also what test_ptx.py runs, compiled once."""
-    name = source.relative_to(ROOT).as_posix()
-    together = ptx_on_cpu.KERNELS if name in ptx_on_cpu.KERNELS else (name,)
-    return dict(zip(together, ptx_on_cpu.ptx(together, arch)))[name]
-
-
-def ptxas(source: Path, arch: str, out: Path) -> str:
-    """The output of ptxas for a file, which must compile."""
-    flags = [f"-arch=sm_{arch}", "-Werror=all-warnings", "-Xptxas=-v"]
-    command = ["nvcc", *flags, "-cubin", str(ptx(source, arch)), "-o", str(out)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout + result.stderr
-
-
 def test_every_source_is_compiled() -> None:
     assert {path.stem for path in SOURCES} == set(KERNELS)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_registers_alone(source: Path, arch: str, tmp_path: Path) -> None:
-    said = ptxas(source, arch, tmp_path / "out.cubin")
+def test_registers_alone(source: Path, arch: str) -> None:
+    _, said = ptx_on_cpu.cubin(source.relative_to(ROOT).as_posix(), arch)
     assert len(re.findall(r"Compiling entry function", said)) == KERNELS[source.stem]
     frames = re.findall(
         r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said

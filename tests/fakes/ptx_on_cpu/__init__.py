@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Optional
@@ -69,6 +70,21 @@ def ptx(sources: Sequence[str], arch: str, root: Path = ROOT) -> list[Path]:
     return targets
 
 
+def cubin(source: str, arch: str) -> tuple[Path, str]:
+    """The machine code of a source, and what ptxas says of it; compiled unless it is there."""
+    together = KERNELS if source in KERNELS else (source,)
+    text = dict(zip(together, ptx(together, arch)))[source]
+    target = text.with_suffix(".cubin")
+    said = text.with_suffix(".ptxas")
+    if not said.exists():
+        command = ["nvcc", f"-arch=sm_{arch}", "-Werror=all-warnings", "-Xptxas=-v"]
+        command += ["-cubin", str(text), "-o", str(target)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        said.write_text(result.stdout + result.stderr)
+    return target, said.read_text()
+
+
 @functools.cache
 def machine() -> ctypes.CDLL:
     """The C interface of csrc/cuda/launch.h, whose kernels are those that were loaded last."""
@@ -94,6 +110,13 @@ def load(paths: Sequence[Path]) -> ctypes.CDLL:
         if error is not None:
             raise RuntimeError(error.decode())
     return lib
+
+
+def count(lib: ctypes.CDLL) -> tuple[int, int]:
+    """Launches since the last call, and the instructions of the longest thread of each, added."""
+    launches, longest = ctypes.c_int64(), ctypes.c_int64()
+    lib.ptx_on_cpu_count(ctypes.byref(launches), ctypes.byref(longest))
+    return launches.value, longest.value
 
 
 @contextlib.contextmanager

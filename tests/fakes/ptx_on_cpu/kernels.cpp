@@ -4,6 +4,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <typeinfo>
+#include <utility>
 
 #include "cuda/merge.cuh"
 #include "cuda/records.cuh"
@@ -178,6 +179,12 @@ const char* ptx_on_cpu_load(const char* path) {
     load_error = error.what();
     return load_error.c_str();
   }
+}
+
+// What ran since the last call.
+void ptx_on_cpu_count(std::int64_t* launches, std::int64_t* longest) {
+  const ptx_on_cpu::Count count = std::exchange(ptx_on_cpu::counted, {});
+  *launches = count.launches, *longest = count.longest;
 }
 
 // Runs a kernel of tests/fakes/ptx_on_cpu/intrinsics.cu; null, or what went wrong.

@@ -1,5 +1,6 @@
 #include "ptx_on_cpu/machine.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ptx_on_cpu {
@@ -20,6 +21,7 @@ void run_function(Thread& thread, const Function& function, std::vector<std::uin
   const int back = std::exchange(thread.next, 0);
   for (thread.has_returned = false; !thread.has_returned;) {
     const Instruction& instruction = function.code[static_cast<std::size_t>(thread.next++)];
+    ++thread.executed;
     if (instruction.guard >= 0 &&
         (thread.get<bool>(instruction.guard) == instruction.guard_is_negated)) {
       continue;
@@ -44,6 +46,7 @@ void run_thread(Launch& launch) {
   }
   Thread thread(launch, *block, at.block.x, at.thread.x);
   run_function(thread, launch.kernel, {});
+  launch.longest = std::max(launch.longest, thread.executed);
   launch.memory.show(thread);
   if (--block->threads_left == 0) {
     launch.memory.finish(thread);
@@ -52,6 +55,8 @@ void run_thread(Launch& launch) {
 }
 
 }  // namespace
+
+Count counted;
 
 void call(Thread& thread, int index) {
   const Function& function = thread.launch.module.functions[static_cast<std::size_t>(index)];
@@ -68,12 +73,13 @@ void fail(const Thread& thread, const std::string& what) {
 
 bool run(const Module& module, const Function& kernel, unsigned grid, unsigned block,
          const void* arguments, std::vector<Range> ranges) {
-  Launch launch{module,
-                kernel,
-                static_cast<const unsigned char*>(arguments),
-                GlobalMemory(std::move(ranges)),
-                {}};
-  return cuda_on_cpu::run_grid(grid, block, [&launch] { run_thread(launch); });
+  Launch launch{
+      module, kernel, static_cast<const unsigned char*>(arguments), GlobalMemory(std::move(ranges)),
+      {},     0};
+  const bool ok = cuda_on_cpu::run_grid(grid, block, [&launch] { run_thread(launch); });
+  ++counted.launches;
+  counted.longest += launch.longest;
+  return ok;
 }
 
 }  // namespace ptx_on_cpu

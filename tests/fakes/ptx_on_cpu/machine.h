@@ -29,6 +29,7 @@ struct Launch {
   const unsigned char* arguments;
   GlobalMemory memory;
   std::map<unsigned, std::unique_ptr<Block>> blocks;
+  std::int64_t longest = 0;  // instructions of a thread
 };
 
 struct Frame {
@@ -53,6 +54,7 @@ struct Thread {
   Stores stores;           // that nobody else has been shown
   std::uint64_t met = 0;   // changes so far when it last looked by an atomic
   std::uint64_t seen = 0;  // all changes up to this one are visible to it
+  std::int64_t executed = 0;
 
   template <class T>
   T get(int place) const {
@@ -79,6 +81,14 @@ inline bool draw() { return (cuda_on_cpu::random_word() >> 63) != 0; }
 [[noreturn]] void fail(const Thread& thread, const std::string& what);
 
 void call(Thread& thread, int function);
+
+// What ran since it was last set to zero: launches, and the instructions of the longest thread of
+// each of them, those of functions that it called included.
+struct Count {
+  std::int64_t launches = 0;
+  std::int64_t longest = 0;
+};
+extern Count counted;
 
 // False: it failed, and cuda_on_cpu::error_message() says how.
 bool run(const Module& module, const Function& kernel, unsigned grid, unsigned block,
