@@ -16,6 +16,7 @@ from support.fuzzing.limits import limited_memory
 
 NAMES = (
     "log",
+    "log-pages",
     "dump-records",
     "dump-values",
     "new.pt",
@@ -24,6 +25,7 @@ NAMES = (
     "plain.npz",
     "packed.npz",
     "w.safetensors",
+    "shards",
     "seal",
     "msprobe-statistics",
     "msprobe-tensors",

@@ -5,16 +5,21 @@ torch may use: rounding is a remark, real faults come first. A part of bench/com
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import fastcheck
+from fastcheck.comparison.names import Name
+from fastcheck.comparison.noise.cancellation import Cancellation
 from support.paths import ROOT
 from support.programs.compare_runs import log_run, net_with
+from support.records import record_builder as build
 
 sys.path.append(str(ROOT / "bench"))
 
@@ -136,3 +141,14 @@ def test_a_gradient_that_only_looks_like_noise_is_named(tmp_path: Path) -> None:
     assert first is not None
     assert first.row.name == f"blocks.0.attention.key · optimizer · gradient of {name}"
     assert first.row.step == 0
+
+
+def test_extremes_that_are_infinite_on_both_sides_are_no_distance() -> None:
+    # Of a damaged record: extremes are finite.
+    left, right = (
+        build.records(build.record(high=math.inf, low=math.inf, rms=rms, sum=math.inf))
+        for rms in (0.5, 0.4)
+    )
+    gradient = Name("layer", "backward", "grad_input", "input[0]")
+    cancelled = Cancellation([gradient], left, right, left["dtype"], np.zeros(1))
+    assert cancelled.distance(0) == pytest.approx(math.sqrt(250.0) - math.sqrt(160.0))

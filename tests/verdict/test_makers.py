@@ -74,9 +74,9 @@ def test_a_softmax_of_a_whole_row(make: Any) -> None:
     assert "the -Inf of maker (Apply) · forward · output" in stop.culprit.reason
 
 
-@pytest.mark.parametrize("reader", [nn.Softmax(-1), nn.LayerNorm(8)])
+@pytest.mark.parametrize("reader", [lambda: nn.Softmax(-1), lambda: nn.LayerNorm(8)])
 def test_an_infinity_on_purpose_is_named_beside_the_op_that_made_a_nan_of_it(reader: Any) -> None:
-    stop = stop_of("op", masked, reader)
+    stop = stop_of("op", masked, reader())
     assert where(stop.culprit)[0] == "reader"
     assert "written on purpose in maker (Apply) · aten.masked_fill" in stop.culprit.reason
     assert f"test_makers.py:{masked.__code__.co_firstlineno + 1}" in stop.culprit.reason

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint
 
 import fastcheck
 from fastcheck.cli.main import main
@@ -33,7 +35,7 @@ class Case(NamedTuple):
 
 def cases(place: Path) -> list[Case]:
     """Writes the files below ``place``."""
-    made = [_log(place), *_dumps(place), *_checkpoints(place), _seal(place), *_msprobe(place)]
+    made = [*_logs(place), *_dumps(place), *_checkpoints(place), _seal(place), *_msprobe(place)]
     return [*made, _settings(place)]
 
 
@@ -73,12 +75,19 @@ def _shown(path: Path) -> list[list[str]]:
     ]
 
 
-def _log(place: Path) -> Case:
+def _logs(place: Path) -> list[Case]:
     def spoil(step: int, x: torch.Tensor) -> torch.Tensor:
         return x * float("nan") if step == 1 else x
 
     path = Path(log_run(place / "log", steps=2, batch=spoil, level="op"))
-    return _compared("log", path, *_shown(path))
+    page, trace, steps = (str(place / f"log.{end}") for end in ("html", "trace.json", "csv"))
+    pages = [
+        ["report", str(path), "-o", page],
+        ["export", str(path), trace, "--force"],
+        ["export", str(path), steps, "--steps", "--force"],
+    ]
+    shown = _compared("log", path, *_shown(path))
+    return [shown, Case("log-pages", shown.files, pages)]
 
 
 def _dumps(place: Path) -> list[Case]:
@@ -101,7 +110,10 @@ def _checkpoints(place: Path) -> list[Case]:
     header = json.dumps({"w": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}).encode()
     raw = arrays["a.weight"].tobytes()
     (place / "w.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + raw)
-    names = ("new.pt", "old.pt", "one.npy", "plain.npz", "packed.npz", "w.safetensors")
+    with warnings.catch_warnings():  # of a process without other ranks
+        warnings.simplefilter("ignore")
+        torch.distributed.checkpoint.save(state, checkpoint_id=place / "shards", no_dist=True)
+    names = ("new.pt", "old.pt", "one.npy", "plain.npz", "packed.npz", "w.safetensors", "shards")
     return [_compared(name, place / name) for name in names]
 
 

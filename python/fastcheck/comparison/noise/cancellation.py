@@ -92,13 +92,16 @@ class Cancellation:
         return unit * apart / allowed if allowed else 0.0
 
     def distance(self, index: int) -> float:
-        """The least ``||a - b||`` that the statistics allow."""
+        """The least ``||a - b||`` that the statistics allow; NaN where they have no number."""
         left, right = self._left[index : index + 1], self._right[index : index + 1]
         root = np.sqrt(max(int(right["numel"][0]), 1))
-        parts = [np.sqrt(left["sum_sq"]) - np.sqrt(right["sum_sq"])]
-        parts += [(left[field] - right[field]) / root for field in ("sum", "abs_sum")]
-        parts += [extreme_values(left, end) - extreme_values(right, end) for end in ("min", "max")]
-        return float(np.nanmax(np.abs(np.concatenate(parts))))
+        with np.errstate(all="ignore"):  # of a damaged record anything may be infinite
+            parts = [np.sqrt(left["sum_sq"]) - np.sqrt(right["sum_sq"])]
+            parts += [(left[field] - right[field]) / root for field in ("sum", "abs_sum")]
+            for end in ("min", "max"):
+                parts.append(extreme_values(left, end) - extreme_values(right, end))
+        apart = np.abs(np.concatenate(parts))
+        return float(np.fmax.reduce(apart))  # nanmax() without its warning where all are NaN
 
     def _summed(self, index: int) -> list[tuple[int, float]]:
         """(a gradient before it, the norm of the sums of magnitudes if it was made of that)."""
