@@ -24,14 +24,17 @@ IMAGES = harness.ROOT / "docs" / "images"
 READY = "document.documentElement.dataset.ready === 'true'"
 LOGS = {"6": (6, 200, 1), "60": (60, 200, 1), "1000": (1000, 1000, 1), "ranks": (120, 200, 4)}
 # Name of the picture, the section that it shows, the height in pixels, dark or not.
-PICTURES = (("report-heatmap", "heatmap", 740, False), ("report-site", "site", 560, True))
+PICTURES = (
+    ("report-heatmap", "heatmap", 740, False),
+    ("report-site", "site", 560, True),
+)
 _MOST_PIXELS = 8000
 
 
 def page_of(scratch: Path, name: str) -> Path:
     sites, steps, ranks = LOGS[name]
     for rank in range(ranks):
-        synthetic_log.write_log(str(scratch / name), sites, steps, rank)
+        synthetic_log.write_log(str(scratch / name), sites, steps, rank, watch=True)
     page = scratch / f"{name}.html"
     write_page(scratch / name, page)
     return page

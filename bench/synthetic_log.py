@@ -4,7 +4,8 @@
 
 The abs max of a site is a random walk in log2 with noise; one site grows towards the largest
 float16 number and overflows in the last tenth, from where it spreads over the sites behind it.
-With spikes, each site's abs max is that of SPIKE once, at a step of its own.
+With spikes, each site's abs max is that of SPIKE once, at a step of its own. With watch, events of
+install(watch=) are beside it: a forecast of the overflow, a site that left its range, the loss.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from fastcheck.record.format import DTYPES, RECORD_BYTES, RECORD_DTYPE, Flag, Verdict
+from fastcheck.record.site import Site
+from fastcheck.utils.text.numbers import to_json
+from fastcheck.watch.event import Mover, WatchEvent
 
 _ROLES = (
     ("forward", "output", "output"),
@@ -140,6 +144,7 @@ def write_log(
     rank: int = 0,
     event_step: int | None = None,
     spikes: bool = False,
+    watch: bool = False,
 ) -> None:
     """Writes the files of one rank."""
     os.makedirs(directory, exist_ok=True)
@@ -174,6 +179,55 @@ def write_log(
     if file is not None:
         file.close()
     _write(directory, f"events-rank{rank}.jsonl", events)
+    if watch:
+        event = steps * 9 // 10 if event_step is None else event_step
+        _write(directory, f"watch-rank{rank}.jsonl", _watched(lines, rank, event))
+
+
+def _watched(lines: list[dict[str, object]], rank: int, event: int) -> list[dict[str, object]]:
+    """As WatchEvent.to_dict() has them, by step: one of each form."""
+    sites = [Site.from_dict(line) for line in lines]
+    culprit, other = sites[len(sites) // 10], sites[len(sites) // 2]
+    shift = WatchEvent(
+        max(event // 2, 0),
+        "shift",
+        other,
+        9.5,
+        2.25,
+        8.5,
+        f"{other}: it left its range",
+        False,
+        rank,
+    )
+    forecast = WatchEvent(
+        max(event - 15, 0),
+        "headroom",
+        culprit,
+        40_000.0,
+        65_504.0,
+        float("nan"),
+        f"{culprit}: it overflows in 10 to 18 steps",
+        True,
+        rank,
+        (Mover(max(event - 30, 0), culprit, "abs max", 7.5),),
+        "precision",
+        (10.0, 18.0),
+    )
+    loss = WatchEvent(
+        max(event - 3, 0),
+        "loss_spike",
+        None,
+        7.5,
+        2.5,
+        12.0,
+        "the loss is 7.5, usual is 2.5",
+        True,
+        rank,
+        (Mover(max(event - 30, 0), culprit, "abs max", 7.5),),
+        "layer",
+    )
+    found = [to_json(one.to_dict()) for one in (shift, forecast, loss)]
+    return sorted(found, key=lambda line: line["step"])
 
 
 def _event(record: np.void, site: dict[str, object], rank: int) -> dict[str, object]:

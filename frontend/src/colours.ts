@@ -3,7 +3,12 @@
 type Colour = [number, number, number];
 
 /** What the colour of a cell stands for. */
-export type Mode = "headroom" | "unusual" | "magnitude";
+export type Mode = "headroom" | "unusual" | "magnitude" | "difference" | "ratio";
+
+/** Whether its scores go from -1 to 1, and not from 0. */
+export function isDiverging(mode: Mode): boolean {
+  return mode === "unusual" || mode === "ratio";
+}
 
 export interface Palette {
   /** 256 colours; for "unusual" from far below to far above. */
@@ -19,6 +24,9 @@ const LIGHT = {
   // From much room to none; the darkest is next to the limit.
   headroom: ["#eef3f8", "#cfe0ee", "#a6c8dc", "#f3c77b", "#e08a2e", "#a3370f"],
   unusual: ["#123f73", "#4a86b8", "#b5d0e3", "#f4f4f2", "#f2c9a0", "#d07a2d", "#84320a"],
+  // Below the limit, at it, above it.
+  difference: ["#f1f4f7", "#cddfea", "#9dbfd6", "#f6d08a", "#dd8330", "#8f2f0c"],
+  ratio: ["#123f73", "#4a86b8", "#b5d0e3", "#f4f4f2", "#f2c9a0", "#d07a2d", "#84320a"],
   magnitude: ["#f2f5ee", "#c9dfc0", "#86bd9f", "#3f8f8c", "#205f78", "#12304f"],
   bad: "#c4007a",
   none: "#ffffff",
@@ -26,6 +34,8 @@ const LIGHT = {
 const DARK = {
   headroom: ["#18222d", "#22405a", "#346a8a", "#9a7a35", "#dd9233", "#ffd27a"],
   unusual: ["#9fd0f5", "#4d8fc4", "#22405a", "#1a1f26", "#573a1c", "#c9792c", "#ffc98f"],
+  difference: ["#161c23", "#1f3447", "#2f5672", "#94702e", "#dd9233", "#ffd9a0"],
+  ratio: ["#9fd0f5", "#4d8fc4", "#22405a", "#1a1f26", "#573a1c", "#c9792c", "#ffc98f"],
   magnitude: ["#161d22", "#1c3f46", "#22666a", "#3f9a83", "#8fcb93", "#e3f3c0"],
   bad: "#ff3fae",
   none: "#0d1117",

@@ -11,6 +11,12 @@ export interface Line {
   colour: string;
 }
 
+/** An event of the watch: its step, and the steps that it forecasts. */
+export interface Note {
+  step: number;
+  interval: [number, number] | null;
+}
+
 export interface Chart {
   title: string;
   steps: number[];
@@ -18,6 +24,7 @@ export interface Chart {
   isLogarithmic?: boolean;
   /** First and last step of what is marked in red: events. */
   marks?: [number, number][];
+  notes?: Note[];
   /** A step that is chosen. */
   chosen?: number | null;
   format?: (value: number) => string;
@@ -96,6 +103,10 @@ function draw(
     const room = (high - low || Math.abs(high) || 1) * 0.08;
     return [low - room, high + room];
   };
+  const across = (_: uPlot, low: number, high: number): [number, number] => [
+    low,
+    Math.max(high, forecastEnd(chart, low, high)),
+  ];
   return new uPlot(
     {
       width: plot.clientWidth,
@@ -104,7 +115,10 @@ function draw(
       bands,
       cursor: { sync: { key: "steps" } },
       legend: { show: false },
-      scales: { x: { time: false }, y: { range, distr: isLogarithmic ? 3 : 1, log: 2 } },
+      scales: {
+        x: { time: false, range: across },
+        y: { range, distr: isLogarithmic ? 3 : 1, log: 2 },
+      },
       axes: [
         { ...axis, values: (_, ticks) => ticks.map((tick) => String(tick)) },
         {
@@ -136,6 +150,12 @@ function reading(chart: Chart, at: number, format: (value: number) => string): s
   return `step ${chart.steps[at]}: ${values.join(", ")}`;
 }
 
+/** Where the axis has to end to show the forecasts, as far as a quarter more of it does. */
+function forecastEnd(chart: Chart, low: number, high: number): number {
+  const ends = (chart.notes ?? []).map(({ interval }) => interval?.[1] ?? low);
+  return Math.min(Math.max(low, ...ends), high + (high - low) / 4);
+}
+
 /** A line at each step of an event, a shade over those of a row of them. */
 function mark(plot: uPlot, chart: Chart): void {
   const { ctx, bbox } = plot;
@@ -157,6 +177,13 @@ function mark(plot: uPlot, chart: Chart): void {
     ctx.fillStyle = `${variable("--bad")}22`;
     ctx.fillRect(at(first), bbox.top, at(last) - at(first), bbox.height);
     line(first, variable("--bad"), []);
+  }
+  for (const { step, interval } of chart.notes ?? []) {
+    line(step, variable("--watch"), [6, 3]);
+    if (!interval) continue;
+    const [from, to] = interval.map(at) as [number, number];
+    ctx.fillStyle = `${variable("--watch")}33`;
+    ctx.fillRect(from, bbox.top, Math.max(to - from, ctx.lineWidth), bbox.height);
   }
   if (chart.chosen != null) line(chart.chosen, variable("--accent"), [4, 4]);
   ctx.restore();

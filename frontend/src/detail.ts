@@ -4,6 +4,7 @@ import { h, plainTable, scrolling, section } from "./dom";
 import { formatBits, formatCount, formatCounts, formatNumber, formatShare } from "./format";
 import { type Model, range, STATISTICS, type Statistic } from "./model";
 import type { Store } from "./store";
+import { notesOf } from "./watched";
 
 const TITLES: Record<Statistic, string> = {
   abs_max: "abs max",
@@ -88,6 +89,7 @@ function chart(
     lines,
     isLogarithmic: statistic === "abs_max" || statistic === "rms",
     marks: spans(bad, fine.starts).slice(0, MOST_MARKS),
+    notes: notesOf(model, rows.slice(0, 1)),
     chosen: step,
     ...(statistic === "zero_share" ? { format: formatShare } : {}),
   });

@@ -1,10 +1,12 @@
 // The heat map: a row for each site, a column for each bucket of steps, on a canvas of its own.
-import { type Mode, type Palette, palette } from "./colours";
+import type { Cells } from "./cells";
+import { isDiverging, type Mode, type Palette, palette } from "./colours";
 import { h, section, select } from "./dom";
 import { filterForm } from "./filters";
-import { formatBits, formatCounts, formatNumber, tailOf } from "./format";
+import { tailOf } from "./format";
 import { legend } from "./legend";
-import { NOT_FINITE, scores } from "./scores";
+import { drawWatched } from "./marks";
+import { NOT_FINITE } from "./scores";
 import type { Store } from "./store";
 
 const AXIS = 28;
@@ -17,13 +19,14 @@ interface Cursor {
   column: number;
 }
 
-export function heatmap(store: Store): HTMLElement {
-  return new Heatmap(store).element;
+export function heatmap(store: Store, cells: Cells): HTMLElement {
+  return new Heatmap(store, cells).element;
 }
 
 class Heatmap {
   readonly element: HTMLElement;
   readonly #store: Store;
+  readonly #cells: Cells;
   readonly #canvas = h("canvas");
   readonly #overlay = h("canvas", { class: "overlay" });
   readonly #stage = h("div", { class: "stage" }, this.#canvas, this.#overlay);
@@ -37,15 +40,11 @@ class Heatmap {
   #palette: Palette;
   #cursor: Cursor | null = null;
 
-  constructor(store: Store) {
+  constructor(store: Store, cells: Cells) {
     this.#store = store;
-    const { header } = store.model;
-    const narrow = header.rows.dtype!.some((code) => {
-      const max = header.dtypes[Number(code)]?.max;
-      return max != null && Number(max) < 1e6;
-    });
-    this.#mode = narrow ? "headroom" : "unusual";
-    this.#scores = scores(store.model, this.#mode);
+    this.#cells = cells;
+    this.#mode = cells.firstMode;
+    this.#scores = cells.scores(this.#mode);
     this.#palette = palette(this.#mode);
     const view = h("div", {
       class: "heatmap",
@@ -58,15 +57,8 @@ class Heatmap {
     this.#view = view;
     view.append(this.#spacer);
     this.#listen();
-    const modes = select(
-      "Colour",
-      [
-        ["headroom", "headroom"],
-        ["unusual", "unusual for its site"],
-        ["magnitude", "abs max"],
-      ],
-      this.#mode,
-      (value) => this.#setMode(value as Mode),
+    const modes = select("Colour", cells.modes, this.#mode, (value) =>
+      this.#setMode(value as Mode),
     );
     const heights = select(
       "Rows",
@@ -82,17 +74,13 @@ class Heatmap {
     );
     this.element = section(
       "heatmap",
-      "Layers by steps",
+      cells.title,
       filterForm(store, "heatmap"),
       h("form", { class: "filters" }, modes, heights),
       this.#legend,
       view,
       this.#status,
-      h(
-        "p",
-        { id: "heatmap-keys", class: "hint" },
-        "Click a cell, or move with the arrow keys and press Enter, for the curves of its site.",
-      ),
+      h("p", { id: "heatmap-keys", class: "hint" }, cells.hint),
     );
     store.onFilter(() => {
       this.#cursor = null;
@@ -128,14 +116,15 @@ class Heatmap {
 
   #setMode(mode: Mode): void {
     this.#mode = mode;
-    this.#scores = scores(this.#store.model, mode);
+    this.#scores = this.#cells.scores(mode);
     this.#palette = palette(mode);
     this.#showLegend();
     this.draw();
   }
 
   #showLegend(): void {
-    this.#legend.replaceChildren(...legend(this.#mode, this.#palette));
+    const { watched } = this.#store.model.header;
+    this.#legend.replaceChildren(...legend(this.#mode, this.#palette, Boolean(watched?.length)));
   }
 
   draw(): void {
@@ -163,7 +152,7 @@ class Heatmap {
     const bounds = Array.from({ length: wide + 1 }, (_, x) => Math.floor((x * columns) / wide));
     const line = (y: number): number =>
       Math.floor((y / ratio + this.#view.scrollTop) / this.#lineHeight);
-    const least = this.#mode === "unusual" ? -1 : 0;
+    const least = isDiverging(this.#mode) ? -1 : 0;
     for (let y = 0; y < tall; y++) {
       const first = Math.min(line(y), rows.length - 1);
       const last = Math.max(Math.min(line(y + 1), rows.length), first + 1);
@@ -257,6 +246,15 @@ class Heatmap {
       context.lineTo(at, height + 1);
       context.fill();
     }
+    drawWatched(context, this.#store, {
+      left,
+      width,
+      height,
+      lineHeight: this.#lineHeight,
+      scrolled: this.#view.scrollTop,
+    });
+    context.strokeStyle = this.#palette.accent;
+    context.lineWidth = 2;
     const marks = this.#cursor ? [this.#cursor] : [];
     const line = chosen ? rows.indexOf(chosen.row) : -1;
     if (chosen && line >= 0) {
@@ -349,22 +347,8 @@ class Heatmap {
   }
 
   #describe({ line, column }: Cursor): string {
-    const { model, rows } = this.#store;
-    const row = rows[line];
-    if (row === undefined) return "";
-    const { starts, width } = model.header.axis;
-    const step = starts[column] ?? 0;
-    const steps = width > 1 ? `steps ${step} to ${step + width - 1}` : `step ${step}`;
-    if (!model.wasSeen(row, column)) return `${model.name(row)}, ${steps}: not read`;
-    const value = model.high("abs_max", row, column);
-    const headroom = model.limitBits(row) - Math.log2(value);
-    const bad = formatCounts(model.counts(row, step, width));
-    const parts = [
-      `${model.name(row)}, ${steps}: abs max ${formatNumber(value)} ${model.dtype(row)}`,
-      ...(Number.isFinite(headroom) ? [`headroom ${formatBits(headroom)}`] : []),
-      ...(model.isBad(row, column) ? [bad || "not finite"] : []),
-    ];
-    return parts.join(", ");
+    const row = this.#store.rows[line];
+    return row === undefined ? "" : this.#cells.describe(row, column);
   }
 
   #choose(): void {

@@ -1,15 +1,22 @@
 // The legend of the heat map's colours.
 import { css, type Mode, type Palette } from "./colours";
 import { h } from "./dom";
-import { MOST_BITS, MOST_DEVIATIONS } from "./scores";
+import { MOST_BITS, MOST_DEVIATIONS, MOST_DIFFERENCE, MOST_RATIO } from "./scores";
 
 const ENDS: Record<Mode, [string, string]> = {
   headroom: [`${MOST_BITS} bits or more left`, "0 bits left"],
   unusual: [`${MOST_DEVIATIONS} deviations below`, `${MOST_DEVIATIONS} deviations above`],
   magnitude: ["small", "large"],
+  difference: [
+    `equal, or 2^-${MOST_DIFFERENCE} of the limit`,
+    `2^${MOST_DIFFERENCE} times the limit`,
+  ],
+  ratio: [`2^-${MOST_RATIO} of the reference`, `2^${MOST_RATIO} times it`],
 };
 
-export function legend(mode: Mode, { ramp, bad }: Palette): HTMLElement[] {
+const NOT_FINITE = "NaN or Inf on one side";
+
+export function legend(mode: Mode, { ramp, bad }: Palette, isWatched: boolean): HTMLElement[] {
   const [left, right] = ENDS[mode];
   const bar = h("canvas", { width: 128, height: 12, "aria-hidden": "true" });
   const context = bar.getContext("2d")!;
@@ -19,10 +26,12 @@ export function legend(mode: Mode, { ramp, bad }: Palette): HTMLElement[] {
   });
   const square = h("span", { class: "square", "aria-hidden": "true" });
   square.style.background = css(bad);
+  const diamond = h("span", { class: "diamond", "aria-hidden": "true" });
   return [
     h("span", {}, left),
     bar,
     h("span", {}, right),
-    h("span", { class: "pair" }, square, "NaN or Inf"),
+    h("span", { class: "pair" }, square, mode === "difference" ? NOT_FINITE : "NaN or Inf"),
+    ...(isWatched ? [h("span", { class: "pair" }, diamond, "unusual (watch)")] : []),
   ];
 }

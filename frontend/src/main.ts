@@ -1,4 +1,5 @@
 // Builds the page from its data, top to bottom.
+import { runCells } from "./cells";
 import { isDark } from "./colours";
 import { openContainer } from "./container";
 import { detail } from "./detail";
@@ -11,6 +12,7 @@ import { sites } from "./sites";
 import { spread } from "./spread";
 import { steps } from "./steps";
 import { Store } from "./store";
+import { watched } from "./watched";
 import { weights } from "./weights";
 
 async function main(): Promise<void> {
@@ -20,9 +22,10 @@ async function main(): Promise<void> {
   const store = new Store(model);
   const parts = model.rowCount
     ? [
-        heatmap(store),
+        heatmap(store, runCells(model)),
         detail(store),
         steps(store),
+        watched(store),
         spread(store),
         sites(store),
         ranks(store),

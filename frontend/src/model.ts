@@ -1,5 +1,6 @@
 // The data of the page, typed, and what is derived from it.
 import { bitOf, type Opened, type Plane } from "./container";
+import type { Watched } from "./watched";
 
 export type Statistic = "abs_max" | "rms" | "mean" | "zero_share";
 export const STATISTICS: readonly Statistic[] = ["abs_max", "rms", "mean", "zero_share"];
@@ -39,7 +40,10 @@ export interface Place {
   call: number;
   verdict: number;
   counts: [number, number, number];
+  /** The numbers of the places that its operator read. */
   read: number[];
+  /** The number of the place that the verdict derives it from. */
+  follows: number[];
 }
 
 interface Header {
@@ -56,6 +60,8 @@ interface Header {
   steps: Record<string, StepColumns>;
   events: PageEvent[];
   event_count: number;
+  watched?: Watched[];
+  watch_count: number;
   first: { rank: number; step: number; row: number } | null;
   spread: { count: number; places: Place[] };
   meta: Record<string, Record<string, unknown>>;

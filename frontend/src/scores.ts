@@ -6,6 +6,10 @@ import type { Model } from "./model";
 export const MOST_BITS = 16;
 /** Robust standard deviations beyond which it no longer changes. */
 export const MOST_DEVIATIONS = 8;
+/** Powers of two, up and down, beyond which a difference over its limit no longer changes colour. */
+export const MOST_DIFFERENCE = 10;
+/** The same of the abs max of one side over that of the other. */
+export const MOST_RATIO = 4;
 /** A score beyond all others: not finite. */
 export const NOT_FINITE = 2;
 

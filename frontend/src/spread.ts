@@ -1,15 +1,20 @@
-// How the overflow of the first event's step went from module to module.
+// How the overflow of the first event's step went from tensor to tensor: boxes and their edges.
 import { h, section } from "./dom";
 import { formatCount, formatCounts } from "./format";
 import type { Place } from "./model";
 import type { Store } from "./store";
 
 const MOST = 24;
+const MOST_SOURCES = 6;
 
-interface Passed {
+/** Neighbouring places of a module in one direction: one box. */
+interface Box {
   module: string;
   direction: string;
   places: Place[];
+  /** Numbers of the boxes that it read from, or that the verdict derives it from. */
+  read: number[];
+  follows: number[];
 }
 
 export function spread(store: Store): HTMLElement | null {
@@ -17,22 +22,16 @@ export function spread(store: Store): HTMLElement | null {
   const { places, count } = model.header.spread;
   const { first } = model.header;
   if (!first || !places.length) return null;
-  const passed: Passed[] = [];
-  for (const place of places) {
-    if (place.row < 0) continue;
-    const module = model.module(place.row);
-    const direction = model.text("direction", place.row);
-    const last = passed.at(-1);
-    if (last?.module === module && last.direction === direction) last.places.push(place);
-    else passed.push({ module, direction, places: [place] });
-  }
-  const modules = new Set(passed.map((one) => one.module)).size;
+  const boxes = boxesOf(store, places);
+  const modules = new Set(boxes.map((box) => box.module)).size;
   const list = h("ol", { class: "flow" });
-  const append = (some: Passed[]): void => {
-    list.append(...some.map((one) => item(store, one, first.step)));
+  const append = (some: Box[], from: number): void => {
+    list.append(
+      ...some.map((box, at) => item(store, box, boxes[from + at + 1], from + at, first.step)),
+    );
   };
-  append(passed.slice(0, MOST));
-  const rest = passed.slice(MOST);
+  append(boxes.slice(0, MOST), 0);
+  const rest = boxes.slice(MOST);
   const more = h(
     "button",
     {
@@ -40,7 +39,7 @@ export function spread(store: Store): HTMLElement | null {
       class: "more",
       hidden: !rest.length,
       onClick: () => {
-        append(rest);
+        append(rest, MOST);
         more.hidden = true;
       },
     },
@@ -54,29 +53,93 @@ export function spread(store: Store): HTMLElement | null {
       "p",
       {},
       `In step ${formatCount(first.step)}${rank} ${formatCount(count)} tensors of ` +
-        `${formatCount(modules)} modules were not finite, in the order of the device:`,
+        `${formatCount(modules)} modules were not finite, numbered in the order of the device. ` +
+        edgesText(boxes),
     ),
     list,
     more,
   );
 }
 
-function item(store: Store, { module, direction, places }: Passed, step: number): HTMLElement {
+function edgesText(boxes: Box[]): string {
+  const hasRead = boxes.some((box) => box.read.length);
+  const hasFollows = boxes.some((box) => box.follows.length);
+  const texts = [
+    hasRead
+      ? "“reads 1” is an edge of data: an operator of this box read the tensor of box 1."
+      : 'This log has no edges of data: they are recorded with level="op".',
+    ...(hasFollows
+      ? [
+          "“follows from 1” is the verdict: it is derived from box 1, through any number of tensors.",
+        ]
+      : []),
+    ...(hasRead || hasFollows
+      ? ["An arrow leads to the next box where that comes from this one."]
+      : []),
+  ];
+  return texts.join(" ");
+}
+
+function boxesOf(store: Store, places: Place[]): Box[] {
   const { model } = store;
-  const head = places[0]!;
+  const boxes: Box[] = [];
+  const boxOf: number[] = [];
+  for (const place of places) {
+    const module = place.row < 0 ? "" : model.module(place.row);
+    const direction = place.row < 0 ? "" : model.text("direction", place.row);
+    const last = boxes.at(-1);
+    if (!last || last.module !== module || last.direction !== direction) {
+      boxes.push({ module, direction, places: [], read: [], follows: [] });
+    }
+    boxes.at(-1)!.places.push(place);
+    boxOf.push(boxes.length - 1);
+  }
+  boxes.forEach((box, number) => {
+    const sources = (kind: "read" | "follows"): number[] => {
+      const found = box.places.flatMap((place) => place[kind].map((one) => boxOf[one]!));
+      return [...new Set(found)].filter((one) => one !== number).sort((one, other) => one - other);
+    };
+    box.read = sources("read");
+    box.follows = sources("follows").filter((one) => !box.read.includes(one));
+  });
+  return boxes;
+}
+
+function item(
+  store: Store,
+  box: Box,
+  next: Box | undefined,
+  number: number,
+  step: number,
+): HTMLElement {
+  const { model } = store;
+  const head = box.places[0]!;
   const verdict = model.header.verdicts[head.verdict] ?? "";
   const began = verdict === "origin" || verdict === "arrived";
-  const more = places.length > 1 ? ` and ${places.length - 1} more` : "";
+  const more = box.places.length > 1 ? ` and ${box.places.length - 1} more` : "";
+  const leads = next?.read.includes(number) || next?.follows.includes(number);
+  const name = box.module || (head.row < 0 ? "name lost" : model.text("name", head.row));
+  const open = (): void => store.choose(head.row, step);
   return h(
     "li",
-    { class: `${direction}${began ? " began" : ""}` },
+    { class: `${box.direction}${began ? " began" : ""}${leads ? " leads" : ""}` },
     h(
-      "button",
-      { type: "button", class: "link", onClick: () => store.choose(head.row, step) },
-      module,
+      "span",
+      {},
+      `${number + 1}. `,
+      head.row < 0 ? name : h("button", { type: "button", class: "link", onClick: open }, name),
     ),
-    h("span", {}, `${direction}, ${model.text("name", head.row)}${more}`),
+    head.row < 0 ? null : h("span", {}, `${box.direction}, ${model.text("name", head.row)}${more}`),
     h("span", {}, formatCounts(head.counts)),
+    sourcesText("reads", box.read),
+    sourcesText("follows from", box.follows),
     verdict === "none" || !verdict ? null : h("span", { class: "tag" }, verdict),
   );
+}
+
+function sourcesText(verb: string, sources: number[]): HTMLElement | null {
+  if (!sources.length) return null;
+  const shown = sources.slice(0, MOST_SOURCES).map((one) => String(one + 1));
+  const more = sources.length > shown.length ? ` and ${sources.length - shown.length} more` : "";
+  return h("span", { class: "from" }, `${verb} ${shown.join(", ")}${more}`);
 }

@@ -4,6 +4,7 @@ import { h, plainTable, scrolling, section } from "./dom";
 import { formatCount, formatCounts } from "./format";
 import { type Cell, type StepColumns, toNumber } from "./model";
 import type { Store } from "./store";
+import { notesOfSteps } from "./watched";
 
 const NUMBERS = [
   ["loss", "loss", false],
@@ -41,7 +42,8 @@ function stepCharts(store: Store): HTMLElement[] {
       const mine = header.steps[rank];
       return { label, values: aligned(mine, mine?.[key] ?? [], axis), colour: lineColour(at) };
     });
-    return curves({ title, steps: axis, lines, isLogarithmic, marks });
+    const notes = notesOfSteps(store.model, key);
+    return curves({ title, steps: axis, lines, isLogarithmic, marks, notes });
   });
   const found = made.filter((one) => one !== null);
   return found.length ? found : [h("p", { class: "hint" }, "This log holds no loss or norm.")];

@@ -152,7 +152,7 @@ class RecordLog:
                 "rank": event.rank,
                 **({"line": event.line} if event.line else {}),
                 **({"api": event.api} if event.api else {}),
-                **({"inputs": event.inputs} if event.inputs and event.counted else {}),
+                **({"inputs": event.inputs} if event.inputs else {}),
                 "reason": event.reason,
                 # Not always the record's own: a gradient is blamed on the module that read it.
                 "blamed": event.site.to_dict(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastcheck.log.reader import read_log
+from fastcheck.log.reader import read_log, read_watch
 from fastcheck.report.page.write import write_page
 from support.browser import PROGRAM, Tab, browser
 from support.paths import ROOT
@@ -25,7 +25,7 @@ SITES, STEPS = 40, 60
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("log")
-    synthetic_logs.write(directory, SITES, STEPS)
+    synthetic_logs.write(directory, SITES, STEPS, watch=True)
     return directory
 
 
@@ -72,6 +72,7 @@ def test_opens_without_a_problem_or_a_request(tab: Tab, log: Path) -> None:
         "Layers by steps",
         "Site",
         "Steps",
+        "What was unusual",
         "How it spread",
         "Sites",
         "Weights that do not move",
@@ -112,6 +113,24 @@ def test_a_click_on_a_cell_shows_the_numbers_of_the_log(tab: Tab, log: Path) -> 
         assert cell[3] == shown(float(record["sum"] / numel))
         assert cell[4] == f"{100 * int(record['zero_count']) / numel:.2f} %"
         assert cell[5] == "–"
+
+
+def test_events_of_the_watch_are_in_a_table_and_choose_their_site(tab: Tab, log: Path) -> None:
+    rows = cells(tab, "#watched tbody tr")
+    assert [row[:2] for row in rows] == [
+        [str(line["step"]), line["kind"].replace("_", " ")] for line in read_watch(str(log))
+    ]
+    forecast = next(row for row in rows if row[1] == "headroom")
+    assert forecast[5:8] == [
+        "49 to 57",
+        "blocks.0.norm (LayerNorm) · forward · output (abs max, step 24)",
+        "precision",
+    ]
+    shift = next(row for row in rows if row[1] == "shift")
+    tab.value("document.querySelector('#watched tbody button').click()")
+    assert text(tab, "#site-name").startswith(shift[2].partition(" (")[0])
+    assert text(tab, "#around strong") == shift[0]
+    assert text(tab, "#heatmap .status").endswith(", shift")
 
 
 def test_the_heat_map_by_keyboard(tab: Tab) -> None:

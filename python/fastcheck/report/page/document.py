@@ -12,7 +12,7 @@ from fastcheck._version import __version__
 from fastcheck.errors import printable
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.event import Event
-from fastcheck.record.format import DTYPES, VERDICT_MASK, VERDICT_SHIFT, Verdict
+from fastcheck.record.format import DTYPES, Verdict
 from fastcheck.record.site import Site
 from fastcheck.record.statistics import FLOAT_FORMATS
 from fastcheck.utils.text.numbers import to_json
@@ -20,6 +20,8 @@ from fastcheck.utils.text.numbers import to_json
 from .collect import Collected
 from .container import Container
 from .grid import values_of
+from .passed import passed_places
+from .watched import watched_events
 
 __all__ = ["page_data"]
 
@@ -29,7 +31,7 @@ _EXACT_CELLS, _FINE_CELLS = 16_000, 100_000
 _FINE, _COARSE = (32, 254, 254), (8, 62, 126)
 _STEP_NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
 _STEP_BUCKETS, _MOST_STEP_ROWS = 500, 4000
-_MOST_EVENTS, _MOST_SPREAD, _MOST_AROUND = 500, 400, 40
+_MOST_EVENTS, _MOST_AROUND = 500, 40
 
 
 def page_data(found: Collected, events: Sequence[Event]) -> tuple[str, str]:
@@ -52,7 +54,8 @@ def page_data(found: Collected, events: Sequence[Event]) -> tuple[str, str]:
         "events": [_event(event, found) for event in events[:_MOST_EVENTS]],
         "event_count": len(events),
         "first": _first(found),
-        "spread": _spread(found, events),
+        "spread": passed_places(found, events),
+        **watched_events(found),
         "meta": to_json({rank: _options(meta) for rank, meta in found.meta.items()}),
     }
     header.update(_add_grid(container, found, len(columns["site"])))
@@ -213,36 +216,6 @@ def _first(found: Collected) -> Optional[dict[str, int]]:
 def _row_of(found: Collected, rank: int, site: Site) -> int:
     """-1 for a site without records on this rank: a gradient is blamed on who read it."""
     return found.row_of.get((rank, site), -1)
-
-
-def _spread(found: Collected, events: Sequence[Event]) -> dict[str, Any]:
-    """The tensors of the first event's step that overflowed, in the order of the device."""
-    first, records = found.evidence.first, found.evidence.spread()
-    if first is None:
-        return {"count": 0, "places": []}
-    of_step = {
-        int(event.record["seq"]): event
-        for event in events
-        if (event.rank, event.step) == (first.rank, first.step)
-    }
-    places = []
-    shown = records[:_MOST_SPREAD]
-    rows = found.rows.find(first.rank, shown["site"])
-    for record, row in zip(shown, rows.tolist()):
-        seq = int(record["seq"])
-        verdict = (int(record["flags"]) & VERDICT_MASK) >> VERDICT_SHIFT
-        event = of_step.get(seq)
-        places.append(
-            {
-                "row": row,
-                "seq": seq,
-                "call": int(record["call"]),
-                "verdict": verdict if event is None else int(event.verdict),
-                "counts": [int(record[f"{kind}_count"]) for kind in ("nan", "posinf", "neginf")],
-                "read": [] if event is None else [number for _, number in event.inputs],
-            }
-        )
-    return {"count": len(records), "places": places}
 
 
 def _options(meta: dict[str, Any]) -> dict[str, Any]:
