@@ -46,6 +46,7 @@ from .errors import (
     FastcheckWarning,
     LearningRateWarning,
     LogError,
+    UnsealedCheckpointWarning,
     UnsupportedTensorError,
 )
 
@@ -79,6 +80,7 @@ __all__ = [
     "StatsList",
     "Stop",
     "Training",
+    "UnsealedCheckpointWarning",
     "UnsupportedTensorError",
     "Verdict",
     "Verification",

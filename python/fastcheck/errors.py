@@ -29,7 +29,9 @@ __all__ = [
     "ExtensionError",
     "FastcheckError",
     "FastcheckWarning",
+    "LearningRateWarning",
     "LogError",
+    "UnsealedCheckpointWarning",
     "UnsupportedTensorError",
     "choice",
     "did_you_mean",
@@ -101,6 +103,12 @@ class FastcheckWarning(UserWarning):
 
 class LearningRateWarning(FastcheckWarning):
     """The learning rate of all parameters is 0, in ten updates in a row."""
+
+    __module__ = "fastcheck"
+
+
+class UnsealedCheckpointWarning(FastcheckWarning):
+    """A trainer has saved a checkpoint without a seal, or with weights that were not checked."""
 
     __module__ = "fastcheck"
 

@@ -126,6 +126,18 @@ def test_a_state_that_is_not_finite(seal: Any) -> None:
         assert fastcheck.verify("state").nonfinite == {"head.weight": 1}
 
 
+def test_weights_in_parts_are_a_warning_and_no_seal() -> None:
+    """Under FSDP Accelerate gives the hook no weights."""
+    run = Run()
+    inner = run.accelerator.unwrap_model(run.model)
+    inner.head.bias.ds_tensor = inner.head.bias.detach()  # a part, as of ZeRO 3
+    with pytest.warns(fastcheck.UnsealedCheckpointWarning, match="spread over the ranks") as caught:
+        for hook in run.accelerator._save_model_state_pre_hook.values():
+            hook([run.model], [], "state")
+            hook([run.model], [], "later")
+    assert len(caught) == 1 and not Path("state").exists()
+
+
 def test_scalars_reach_the_tracker() -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

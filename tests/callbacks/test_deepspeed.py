@@ -139,6 +139,26 @@ def test_checkpoints_are_sealed(seal: Any) -> None:
     assert not Path("saved/later/fastcheck.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        ({"_stage": 3}, r"zero_to_fp32.py"),
+        ({"mp_world_size": 2}, r"fastcheck.seal\(file, state_dict\) for each"),
+        ({"pipeline_parallelism": True}, "one file for each part"),
+    ],
+)
+def test_what_is_not_sealed_is_a_warning_at_the_first_checkpoint(change: Any, hint: str) -> None:
+    engine = Engine(Net())
+    vars(engine).update(change)
+    monitor = fastcheck.callbacks.deepspeed(engine)
+    with pytest.warns(fastcheck.UnsealedCheckpointWarning, match=hint) as caught:
+        engine.save_checkpoint("saved", tag="a")
+        engine.save_checkpoint("saved", tag="b")
+    assert len(caught) == 1 and "saved/a is not sealed" in str(caught[0].message)
+    assert not list(Path("saved").glob("*/fastcheck.json"))
+    monitor.remove()
+
+
 def test_what_is_no_engine_is_an_error() -> None:
     with pytest.raises(fastcheck.ConfigError, match="DeepSpeed engine"):
         fastcheck.callbacks.deepspeed(Net())

@@ -6,6 +6,7 @@ Megatron itself need CUDA.
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -139,6 +140,7 @@ class Shard:
     def __init__(self, key: str, data: torch.Tensor, parts: int = 1) -> None:
         self.key, self.data = key, data
         self.local_shape = tuple(data.shape)
+        self.global_offset = (0,) * data.dim()  # of the first rank
         self.global_shape = (data.shape[0] * parts, *data.shape[1:])
 
 
@@ -191,13 +193,16 @@ def test_checkpoints_are_sealed(checkpointing: Any, seal: Any) -> None:
     assert checkpointing.save is plain
 
 
-def test_parts_of_weights_are_checked_and_not_sealed(checkpointing: Any) -> None:
+def test_parts_of_weights_are_checked_and_sealed(checkpointing: Any) -> None:
+    """Of two ranks, one of which is there: no tensor is whole."""
     model = Net()
     optimizer = MainGradOptimizer(model)
     fastcheck.callbacks.megatron(model, optimizer, seal="refuse")
-    with pytest.warns(fastcheck.FastcheckWarning, match="not sealed: this rank holds parts"):
-        saved(checkpointing, model, "parts", parts=2)
-    assert not Path("parts/fastcheck.json").exists()
+    saved(checkpointing, model, "parts", parts=2)
+    content = json.loads(Path("parts", "fastcheck.json").read_text())
+    assert set(content["unsealed"]) == {f"model.{key}" for key in model.state_dict()}
+    assert "these ranks hold 4 of its 8 elements" in content["unsealed"]["model.head.bias"]
+    assert not fastcheck.verify("parts")
     with torch.no_grad():
         model.head.bias[1] = float("nan")
     with pytest.raises(fastcheck.NonFiniteWeightsError, match="bad is not written"):
@@ -208,6 +213,19 @@ def test_parts_of_weights_are_checked_and_not_sealed(checkpointing: Any) -> None
     importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed"
 )
 def test_checkpoints_of_megatron_core_itself(tmp_path: Path) -> None:
-    """On the CPU: two calls of torch.cuda are overridden."""
-    (found,) = values(run_ranks(megatron_workers.saves, str(tmp_path), world_size=1))
-    assert found == (True, 4, "bad is not written", [])
+    """On the CPU: two calls of torch.cuda are overridden. The first layer is tensor parallel: each
+    of two ranks holds half of it, and the weight of the last rank is the one that is spoilt.
+    """
+    for found in values(run_ranks(megatron_workers.saves, str(tmp_path), world_size=2)):
+        assert found == {
+            "verified": (True, 4),
+            "parts": {
+                "model.0.bias": 2,
+                "model.0.weight": 2,
+                "model.1.bias": 0,
+                "model.1.weight": 0,
+            },
+            "other": {"model.0.weight": "other values in the part [4:8, 0:4]"},
+            "refused": "bad is not written",
+            "written": [],
+        }

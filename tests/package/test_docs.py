@@ -49,7 +49,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 
 # Of other projects, written by fastcheck where it runs, or in an example.
-ELSEWHERE = {"npu_sys_ctrl.cpp", "acl_rt.h", "replay.py", "model.py"}
+ELSEWHERE = {"npu_sys_ctrl.cpp", "acl_rt.h", "replay.py", "model.py", "train.py", "zero_to_fp32.py"}
 OUTSIDE = re.compile(r"^(?:bench/results|torch|c10|ATen|pybind11|dump|step\d*|proc\d*|fused)/")
 NAMES = {
     path.name

@@ -157,7 +157,7 @@ def test_what_cannot_be_read_is_listed() -> None:
     [
         lambda content: "",
         lambda content: "[]",
-        lambda content: json.dumps({**content, "format": 2}),
+        lambda content: json.dumps({**content, "format": 3}),
         lambda content: json.dumps({**content, "tensors": [1]}),
         lambda content: json.dumps({**content, "tensors": {"w": {"dtype": "float32"}}}),
         lambda content: json.dumps({k: v for k, v in content.items() if k != "step"}),

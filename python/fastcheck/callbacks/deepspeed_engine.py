@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -14,7 +13,6 @@ from fastcheck.monitor.hooks.flat_optimizers import GradientParts
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
-from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.zero3 import without_padding
 
 from .rows import WaitingRows
@@ -40,8 +38,9 @@ def deepspeed(engine: Any, *, seal: Union[str, bool] = "mark", **options: Any) -
     Args:
         engine: the engine.
         seal: what happens in ``engine.save_checkpoint()``. ``"mark"``: the folder of the tag gets a
-            ``fastcheck.json`` (see :func:`fastcheck.seal`), but not with weights that are spread
-            over several files (ZeRO 3, pipeline or tensor parallel). ``"refuse"``: that, and if a
+            ``fastcheck.json`` (see :func:`fastcheck.seal`); with weights that are spread over
+            several files (ZeRO 3, pipeline, tensor or expert parallel) UnsealedCheckpointWarning is
+            given instead, with what can be done. ``"refuse"``: that, and if a
             rank has weights that are not finite every rank raises NonFiniteWeightsError before
             anything is written. False: nothing.
         options: those of :func:`fastcheck.install`. Without ``sinks=`` the scalars of each step go
@@ -119,35 +118,38 @@ def _sealing(
     def save_checkpoint(save_dir: Any, tag: Optional[Any] = None, *args: Any, **kwargs: Any) -> Any:
         name = f"global_step{engine.global_steps}" if tag is None else str(tag)
         folder = os.path.join(str(save_dir), name)
-        seals.check(_held_weights(engine), folder, "load the tag before it", together=True)
+        seals.check(engine.module, folder, "load the tag before it", together=True)
         result = original(save_dir, tag, *args, **kwargs)
-        if engine.global_rank == 0:
-            if _is_in_one_file(engine):
-                without = bool(kwargs.get("exclude_frozen_parameters", False))
-                weights = engine.module_state_dict(exclude_frozen_parameters=without)
-                seals.write(folder, weights, int(engine.global_steps))
-            else:
-                warn(f"{folder} is not sealed: its weights are spread over several files")
+        reason = _why_not_sealed(engine)
+        if engine.global_rank == 0 and reason:
+            seals.leave_out(folder, reason)
+        elif engine.global_rank == 0:
+            without = bool(kwargs.get("exclude_frozen_parameters", False))
+            weights = engine.module_state_dict(exclude_frozen_parameters=without)
+            seals.write(folder, weights, int(engine.global_steps))
         return result
 
     return save_checkpoint
 
 
-def _held_weights(engine: Any) -> Union[torch.nn.Module, Mapping[str, Any]]:
-    """The weights, or under ZeRO 3 what this rank holds of them."""
-    module: torch.nn.Module = engine.module
-    if engine.zero_optimization_stage() < 3:
-        return module
-    weights = (*module.named_parameters(), *module.named_buffers())
-    return {name: local(tensor) for name, tensor in weights}
-
-
-def _is_in_one_file(engine: Any) -> bool:
+def _why_not_sealed(engine: Any) -> str:
+    """Why no file of the checkpoint has the weights as the model names them, and what to do."""
+    if engine.zero_optimization_stage() == 3:
+        return (
+            "under ZeRO 3 its files hold flat partitions, in which the weights have no names; "
+            "convert it (zero_to_fp32.py in its folder) and seal the result with fastcheck.seal(), "
+            "or call engine.save_16bit_model(). seal='refuse' checks the weights all the same"
+        )
+    is_spread = (
+        getattr(engine, "mp_world_size", 1) > 1
+        or getattr(engine, "has_moe_layers", False)
+        or getattr(engine, "pipeline_parallelism", False)
+    )
+    if not is_spread:
+        return ""
     return (
-        engine.zero_optimization_stage() < 3
-        and getattr(engine, "mp_world_size", 1) == 1
-        and not getattr(engine, "has_moe_layers", False)
-        and not getattr(engine, "pipeline_parallelism", False)
+        "with tensor, pipeline or expert parallelism its weights are in one file for each part; "
+        "call fastcheck.seal(file, state_dict) for each, with what was saved in it"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +11,14 @@ from typing import Any, Callable, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, explain, warn
+from fastcheck.errors import ConfigError, explain
 from fastcheck.monitor.hooks.flat_optimizers import GradientParts
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
 from fastcheck.monitor.session.session import Session
-from fastcheck.utils.torch.rank import group_size, own_rank
+from fastcheck.sealing.parts import Part
+from fastcheck.utils.torch.rank import group_size
 
 from .seals import CheckpointSeals
 from .wrapping import replace, wrap_step
@@ -44,7 +46,7 @@ def megatron(
         optimizer: what ``get_megatron_optimizer()`` returns.
         seal: what happens in ``megatron.core.dist_checkpointing.save()``, by which Megatron-LM
             saves its distributed checkpoints. ``"mark"``: the directory gets a ``fastcheck.json``
-            (see :func:`fastcheck.seal`) if rank 0 holds whole weights. ``"refuse"``: that, and if a
+            (see :func:`fastcheck.seal`) with the parts of all ranks. ``"refuse"``: that, and if a
             rank has weights that are not finite every rank raises NonFiniteWeightsError before
             anything is written. False: nothing.
         options: those of :func:`fastcheck.install`.
@@ -101,14 +103,9 @@ def _sealing(
             seals.check(weights, checkpoint_dir, "load the checkpoint before it", together=True)
         result = original(sharded_state_dict, checkpoint_dir, *args, **kwargs)
         own = session()
-        if not shards or own is None or own_rank():
-            return result
-        whole = {one.key: one.data for one in shards if _is_whole(one)}
-        if len(whole) == len(shards):
-            seals.write(checkpoint_dir, whole, own.step.index)
-        else:
-            parts = len(shards) - len(whole)
-            warn(f"{checkpoint_dir} is not sealed: this rank holds parts of {parts:,} weights")
+        if shards and own is not None:
+            parts = {one.key: _part(one) for one in shards}
+            seals.write_together(checkpoint_dir, parts, own.step.index)
         return result
 
     return save
@@ -138,12 +135,13 @@ def _shards(state: Any) -> Iterator[Any]:
         yield state
 
 
-def _is_whole(shard: Any) -> bool:
-    return (
-        tuple(shard.global_shape) == tuple(shard.local_shape)
-        and not shard.prepend_axis_num
-        and getattr(shard, "flattened_range", None) is None
-    )
+def _part(shard: Any) -> Union[torch.Tensor, Part]:
+    """``shard.data``, or where it lies in the whole tensor, which the ranks hold together."""
+    shape = tuple(shard.global_shape)
+    if shape == tuple(shard.local_shape):
+        return shard.data  # type: ignore[no-any-return]  # by its description
+    sizes = (1,) * shard.prepend_axis_num + tuple(shard.local_shape)
+    return Part(shard.data, tuple(shard.global_offset), sizes, math.prod(shape))
 
 
 def _main_gradients(chunks: Sequence[torch.nn.Module]) -> GradientParts:

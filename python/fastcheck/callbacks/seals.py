@@ -8,12 +8,20 @@ from typing import Any, Union
 
 import torch
 
-from fastcheck.errors import choice, warn
+from fastcheck.errors import UnsealedCheckpointWarning, choice, warn
+from fastcheck.sealing.parts import all_ranks, is_spread
 from fastcheck.sealing.seal import find_nonfinite, refusal, seal
+from fastcheck.utils.torch.rank import own_rank
 
 __all__ = ["CheckpointSeals"]
 
 Weights = Union[torch.nn.Module, Mapping[str, Any]]
+
+_IN_PARTS = (
+    "its weights are spread over the ranks; save whole weights and seal those, or call "
+    "fastcheck.seal(folder, model, together=True) on every rank after "
+    "torch.distributed.checkpoint.save()"
+)
 
 
 class CheckpointSeals:
@@ -31,6 +39,7 @@ class CheckpointSeals:
         if mode is not False:
             choice("seal", mode, ("mark", "refuse"), "False")
         self._mode = mode
+        self._left_out: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._mode)
@@ -44,7 +53,8 @@ class CheckpointSeals:
             what: the checkpoint, for the message.
             hint: what to do then.
             together: every rank of the default process group calls this, with weights of its own:
-                all of them raise if one has to. A collective call, which waits for the others.
+                all of them raise if one has to. A collective call, which waits for the others. So
+                it is, whatever ``together`` is, for weights that are spread over ranks (FSDP).
         """
         if self._mode != "refuse":
             return
@@ -53,9 +63,10 @@ class CheckpointSeals:
         try:
             bad, unread = find_nonfinite(weights)
         except Exception as error:  # weights that can't be checked are no reason to stop
-            warn(f"{what} is saved unchecked: {type(error).__name__}: {error}")
-        if together:
-            bad = _of_all_ranks(bad)
+            reason = f"{type(error).__name__}: {error}"
+            warn(f"{what} is saved unchecked: {reason}", UnsealedCheckpointWarning)
+        if together or is_spread(weights):
+            bad = tuple(dict.fromkeys(key for keys in all_ranks(bad) for key in keys))
         if bad:
             raise refusal(f"{what} is not written", bad, hint)
         by_reason: dict[str, list[str]] = {}
@@ -63,23 +74,36 @@ class CheckpointSeals:
             by_reason.setdefault(reason, []).append(key)
         for reason, keys in by_reason.items():
             others = f" (and {len(keys) - 1:,} more)" if len(keys) > 1 else ""
-            warn(f"{keys[0]}{others} is saved unchecked: {reason}")
+            warn(f"{keys[0]}{others} is saved unchecked: {reason}", UnsealedCheckpointWarning)
 
     def write(self, path: Union[str, os.PathLike[str]], weights: Weights, step: int) -> None:
-        """Seals the checkpoint ``path``. A failure is a warning."""
+        """Seals the checkpoint ``path``, on the rank that calls this. A failure is a warning."""
         if not self._mode:
             return
         try:
-            seal(path, weights, step=step)
+            if is_spread(weights):  # the state_dict of some waits for all ranks
+                self.leave_out(path, _IN_PARTS)
+            else:
+                seal(path, weights, step=step)
         except Exception as error:  # a checkpoint without a seal is no reason to stop
-            warn(f"{path} is not sealed: {type(error).__name__}: {error}")
+            self.leave_out(path, f"{type(error).__name__}: {error}")
 
+    def write_together(
+        self, path: Union[str, os.PathLike[str]], weights: Mapping[str, Any], step: int
+    ) -> None:
+        """Seals what the ranks of the default process group hold of the checkpoint ``path``. Every
+        rank calls this, and waits for the others.
+        """
+        if not self._mode:
+            return
+        try:
+            seal(path, weights, step=step, together=True)
+        except Exception as error:  # a checkpoint without a seal is no reason to stop
+            if own_rank() == 0:
+                self.leave_out(path, f"{type(error).__name__}: {error}")
 
-def _of_all_ranks(bad: tuple[str, ...]) -> tuple[str, ...]:
-    """The keys that any rank has found."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return bad
-    found: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, bad)
-    return tuple(dict.fromkeys(key for keys in found for key in keys))
+    def leave_out(self, path: object, reason: str) -> None:
+        """Warns that the checkpoint ``path`` has no seal, once for each ``reason``."""
+        if self._mode and reason not in self._left_out:
+            self._left_out.add(reason)
+            warn(f"{path} is not sealed: {reason}", UnsealedCheckpointWarning)

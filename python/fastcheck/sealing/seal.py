@@ -21,10 +21,13 @@ from fastcheck.errors import (
 from fastcheck.reproducibility.environment import environment
 from fastcheck.statistics.functions import stats
 from fastcheck.statistics.stats import Stats
+from fastcheck.utils.torch.rank import own_rank
 from fastcheck.utils.torch.readable import unreadable_reason
 
+from .parts import Entries, Part, all_ranks, held_weights, merged, part_of
+
 __all__ = [
-    "FORMAT",
+    "FORMATS",
     "NonFiniteWeightsError",
     "Seal",
     "find_nonfinite",
@@ -33,7 +36,8 @@ __all__ = [
     "seal_path",
 ]
 
-FORMAT = 1
+# 2: some weights are sealed in parts.
+FORMATS = (1, 2)
 _NAME = "fastcheck.json"
 _SHOWN = 5
 
@@ -78,6 +82,7 @@ def seal(
     *,
     step: Optional[int] = None,
     nonfinite: str = "mark",
+    together: bool = False,
 ) -> Seal:
     """Writes a checksum for each tensor of ``model.state_dict()`` beside a checkpoint.
 
@@ -96,6 +101,10 @@ def seal(
         nonfinite: what happens when a tensor holds NaN or infinities. ``"mark"``: the seal names
             it. ``"refuse"``: NonFiniteWeightsError, and no seal is written; call seal() before the
             checkpoint is written to keep it from being written.
+        together: every rank of the default process group calls this, for weights that are spread
+            over them (FSDP2 and other DTensors): each rank reads its own parts, rank 0 writes one
+            seal of all, and the exceptions are the same on all ranks. The ranks exchange the
+            checksums; no weight is gathered.
 
     Returns:
         A Seal.
@@ -105,41 +114,74 @@ def seal(
         NonFiniteWeightsError: see ``nonfinite``.
         OSError: the seal can't be written.
 
-    Reads every tensor once, on its device, and waits for the results.
+    Reads every tensor once, on its device, and waits for the results. Without ``together`` parts of
+    tensors are not sealed, but listed with the reason.
     """
     choice("nonfinite", nonfinite, ("mark", "refuse"))
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise ConfigError(explain("step is not an int", expected="an int, or None", got=repr(step)))
-    state = _state_of(model)
-    found, unsealed = _read(state)
-    tensors = {key: _entry(one) for key, one in found.items()}
-    for key, first in _ties({key: state[key] for key in found}).items():
-        tensors[key]["tied_to"] = first
-    bad = _nonfinite(found)
+    tensors, unsealed = _of_all_ranks(model) if together else _entries(_state_of(model), {})
+    bad = tuple(key for key, entry in tensors.items() if entry["nan"] or entry["inf"])
     if bad and nonfinite == "refuse":
         raise refusal(
-            f"{len(bad):,} of {len(found):,} weights are not finite",
+            f"{len(bad):,} of {len(tensors):,} weights are not finite",
             bad,
             'go back to the last sealed checkpoint; nonfinite="mark" seals these all the same, '
             "marked",
         )
     made = Seal(seal_path(checkpoint), step, tensors, bad, unsealed)
-    _write(made)
+    if not together or own_rank() == 0:
+        _write(made)
     return made
+
+
+def _entries(
+    state: Mapping[str, torch.Tensor], parts: Mapping[str, Part]
+) -> tuple[Entries, dict[str, str]]:
+    """What the seal keeps of each tensor, and why others can't be read. ``state`` holds the data of
+    ``parts`` too.
+    """
+    found, unsealed = _read(state)
+    tensors = {key: _entry(one) for key, one in found.items()}
+    for key, first in _ties({key: state[key] for key in found if key not in parts}).items():
+        tensors[key]["tied_to"] = first
+    for key in tensors.keys() & parts.keys():
+        part, entry = parts[key], tensors[key]
+        kept = {name: list(getattr(part, name)) for name in ("offsets", "sizes")}
+        entry["parts"] = [{**kept, "checksum": entry.pop("checksum")}] if entry["numel"] else []
+        entry["numel"] = part.numel
+    return tensors, unsealed
+
+
+def _of_all_ranks(model: object) -> tuple[Entries, dict[str, str]]:
+    """A rank that can't read its own has to come to the exchange too: the others wait for it."""
+    own: Any
+    try:
+        state: dict[str, Any] = dict(_state_of(model))
+        parts = {k: v if isinstance(v, Part) else part_of(v) for k, v in state.items()}
+        held = {key: part for key, part in parts.items() if part is not None}
+        state.update((key, part.data) for key, part in held.items())
+        own = _entries(state, held)
+    except Exception as error:
+        own = error
+    ranks = all_ranks(own)
+    failed = [one for one in ranks if isinstance(one, BaseException)]
+    if failed:
+        raise failed[0]
+    tensors, unsealed = merged([entries for entries, _ in ranks])
+    for _, reasons in reversed(ranks):
+        unsealed.update(reasons)
+    return {key: entry for key, entry in tensors.items() if key not in unsealed}, unsealed
 
 
 def find_nonfinite(
     model: Union[torch.nn.Module, Mapping[str, Any]],
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The keys of the weights and buffers of ``model`` that hold NaN or infinities, and why others
-    can't be read, by key. Reads and waits as seal() does.
+    """The keys of the weights and buffers of ``model`` that hold NaN or infinities in what this
+    rank holds of them, and why others can't be read, by key. Reads and waits as seal() does.
     """
-    found, unread = _read(_state_of(model))
-    return _nonfinite(found), unread
-
-
-def _nonfinite(found: Mapping[str, Stats]) -> tuple[str, ...]:
-    return tuple(key for key, one in found.items() if one.nonfinite_count)
+    found, unread = _read(held_weights(model))
+    return tuple(key for key, one in found.items() if one.nonfinite_count), unread
 
 
 def refusal(error: str, bad: Sequence[str], hint: str) -> NonFiniteWeightsError:
@@ -148,10 +190,10 @@ def refusal(error: str, bad: Sequence[str], hint: str) -> NonFiniteWeightsError:
     return NonFiniteWeightsError(explain(error, expected="finite weights", got=got, hint=hint))
 
 
-def _state_of(model: object) -> dict[str, torch.Tensor]:
+def _state_of(model: object) -> dict[str, Any]:
     state = model.state_dict() if isinstance(model, torch.nn.Module) else model
     if isinstance(state, Mapping):
-        tensors = {str(k): v for k, v in state.items() if isinstance(v, torch.Tensor)}
+        tensors = {str(k): v for k, v in state.items() if isinstance(v, (torch.Tensor, Part))}
         if tensors:
             return tensors
     raise ConfigError(
@@ -163,7 +205,7 @@ def _state_of(model: object) -> dict[str, torch.Tensor]:
     )
 
 
-def _read(state: dict[str, torch.Tensor]) -> tuple[dict[str, Stats], dict[str, str]]:
+def _read(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stats], dict[str, str]]:
     """Each tensor's statistics, read in one call for each device; and why others can't be read."""
     unsealed: dict[str, str] = {}
     by_device: dict[torch.device, list[str]] = {}
@@ -209,7 +251,7 @@ def _write(made: Seal) -> None:
     """As a whole: a reader sees the old file or the new one."""
     content = {
         "fastcheck": "seal",
-        "format": FORMAT,
+        "format": 2 if any("parts" in entry for entry in made.tensors.values()) else 1,
         "step": made.step,
         "verdict": "finite" if made.is_finite else "non-finite",
         "nonfinite": list(made.nonfinite),

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
 import numpy as np
 
 from fastcheck.comparison.sources.checkpoint import CheckpointSource, record_of
+from fastcheck.comparison.sources.files import Loader
 from fastcheck.errors import CompareError, explain, first_line
 from fastcheck.record.format import DTYPES
+from fastcheck.statistics.functions import stats
 from fastcheck.utils.reading import read_json
 
-from .seal import FORMAT, seal_path
+from .parts import slice_of
+from .seal import FORMATS, seal_path
 
 __all__ = ["Verification", "verify"]
 
 # In checkpoints of Lightning: the state of callbacks, whose best score so far begins as infinity.
 _NOT_TRAINED = "callbacks."
+_PLACE = ("offsets", "sizes")
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Verification:
     notes: tuple[str, ...]
 
     def __bool__(self) -> bool:
-        return not (self.differing or self.missing or self.nonfinite)
+        return bool(self.equal) and not (self.differing or self.missing or self.nonfinite)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
@@ -99,7 +103,7 @@ def verify(checkpoint: str, *, trust: bool = False) -> Verification:
             nonfinite[key or name] = bad
         if key is not None:
             present.add(key)
-            difference = _difference(record, sealed[key])
+            difference = _difference(record, sealed[key]) or _different_part(load, sealed[key])
             if difference:
                 differing[key] = difference
     # Of tied weights, one that is there stands for the others.
@@ -139,7 +143,7 @@ def _read_seal(path: str) -> dict[str, Any]:
         raise CompareError(
             explain(
                 "this file is not a seal, or is one of a later version",
-                expected=f'JSON with "fastcheck": "seal" of format {FORMAT}',
+                expected=f'JSON with "fastcheck": "seal" of format {FORMATS[-1]} or before',
                 got=path,
                 hint=hint,
             )
@@ -151,7 +155,7 @@ def _read_seal(path: str) -> dict[str, Any]:
 def _is_seal(content: Any) -> bool:
     if not isinstance(content, dict) or content.get("fastcheck") != "seal":
         return False
-    if content.get("format") != FORMAT or not isinstance(content.get("unsealed"), dict):
+    if content.get("format") not in FORMATS or not isinstance(content.get("unsealed"), dict):
         return False
     step, tensors = content.get("step", False), content.get("tensors")
     return (
@@ -163,12 +167,22 @@ def _is_seal(content: Any) -> bool:
 
 
 def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    parts = entry.get("parts", [entry])
     return (
-        isinstance(entry, dict)
-        and all(isinstance(entry.get(name), str) for name in ("dtype", "checksum"))
+        isinstance(parts, list)
+        and all(isinstance(part, dict) for part in parts)
+        and all(isinstance(part.get("checksum"), str) for part in parts)
+        and all(_are_numbers(part.get(n)) for part in entry.get("parts", ()) for n in _PLACE)
+        and isinstance(entry.get("dtype"), str)
         and isinstance(entry.get("numel"), int)
         and isinstance(entry.get("tied_to", ""), str)
     )
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(n, int) and n >= 0 for n in value)
 
 
 def _keys_by_name(sealed: Iterable[str], names: Iterable[str]) -> dict[str, str]:
@@ -200,6 +214,26 @@ def _difference(record: np.void, entry: dict[str, Any]) -> str:
         return f"dtype {dtype}, sealed as {entry['dtype']}"
     if int(record["numel"]) != entry["numel"]:
         return f"{int(record['numel']):,} elements, sealed as {entry['numel']:,}"
-    if f"{int(record['checksum']):016x}" != entry["checksum"]:
+    if "parts" not in entry and f"{int(record['checksum']):016x}" != entry["checksum"]:
         return "other values"
     return ""
+
+
+def _different_part(load: Loader, entry: Mapping[str, Any]) -> str:
+    """The parts of several ranks are slices of the tensor that the checkpoint holds."""
+    if "parts" not in entry:
+        return ""
+    whole = load()
+    for part in entry["parts"]:
+        own = slice_of(whole, part)
+        if own is None:
+            return f"shape {tuple(whole.shape)}, in which there is no part {_range(part)}"
+        if f"{stats(own.detach(), order='logical').checksum:016x}" != part["checksum"]:
+            return f"other values in the part {_range(part)}"
+    return ""
+
+
+def _range(part: Mapping[str, Any]) -> str:
+    """As an index in Python: ``[4:8, 0:3]``."""
+    places = zip(part["offsets"], part["sizes"])
+    return "[" + ", ".join(f"{start}:{start + size}" for start, size in places) + "]"

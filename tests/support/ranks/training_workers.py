@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+import warnings
 from typing import Any, Optional
 
 import torch
@@ -12,6 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import fastcheck
+from fastcheck.callbacks.seals import CheckpointSeals
 from fastcheck.utils.torch.sharding import local
 from support.programs.training import Apply, Net, poison, where
 from support.ranks.ranks_workers import in_step
@@ -246,3 +250,63 @@ def saves_shards(rank: int, folder: str) -> Any:
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     dcp.save(model.state_dict(), checkpoint_id=folder)
     return whole
+
+
+def seals_shards(rank: int, folder: str) -> Any:
+    """A sealed checkpoint of FSDP2's shards, whose first dimension is not a multiple of the ranks',
+    and what seal() does when a shard of the last rank is not finite.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 5), nn.Linear(5, 1), nn.BatchNorm1d(1))
+    for layer in model:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    dcp.save({"model": model.state_dict()}, checkpoint_id=folder)
+    sealed = fastcheck.seal(folder, model, step=3, together=True)
+    alone = fastcheck.seal(folder + "-alone", model) if rank == 0 else None
+    with torch.no_grad():
+        if rank == 1:
+            local(model[0].weight)[0, 0] = float("nan")
+    try:
+        fastcheck.seal(folder + "-bad", model, nonfinite="refuse", together=True)
+    except fastcheck.NonFiniteWeightsError as error:
+        refused = str(error).splitlines()[0]
+    return {
+        "keys": sorted(sealed.tensors),
+        "unsealed": sealed.unsealed,
+        "refused": refused,
+        "alone": alone and sorted(alone.unsealed),
+    }
+
+
+def saves_in_parts(rank: int, kind: str) -> Any:
+    """As an adapter: each rank checks, and rank 0 writes. At the third checkpoint a weight of rank
+    1 is not finite.
+    """
+    torch.manual_seed(0)
+    model: Any = nn.Linear(8, 6)
+    if kind == "fsdp1":
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    else:
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    seals = CheckpointSeals("refuse")
+    refused = ""
+    with warnings.catch_warnings(record=True) as caught, tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", fastcheck.UnsealedCheckpointWarning)
+        os.chdir(folder)
+        for name in ("first", "second", "third"):
+            if (name, rank) == ("third", 1):
+                with torch.no_grad():
+                    local(next(model.parameters())).view(-1)[0] = float("nan")
+            try:
+                seals.check(model, name, "load the one before")
+            except fastcheck.NonFiniteWeightsError as error:
+                refused = str(error).splitlines()[0]
+                break
+            if rank == 0:
+                seals.write(name, model, 1)
+        sealed = os.listdir()
+    texts = [str(one.message) for one in caught]
+    return {"warnings": texts, "refused": refused, "sealed": sealed}
