@@ -7,6 +7,7 @@
 #include "core/accumulator.h"
 #include "core/dtypes.h"
 #include "core/record.h"
+#include "cpu/exponent_kernel.h"
 
 namespace fastcheck::cpu {
 
@@ -19,6 +20,7 @@ constexpr int kDepthCount = 3;
 
 struct KernelSet {
   const char* name;
+  const ExponentKernels* (*exponents)();
   ReduceTiles reduce[kDTypeCount][kDepthCount];
 
   ReduceTiles at(DType dtype, Depth depth) const {

@@ -8,7 +8,8 @@
 namespace fastcheck::cpu {
 
 const KernelSet* avx512_kernels() {
-  static constexpr KernelSet kSet{"avx512", {FASTCHECK_FOR_EACH_DTYPE(FASTCHECK_KERNEL_ROW)}};
+  static constexpr KernelSet kSet{
+      "avx512", avx2_exponents, {FASTCHECK_FOR_EACH_DTYPE(FASTCHECK_KERNEL_ROW)}};
   return &kSet;
 }
 

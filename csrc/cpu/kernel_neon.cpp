@@ -8,7 +8,8 @@
 namespace fastcheck::cpu {
 
 const KernelSet* neon_kernels() {
-  static constexpr KernelSet kSet{"neon", {FASTCHECK_FOR_EACH_DTYPE(FASTCHECK_KERNEL_ROW)}};
+  static constexpr KernelSet kSet{
+      "neon", neon_exponents, {FASTCHECK_FOR_EACH_DTYPE(FASTCHECK_KERNEL_ROW)}};
   return &kSet;
 }
 

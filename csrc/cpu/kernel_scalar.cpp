@@ -110,7 +110,8 @@ struct Reduce {
 }  // namespace
 
 const KernelSet* scalar_kernels() {
-  static constexpr KernelSet kSet{"scalar", {FASTCHECK_FOR_EACH_DTYPE(FASTCHECK_KERNEL_ROW)}};
+  static constexpr KernelSet kSet{
+      "scalar", scalar_exponents, {FASTCHECK_FOR_EACH_DTYPE(FASTCHECK_KERNEL_ROW)}};
   return &kSet;
 }
 

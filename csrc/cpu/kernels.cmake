@@ -8,15 +8,21 @@ set(FASTCHECK_OPTIONS -Wall -Wextra -Werror -ffp-contract=off -fno-fast-math -fn
 # and about a last row that is not there.
 set(FASTCHECK_VECTOR_OPTIONS -Wno-psabi -Wno-ignored-attributes -Wno-maybe-uninitialized -Wno-uninitialized)
 
-function(fastcheck_vector_kernel name)
-  target_sources(fastcheck_cpu PRIVATE ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/kernel_${name}.cpp)
-  set_source_files_properties(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/kernel_${name}.cpp PROPERTIES
+function(fastcheck_vector_source name)
+  target_sources(fastcheck_cpu PRIVATE ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${name}.cpp)
+  set_source_files_properties(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${name}.cpp PROPERTIES
     COMPILE_OPTIONS "${ARGN};${FASTCHECK_VECTOR_OPTIONS}")
+endfunction()
+
+function(fastcheck_vector_kernel name)
+  fastcheck_vector_source(kernel_${name} ${ARGN})
 endfunction()
 
 add_library(fastcheck_cpu OBJECT
   ${CMAKE_CURRENT_LIST_DIR}/cpu_features.cpp
   ${CMAKE_CURRENT_LIST_DIR}/dispatch.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/exponents.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/exponents_scalar.cpp
   ${CMAKE_CURRENT_LIST_DIR}/gather.cpp
   ${CMAKE_CURRENT_LIST_DIR}/kernel_scalar.cpp
   ${CMAKE_CURRENT_LIST_DIR}/reduce.cpp)
@@ -27,8 +33,10 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
   fastcheck_vector_kernel(avx2 -mavx2 -mfma -mf16c)
   fastcheck_vector_kernel(avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c
     -mprefer-vector-width=512)
+  fastcheck_vector_source(exponents_avx2 -mavx2)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   fastcheck_vector_kernel(neon)
+  fastcheck_vector_source(exponents_neon)
 else()
   message(FATAL_ERROR "fastcheck's kernels know x86_64 and aarch64, and this is '${CMAKE_SYSTEM_PROCESSOR}'; "
     "fastcheck works without the extension there: put its folder python on PYTHONPATH")

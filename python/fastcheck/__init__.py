@@ -20,6 +20,7 @@ from fastcheck.monitor.named_tensors.observe import observe
 from fastcheck.monitor.session.options import Filter, Log, Stop, Training
 from fastcheck.monitor.session.request_options import OnRequest
 from fastcheck.record.event import Event
+from fastcheck.record.exponents import Exponents, Share
 from fastcheck.record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Order, Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.error import OverflowDetected
@@ -28,6 +29,7 @@ from fastcheck.reproducibility.inventory import inventory
 from fastcheck.reproducibility.seeds import Seeds, seed_all
 from fastcheck.sealing.seal import NonFiniteWeightsError, Seal, seal
 from fastcheck.sealing.verification import Verification, verify
+from fastcheck.statistics.exponents import exponents
 from fastcheck.statistics.functions import checksum, crc32, found_nonfinite, stats
 from fastcheck.statistics.stats import Stats, StatsList
 from fastcheck.substitution.bisect import Bisection, bisect
@@ -59,6 +61,7 @@ __all__ = [
     "DeviceMode",
     "Dumper",
     "Event",
+    "Exponents",
     "ExtensionError",
     "FastcheckError",
     "FastcheckWarning",
@@ -75,6 +78,7 @@ __all__ = [
     "Override",
     "Seal",
     "Seeds",
+    "Share",
     "Site",
     "Stats",
     "StatsList",
@@ -96,6 +100,7 @@ __all__ = [
     "compare",
     "crc32",
     "environment",
+    "exponents",
     "found_nonfinite",
     "install",
     "inventory",

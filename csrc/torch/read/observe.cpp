@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "cpu/exponents.h"
 #include "cpu/reduce.h"
 #include "torch/read/tensor_view.h"
 
@@ -16,6 +17,12 @@ void parallel_groups(std::int64_t count,
   at::parallel_for(0, count, 1, body);
 }
 
+int threads_for(const at::Tensor& tensor) {
+  const bool is_serial =
+      static_cast<std::int64_t>(tensor.nbytes()) < cpu::kSerialBytes || at::in_parallel_region();
+  return is_serial ? 1 : at::get_num_threads();
+}
+
 }  // namespace
 
 void observe(const at::Tensor& tensor, Depth depth, bool logical, const Identity& identity,
@@ -24,17 +31,21 @@ void observe(const at::Tensor& tensor, Depth depth, bool logical, const Identity
   const at::Tensor resolved = is_lazy ? resolve_views(tensor) : at::Tensor();
   Record fresh;
   std::memset(&fresh, 0, sizeof(fresh));
-  const bool is_serial =
-      static_cast<std::int64_t>(tensor.nbytes()) < cpu::kSerialBytes || at::in_parallel_region();
-  const int threads = is_serial ? 1 : at::get_num_threads();
-  cpu::reduce(view_of(is_lazy ? resolved : tensor), depth, logical, threads, parallel_groups,
-              fresh);
+  cpu::reduce(view_of(is_lazy ? resolved : tensor), depth, logical, threads_for(tensor),
+              parallel_groups, fresh);
   fresh.seq = identity.seq;
   fresh.step = identity.step;
   fresh.call = identity.call;
   fresh.site = identity.site;
   fresh.flags |= identity.flags;
   record = fresh;
+}
+
+void count_exponents(const at::Tensor& tensor, bool logical, std::int64_t* words) {
+  const bool is_lazy = tensor.is_conj() || tensor.is_neg();
+  const at::Tensor resolved = is_lazy ? resolve_views(tensor) : at::Tensor();
+  cpu::count_exponents(view_of(is_lazy ? resolved : tensor), logical, threads_for(tensor),
+                       parallel_groups, words);
 }
 
 }  // namespace fastcheck

@@ -1,4 +1,5 @@
-"""Public functions of one tensor: stats(), checksum(), crc32() and found_nonfinite().
+"""Public functions of one tensor: stats(), exponents(), checksum(), crc32() and
+found_nonfinite().
 
 Also ``torch.ops.fastcheck``, and the distance between two tensors.
 

@@ -14,7 +14,7 @@ import torch
 
 from fastcheck.record.format import COUNTS, DTYPES, DTypeInfo, Order
 
-__all__ = ["FORMATS", "LOGICAL", "STORAGE", "TILE", "VALUE_CELLS", "Format"]
+__all__ = ["FORMATS", "LOGICAL", "MANTISSA_BITS", "STORAGE", "TILE", "VALUE_CELLS", "Format"]
 
 #: 64-bit cells of the value fields: counts, min, max, three sums, checksum.
 VALUE_CELLS = 14
@@ -26,7 +26,8 @@ STORAGE, LOGICAL = int(Order.STORAGE), int(Order.LOGICAL)
 #: Signed integers by component bytes: what bits are read as.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-_MANTISSA_BITS = {
+#: Of the floating-point dtypes, by name; of a complex one those of its parts.
+MANTISSA_BITS = {
     "float64": 52,
     "float32": 23,
     "float16": 10,
@@ -127,7 +128,7 @@ def _weights(intervals: _Intervals, components: int) -> tuple[tuple[int, ...], .
 
 def _format(info: DTypeInfo) -> Format:
     lowest = -(1 << (8 * info.component_bytes - 1))
-    mantissa_bits = _MANTISSA_BITS.get(info.name)
+    mantissa_bits = MANTISSA_BITS.get(info.name)
     largest = 0
     if mantissa_bits is None:
         intervals = _integer_intervals(info.name, lowest)

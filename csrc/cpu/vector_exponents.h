@@ -1,0 +1,207 @@
+// Counts exponents with vectors of bytes, for float32, bfloat16 and float16.
+//
+// Included by each exponents_<isa>.cpp behind its kVectorBytes. There are no instructions of one
+// machine here: the loops are for the compiler to vectorize. Where every component of a tile is
+// zero or a normal number, its exponents are bytes: one array is rounded down (for the maxima of
+// blocks), one rounded up. A tensor's tile has some 15 binades, and comparing every byte with each
+// of them costs less than adding to a table in memory, where equal neighbours wait for each other.
+// All other tiles, and all other formats, are counted one by one.
+#pragma once
+
+#include <type_traits>
+
+#include "core/order.h"
+#include "cpu/exponent_kernel.h"
+
+namespace fastcheck::cpu {
+namespace {
+
+using Byte = std::uint8_t;
+typedef Byte Bytes __attribute__((vector_size(kVectorBytes)));
+
+constexpr int kPart = 2048;  // bytes counted at once: no lane's count passes 255
+static_assert(kPart / kVectorBytes <= 255 && kTile % kPart == 0);
+
+FASTCHECK_FN Bytes load(const Byte* p) {
+  Bytes x;
+  std::memcpy(&x, p, kVectorBytes);
+  return x;
+}
+
+// Adds how often each of the bytes [low, high] is among `n`, a multiple of 64, to out[byte].
+void count_bytes(const Byte* bytes, int n, int low, int high, std::int64_t* out) {
+  constexpr int kAtOnce = 4;
+  for (int first = 0; first < n; first += kPart) {
+    const int vectors = (n - first < kPart ? n - first : kPart) / kVectorBytes;
+    for (int byte = low; byte <= high; byte += kAtOnce) {
+      Bytes counts[kAtOnce] = {};
+      Bytes wanted[kAtOnce];
+      for (int k = 0; k < kAtOnce; ++k) wanted[k] = Bytes{} + static_cast<Byte>(byte + k);
+      for (int i = 0; i < vectors; ++i) {
+        const Bytes x = load(bytes + first + i * kVectorBytes);
+        for (int k = 0; k < kAtOnce; ++k) counts[k] -= (Bytes)(x == wanted[k]);
+      }
+      const int last = high - byte < kAtOnce - 1 ? high - byte : kAtOnce - 1;
+      for (int k = 0; k <= last; ++k) {
+        int sum = 0;
+        for (int i = 0; i < kVectorBytes; ++i) sum += counts[k][i];
+        out[byte + k] += sum;
+      }
+    }
+  }
+}
+
+// The exponent fields of a tile: of a format as wide as float32's (kBias 127).
+struct TileExponents {
+  alignas(64) Byte up[kTile];    // 0: a zero
+  alignas(64) Byte down[kTile];  // 0: a zero
+  Byte low = 255, high = 0;      // of `up`, zeros left out
+};
+
+template <class Format>
+typename Format::Bits fields(const std::byte* data, int n, TileExponents& out) {
+  using Bits = typename Format::Bits;
+  typedef Bits Unaligned __attribute__((aligned(1), may_alias));
+  const Unaligned* const p = reinterpret_cast<const Unaligned*>(data);
+  constexpr int kShift = Format::kMantissaBits;
+  constexpr Bits kUp = Format::kMinNormal - 1;
+  Bits largest = 0;
+  for (int i = 0; i < n; ++i) {
+    const Bits m = p[i] & Format::kMagnitude;
+    largest = m > largest ? m : largest;
+    if constexpr (Format::kExponentBias == 127) {
+      out.up[i] = static_cast<Byte>((m + kUp) >> kShift);
+      out.down[i] = static_cast<Byte>(m >> kShift);
+    } else {
+      // As float32, in which a half's subnormal is the difference of two normals.
+      constexpr std::uint32_t kRebias = (127u - Format::kExponentBias) << 23;
+      constexpr std::uint32_t kOne = kRebias + (1u << 23);
+      const std::uint32_t wide = m;
+      const std::uint32_t shifted = wide << (23 - kShift);
+      const float tiny = bit_cast<float>(shifted + kOne) - bit_cast<float>(kOne);
+      // Not a conditional, which the compiler will not vectorize around a subtraction.
+      const std::uint32_t is_normal = 0u - (wide >= Format::kMinNormal ? 1u : 0u);
+      const std::uint32_t bits =
+          (is_normal & (shifted + kRebias)) | (~is_normal & bit_cast<std::uint32_t>(tiny));
+      out.up[i] = static_cast<Byte>((bits + 0x7fffffu) >> 23);
+      out.down[i] = static_cast<Byte>(bits >> 23);
+    }
+  }
+  Byte low = 255, high = 0;
+  for (int i = 0; i < n; ++i) {
+    const Byte below = static_cast<Byte>(out.up[i] - 1);  // of a zero: 255
+    low = below < low ? below : low;
+    high = out.up[i] > high ? out.up[i] : high;
+  }
+  out.low = static_cast<Byte>(low + 1);
+  out.high = high;
+  return largest;
+}
+
+// to[i] = the larger of from[2i] and from[2i + 1].
+void fold_pairs(const Byte* __restrict from, Byte* __restrict to, int n) {
+  for (int i = 0; i < n; ++i) {
+    const Byte a = from[2 * i], b = from[2 * i + 1];
+    to[i] = a > b ? a : b;
+  }
+}
+
+// How many binades each component is below the maximum of its block, into `out`; the most of them.
+template <int kSize>
+int distances(const Byte* __restrict up, const Byte* maxima, int n, Byte* __restrict out) {
+  constexpr Byte kMost = kExponentBins - 1;
+  for (int block = 0; block < n / kSize; ++block) {
+    std::memset(out + block * kSize, maxima[block] + 1, kSize);
+  }
+  Bytes highest{};
+  for (int i = 0; i < n; i += kVectorBytes) {
+    const Bytes x = load(up + i);
+    const Bytes far = load(out + i) - x;
+    const Bytes below = far < kMost ? far : Bytes{} + kMost;
+    const Bytes found = below | (Bytes)(x == 0);  // of a zero: 255
+    std::memcpy(out + i, &found, kVectorBytes);
+    const Bytes next = found + 1;  // of a zero: 0
+    highest = next > highest ? next : highest;
+  }
+  Byte high = 0;
+  for (int i = 0; i < kVectorBytes; ++i) high = highest[i] > high ? highest[i] : high;
+  return high - 1;
+}
+
+// Up to a tile, a multiple of 64 components. False: it is not one that bytes can describe, and
+// nothing was counted.
+template <class Format>
+bool count_tile(const std::byte* data, int n, std::int64_t* totals) {
+  TileExponents tile;
+  const typename Format::Bits largest = fields<Format>(data, n, tile);
+  if (largest >= Format::kFirstNonfinite) return false;
+  if (largest == 0) {
+    totals[kTotalZero] += n;
+    return true;
+  }
+  // Field 1, rounded up, holds the subnormals, whose exponents differ.
+  if (tile.low < 2) return false;
+  constexpr int kBias = 127;
+  constexpr int kFieldBase = -kBias - kLowestExponent<Format>;  // bin of field 0
+  std::int64_t* const elements = totals + kTotalBins;
+  std::int64_t* const maxima32 = elements + kBinades<Format>;
+  std::int64_t* const maxima16 = maxima32 + kBinades<Format>;
+  if (static_cast<std::int64_t>(largest) > totals[kTotalLargest]) {
+    totals[kTotalLargest] = static_cast<std::int64_t>(largest);
+  }
+  std::int64_t by_field[256 + 4] = {};
+  count_bytes(tile.up, n, 0, 0, by_field);
+  totals[kTotalZero] += by_field[0];
+  count_bytes(tile.up, n, tile.low, tile.high, by_field);
+  for (int field = tile.low; field <= tile.high; ++field) {
+    elements[kFieldBase + field] += by_field[field];
+  }
+  alignas(64) Byte pairs[kTile / 2], fours[kTile / 4], eights[kTile / 8];
+  alignas(64) Byte blocks16[kTile / kHalfBlock], blocks32[kTile / kBlock];
+  fold_pairs(tile.down, pairs, n / 2);
+  fold_pairs(pairs, fours, n / 4);
+  fold_pairs(fours, eights, n / 8);
+  fold_pairs(eights, blocks16, n / kHalfBlock);
+  fold_pairs(blocks16, blocks32, n / kBlock);
+  for (int i = 0; i < n / kHalfBlock; ++i) {
+    if (blocks16[i] != 0) ++maxima16[kFieldBase + blocks16[i]];
+  }
+  for (int i = 0; i < n / kBlock; ++i) {
+    if (blocks32[i] != 0) ++maxima32[kFieldBase + blocks32[i]];
+  }
+  alignas(64) Byte below[kTile];
+  int high = distances<kBlock>(tile.up, blocks32, n, below);
+  count_bytes(below, n, 0, high, totals + kTotalBelow32);
+  high = distances<kHalfBlock>(tile.up, blocks16, n, below);
+  count_bytes(below, n, 0, high, totals + kTotalBelow16);
+  return true;
+}
+
+template <class Format>
+void count_vector(const std::byte* data, std::int64_t components, std::int64_t* totals) {
+  constexpr std::int64_t kSize = sizeof(typename Format::Bits);
+  while (components > 0) {
+    int n = static_cast<int>(components < kTile ? components / 64 * 64 : kTile);
+    if (n == 0 || !count_tile<Format>(data, n, totals)) {
+      n = static_cast<int>(components < kTile ? components : kTile);
+      count_scalar<Format>(data, n, totals);
+    }
+    components -= n;
+    data += n * kSize;
+  }
+}
+
+template <class Component>
+constexpr CountExponents counter() {
+  if constexpr (std::is_same_v<Component, Float32> || std::is_same_v<Component, BFloat16> ||
+                std::is_same_v<Component, Float16>) {
+    return count_vector<Component>;
+  } else if constexpr (Component::kIsFloat) {
+    return count_scalar<Component>;
+  } else {
+    return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace fastcheck::cpu

@@ -1,0 +1,20 @@
+"""Counts the exponents of a tensor on its device."""
+
+from __future__ import annotations
+
+import torch
+
+from fastcheck.extension import compiled, extension
+
+from .portable.exponents import count_exponents
+
+__all__ = ["exponent_words"]
+
+
+def exponent_words(tensor: torch.Tensor, logical: bool = False) -> torch.Tensor:
+    """int64 (328,) on the tensor's device (``docs/record-format.md``, section 10). The tensor is
+    readable, of a floating-point or complex dtype. Without synchronisation, outside of autograd.
+    """
+    if tensor.is_cpu and compiled() is not None:
+        return extension.exponents(tensor, logical)
+    return count_exponents(tensor, logical)

@@ -1,0 +1,274 @@
+"""Exponents: how many elements of a tensor are in each binade, and what that means for a format.
+
+The 328 words are specified in ``docs/record-format.md``, section 10. Every share follows from them,
+on any machine and afterwards. A limit of a format that lies within a binade gives a share between
+two bounds; most limits of underflow are powers of two, whose share is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from fastcheck.errors import ConfigError, explain
+
+from .number_formats import BlockFormat, NumberFormat, number_format
+
+__all__ = ["EXPONENT_BINS", "EXPONENT_WORDS", "Exponents", "Share"]
+
+EXPONENT_BINS = 64
+#: Words of the header, and where each histogram begins.
+_ABS_MAX, _ELEMENTS = 5, 8
+_MAXIMA = {32: _ELEMENTS + EXPONENT_BINS, 16: _ELEMENTS + 2 * EXPONENT_BINS}
+_BELOW = {32: _ELEMENTS + 3 * EXPONENT_BINS, 16: _ELEMENTS + 4 * EXPONENT_BINS}
+EXPONENT_WORDS = _ELEMENTS + 5 * EXPONENT_BINS
+
+# Of NVFP4: an element is zero up to 1/24 of the block's maximum, if the scale were exact. Rounded
+# to float8 it is off by up to 1/16, as a subnormal by up to a third.
+_NVFP4_ZERO, _NVFP4_KEPT, _NVFP4_ZERO_COARSE = 6, 3, 7
+# So many binades below the tensor's maximum a block's scale may be subnormal (448 * 2^-14 < 2^-5).
+_NVFP4_COARSE_FROM = 14
+_MX_LEAST_SCALE = -127
+
+
+class Share(NamedTuple):
+    """A share of a tensor's elements that are finite and not zero, from 0 to 1, between two bounds.
+    They are equal where the counts decide it.
+    """
+
+    least: float
+    most: float
+
+    @property
+    def is_exact(self) -> bool:
+        return self.least == self.most
+
+    def __str__(self) -> str:
+        if self.is_exact:
+            return _percent(self.least)
+        return f"{_percent(self.least)} to {_percent(self.most)}"
+
+
+class Exponents:
+    """How the magnitudes of a tensor are spread over binades; ``+`` adds those of another reading.
+
+    The histograms are NumPy arrays of 64 counts (int64). Bin j of ``elements`` counts magnitudes
+    in ``(2**(top - j - 1), 2**(top - j)]``; the last bin all that are smaller. Complex tensors are
+    counted by their parts. Blocks are 32 or 16 components that follow one another in the order of
+    memory (row-major where the tensor is not dense): the blocks of MX formats and of NVFP4 if the
+    last dimension is a multiple of their size.
+    """
+
+    __slots__ = ("words",)
+
+    def __init__(self, words: np.ndarray) -> None:
+        #: int64 (328,), as ``docs/record-format.md`` has it.
+        self.words: np.ndarray = np.asarray(words, np.int64)
+        if self.words.shape != (EXPONENT_WORDS,):
+            raise ConfigError(
+                explain(
+                    "these are not the counts of exponents",
+                    expected=f"{EXPONENT_WORDS} words",
+                    got=f"shape {self.words.shape}",
+                )
+            )
+
+    @property
+    def components(self) -> int:
+        return int(self.words[0])
+
+    @property
+    def nonfinite_count(self) -> int:
+        return int(self.words[1])
+
+    @property
+    def zero_count(self) -> int:
+        return int(self.words[2])
+
+    @property
+    def count(self) -> int:
+        """Components that are finite and not zero: what every share is of."""
+        return self.components - self.nonfinite_count - self.zero_count
+
+    @property
+    def abs_max(self) -> float:
+        """The largest finite magnitude, exact; 0 where there is none."""
+        return float(self.words[_ABS_MAX : _ABS_MAX + 1].view(np.float64)[0])
+
+    @property
+    def top(self) -> int:
+        """``ceil(log2(abs_max))``: of the first bin of ``elements``."""
+        return int(self.words[3])
+
+    @property
+    def block_top(self) -> int:
+        """``floor(log2(abs_max))``: of the first bin of ``maxima()``."""
+        return int(self.words[4])
+
+    @property
+    def elements(self) -> np.ndarray:
+        return self._bins(_ELEMENTS)
+
+    def maxima(self, block: int = 32) -> np.ndarray:
+        """How many blocks (of 32 or 16) have their largest magnitude in ``[2**(block_top - j),
+        2**(block_top - j + 1))``, by j; blocks of zeros are left out.
+        """
+        return self._bins(_MAXIMA[_checked_block(block)])
+
+    def below(self, block: int = 32) -> np.ndarray:
+        """How many elements are so many binades below the maximum of their block: with ``m`` the
+        largest power of two up to it, in ``(m * 2**-j, m * 2**(1 - j)]``.
+        """
+        return self._bins(_BELOW[_checked_block(block)])
+
+    def _bins(self, first: int) -> np.ndarray:
+        bins: np.ndarray = self.words[first : first + EXPONENT_BINS]
+        return bins
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Exponents) and bool((self.words == other.words).all())
+
+    __hash__ = None  # type: ignore[assignment]  # the words may be written to
+
+    def __repr__(self) -> str:
+        return f"<fastcheck.Exponents: {self.count:,} of {self.components:,}, to 2**{self.top}>"
+
+    def __add__(self, other: Exponents) -> Exponents:
+        words = self.words + other.words
+        larger, smaller = (self, other) if self.abs_max >= other.abs_max else (other, self)
+        words[3:_ELEMENTS] = larger.words[3:_ELEMENTS]
+        if smaller.abs_max > 0:
+            for first in (_ELEMENTS, *_MAXIMA.values()):
+                place = 3 if first == _ELEMENTS else 4
+                shift = min(int(larger.words[place] - smaller.words[place]), EXPONENT_BINS - 1)
+                moved = np.zeros(EXPONENT_BINS, np.int64)
+                bins = smaller._bins(first)
+                moved[shift:] = bins[: EXPONENT_BINS - shift]
+                moved[-1] += bins[EXPONENT_BINS - shift :].sum()
+                words[first : first + EXPONENT_BINS] = larger._bins(first) + moved
+        return Exponents(words)
+
+    # Shares
+
+    def share_above(self, format: str, scale: float = 1.0) -> Share:
+        """The share that overflows when each element times ``scale`` is rounded to ``format``
+        (``"float16"``, ``"bfloat16"``, ``"float8_e4m3fn"``, ``"float8_e5m2"``); of a block format
+        (``"mxfp8_e4m3"``, ``"mxfp8_e5m2"``, ``"mxfp4"``, ``"nvfp4"``) the share that is clipped.
+
+        Not more than 0 where ``abs_max`` fits. Otherwise the limit lies within a binade, and the
+        bounds differ by what is in it.
+
+        Raises:
+            ConfigError: an unknown format, a scale that is not above 0, or one for a block format,
+                which has scales of its own.
+        """
+        found = number_format(format)
+        _check_scale(found, scale)
+        if isinstance(found, BlockFormat):
+            if found.scale_format is not None:
+                return self._share(0, 0)
+            # Between the last number of a format and the end of its binade.
+            return self._share(0, int(self.below(found.block)[0]))
+        limit = found.overflow_from / scale
+        if self.abs_max < limit or (self.abs_max == limit and not found.ties_overflow):
+            return self._share(0, 0)
+        lower, upper = self._limits()
+        is_above = lower >= limit
+        reaches = upper >= limit if found.ties_overflow else upper > limit
+        least = max(int(self.elements[is_above].sum()), 1)
+        return self._share(least, int(self.elements[reaches].sum()))
+
+    def share_below(self, format: str, scale: float = 1.0) -> Share:
+        """The share that becomes zero when each element times ``scale`` is rounded to ``format``.
+        Exact for a ``scale`` that is a power of two, and for MX formats; errors as of
+        share_above().
+        """
+        found = number_format(format)
+        _check_scale(found, scale)
+        if isinstance(found, BlockFormat):
+            return self._below_in_blocks(found)
+        return self._share(*self._up_to(math.ldexp(1.0, found.zero_exponent) / scale))
+
+    def share_subnormal(self, format: str, scale: float = 1.0) -> Share:
+        """The share up to the smallest normal number of ``format`` that does not become zero: it
+        loses some of its bits, but for that number itself. Not of block formats.
+        """
+        found = number_format(format)
+        if isinstance(found, BlockFormat):
+            raise ConfigError(
+                explain(
+                    "elements of a block format have no fixed range",
+                    expected="float16, bfloat16, float8_e4m3fn or float8_e5m2",
+                    got=found.name,
+                )
+            )
+        _check_scale(found, scale)
+        small = self._up_to(math.ldexp(1.0, found.least_exponent) / scale)
+        lost = self._up_to(math.ldexp(1.0, found.zero_exponent) / scale)
+        return self._share(max(small[0] - lost[1], 0), small[1] - lost[0])
+
+    def _up_to(self, limit: float) -> tuple[int, int]:
+        """How many magnitudes are at most ``limit``: at least, and at most."""
+        lower, upper = self._limits()
+        least, most = self.elements[upper <= limit].sum(), self.elements[lower < limit].sum()
+        return int(least), int(most)
+
+    def _below_in_blocks(self, found: BlockFormat) -> Share:
+        below, maxima = self.below(found.block), self.maxima(found.block)
+        places = np.arange(EXPONENT_BINS)
+        if found.scale_format is not None:
+            coarse = int(maxima[_NVFP4_COARSE_FROM:].sum())
+            sure = _NVFP4_ZERO_COARSE if coarse else _NVFP4_ZERO
+            least = int(below[places >= sure].sum())
+            most = int(below[places > _NVFP4_KEPT].sum()) + coarse * found.block
+            return self._share(least, most)
+        element = found.element
+        # The block's maximum is in the last binade of the element's format.
+        last = math.frexp(element.largest)[1] - 1
+        lost = int(below[places >= last + 1 - element.zero_exponent].sum())
+        # Of these blocks the scale would have to be smaller than it can be; of those in the last
+        # bin that is not known.
+        is_tiny = self.block_top - places - last < _MX_LEAST_SCALE
+        tiny = int(maxima[:-1][is_tiny[:-1]].sum() + maxima[-1])
+        return self._share(lost, lost + tiny * found.block)
+
+    def _limits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of the elements' bins: what all are above, and up to where they go."""
+        with np.errstate(over="ignore", under="ignore"):
+            upper = np.ldexp(1.0, self.top - np.arange(EXPONENT_BINS))
+            lower = upper / 2
+        lower[-1] = 0.0
+        return lower, upper
+
+    def _share(self, least: int, most: int) -> Share:
+        whole = self.count
+        return Share(least / whole, min(most, whole) / whole) if whole else Share(0.0, 0.0)
+
+
+def _checked_block(block: int) -> int:
+    if block in _MAXIMA:
+        return block
+    raise ConfigError(explain("there are no such blocks", expected="32 or 16", got=repr(block)))
+
+
+def _check_scale(found: NumberFormat | BlockFormat, scale: float) -> None:
+    is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+    if not is_number or not 0 < scale < math.inf:
+        raise ConfigError(
+            explain("scale can't be used", expected="a number above 0", got=repr(scale))
+        )
+    if isinstance(found, BlockFormat) and scale != 1:
+        raise ConfigError(
+            explain(
+                f"{found.name} has scales of its own", expected="scale=1", got=f"scale={scale!r}"
+            )
+        )
+
+
+def _percent(share: float) -> str:
+    percent = 100 * share
+    if 0 < percent < 0.01:
+        return "<0.01 %"
+    return f"{percent:.3g} %"
