@@ -52,6 +52,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "monitor/hooks/graphs/test_graph_streams.py",
         "monitor/hooks/graphs/test_graphs.py",
         "monitor/on_request/test_device.py",
+        "monitor/precision/test_device.py",
         "monitor/op_level/test_device.py",
         "backends/test_mlu.py",
         "backends/test_npu.py",

@@ -25,6 +25,7 @@ enum ExponentWord : int {
   kWordTop = 3,       // of the elements' first bin: ceil(log2) of the largest magnitude
   kWordBlockTop = 4,  // of the maxima's first bin: floor(log2) of it
   kWordAbsMax = 5,    // its bits as a float64
+  kWordBottom = 6,    // ceil(log2) of the smallest magnitude that is not zero
   kWordElements = 8,
   kWordMaxima32 = kWordElements + kExponentBins,
   kWordMaxima16 = kWordMaxima32 + kExponentBins,
@@ -102,6 +103,9 @@ FASTCHECK_FN void finalise_exponents(const std::int64_t* totals, std::int64_t co
   words[kWordBlockTop] = floor_exponent<Format>(largest);
   words[kWordAbsMax] = static_cast<std::int64_t>(
       bit_cast<std::uint64_t>(static_cast<double>(value<Format>(largest))));
+  int lowest = 0;
+  while (totals[kTotalBins + lowest] == 0) ++lowest;
+  words[kWordBottom] = kLowestExponent<Format> + lowest;
   for (int part = 0; part < 3; ++part) {
     const std::int64_t top = words[part == 0 ? kWordTop : kWordBlockTop];
     const std::int64_t* bins = totals + kTotalBins + part * kBinades<Format>;

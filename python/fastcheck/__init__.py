@@ -22,6 +22,7 @@ from fastcheck.monitor.session.request_options import OnRequest
 from fastcheck.record.event import Event
 from fastcheck.record.exponents import Exponents, Share
 from fastcheck.record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Order, Verdict
+from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.record.site import Site
 from fastcheck.report.error import OverflowDetected
 from fastcheck.reproducibility.environment import environment
@@ -76,6 +77,7 @@ __all__ = [
     "Order",
     "OverflowDetected",
     "Override",
+    "PrecisionAdvice",
     "Seal",
     "Seeds",
     "Share",

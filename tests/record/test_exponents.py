@@ -174,8 +174,10 @@ def test_more_than_64_binades() -> None:
     found = fastcheck.exponents(x)
     assert found.elements.tolist() == [1] * 63 + [120 - 63]
     assert found.share_below("float16") == Share(76 / 120, 76 / 120)
-    # The limit of bfloat16 at this scale lies in the last bin.
+    assert found.bottom == -100
+    # The limit of bfloat16, 2^-134, lies in the last bin at this scale; then below all of it.
     assert found.share_below("bfloat16", 2.0**-40) == Share(0.0, 57 / 120)
+    assert found.share_below("bfloat16", 2.0**-33) == Share(0.0, 0.0)
 
 
 def test_readings_add_up() -> None:
@@ -187,7 +189,7 @@ def test_readings_add_up() -> None:
         for one in counts[1:]:
             total = total + one
         assert total == whole
-    assert whole != counts[0]
+    assert whole != counts[0] and whole.bottom == min(one.bottom for one in counts)
     assert whole.words is not counts[0].words
 
 

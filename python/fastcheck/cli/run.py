@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--overflow-nums", type=int, metavar="N", help="stop at event N (1)")
     parser.add_argument("--level", help='"module" (default) or "op"')
     parser.add_argument("--sync", help='"never" (default), "step" or "call"')
-    parser.add_argument("--record", help='"health", "stats" or "full" (default)')
+    parser.add_argument("--record", help='"health", "stats", "full" (default) or "range"')
     parser.add_argument("--every", type=int, metavar="N", help="observe every N-th step (1)")
     parser.add_argument("--include", action="append", metavar="PATTERN", help="modules to observe")
     parser.add_argument("--exclude", action="append", metavar="PATTERN", help="modules not to")

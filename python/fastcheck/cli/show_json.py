@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastcheck.log.reader import read_watch
+from fastcheck.log.reader import read_ranges, read_watch
 from fastcheck.log.step_table import step_rows
 from fastcheck.log.view import LogView, first_event
+from fastcheck.record.precision import advice_from_lines
 from fastcheck.record.statistics import statistics_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def document(
     events = all_events[:limit]
     first = first_event(all_events)
     watched = read_watch(path)[:limit]
+    precision = [one.to_dict() for one in advice_from_lines(read_ranges(path))][:limit]
     return {
         "path": path,
         "meta": {str(rank): meta for rank, meta in view.meta.items()},
@@ -54,6 +56,7 @@ def document(
             for index in shown
         ],
         **({"watch": watched} if watched else {}),
+        **({"precision": precision} if precision else {}),
         "steps": [row.to_dict() for row in step_rows(view)],
         "left_out": {
             "records": len(indices) - len(shown),

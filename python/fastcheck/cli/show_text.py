@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from fastcheck.errors import printable
-from fastcheck.log.reader import read_watch
+from fastcheck.log.reader import read_ranges, read_watch
 from fastcheck.log.step_table import step_rows
 from fastcheck.log.unobserved import from_meta
 from fastcheck.log.view import LogView, first_event
 from fastcheck.record.format import Verdict, nonfinite
+from fastcheck.record.precision import advice_from_lines
 from fastcheck.record.statistics import statistics_of
 from fastcheck.report.from_log import report_from_log
 from fastcheck.report.render import parts
@@ -76,6 +77,9 @@ def text_sections(
         watched = _watch_lines(path, limit, body)
         if watched:
             blocks.append(Section("watch", watched))
+        precision = _precision_lines(path, limit, body)
+        if precision:
+            blocks.append(Section("precision", precision))
         unread = unread_lines(from_meta(view.meta.values()), body)
         if unread:
             blocks.append(Section("unread", unread))
@@ -139,6 +143,14 @@ def _watch_lines(path: str, limit: int | None, width: int) -> list[str]:
     chosen = [one for one in events if one.get("is_warning")] or events
     lines = [line for one in chosen[:limit] for line in wrap(printable(one["text"]), width)]
     left = len(events) - len(chosen[:limit])
+    return [*lines, f"and {left:,} more (--json has them)"] if left else lines
+
+
+def _precision_lines(path: str, limit: int | None, width: int) -> list[str]:
+    """The advice of install(record="range")."""
+    advice = advice_from_lines(read_ranges(path))
+    lines = [line for one in advice[:limit] for line in wrap(printable(str(one)), width)]
+    left = len(advice) - len(advice[:limit])
     return [*lines, f"and {left:,} more (--json has them)"] if left else lines
 
 

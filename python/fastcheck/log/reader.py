@@ -30,6 +30,7 @@ __all__ = [
     "read_event_lines",
     "read_log",
     "read_logs",
+    "read_ranges",
     "read_schedule",
     "read_sites_and_meta",
     "read_watch",
@@ -127,6 +128,21 @@ def read_watch(path: str) -> list[dict[str, Any]]:
         if isinstance(line.get("step"), int) and isinstance(line.get("text"), str)
     ]
     return sorted(lines, key=lambda line: int(line["step"]))
+
+
+def read_ranges(path: str) -> list[dict[str, Any]]:
+    """The exponents of ``install(record="range")`` of all ranks of a log, one line for each site:
+    the last that was written, with the Site. What is no such line is left out.
+    """
+    directory = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    found: list[dict[str, Any]] = []
+    for rank in _ranks_in(directory):
+        lines = _read_lines(os.path.join(directory, f"range-rank{rank}.jsonl"))[0]
+        sites = read_sites_and_meta(directory, rank)[0] if lines else {}
+        numbered = [line for line in lines if isinstance(line.get("site"), int)]
+        last = {line["site"]: line for line in numbered if line["site"] in sites}
+        found += [{**line, "rank": rank, "site": sites[number]} for number, line in last.items()]
+    return found
 
 
 def _read_directory(place: str, only: int | None) -> LogView:

@@ -1,7 +1,8 @@
 """``install()`` and the Monitor it returns.
 
 Its rooms, from the bottom: ``weight_updates`` and ``distributed``; ``session`` (one monitor at
-work); ``sinks`` (scalars for experiment trackers); ``hooks`` (hooks on torch); ``op_level``;
+work); ``precision`` (exponent counts); ``sinks`` (scalars for trackers); ``hooks`` (hooks on
+torch); ``op_level``;
 ``named_tensors`` (``observe()``); ``on_request`` (op level or a dump for some steps of a running
 program). Above them ``watching`` (``monitor.watch``), ``monitor``, ``install``, ``replay`` and
 ``auto_install``.

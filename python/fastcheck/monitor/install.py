@@ -22,6 +22,7 @@ from fastcheck.monitor.named_tensors.observe import connect as connect_named
 from fastcheck.monitor.on_request.requests import Requests
 from fastcheck.monitor.op_level.filter import check_ops
 from fastcheck.monitor.op_level.launch import why_not
+from fastcheck.monitor.precision.results import check_level
 from fastcheck.monitor.session.config import Config, unknown_option
 from fastcheck.monitor.session.options import Filter, Log, Patterns, Stop, Training
 from fastcheck.monitor.session.request_options import OnRequest
@@ -80,7 +81,8 @@ def install(
             operator, and every operator then runs through Python. Several ranks stop at a step
             boundary: one later with ``"never"``, else before the optimizer steps.
         record: what is computed of each tensor: ``"health"`` (counts), ``"stats"`` (and min, max,
-            sums) or ``"full"`` (and a checksum).
+            sums) or ``"full"`` (and a checksum); ``"range"``: as ``"full"``, and in one of 32 steps
+            the exponents, for ``monitor.advice()`` (docs/precision.md). At module level.
         log_dir: a directory to write all records to, short for ``log=fastcheck.Log(log_dir)``;
             without it only a stop writes, to ``fastcheck_log/``.
         include, exclude: patterns (as of fnmatch) on dotted module paths. A pattern that matches a
@@ -117,6 +119,7 @@ def install(
     """
     if unknown:
         raise TypeError(unknown_option(next(iter(unknown))))
+    check_level(record, level)
     config = Config(
         overflow_nums=overflow_nums,
         level=level,

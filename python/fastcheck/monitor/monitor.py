@@ -29,9 +29,9 @@ from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.op_level.hooks import OpModuleObserver
 from fastcheck.monitor.op_level.op_session import OpSession
 from fastcheck.monitor.op_level.stored import OpState
+from fastcheck.monitor.precision.results import PrecisionResults, session_type_for
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.run_meta import RunMeta
-from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.session.step_boundary import StepBoundary
 from fastcheck.monitor.session.stop_handler import StopHandler
 from fastcheck.record.event import Event
@@ -53,7 +53,7 @@ __all__ = ["Monitor"]
 _hook_ids = itertools.count(-1, -1)
 
 
-class Monitor:
+class Monitor(PrecisionResults):
     """Observes the modules given to install(), until remove(). May be used in a ``with``
     statement.
 
@@ -74,7 +74,7 @@ class Monitor:
         group, lag = config.training.process_group, int(config.sync == "never")
         options, stops = config.of_all_ranks(), config.may_stop
         agreement = None if is_alone else agreement_for(group, lag, options, stops=stops)
-        session_type = OpSession if config.level == "op" else Session
+        session_type = OpSession if config.level == "op" else session_type_for(config)
         together = 1 if agreement is None else agreement.world_size
         ranks = Ranks(rank, together, has_others=group_size(group) > 1)
         self._session = session = session_type(config, sites, ranks)

@@ -11,7 +11,9 @@ import numpy as np
 
 from fastcheck.errors import ConfigError, explain, first_line, warn
 from fastcheck.log.step_table import StepRow
+from fastcheck.monitor.precision.results import advice_of
 from fastcheck.monitor.session.session import Session
+from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.verdict.step import Step
 from fastcheck.watch.event import WatchEvent, WatchWarning, check_kind, needs_callable, to_table
 from fastcheck.watch.options import Watch
@@ -106,6 +108,10 @@ class Watching:
         standard deviations), is_warning, first_mover, cause.
         """
         return to_table(list(self.events))
+
+    def advice(self, tolerance: float = 0.001) -> list[PrecisionAdvice]:
+        """As ``monitor.advice()``: needs ``install(record="range")``."""
+        return advice_of(self._session(), tolerance)
 
     def lines(self) -> list[str]:
         """The events as text, for the summary: those that warn, or else the last ones."""

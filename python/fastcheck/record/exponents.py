@@ -20,7 +20,7 @@ __all__ = ["EXPONENT_BINS", "EXPONENT_WORDS", "Exponents", "Share"]
 
 EXPONENT_BINS = 64
 #: Words of the header, and where each histogram begins.
-_ABS_MAX, _ELEMENTS = 5, 8
+_ABS_MAX, _BOTTOM, _ELEMENTS = 5, 6, 8
 _MAXIMA = {32: _ELEMENTS + EXPONENT_BINS, 16: _ELEMENTS + 2 * EXPONENT_BINS}
 _BELOW = {32: _ELEMENTS + 3 * EXPONENT_BINS, 16: _ELEMENTS + 4 * EXPONENT_BINS}
 EXPONENT_WORDS = _ELEMENTS + 5 * EXPONENT_BINS
@@ -103,6 +103,11 @@ class Exponents:
         return int(self.words[3])
 
     @property
+    def bottom(self) -> int:
+        """``ceil(log2)`` of the smallest magnitude that is not zero."""
+        return int(self.words[_BOTTOM])
+
+    @property
     def block_top(self) -> int:
         """``floor(log2(abs_max))``: of the first bin of ``maxima()``."""
         return int(self.words[4])
@@ -140,6 +145,7 @@ class Exponents:
         larger, smaller = (self, other) if self.abs_max >= other.abs_max else (other, self)
         words[3:_ELEMENTS] = larger.words[3:_ELEMENTS]
         if smaller.abs_max > 0:
+            words[_BOTTOM] = min(self.bottom, other.bottom)
             for first in (_ELEMENTS, *_MAXIMA.values()):
                 place = 3 if first == _ELEMENTS else 4
                 shift = min(int(larger.words[place] - smaller.words[place]), EXPONENT_BINS - 1)
@@ -239,7 +245,7 @@ class Exponents:
         with np.errstate(over="ignore", under="ignore"):
             upper = np.ldexp(1.0, self.top - np.arange(EXPONENT_BINS))
             lower = upper / 2
-        lower[-1] = 0.0
+            lower[-1] = np.ldexp(1.0, min(self.bottom, self.top - EXPONENT_BINS + 1) - 1)
         return lower, upper
 
     def _share(self, least: int, most: int) -> Share:

@@ -50,6 +50,7 @@ def words_of_values(magnitudes: list[float]) -> list[int]:
         return words
     words[3], words[4] = ceil_log2(largest), floor_log2(largest)
     (words[5],) = struct.unpack("<q", struct.pack("<d", largest))
+    words[6] = ceil_log2(min(filter(None, finite)))
     for x in filter(None, finite):
         words[ELEMENTS + min(words[3] - ceil_log2(x), BINS - 1)] += 1
     for size, maxima, below in ((32, MAXIMA_32, BELOW_32), (16, MAXIMA_16, BELOW_16)):

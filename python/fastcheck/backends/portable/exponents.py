@@ -115,6 +115,8 @@ class _Totals:
         header[2] = components - self._nonfinite[0] - self._elements[:-1].sum()
         for word, top in zip((3, 4), tops):
             header[word] = ((top + layout.lowest) * is_any)[0]
+        lowest = self._elements[:-1].ne(0).to(torch.int32).argmax()
+        header[6] = (lowest + layout.lowest) * is_any[0]
         header[5] = self._abs_max(tops[1])[0]
         parts = [_window(self._elements, tops[0])]
         parts += [_window(bins, tops[1]) for bins in self._maxima]

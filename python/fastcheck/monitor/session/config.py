@@ -13,9 +13,11 @@ from fastcheck.record.format import DEPTHS, Depth
 from .options import Filter, Log, Patterns, Stop, Training, at_least_one, pattern_tuple
 from .request_options import OnRequest
 
-__all__ = ["Config", "unknown_option"]
+__all__ = ["RECORDS", "Config", "unknown_option"]
 
 _GROUPS = {"stop": Stop, "log": Log, "filter": Filter, "training": Training}
+#: What ``record=`` may be: a depth, or all of a record and the exponents of some steps.
+RECORDS = (*DEPTHS, "range")
 _SYNCS = ("never", "step", "call")
 
 
@@ -43,7 +45,7 @@ class Config:
 
     def __post_init__(self, log_dir: Union[str, os.PathLike[str], None]) -> None:
         choice("level", self.level, ("module", "op"))
-        choice("record", self.record, DEPTHS)
+        choice("record", self.record, RECORDS)
         choice("sync", self.sync, _SYNCS)
         if self.overflow_nums != -1 or isinstance(self.overflow_nums, bool):
             at_least_one(
@@ -178,7 +180,7 @@ class Config:
 
     @property
     def depth(self) -> Depth:
-        return DEPTHS[self.record]
+        return Depth.FULL if self.record == "range" else DEPTHS[self.record]
 
     def to_meta(self) -> dict[str, Any]:
         """The options that are written to a log's meta file, ready for JSON."""

@@ -1,0 +1,179 @@
+"""Which format a tensor may be stored in, from the exponents of its readings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+
+from fastcheck.errors import ConfigError, explain
+
+from .exponents import EXPONENT_WORDS, Exponents, Share
+from .number_formats import NUMBER_FORMATS, number_format
+from .site import Site
+
+__all__ = ["PrecisionAdvice", "advice_from_lines", "advise", "check_tolerance"]
+
+#: Tried in this order; what is not narrower than the tensor's own dtype is left out.
+CANDIDATES = ("float8_e4m3fn", "float8_e5m2", "mxfp8_e4m3", "float16", "bfloat16")
+_BITS = {
+    "float64": 64,
+    "complex128": 64,
+    "float32": 32,
+    "complex64": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "float8_e4m3fn": 8,
+    "float8_e5m2": 8,
+}
+
+
+@dataclass(frozen=True)
+class PrecisionAdvice:
+    """What the readings of one tensor allow. Its range alone: rounding is not judged.
+
+    ``format`` is the narrowest format that loses at most the tolerated share, ``dtype`` itself
+    where there is none. ``scale``: the power of two to multiply by before rounding; 1 for bfloat16
+    and for formats that scale blocks by themselves. ``lost``: the share of elements, of those that
+    are not zero, that becomes zero there. ``because`` gives what rules out the narrower formats.
+    ``readings``: how many were added up in ``exponents``; ``is_scaled``: they carried a loss scale.
+    """
+
+    site: Optional[Site]
+    dtype: str
+    format: str
+    scale: float
+    lost: Share
+    because: str
+    readings: int
+    is_scaled: bool
+    exponents: Exponents
+
+    @property
+    def goes_down(self) -> bool:
+        return self.format != self.dtype
+
+    @property
+    def text(self) -> str:
+        """One line, without the site."""
+        if not self.goes_down:
+            return f"stays {self.dtype}: {self.because}"
+        scale = "" if self.scale == 1 else f" at scale 2^{math.frexp(self.scale)[1] - 1}"
+        with_loss_scale = " of the scaled gradient" if self.is_scaled and scale else ""
+        why = f" ({self.because})" if self.because else ""
+        return (
+            f"{self.dtype} to {self.format}{scale}{with_loss_scale}: {self.lost} become zero{why}"
+        )
+
+    def __str__(self) -> str:
+        return self.text if self.site is None else f"{self.site}: {self.text}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON, but for the exponents."""
+        return {
+            "site": None if self.site is None else self.site.to_dict(),
+            "dtype": self.dtype,
+            "format": self.format,
+            "scale": self.scale,
+            "lost": list(self.lost),
+            "because": self.because,
+            "readings": self.readings,
+            "is_scaled": self.is_scaled,
+            "text": self.text,
+        }
+
+
+def advice_from_lines(
+    lines: Iterable[Mapping[str, Any]], tolerance: float = 0.001
+) -> list[PrecisionAdvice]:
+    """Of the lines of a log, each with its Site; a site of several ranks is added up. What is no
+    such line is left out.
+    """
+    found: dict[Site, PrecisionAdvice] = {}
+    for line in lines:
+        try:
+            words = np.zeros(EXPONENT_WORDS, np.int64)
+            for place, count in line["words"].items():
+                words[int(place)] = count
+            site, dtype, exponents = line["site"], str(line["dtype"]), Exponents(words)
+            readings, is_scaled = int(line["readings"]), bool(line["is_scaled"])
+            before = found.get(site)
+            if before is not None:
+                exponents, readings = before.exponents + exponents, before.readings + readings
+                is_scaled = is_scaled or before.is_scaled
+            found[site] = advise(
+                exponents, dtype, tolerance, site=site, readings=readings, is_scaled=is_scaled
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
+            continue
+    return list(found.values())
+
+
+def check_tolerance(tolerance: float) -> None:
+    """ConfigError if it is no share from 0 to below 1."""
+    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
+    if not is_number or not 0 <= tolerance < 1:
+        raise ConfigError(
+            explain(
+                "tolerance can't be used",
+                expected="a share from 0 to below 1",
+                got=repr(tolerance),
+                hint="0.001: one in a thousand elements may become zero",
+            )
+        )
+
+
+def advise(
+    exponents: Exponents,
+    dtype: str,
+    tolerance: float,
+    *,
+    site: Optional[Site] = None,
+    readings: int = 1,
+    is_scaled: bool = False,
+) -> PrecisionAdvice:
+    """The narrowest of ``CANDIDATES`` in which nothing overflows, at a scale that leaves a factor
+    of two above the largest magnitude, and at most ``tolerance`` of the elements become zero.
+    """
+    chosen, scale, lost, because = dtype, 1.0, Share(0.0, 0.0), ""
+    if exponents.nonfinite_count:
+        because = f"{exponents.nonfinite_count:,} elements were NaN or infinite"
+    elif not exponents.count:
+        because = "only zeros were read"
+    else:
+        ruled_out = []
+        for name in CANDIDATES:
+            if number_format(name).bits > 0.75 * _BITS[dtype]:
+                continue
+            at = _scale_for(exponents, name, tolerance)
+            share = exponents.share_below(name, at)
+            if share.most <= tolerance:
+                chosen, scale, lost = name, at, share
+                break
+            ruled_out.append(f"{name}: {share}")
+        if ruled_out:
+            because = "at their best scale become zero in " + ", ".join(ruled_out)
+        elif chosen == dtype:
+            because = "it is the narrowest already"
+    return PrecisionAdvice(
+        site, dtype, chosen, scale, lost, because, readings, is_scaled, exponents
+    )
+
+
+def _scale_for(exponents: Exponents, name: str, tolerance: float) -> float:
+    """1 where it will do in a format of 16 bits, or where the format has scales of its own; else
+    the largest power of two that leaves a factor of two.
+    """
+    form = NUMBER_FORMATS.get(name)
+    if form is None:
+        return 1.0
+    room = form.largest / exponents.abs_max
+    is_wide = form.bits == 16
+    if is_wide and room >= 2 and exponents.share_below(name).most <= tolerance:
+        return 1.0
+    if math.isinf(room):
+        room = math.ldexp(1.0, 1000)
+    return math.ldexp(1.0, math.frexp(room)[1] - 2)
