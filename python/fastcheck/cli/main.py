@@ -33,6 +33,7 @@ first steps:
   fastcheck compare LOG OTHER       two runs: what differs first, from the environment to the update
   fastcheck export LOG log.parquet  the records as a table
   fastcheck collect LOG --out DIR   a node's log as Parquet files, for many ranks
+  fastcheck fleet DIR               which of these ranks is sick
   fastcheck verify checkpoint-100   whether a sealed checkpoint holds the weights that were sealed
   fastcheck selftest                whether fastcheck keeps its promises on this machine's device
 
@@ -47,7 +48,7 @@ exit codes:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; each command's module adds its own part."""
     from . import compare, doctor, export, report, run, selftest, show, verify
-    from .fleet_commands import collect
+    from .fleet_commands import collect, fleet
 
     parser = argparse.ArgumentParser(
         prog="fastcheck",
@@ -63,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     compare.add_parser(commands)
     export.add_parser(commands)
     collect.add_parser(commands)
+    fleet.add_parser(commands)
     selftest.add_parser(commands)
     verify.add_parser(commands)
     run.add_parser(commands)

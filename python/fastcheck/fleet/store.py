@@ -70,6 +70,12 @@ class Folder:
         with self._errors("read", path):
             return self._system.open_input_file(self._full(path))
 
+    def dataset(self, paths: list[str]) -> Any:
+        """These Parquet files as one Arrow dataset."""
+        with self._errors("read"):
+            full = [self._full(path) for path in paths]
+            return need("pyarrow.dataset").dataset(full, filesystem=self._system, format="parquet")
+
     def files(self, path: str = "") -> dict[str, int]:
         """All files below ``path``, at any depth, by their path in the folder, with their bytes."""
         fs = need("pyarrow.fs")

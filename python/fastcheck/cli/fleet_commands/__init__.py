@@ -1,4 +1,4 @@
-"""The commands on the logs of many ranks: ``collect``.
+"""The commands on the logs of many ranks: ``collect`` and ``fleet``.
 
-Imports ``fleet`` and ``log``.
+Imports ``fleet``, ``log`` and ``utils``.
 """

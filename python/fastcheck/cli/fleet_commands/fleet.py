@@ -1,0 +1,86 @@
+"""``fastcheck fleet``: which rank of many is sick, from when on, and by what evidence."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from fastcheck.errors import printable
+from fastcheck.fleet.engines import ENGINES, open_engine, printed_sql, run_of
+from fastcheck.fleet.judgement import examine
+from fastcheck.fleet.questions import DIALECTS
+from fastcheck.fleet.store import Folder
+from fastcheck.utils.text.numbers import to_json
+
+_DESCRIPTION = """\
+Asks the files of fastcheck collect which rank is sick: replicas whose weights differ, the first NaN
+or infinity, ranks and hosts that are far from their peers again and again, ranks that stopped. What
+all ranks have in common is named as a step, not a rank. The questions are SQL."""
+
+_EPILOG = """\
+examples:
+  fastcheck fleet fleet                           the only run there
+  fastcheck fleet s3://bucket/fleet --run 7b-3 --json
+  fastcheck fleet fleet --engine spark            the same questions, by Spark
+  fastcheck fleet fleet --sql clickhouse          the questions, to be asked elsewhere
+
+needs DuckDB: pip install 'fastcheck[fleet]', or PySpark and Java: pip install 'fastcheck[spark]'
+
+exit codes: 0 no rank is suspect; 1 a rank is; 2 no run, or wrong usage"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "fleet",
+        help="which rank of many is sick",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", help="what fastcheck collect --out wrote to")
+    parser.add_argument("--run", dest="run_name", help="which run; default: the only one")
+    parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="default: duckdb")
+    parser.add_argument(
+        "--replicas",
+        choices=("known", "all"),
+        default="known",
+        help="all: ranks whose replica group is unknown hold the same weights (plain DDP)",
+    )
+    parser.add_argument(
+        "--lag", type=int, default=2, metavar="STEPS", help="a rank may be so far behind; default 2"
+    )
+    parser.add_argument("--memory", default="4GB", help="of DuckDB; default 4GB")
+    parser.add_argument("--threads", type=int, help="of DuckDB; default: all cores")
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument(
+        "--sql",
+        nargs="?",
+        choices=sorted(DIALECTS),
+        const=ENGINES[0],
+        help="print the questions for this engine, and ask nothing",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0 or 1; what goes wrong is raised."""
+    folder = Folder(options.folder)
+    name = run_of(folder, options.run_name)
+    are_replicas = options.replicas == "all"
+    if options.sql:
+        print(printed_sql(options.sql, folder.url(f"run={name}"), are_replicas), end="")
+        return 0
+    settings: dict[str, Any] = {}
+    if options.engine == "duckdb":
+        settings = {"memory": options.memory, "threads": options.threads}
+    engine = open_engine(options.engine, folder, name, **settings)
+    try:
+        report = examine(engine, name, options.engine, are_replicas=are_replicas, lag=options.lag)
+    finally:
+        engine.close()
+    if options.json:
+        print(json.dumps(to_json(report.to_dict()), indent=1))
+    else:
+        print(printable(report.text(), keep="\n"))
+    return 1 if report.accused else 0

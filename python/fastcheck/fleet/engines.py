@@ -1,0 +1,193 @@
+"""What answers the questions: DuckDB within the process, or Spark."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any, Optional, Protocol
+
+from fastcheck.errors import ConfigError, LogError, explain
+
+from .manifest import counted_files, runs_in
+from .questions import ANSWERS, DIALECTS, TABLES_IN_ORDER, Dialect, statement
+from .schema import TABLES, need
+from .store import Folder
+
+__all__ = ["ENGINES", "Engine", "open_engine", "printed_sql", "run_of"]
+
+_SMALL = {"all_sites": "sites", "all_ranks": "ranks"}
+_CHUNK_ROWS = 100_000_000
+
+
+class Engine(Protocol):
+    """Makes tables and answers questions over the files of one run."""
+
+    dialect: Dialect
+    #: The most rows whose quartiles it takes at once; None: it divides the work itself.
+    chunk_rows: Optional[int]
+
+    def make(self, name: str, select: str, is_more: bool = False) -> None:
+        """Makes a table; with ``is_more`` adds to it."""
+
+    def ask(self, select: str) -> list[dict[str, Any]]:
+        """The rows of an answer, by column."""
+
+    def close(self) -> None:
+        """Gives back what it holds."""
+
+
+def run_of(folder: Folder, name: Optional[str]) -> str:
+    """The run of this name, or the only one.
+
+    Raises:
+        ConfigError: there is none, or there are several and ``name`` is None.
+    """
+    runs = runs_in(folder)
+    if name in runs:
+        return str(name)
+    if name is None and len(runs) == 1:
+        return runs[0]
+    listed = ", ".join(runs[:10]) or "none"
+    raise ConfigError(
+        explain(
+            "which run?" if runs else "there is no run here",
+            expected=f"--run with one of: {listed}" if runs else "a folder with run=.../",
+            got=name or folder.place,
+            hint="" if runs else "fastcheck collect writes one",
+        )
+    )
+
+
+class DuckEngine:
+    """DuckDB, in memory; what exceeds ``memory`` goes to a temporary folder."""
+
+    dialect = DIALECTS["duckdb"]
+    chunk_rows: Optional[int] = _CHUNK_ROWS
+
+    def __init__(
+        self, folder: Folder, run: str, memory: str = "4GB", threads: Optional[int] = None
+    ) -> None:
+        duckdb = need("duckdb")
+        files_of = _files(folder, run)
+        self._scratch = tempfile.TemporaryDirectory(prefix="fastcheck-fleet-")
+        self._connection = duckdb.connect()
+        settings = {
+            "memory_limit": memory,
+            "threads": threads or os.cpu_count() or 1,
+            "temp_directory": self._scratch.name,
+            "preserve_insertion_order": False,
+            "enable_progress_bar": False,
+        }
+        for name, value in settings.items():
+            self._connection.execute(f"SET {name} = '{value}'")
+        for name, files in files_of.items():
+            if folder.is_local:
+                listed = ", ".join("'" + folder.url(one).replace("'", "''") + "'" for one in files)
+                self._connection.execute(
+                    f"CREATE VIEW {name} AS SELECT * FROM "
+                    f"read_parquet([{listed}], hive_partitioning = false)"
+                )
+            else:
+                self._connection.register(name, folder.dataset(files))
+
+    def make(self, name: str, select: str, is_more: bool = False) -> None:
+        start = f"INSERT INTO {name} " if is_more else f"CREATE OR REPLACE TABLE {name} AS "
+        self._connection.execute(start + select)
+
+    def ask(self, select: str) -> list[dict[str, Any]]:
+        found = self._connection.execute(select)
+        names = [column[0] for column in found.description]
+        return [dict(zip(names, row)) for row in found.fetchall()]
+
+    def close(self) -> None:
+        self._connection.close()
+        self._scratch.cleanup()
+
+
+class SparkEngine:
+    """PySpark: the session that is there, or a local one."""
+
+    dialect = DIALECTS["spark"]
+    chunk_rows: Optional[int] = None
+
+    def __init__(self, folder: Folder, run: str) -> None:
+        sql = need("pyspark.sql", "spark")
+        files_of = _files(folder, run)
+        self._is_own = sql.SparkSession.getActiveSession() is None
+        self._session = (
+            sql.SparkSession.builder.appName("fastcheck fleet")
+            .config("spark.ui.enabled", "false")
+            .config("spark.sql.shuffle.partitions", str(4 * (os.cpu_count() or 1)))
+            .getOrCreate()
+        )
+        self._made: list[str] = []
+        for name, files in files_of.items():
+            paths = [folder.url(one) for one in files]
+            self._session.read.parquet(*paths).createOrReplaceTempView(name)
+            self._made.append(name)
+
+    def make(self, name: str, select: str, is_more: bool = False) -> None:
+        assert not is_more, "one statement makes each table"
+        self._session.sql(select).cache().createOrReplaceTempView(name)
+        self._made.append(name)
+
+    def ask(self, select: str) -> list[dict[str, Any]]:
+        return [row.asDict() for row in self._session.sql(select).collect()]
+
+    def close(self) -> None:
+        for name in self._made:
+            self._session.catalog.dropTempView(name)
+        if self._is_own:
+            self._session.stop()
+
+
+ENGINES = ("duckdb", "spark")
+
+
+def open_engine(kind: str, folder: Folder, run: str, **options: Any) -> Engine:
+    """The engine of this name over a run. ``options``: memory and threads of DuckDB.
+
+    Raises:
+        ConfigError: it is not installed.
+        LogError: the run has no records.
+    """
+    if kind == "spark":
+        return SparkEngine(folder, run)
+    return DuckEngine(folder, run, **options)
+
+
+def _files(folder: Folder, run: str) -> dict[str, list[str]]:
+    start = f"run={run}"
+    found = {"records": [f"{start}/{path}" for path in counted_files(folder, run)]}
+    for name, kind in _SMALL.items():
+        files = sorted(folder.files(f"{start}/{kind}"))
+        found[name] = [path for path in files if path.endswith(".parquet")]
+    for name, files in found.items():
+        if not files:
+            raise LogError(
+                explain(
+                    "this run is not complete",
+                    expected="files of records, sites and ranks",
+                    got=f"{folder.url(start)}, without {name.replace('all_', '')}",
+                    hint="fastcheck collect writes them",
+                )
+            )
+    return found
+
+
+def printed_sql(kind: str, place: str, are_replicas: bool = False) -> str:
+    """All statements, to be run by hand in an engine of this kind over the files in ``place``, a
+    run's folder.
+    """
+    dialect = DIALECTS[kind]
+    sources = {"records": "step=*", **_SMALL}
+    parts = [f"-- The columns of records: docs/fleet.md. The small tables: {', '.join(TABLES)}."]
+    for name, below in sources.items():
+        source = dialect.source.format(files=f"{place}/{below}/*.parquet")
+        view = "CREATE TEMPORARY VIEW" if kind == "spark" else "CREATE VIEW"
+        parts.append(f"{view} {name} AS\nSELECT * FROM {source};")
+    for name, text in TABLES_IN_ORDER.items():
+        select = statement(text, dialect, are_replicas=are_replicas)
+        parts.append(dialect.create.format(name=name, select=select))
+    parts += [f"-- {name}\n{statement(text, dialect)};" for name, text in ANSWERS.items()]
+    return "\n\n".join(parts) + "\n"

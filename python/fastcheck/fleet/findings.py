@@ -1,0 +1,134 @@
+"""What was found in a fleet, as data and as text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Optional
+
+__all__ = ["Finding", "FleetRank", "FleetReport", "Suspect"]
+
+
+@dataclass(frozen=True)
+class FleetRank:
+    """A rank: where it runs, and how far its records go. None where that is unknown."""
+
+    rank: int
+    node: Optional[str]
+    host: Optional[str]
+    device: Optional[str]
+    serial: Optional[str]
+    replica_group: Optional[str]
+    first_step: int
+    last_step: int
+    row_count: int
+
+    def __str__(self) -> str:
+        known = [
+            f"host {self.host}" if self.host else "host unknown",
+            self.device or "device unknown",
+            f"serial {self.serial}" if self.serial else "serial unknown",
+        ]
+        return f"rank {self.rank} ({', '.join(known)})"
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A rank of a finding, with its own evidence. ``site``: a place by its name."""
+
+    rank: int
+    first_step: int
+    site: str
+    evidence: str
+    places: int = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, or worth a look.
+
+    ``kind``: ``replicas`` (copies of a weight differ), ``nonfinite`` (where the first NaN or
+    infinity is), ``outlier`` (a rank that is far from its peers again and again), ``host`` (several
+    such ranks of one host), ``stopped`` (a rank that writes no more), ``step`` (all ranks at once).
+    ``is_accusation``: it names ranks to take out of service; otherwise it is a remark.
+    """
+
+    kind: str
+    is_accusation: bool
+    what: str
+    advice: str
+    first_step: int
+    suspects: tuple[Suspect, ...] = ()
+    host: Optional[str] = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that it names."""
+        return tuple(one.rank for one in self.suspects)
+
+
+@dataclass(frozen=True)
+class FleetReport:
+    """The findings on a run, accusations first, and what was looked at."""
+
+    run: str
+    engine: str
+    ranks: dict[int, FleetRank]
+    site_count: int
+    row_count: int
+    first_step: int
+    last_step: int
+    findings: tuple[Finding, ...]
+    #: Rank, step and how unusual the rank is there: robust standard deviations, or inf.
+    cells: tuple[tuple[int, int, float], ...] = field(default=(), repr=False)
+
+    @property
+    def accused(self) -> tuple[int, ...]:
+        """All ranks that an accusation names, sorted."""
+        found = {rank for one in self.findings if one.is_accusation for rank in one.ranks}
+        return tuple(sorted(found))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON: without the cells."""
+        return {
+            "fastcheck": "fleet",
+            "format": 1,
+            "run": self.run,
+            "engine": self.engine,
+            "ranks": len(self.ranks),
+            "hosts": len({one.host for one in self.ranks.values()}),
+            "sites": self.site_count,
+            "rows": self.row_count,
+            "first_step": self.first_step,
+            "last_step": self.last_step,
+            "accused": list(self.accused),
+            "findings": [self._finding_dict(one) for one in self.findings],
+        }
+
+    def _finding_dict(self, finding: Finding) -> dict[str, Any]:
+        made = asdict(finding)
+        for suspect in made["suspects"]:
+            at = self.ranks.get(suspect["rank"])
+            place = {} if at is None else {"host": at.host, "device": at.device}
+            suspect.update(place, serial=None if at is None else at.serial)
+        return made
+
+    def text(self, most: int = 16) -> str:
+        """The report as plain text; of each finding ``most`` ranks."""
+        hosts = len({one.host for one in self.ranks.values()})
+        lines = [
+            f"run       {self.run}: {len(self.ranks):,} ranks on {hosts:,} hosts, "
+            f"{self.site_count:,} sites, steps {self.first_step:,} to {self.last_step:,}, "
+            f"{self.row_count:,} rows"
+        ]
+        if not any(one.is_accusation for one in self.findings):
+            lines.append("verdict   no rank is suspect")
+        for finding in self.findings:
+            lines += ["", f"{'suspect' if finding.is_accusation else 'remark':10}{finding.what}"]
+            for one in finding.suspects[:most]:
+                lines.append(f"          {self.ranks.get(one.rank, f'rank {one.rank}')}")
+                lines.append(f"            from step {one.first_step:,}, at {one.site}")
+                lines.append(f"            {one.evidence}")
+            if len(finding.suspects) > most:
+                lines.append(f"          and {len(finding.suspects) - most:,} more ranks")
+            lines.append(f"try       {finding.advice}")
+        return "\n".join(lines)

@@ -1,0 +1,359 @@
+"""Asks an engine the questions, and makes findings of its answers.
+
+A rank is accused of being an outlier when it is one in so many steps that chance does not explain
+it, given how often rows of this fleet are outliers at all: the expected number of ranks that get
+there by chance is below 0.001 (``chance.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from .chance import Chance, fewest_by_chance, usual_count
+from .engines import Engine
+from .findings import Finding, FleetRank, FleetReport, Suspect
+from .questions import ALL_OUTLYING, ANSWERS, TABLES_IN_ORDER, statement
+
+__all__ = ["examine"]
+
+# Of all ranks: beyond this it is no fault of ranks.
+_MOST_ACCUSED = 0.25
+_MANY_VOTES = 20_000_000
+_MOST_CELLS = 200_000
+_MOST_SITES = 64
+
+_SWAP = (
+    "take the rank's device out of service and test it (a burn-in with the same kernels); go on "
+    "from a checkpoint before step {step:,}"
+)
+Row = dict[str, Any]
+
+
+def examine(
+    engine: Engine, run: str, kind: str, *, are_replicas: bool = False, lag: int = 2
+) -> FleetReport:
+    """The findings on a run. ``lag``: so many steps a rank may be behind the others.
+    ``are_replicas``: ranks whose replica group is unknown hold the same weights.
+    """
+    answers = _answers(engine, are_replicas)
+    ranks = {int(row["rank"]): _rank(row) for row in answers["ranks"]}
+    names = {int(row["site"]): str(row["name"]) for row in answers["sites"]}
+    findings = [
+        *_nonfinite(answers, names, len(ranks)),
+        *_replicas(answers, names, ranks),
+        *_outliers(answers, names, ranks),
+        *_steps(answers),
+        *_stopped(answers, ranks, lag),
+    ]
+    findings.sort(key=lambda one: not one.is_accusation)
+    steps = [(one.first_step, one.last_step) for one in ranks.values()]
+    return FleetReport(
+        run=run,
+        engine=kind,
+        ranks=ranks,
+        site_count=len(names),
+        row_count=sum(one.row_count for one in ranks.values()),
+        first_step=min(first for first, _ in steps),
+        last_step=max(last for _, last in steps),
+        findings=tuple(findings),
+        cells=_cells(answers),
+    )
+
+
+def _answers(engine: Engine, are_replicas: bool) -> dict[str, list[Row]]:
+    options: dict[str, Any] = {"are_replicas": are_replicas}
+    for name, text in TABLES_IN_ORDER.items():
+        if name == "votes":
+            found = engine.ask("SELECT sum(copies) AS held FROM disagreeing")[0]["held"] or 0
+            options["first_steps"] = 3 if found > _MANY_VOTES else 1 << 30
+        conditions = _spans(engine) if name == "spread" else ["r.step >= 0"]
+        for number, steps in enumerate(conditions):
+            select = statement(text, engine.dialect, steps=steps, **options)
+            engine.make(name, select, is_more=number > 0)
+    answers = {
+        name: engine.ask(statement(text, engine.dialect))
+        for name, text in ANSWERS.items()
+        if name != "nonfinite" or engine.ask(_IS_BAD)[0]["ranks"]
+    }
+    chance = Chance(answers)
+    sites = {int(row["site"]) for row in answers["outliers"] if chance.excludes(row)}
+    if sites:
+        # At one place and step an outlier hides a lesser one, until all are looked at.
+        kept = sorted(sites, key=lambda site: -_steps_at(answers, site))[:_MOST_SITES]
+        engine.make("all_outlying", statement(ALL_OUTLYING, engine.dialect, sites=kept))
+        for name in ("outliers", "outlying_steps"):
+            select = statement(ANSWERS[name], engine.dialect, outlying="all_outlying")
+            answers[name] = engine.ask(select)
+    return answers
+
+
+def _steps_at(answers: dict[str, list[Row]], site: int) -> int:
+    return sum(int(row["steps"]) for row in answers["outliers"] if int(row["site"]) == site)
+
+
+_IS_BAD = "SELECT count(first_bad) AS ranks FROM progress"
+
+
+def _spans(engine: Engine) -> list[str]:
+    """Conditions on the step that divide the work: quartiles are of values held in memory."""
+    if engine.chunk_rows is None:
+        return ["r.step >= 0"]
+    found = engine.ask(
+        "SELECT sum(row_count) AS n, min(first_step) AS low, max(last_step) AS high FROM progress"
+    )[0]
+    low, high = int(found["low"]), int(found["high"])
+    count = max(1, min(math.ceil(found["n"] / engine.chunk_rows), high - low + 1))
+    ends = [low + (high + 1 - low) * i // count for i in range(count + 1)]
+    return [f"r.step BETWEEN {a} AND {b - 1}" for a, b in zip(ends, ends[1:]) if b > a]
+
+
+def _rank(row: Row) -> FleetRank:
+    texts = ("node", "host", "device", "serial", "replica_group")
+    numbers = ("rank", "first_step", "last_step", "row_count")
+    fields: dict[str, Any] = {name: row[name] for name in texts}
+    fields.update({name: int(row[name]) for name in numbers})
+    return FleetRank(**fields)
+
+
+def _nonfinite(
+    answers: dict[str, list[Row]], names: Mapping[int, str], count: int
+) -> list[Finding]:
+    rows = answers.get("nonfinite", [])
+    if not rows:
+        return []
+    step = int(rows[0]["step"])
+    firsts: dict[int, Row] = {}
+    for row in rows:
+        firsts.setdefault(int(row["rank"]), row)
+    place = (rows[0]["position"], rows[0]["site"])
+    first = [row for row in firsts.values() if (row["position"], row["site"]) == place]
+    suspects = tuple(
+        Suspect(
+            int(row["rank"]),
+            step,
+            names.get(int(row["site"]), "a site without a name"),
+            f"{row['nan_count']:,} NaN and {row['inf_count']:,} infinities, the first of all ranks",
+        )
+        for row in first
+    )
+    if len(first) > max(1, count * _MOST_ACCUSED):
+        return [
+            Finding(
+                "step",
+                False,
+                f"the first NaN or infinity is on {len(first):,} ranks at once, in step {step:,}: "
+                "not a rank",
+                "look at what all ranks share: the loss, the learning rate, the range of the dtype "
+                "(fastcheck show on one of the logs)",
+                step,
+                suspects[:3],
+            )
+        ]
+    later = len(firsts) - len(first)
+    spread = f"; {later:,} other ranks have one later in that step" if later else ""
+    what = "the first NaN or infinity of the run"
+    advice = (
+        "fastcheck show on this rank's log: what it was computed from; if that was finite, run the "
+        "same batch on another device. " + _SWAP.format(step=step)
+    )
+    return [Finding("nonfinite", True, what + spread, advice, step, suspects)]
+
+
+def _replicas(
+    answers: dict[str, list[Row]], names: Mapping[int, str], ranks: Mapping[int, FleetRank]
+) -> list[Finding]:
+    odd: list[Suspect] = []
+    pairs: dict[int, list[Suspect]] = defaultdict(list)
+    for row in answers["replicas"]:
+        most, total, cells = int(row["most"]), int(row["total"]), int(row["cells"])
+        is_outvoted = 2 * int(row["outvoted"]) > cells
+        places = f"{cells:,} readings of {int(row['site_count']):,} weights"
+        how = (
+            f"{most:,} of {total:,} replicas hold the same bits, this one others ({places})"
+            if is_outvoted
+            else f"no majority among {total:,} replicas ({places})"
+        )
+        site = names.get(int(row["site"]), "a site without a name")
+        suspect = Suspect(int(row["rank"]), int(row["first_step"]), site, how, cells)
+        if is_outvoted:
+            odd.append(suspect)
+        else:
+            pairs[int(row["peer_group"])].append(suspect)
+    found = []
+    if odd:
+        step = min(one.first_step for one in odd)
+        is_few = len(odd) <= max(1, len(ranks) * _MOST_ACCUSED)
+        what = "a weight differs from that of the replicas"
+        if not is_few:
+            what = f"{len(odd):,} ranks hold other weights than their replicas: not a rank"
+        found.append(_replica_finding(odd, what, is_few, step))
+    for group in pairs.values():
+        step = min(one.first_step for one in group)
+        is_pair = len(group) == 2
+        what = "two replicas differ: one of these two"
+        if not is_pair:
+            what = f"{len(group):,} replicas differ, without a majority"
+        found.append(_replica_finding(group, what, is_pair, step))
+    return found
+
+
+def _replica_finding(suspects: list[Suspect], what: str, is_accusation: bool, step: int) -> Finding:
+    suspects = sorted(suspects, key=lambda one: (one.first_step, one.rank))
+    together = (
+        "if the weights differ from the first step on, look for a seed or a weight that was not "
+        "broadcast, or a parameter that the data parallelism does not manage"
+    )
+    advice = _SWAP.format(step=step) if is_accusation else together
+    return Finding("replicas", is_accusation, what, advice, step, tuple(suspects))
+
+
+def _outliers(
+    answers: dict[str, list[Row]], names: Mapping[int, str], ranks: Mapping[int, FleetRank]
+) -> list[Finding]:
+    by_rank: dict[int, list[Row]] = defaultdict(list)
+    for row in answers["outliers"]:
+        by_rank[int(row["rank"])].append(row)
+    chance = Chance(answers)
+    steps_of: dict[int, int] = defaultdict(int)
+    for row in answers["outlying_steps"]:
+        steps_of[int(row["rank"])] += 1
+    usual = usual_count([steps_of.get(rank, 0) for rank in ranks])
+    rank_limit = fewest_by_chance(usual, len(ranks))
+    suspects = []
+    for rank, places in by_rank.items():
+        worst = max(places, key=lambda row: (int(row["steps"]), float(row["z"])))
+        if not chance.excludes(worst) and steps_of[rank] < rank_limit:
+            continue
+        sites = f" and {len(places) - 1:,} more sites" if len(places) > 1 else ""
+        how = (
+            f"{int(worst['steps']):,} steps up to {int(worst['last_step']):,}, "
+            f"{float(worst['factor']):.3g} times the median of {int(worst['peers']):,} peers, "
+            f"up to {float(worst['z']):.0f} robust standard deviations"
+        )
+        telling = [row for row in places if chance.excludes(row)] or [worst]
+        first = min(int(row["first_step"]) for row in telling)
+        site = names.get(int(worst["site"]), "a site without a name") + sites
+        suspects.append(Suspect(rank, first, site, how, len(places)))
+    return _by_host(suspects, ranks)
+
+
+def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Finding]:
+    suspects = sorted(suspects, key=lambda one: (one.first_step, one.rank))
+    if not suspects:
+        return []
+    if len(suspects) > max(1, len(ranks) * _MOST_ACCUSED):
+        return [
+            Finding(
+                "outlier",
+                False,
+                f"{len(suspects):,} ranks are far from the others: not a rank",
+                "do these ranks see other data, or hold other parts of the model? Give their place "
+                "(FASTCHECK_PLACEMENT)",
+                suspects[0].first_step,
+                tuple(suspects[:3]),
+            )
+        ]
+    sizes: dict[str, int] = defaultdict(int)
+    for at in ranks.values():
+        sizes[at.host or ""] += 1
+    by_host: dict[str, list[Suspect]] = defaultdict(list)
+    for suspect in suspects:
+        by_host[ranks[suspect.rank].host or ""].append(suspect)
+    found = []
+    for host, group in by_host.items():
+        step = group[0].first_step
+        if host and len(group) >= 2 and 2 * len(group) >= sizes[host] and len(sizes) > 1:
+            advice = (
+                f"take host {host} out of service; go on from a checkpoint before step {step:,}"
+            )
+            what = f"host {host}: {len(group)} of its {sizes[host]} ranks are far from their peers"
+            found.append(Finding("host", True, what, advice, step, tuple(group), host))
+        else:
+            for one in group:
+                what = "a rank is far from its peers again and again"
+                advice = (
+                    _SWAP.format(step=one.first_step) + "; a rank that reads data of its own kind "
+                    "can look like this too"
+                )
+                found.append(Finding("outlier", True, what, advice, one.first_step, (one,)))
+    return found
+
+
+def _steps(answers: dict[str, list[Row]]) -> list[Finding]:
+    """One for each stretch of steps: what jumps often comes back in the next step."""
+    stretches: list[list[Row]] = []
+    for row in answers["steps"]:
+        if not stretches or int(row["step"]) != int(stretches[-1][-1]["step"]) + 1:
+            stretches.append([])
+        stretches[-1].append(row)
+    found = []
+    for rows in stretches[:10]:
+        step, last = int(rows[0]["step"]), int(rows[-1]["step"])
+        moved, of = (int(rows[0][name]) for name in ("moved", "site_count"))
+        more = f" (and again until step {last:,})" if last > step else ""
+        what = (
+            f"step {step:,}: the median of all ranks moved at {moved:,} of {of:,} sites, "
+            f"{float(rows[0]['factor']):.3g} times{more}: a step, not a rank"
+        )
+        advice = "look at the batch and at the learning rate of that step"
+        found.append(Finding("step", False, what, advice, step))
+    return found
+
+
+def _stopped(
+    answers: dict[str, list[Row]], ranks: Mapping[int, FleetRank], lag: int
+) -> list[Finding]:
+    found = []
+    ordered = sorted(one.last_step for one in ranks.values())
+    last = ordered[len(ordered) // 2]
+    behind = [one for one in ranks.values() if one.last_step < last - lag]
+    by_node: dict[Any, list[FleetRank]] = defaultdict(list)
+    for one in ranks.values():
+        by_node[one.node].append(one)
+    waiting = [
+        one
+        for one in behind
+        if len(by_node[one.node]) > 1 and len({at.last_step for at in by_node[one.node]}) == 1
+    ]
+    stopped = [one for one in behind if one not in waiting]
+    for group, is_accusation in ((stopped, True), (waiting, False)):
+        if not group:
+            continue
+        who = "one rank" if len(group) == 1 else f"{len(group):,} ranks"
+        what = f"{who} wrote nothing more while the others went on to step {last:,}"
+        advice = (
+            "is the process alive, and where does it wait (py-spy dump)? Look at the rank and at "
+            "those that it exchanges data with"
+        )
+        if not is_accusation:
+            what = f"all ranks of a node end before step {last:,}"
+            advice = "is fastcheck collect running there? If it is, the node has stopped"
+        suspects = tuple(
+            Suspect(
+                one.rank, one.last_step + 1, "all sites", f"last record: step {one.last_step:,}"
+            )
+            for one in sorted(group, key=lambda one: (one.last_step, one.rank))
+        )
+        first = suspects[0].first_step
+        found.append(Finding("stopped", is_accusation, what, advice, first, suspects))
+    sizes = {int(row["world_size"]) for row in answers["ranks"] if row["world_size"] is not None}
+    missing = sorted(set(range(max(sizes, default=0))) - set(ranks))
+    if missing:
+        named = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        what = f"{len(missing):,} of {max(sizes):,} ranks have no record: {named}"
+        advice = "collect the logs of all nodes; if they are, these ranks wrote nothing"
+        found.append(Finding("stopped", False, what, advice, 0))
+    return found
+
+
+def _cells(answers: dict[str, list[Row]]) -> tuple[tuple[int, int, float], ...]:
+    cells: dict[tuple[int, int], float] = {}
+    for row in answers["outlying_steps"]:
+        cells[int(row["rank"]), int(row["step"])] = float(row["z"])
+    for row in answers.get("nonfinite", ()):
+        cells[int(row["rank"]), int(row["step"])] = math.inf
+    ordered = sorted(cells.items(), key=lambda item: -item[1])[:_MOST_CELLS]
+    return tuple((rank, step, z) for (rank, step), z in sorted(ordered))

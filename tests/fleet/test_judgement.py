@@ -1,0 +1,233 @@
+"""Which rank is accused, and of what: over small fleets with one fault, and with what is none."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastcheck.cli.main import main
+from fastcheck.fleet.chance import fewest_by_chance
+from fastcheck.fleet.engines import open_engine, printed_sql
+from fastcheck.fleet.findings import FleetReport
+from fastcheck.fleet.judgement import examine
+from fastcheck.fleet.questions import ANSWERS, DIALECTS, TABLES_IN_ORDER
+from fastcheck.fleet.schema import small_table, table_bytes
+from fastcheck.fleet.store import Folder
+from support.programs.synthetic_fleets import generator
+
+pytest.importorskip("duckdb")
+pytest.importorskip("pyarrow")
+synthetic = generator()
+SHAPE = synthetic.Shape(ranks=32, sites=20, steps=24, shards=2)
+
+
+def judged(folder: Folder, run: str = "synthetic", **options: Any) -> FleetReport:
+    engine = open_engine("duckdb", folder, run, threads=1)
+    try:
+        return examine(engine, run, "duckdb", **options)
+    finally:
+        engine.close()
+
+
+def fleet(place: Path, *faults: Any, seed: int = 5, shape: Any = SHAPE) -> Folder:
+    folder = Folder(place)
+    synthetic.write_fleet(folder, shape, faults, seed)
+    return folder
+
+
+KINDS = {
+    "bitflip": "replicas",
+    "scale": "outlier",
+    "nan": "nonfinite",
+    "drift": "outlier",
+    "host": "host",
+    "stuck": "stopped",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rank_of_a_fault(tmp_path: Path, kind: str) -> None:
+    # Of a fleet of four hosts one is a quarter, and as much of the spread.
+    shape = synthetic.Shape(64, 20, 24, 2) if kind == "host" else SHAPE
+    fault = synthetic.choose_fault(shape, kind, 5)
+    report = judged(fleet(tmp_path, fault, shape=shape))
+    assert report.accused == fault.ranks
+    (finding,) = [one for one in report.findings if one.is_accusation]
+    assert finding.kind == KINDS[kind]
+    assert fault.step <= finding.first_step <= fault.step + (23 if kind == "drift" else 2)
+    suspect = finding.suspects[0]
+    if kind != "stuck" and kind != "host":
+        assert suspect.site.startswith(str(synthetic.sites_of(SHAPE)[fault.site]))
+    rank = fault.ranks[0]
+    assert f"rank {rank} (host host{rank // 8:04d}, synthetic, serial S{rank:05d})" in report.text()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_healthy_fleet(tmp_path: Path, seed: int) -> None:
+    report = judged(fleet(tmp_path, seed=seed))
+    assert report.accused == ()
+    assert "no rank is suspect" in report.text()
+    # Its loss spike is named as what it is.
+    assert [one.kind for one in report.findings if "a step, not a rank" in one.what] == ["step"]
+
+
+def rewrite(folder: Folder, change: Any) -> None:
+    """Replaces the table of ranks by what ``change`` makes of its rows."""
+    import pyarrow.parquet as parquet
+
+    path = "run=synthetic/ranks/node=all.parquet"
+    rows = [{**row, **change(row)} for row in parquet.read_table(folder.open(path)).to_pylist()]
+    folder.write(path, table_bytes(small_table("ranks", rows)))
+
+
+class TestReplicas:
+    def test_of_two_it_is_one_of_these_two(self, tmp_path: Path) -> None:
+        shape = synthetic.Shape(ranks=32, sites=20, steps=6, shards=16)
+        fault = synthetic.Fault("bitflip", (5,), 17, 2)
+        report = judged(fleet(tmp_path, fault, shape=shape))
+        assert report.accused == (5, 21)
+        assert "one of these two" in report.findings[0].what
+
+    def test_without_a_majority_nobody_is_accused(self, tmp_path: Path) -> None:
+        folder = fleet(tmp_path)
+        rewrite(folder, lambda row: {"replica_group": "all"})  # halves hold other parts
+        report = judged(folder)
+        assert report.accused == ()
+        assert any("without a majority" in one.what for one in report.findings)
+
+    def test_unknown_groups_are_compared_on_request(self, tmp_path: Path) -> None:
+        shape = synthetic.Shape(ranks=16, sites=20, steps=6, shards=1)
+        folder = fleet(tmp_path, synthetic.Fault("bitflip", (5,), 17, 2), shape=shape)
+        rewrite(folder, lambda row: {"replica_group": None})
+        assert judged(folder).accused == ()
+        assert judged(folder, are_replicas=True).accused == (5,)
+
+
+class TestNonfinite:
+    def test_on_all_ranks_at_once_it_is_a_step(self, tmp_path: Path) -> None:
+        report = judged(fleet(tmp_path, synthetic.Fault("nan", tuple(range(32)), 3, 4)))
+        assert report.accused == ()
+        assert any("on 32 ranks at once" in one.what for one in report.findings)
+
+    def test_the_first_of_several_in_a_step(self, tmp_path: Path) -> None:
+        first, then = synthetic.Fault("nan", (9,), 3, 4), synthetic.Fault("nan", (2, 4), 6, 4)
+        report = judged(fleet(tmp_path, then, first))
+        assert report.accused == (9,)
+        assert "2 other ranks have one later in that step" in report.findings[0].what
+
+    def test_one_that_was_judged_harmless_is_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = synthetic.record_table
+
+        def scaled(rows: Any) -> Any:
+            return made({**rows, "verdict": rows["verdict"] * 7})
+
+        monkeypatch.setattr(synthetic, "record_table", scaled)
+        report = judged(fleet(tmp_path, synthetic.Fault("nan", (9,), 3, 4)))
+        assert report.accused == ()
+
+
+class TestStopped:
+    def test_a_whole_node_may_not_have_been_collected(self, tmp_path: Path) -> None:
+        report = judged(fleet(tmp_path, synthetic.Fault("stuck", tuple(range(8)), 0, 20)))
+        assert report.accused == ()
+        assert any("all ranks of a node end" in one.what for one in report.findings)
+
+    def test_ranks_without_a_record(self, tmp_path: Path) -> None:
+        report = judged(fleet(tmp_path, synthetic.Fault("stuck", (3, 4), 0, 0)))
+        assert any("2 of 32 ranks have no record: 3, 4" in one.what for one in report.findings)
+
+    def test_a_lag_is_allowed(self, tmp_path: Path) -> None:
+        folder = fleet(tmp_path, synthetic.Fault("stuck", (3,), 0, 22))
+        assert judged(folder).accused == () and judged(folder, lag=1).accused == (3,)
+
+
+def test_the_work_is_divided_by_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastcheck.fleet.engines.DuckEngine.chunk_rows", 2000)
+    fault = synthetic.choose_fault(SHAPE, "scale", 5)
+    assert judged(fleet(tmp_path, fault)).accused == fault.ranks
+
+
+@pytest.mark.parametrize("mean", [0.001, 0.05, 0.7, 3.0, 20.0])
+def test_how_many_are_no_chance(mean: float) -> None:
+    def tail(number: int) -> float:
+        terms = (
+            math.exp(-mean + k * math.log(mean) - math.lgamma(k + 1))
+            for k in range(number, number + 300)
+        )
+        return math.fsum(terms)
+
+    for tries in (10.0, 1e6):
+        number = fewest_by_chance(mean, tries)
+        assert tail(number) * tries < 1e-3
+        assert number == 3 or tail(number - 2) * tries > 1e-3
+
+
+class TestCommand:
+    def test_the_exit_codes_and_json(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        fleet(tmp_path / "sick", synthetic.Fault("bitflip", (5,), 17, 2))
+        fleet(tmp_path / "healthy")
+        assert main(["fleet", str(tmp_path / "healthy")]) == 0
+        capsys.readouterr()
+        assert main(["fleet", str(tmp_path / "sick"), "--json"]) == 1
+        found = json.loads(capsys.readouterr().out)
+        assert found["accused"] == [5] and found["ranks"] == 32 and found["rows"] == 32 * 20 * 24
+        assert found["findings"][0]["suspects"][0]["serial"] == "S00005"
+
+    def test_which_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["fleet", str(tmp_path)]) == 2
+        assert "there is no run here" in capsys.readouterr().err
+        for run in ("a", "b"):
+            (tmp_path / f"run={run}").mkdir()
+            (tmp_path / f"run={run}" / "x").touch()
+        assert main(["fleet", str(tmp_path)]) == 2
+        assert "--run with one of: a, b" in capsys.readouterr().err
+        assert main(["fleet", str(tmp_path), "--run", "a"]) == 2
+        assert "this run is not complete" in capsys.readouterr().err
+
+    def test_without_duckdb(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        fleet(tmp_path)
+        monkeypatch.setitem(sys.modules, "duckdb", None)
+        assert main(["fleet", str(tmp_path)]) == 2
+        assert "pip install 'fastcheck[fleet]'" in capsys.readouterr().err
+        monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+        assert main(["fleet", str(tmp_path), "--engine", "spark"]) == 2
+        assert "pip install 'fastcheck[spark]'" in capsys.readouterr().err
+
+    def test_the_printed_questions_find_it_too(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        import duckdb
+
+        fleet(tmp_path, synthetic.Fault("bitflip", (5,), 17, 2))
+        assert main(["fleet", str(tmp_path), "--sql"]) == 0
+        connection = duckdb.connect()
+        found = {}
+        for part in capsys.readouterr().out.split(";\n"):
+            if part.strip():
+                name = re.match(r"\s*-- (\w+)\n", part)
+                rows = connection.execute(part).fetchall()
+                found[name[1] if name else ""] = rows
+        assert [row[0] for row in found["replicas"]] == [5]
+
+
+@pytest.mark.parametrize("kind", DIALECTS)
+def test_nothing_is_left_open_in_the_printed_questions(kind: str) -> None:
+    text = printed_sql(kind, "/fleet/run=x")
+    assert "{" not in text and "}" not in text
+    for name in (*TABLES_IN_ORDER, *ANSWERS):
+        assert re.search(rf"\b{name}\b", text)
