@@ -3,12 +3,12 @@
     python bench/watch.py [--steps N] [--seeds N] [--only healthy|faults|forecast|cost]
     writes bench/results/watch.json
 
-Healthy runs: the models of healthy_models.py in float32 and, with a GradScaler, in float16, and the
-programs of watch_programs.py with warm-up and decay. Faults: the programs of watch_programs.py, one
-fault in each run, at a step that the seed decides. A fault is seen if an event comes within five
-steps of its beginning, and was there in no step of the hundred before; its cause is right if the
-event, or a later one within these steps, names one of those that the fault has. Beside it, on the
-same losses and norms, the rules of watch_peers.py.
+Healthy runs: the models of healthy_models.py in float32 and, with a GradScaler, in float16, the
+programs of watch_programs.py with warm-up and decay, and those of watch_healthy.py. Faults: the
+programs of watch_programs.py, one fault in each run, at a step that the seed decides. A fault is
+seen if an event comes within five steps of its beginning, and was there in no step of the hundred
+before; its cause is right if the event, or a later one within these steps, names one of those that
+the fault has. Beside it, on the same losses and norms, the rules of watch_peers.py.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.watch.options import Watch
 from fastcheck.watch.watcher import Watcher
+from watch_healthy import LOOPS
 from watch_peers import PEERS
 from watch_programs import FAULTS, PROGRAMS, Program, rate_at
 
@@ -69,6 +70,16 @@ def train_model(name: str, precision: str, steps: int, seed: int) -> Any:
     return monitor
 
 
+def train_loop(name: str, steps: int, seed: int) -> Any:
+    torch.manual_seed(seed)
+    models, iterate = LOOPS[name](steps)
+    monitor = fastcheck.install(*models, record="stats", overflow_nums=-1, watch=True)
+    for step in range(steps):
+        iterate(step)
+    monitor.remove()
+    return monitor
+
+
 def train_program(kind: str, steps: int, seed: int, fault: str = "", at: int = -1) -> Any:
     program = Program(kind, seed)
     monitor = fastcheck.install(program.model, record="stats", overflow_nums=-1, watch=True)
@@ -96,8 +107,11 @@ def healthy(steps: int, seeds: int) -> dict[str, Any]:
     rows = []
     for seed in range(seeds):
         jobs = [(name, p) for name in healthy_models.MODELS for p in ("float32", "float16")]
-        for name, precision in [*jobs, *((kind, "program") for kind in PROGRAMS)]:
-            if precision == "program":
+        jobs += [(kind, "program") for kind in PROGRAMS] + [(name, "loop") for name in LOOPS]
+        for name, precision in jobs:
+            if precision == "loop":
+                monitor = train_loop(name, steps, seed)
+            elif precision == "program":
                 monitor = train_program(name, steps, seed)
             else:
                 monitor = train_model(name, precision, steps, seed)

@@ -132,6 +132,7 @@ SLOW = (
     "monitor/on_request/test_on_request.py::test_by_another_process",
     "monitor/on_request/test_on_request.py::test_of_a_compiled_model",
     "monitor/on_request/test_ranks.py",
+    "monitor/reruns/test_ranks.py",
     "monitor/op_level/test_consequences.py",
     "monitor/op_level/test_unobserved.py::test_compiled_code",
     "monitor/test_bit_identical.py",

@@ -17,6 +17,8 @@ from fastcheck.dump.dumper import Dumper
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.named_tensors.observe import observe
+from fastcheck.monitor.rerun import rerun
+from fastcheck.monitor.reruns.result import Rerun
 from fastcheck.monitor.session.options import Filter, Log, Stop, Training
 from fastcheck.monitor.session.request_options import OnRequest
 from fastcheck.record.event import Event
@@ -78,6 +80,7 @@ __all__ = [
     "OverflowDetected",
     "Override",
     "PrecisionAdvice",
+    "Rerun",
     "Seal",
     "Seeds",
     "Share",
@@ -108,6 +111,7 @@ __all__ = [
     "inventory",
     "observe",
     "override",
+    "rerun",
     "seal",
     "seed_all",
     "stats",

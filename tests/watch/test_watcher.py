@@ -92,6 +92,35 @@ class TestTheLoss:
         assert run.steps(1, loss=0.15) == []
         assert run.steps(1, loss=0.9) == ["loss_spike"]
 
+    @pytest.mark.parametrize(("loss", "kinds"), [(0.35, []), (0.45, ["loss_spike"])])
+    def test_what_is_less_than_a_fifth_of_the_first_losses_is_none(
+        self, loss: float, kinds: list[str]
+    ) -> None:
+        run = warmed_up()
+        run.steps(100, loss=0.001)
+        assert run.steps(1, loss=loss) == kinds
+
+    def test_noise_that_reaches_as_far_by_itself_is_none(self) -> None:
+        run = warmed_up()
+        for _ in range(8):  # each of them less than 6 deviations above
+            run.steps(15)
+            assert run.steps(1, loss=2.25) == []
+        assert run.steps(1, loss=2.35) == []
+        assert run.steps(1, loss=2.6) == ["loss_spike"]
+
+    @pytest.mark.parametrize(("loss", "is_warning"), [(1.3, False), (1.6, True)])
+    def test_one_warns_if_it_takes_back_a_tenth_of_the_progress(
+        self, loss: float, is_warning: bool
+    ) -> None:
+        run = Run()
+        run.steps(20, loss=6.0)
+        for step in range(200):
+            run.step(loss=1.0 + 0.01 * (step % 3))
+        (spike,) = run.step(loss=loss)
+        assert (spike.kind, spike.is_warning) == ("loss_spike", is_warning)
+        found = [event for _ in range(4) for event in run.step(loss=loss)]
+        assert [(one.kind, one.is_warning) for one in found] == [("loss_rise", not is_warning)]
+
     def test_a_spike_does_not_hide_the_next(self) -> None:
         run = warmed_up()
         run.steps(8, loss=1e6)
@@ -251,6 +280,11 @@ class TestTensors:
         run = warmed_up()
         constant = {"rms": 1.0, "sum": 1024.0, "max": 1.0, "min": 1.0}
         assert run.steps(60, {SECOND: constant}).count("constant") == 1
+
+    def test_one_whose_elements_differ_in_their_last_digits_is_not_constant(self) -> None:
+        run = warmed_up()
+        narrow = {"rms": 1.0, "sum": 1024.0, "max": 1.0001, "min": 1.0}
+        assert run.steps(60, {SECOND: narrow}).count("constant") == 0
 
     def test_a_gradient_that_was_zero_from_the_start_does_not_underflow(self) -> None:
         run, kind = Run(), {"dtype": DTYPE_CODES["float16"]}

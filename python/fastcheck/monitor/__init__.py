@@ -4,8 +4,8 @@ Its rooms, from the bottom: ``weight_updates`` and ``distributed``; ``session`` 
 work); ``precision`` (exponent counts); ``sinks`` (scalars for trackers); ``hooks`` (hooks on
 torch); ``op_level``;
 ``named_tensors`` (``observe()``); ``on_request`` (op level or a dump for some steps of a running
-program). Above them ``watching`` (``monitor.watch``), ``monitor``, ``install``, ``replay`` and
-``auto_install``.
+program); ``reruns`` (the same step several times). Above them ``watching`` (``monitor.watch``),
+``monitor``, ``install``, ``replay``, ``rerun`` and ``auto_install``.
 
 Imports ``backends``, ``calls``, ``dump``, ``log``, ``record``, ``report``, ``reproducibility``,
 ``ring``, ``statistics``, ``utils``, ``verdict`` and ``watch``.

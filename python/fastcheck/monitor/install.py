@@ -150,7 +150,8 @@ def _install(
     named = _named_modules((model, *others))
     observed = _selected(named, config)
     check_hookable(observed)
-    _warn_of_the_same(model, config)
+    if not is_alone:
+        _warn_of_the_same(model, config)
     is_op_level = config.level == "op"
     if is_op_level:
         check_ops(config.filter.ops or ())

@@ -18,7 +18,11 @@ _ONE = np.zeros(1, np.int64)
 _LOSS_RISE = 0.2
 _RISE_IN_A_ROW = 5
 # What stays below this share of the first losses is no spike: a loss near 0 has wild ratios.
-_LEAST_OF_FIRST, _FIRST = 0.1, 16
+_LEAST_OF_FIRST, _FIRST = 0.2, 16
+# It rises so many times as far above the median as the largest of half a window does.
+_BEYOND = 1.5
+# A spike warns if it takes back at least so much of what the loss has come down until then.
+_LEAST_OF_PROGRESS = 0.1
 # A loss that is so many times the largest of the last steps is a spike, whatever its noise.
 _JUMP, _JUMP_PAST = 8.0, 32
 # Of its range at the beginning of a rise that lasts.
@@ -54,13 +58,14 @@ class LossBand:
         self._log = Bands(window, warm_up, 0.01)
         for band in (self._raw, self._log):
             band.grow(1)
-        self._past: deque[float] = deque(maxlen=_JUMP_PAST)
+        self._past: deque[float] = deque([-math.inf], maxlen=window // 2)
+        self._jump_past = min(_JUMP_PAST, window // 2)
         self._first: list[float] = []
         self._in_a_row = 0
         #: Since when the loss is outside, and how far it was then.
         self.since: Optional[int] = None
         self.score = math.nan
-        self._has_spiked = False
+        self._has_spiked = self._was_warned = False
 
     def add(self, step: int, loss: float) -> Optional[Reading]:
         """The loss of a step, finite."""
@@ -75,12 +80,15 @@ class LossBand:
         median = float(self._raw.median[0])
         if len(self._first) < _FIRST:
             self._first.append(loss)
-        is_small = loss < _LEAST_OF_FIRST * abs(float(np.median(self._first)))
-        is_large = loss - median >= _LOSS_RISE * abs(median) and not is_small
+        first = float(np.median(self._first))
+        is_small = loss < _LEAST_OF_FIRST * abs(first)
+        rise = loss - median
+        is_large = rise >= _LOSS_RISE * abs(median) and not is_small
+        # Lopsided noise: as far as this it goes by itself.
+        is_large = is_large and rise >= _BEYOND * (max(self._past) - median)
         is_outside = is_large and score >= _RISE_SCORE
-        is_jump = (
-            not is_small and len(self._past) == _JUMP_PAST and loss >= _JUMP * max(self._past) > 0
-        )
+        last = list(self._past)[-self._jump_past :]
+        is_jump = not is_small and len(last) >= self._jump_past and loss >= _JUMP * max(last) > 0
         is_outside = is_outside or is_jump
         is_spike = is_jump or (is_large and score >= self._threshold)
         for band, one in ((self._raw, value), (self._log, logarithm)):
@@ -89,15 +97,19 @@ class LossBand:
             self._past.append(loss)
         self._in_a_row = self._in_a_row + 1 if is_outside else 0
         if not is_outside:
-            self.since, self._has_spiked = None, False
+            self.since, self._has_spiked, self._was_warned = None, False, False
             return None
         if self.since is None:
             self.since, self.score = step, score
         if is_spike and not self._has_spiked:
             self._has_spiked = True
-            return Reading("loss_spike", loss, median, score, True)
+            # One batch that a converged model gets wrong calls for no look.
+            is_warning = rise >= _LEAST_OF_PROGRESS * (first - median)
+            self._was_warned = is_warning
+            return Reading("loss_spike", loss, median, score, is_warning)
         if self._in_a_row == _RISE_IN_A_ROW:
-            return Reading("loss_rise", loss, median, score, True)
+            # Of a spike that lasts there was a warning already.
+            return Reading("loss_rise", loss, median, score, not self._was_warned)
         return None
 
 

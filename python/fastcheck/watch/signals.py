@@ -55,7 +55,8 @@ class StepSignals:
 
     ``values``: a row for each of NAMES, in log2, of 0 a very small number; NaN: not known.
     ``headroom``: how many times the tensor could be doubled before it leaves its dtype.
-    ``zero_share``: of its elements. ``is_scaled``: its last record carries the loss scale.
+    ``zero_share``: of its elements. ``is_equal``: all its elements are the same. ``is_scaled``: its
+    last record carries the loss scale.
     """
 
     sites: np.ndarray
@@ -64,6 +65,7 @@ class StepSignals:
     abs_max: np.ndarray
     headroom: np.ndarray
     zero_share: np.ndarray
+    is_equal: np.ndarray
     numel: np.ndarray
     is_narrow: np.ndarray
     dtypes: np.ndarray
@@ -127,9 +129,10 @@ def _by_site(records: np.ndarray, phases: np.ndarray, scale: Optional[float]) ->
     first, last = order[starts], order[np.append(starts[1:], len(order)) - 1]
     codes = records["dtype"][first]
     with np.errstate(all="ignore"):
-        largest = np.maximum(
-            np.abs(extreme_values(records, "min")), np.abs(extreme_values(records, "max"))
-        )
+        lowest, highest = (extreme_values(records, name) for name in ("min", "max"))
+        largest = np.maximum(np.abs(lowest), np.abs(highest))
+        low = np.minimum.reduceat(lowest[order], starts)
+        is_equal = low == np.maximum.reduceat(highest[order], starts)
         abs_max = np.maximum.reduceat(largest[order], starts)
         unscaled = np.maximum.reduceat((largest * factor)[order], starts)
         mean_square = total(records["sum_sq"] * factor**2) / finite
@@ -154,6 +157,7 @@ def _by_site(records: np.ndarray, phases: np.ndarray, scale: Optional[float]) ->
         abs_max=abs_max[back],
         headroom=headroom[back],
         zero_share=(total(records["zero_count"]) / np.maximum(finite, 1))[back],
+        is_equal=is_equal[back],
         numel=finite[back],
         is_narrow=_IS_NARROW[codes][back],
         dtypes=codes[back],

@@ -14,8 +14,6 @@ STUCK_STEPS = 50
 # A gradient underflows: most of it is zero, and much more than it was in its first steps.
 _UNDERFLOW, _UNDERFLOW_RISE, _UNDERFLOW_STEPS = 0.9, 0.3, 10
 _FIRST = 16
-# log2 of a standard deviation that no format holds.
-_NO_SPREAD = -1000.0
 # A tensor with fewer elements may well be all zero by chance.
 _LEAST_ELEMENTS = 32
 
@@ -46,7 +44,7 @@ class StuckTensors:
         is_large = signals.numel >= _LEAST_ELEMENTS
         is_activation = (signals.phases == ACTIVATION) & is_large
         is_zero = signals.zero_share >= _ZERO
-        is_constant = ~is_zero & (signals.values[2] < _NO_SPREAD)
+        is_constant = ~is_zero & signals.is_equal
         dead = self._count(self._dead, sites, is_activation & is_zero)
         constant = self._count(self._constant, sites, is_activation & is_constant)
         seen = self._seen[sites]

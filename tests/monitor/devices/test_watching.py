@@ -1,4 +1,4 @@
-"""install(watch=) on an accelerator: judged by the drain, without waits, with the CPU's events."""
+"""install(watch=) and rerun() on an accelerator: what they find is what they find on the CPU."""
 
 from __future__ import annotations
 
@@ -53,3 +53,29 @@ def test_the_events_are_the_cpus_and_nothing_waits() -> None:
     kinds = [(event.step, event.kind) for event in watched.watch.events]
     assert (20, "explosion") in kinds
     assert kinds == [(event.step, event.kind) for event in run("cpu", WATCH)[0].watch.events]
+
+
+def test_a_step_that_is_run_again() -> None:
+    """A tensor of the device that differs in one run, and dropout drawn again."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4)).to(NAME)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    calls = [0]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        calls[0] += 1
+        hidden = model[1](model[0](x))
+        loss = model[2](hidden * (1 + 2.0**-20) if calls[0] == 5 else hidden).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    x = torch.randn(16, 8).to(NAME)
+    step(x)
+    before = [p.detach().cpu() for p in model.parameters()]
+    assert fastcheck.rerun(step, x, model=model, optimizer=optimizer).identical
+    report = fastcheck.rerun(step, x, model=model, optimizer=optimizer, deterministic=True)
+    assert report.odd_runs == (2,) and report.cause == "hardware"
+    assert (report.first.site.module, report.first.site.role) == ("2", "input")
+    assert all(torch.equal(p.detach().cpu(), b) for p, b in zip(model.parameters(), before))

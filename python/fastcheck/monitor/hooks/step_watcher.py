@@ -366,6 +366,10 @@ class StepWatcher:
             return optimizer in self._given
         return self._state.owned_by(optimizer)
 
+    def parameters(self) -> list[torch.Tensor]:
+        """Every parameter of the observed modules."""
+        return self._state.parameters()
+
     def _follows(self, scaler: GradScaler) -> bool:
         return self._scaler is None or self._scaler() is scaler
 

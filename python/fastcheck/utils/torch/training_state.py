@@ -1,6 +1,7 @@
 """Saves and restores the state of a training step, so that the step can run again.
 
-The state is weights, gradients, buffers, optimizers, GradScaler and the random generators.
+The state is weights, gradients, buffers, plain attributes of modules, optimizers, GradScaler and
+the random generators.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +17,24 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .versions import GradScaler
 
-__all__ = ["Generators", "SavedTensors", "TrainingState"]
+__all__ = ["Generators", "SavedTensors", "Stateful", "TrainingState", "is_stateful"]
+
+# Attributes of modules that a step may count up. What is mutable is left to state_dict().
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Stateful(Protocol):
+    """A scheduler, an average of the weights, a sampler: whatever has a state of its own."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+def is_stateful(value: object) -> bool:
+    """Whether it has ``state_dict()`` and ``load_state_dict()``, or is a torch.Generator."""
+    names = ("state_dict", "load_state_dict")
+    return isinstance(value, torch.Generator) or all(hasattr(value, name) for name in names)
 
 
 class Generators:
@@ -78,7 +96,7 @@ class SavedTensors:
 
 class _OptimizerState:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._groups = [dict(group) for group in optimizer.param_groups]
         self._state = {key: dict(value) for key, value in optimizer.state.items()}
         self._values = SavedTensors(
@@ -93,10 +111,10 @@ class _OptimizerState:
     def put_back(self) -> None:
         self._values.put_back()
         self._parameters.put_back()
-        state: Any = self._optimizer.state
+        state: Any = self.optimizer.state
         state.clear()
         state.update({key: dict(value) for key, value in self._state.items()})
-        for group, kept in zip(self._optimizer.param_groups, self._groups):
+        for group, kept in zip(self.optimizer.param_groups, self._groups):
             group.clear()
             group.update(kept)
 
@@ -107,30 +125,57 @@ class _ScalerState:
         self._kept = {name: copy.deepcopy(value) for name, value in vars(scaler).items()}
 
     def put_back(self) -> None:
-        vars(self._scaler).update(self._kept)
+        vars(self._scaler).update(copy.deepcopy(self._kept))
+
+
+class _OtherState:
+    def __init__(self, holder: Any) -> None:
+        self._holder = holder
+        is_generator = isinstance(holder, torch.Generator)
+        self._kept = holder.get_state() if is_generator else copy.deepcopy(holder.state_dict())
+
+    def put_back(self) -> None:
+        if isinstance(self._holder, torch.Generator):
+            self._holder.set_state(self._kept)
+        else:
+            self._holder.load_state_dict(copy.deepcopy(self._kept))
 
 
 class TrainingState:
     """Everything that a step of ``models`` changes, as it is now; in a ``with`` statement, put back
-    at its end. Optimizers are kept when they are about to step, whichever they are.
+    at its end, and by put_back(). Optimizers are kept when they are about to step, whichever they
+    are; those of ``optimizers`` at once. ``others``: what else has a state, and ``tensors`` that
+    the step may write to.
     """
 
     def __init__(
-        self, models: Iterable[torch.nn.Module], scaler: Optional[GradScaler] = None
+        self,
+        models: Iterable[torch.nn.Module],
+        scaler: Optional[GradScaler] = None,
+        *,
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+        others: Iterable[Any] = (),
+        tensors: Iterable[torch.Tensor] = (),
     ) -> None:
         models = list(models)
         parameters = {id(p): p for model in models for p in model.parameters()}
         buffers = {id(b): b for model in models for b in model.buffers()}
         self._gradients = [(parameter, parameter.grad) for parameter in parameters.values()]
         held = [gradient for _, gradient in self._gradients if gradient is not None]
-        self._values = SavedTensors((*parameters.values(), *buffers.values(), *held))
+        self._values = SavedTensors((*parameters.values(), *buffers.values(), *held, *tensors))
         # A module may put a new tensor in a buffer's place.
         self._buffers = [(m, dict(m._buffers)) for model in models for m in model.modules()]
-        self._modes = [(m, m.training) for model in models for m in model.modules()]
+        self._plain = [(m, _plain(m)) for model in models for m in model.modules()]
         self._generators = Generators()
         self._scaler = None if scaler is None else _ScalerState(scaler)
-        self._optimizers: dict[int, _OptimizerState] = {}
+        self._optimizers = {id(one): _OptimizerState(one) for one in optimizers}
+        self._others = [_OtherState(one) for one in others]
         self._handle: Any = None
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that were given, and those that have stepped."""
+        return [one.optimizer for one in self._optimizers.values()]
 
     def __enter__(self) -> TrainingState:
         self._handle = register_optimizer_step_pre_hook(self._before_update)
@@ -142,6 +187,13 @@ class TrainingState:
 
     def __exit__(self, *error: object) -> None:
         self._handle.remove()
+        self.put_back()
+
+    def put_back(self) -> None:
+        """Everything is as it was when this was made. May be called again."""
+        # First: to load a state may write to the rest, as an average of the weights does.
+        for other in self._others:
+            other.put_back()
         for optimizer in self._optimizers.values():
             optimizer.put_back()
         for module, buffers in self._buffers:
@@ -149,8 +201,13 @@ class TrainingState:
         self._values.put_back()
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
-        for module, is_training in self._modes:
-            module.training = is_training
+        for module, plain in self._plain:
+            vars(module).update(plain)
         if self._scaler is not None:
             self._scaler.put_back()
         self._generators.put_back()
+
+
+def _plain(module: torch.nn.Module) -> dict[str, Any]:
+    """Numbers, flags and texts that the module itself holds, ``training`` among them."""
+    return {name: value for name, value in vars(module).items() if type(value) in _PLAIN}

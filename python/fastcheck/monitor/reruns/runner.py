@@ -1,0 +1,275 @@
+"""Runner: runs a step several times from the same state, and decides what the runs show."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Optional
+
+import numpy as np
+import torch
+
+from fastcheck.errors import first_line
+from fastcheck.monitor.hooks import optimizers as optimizer_hooks
+from fastcheck.monitor.session.config import Config
+from fastcheck.monitor.session.options import Filter, Log, Stop, Training
+from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.rank import group_size, own_rank
+from fastcheck.utils.torch.training_state import TrainingState
+from fastcheck.utils.torch.versions import GradScaler
+
+from .result import Difference, Rerun, earliest
+from .trace import Trace, differences_between, stored_tensors
+
+__all__ = ["Runner", "set_aside"]
+
+#: Installs a monitor that meets no other rank.
+Install = Callable[[Config, Sequence[torch.nn.Module]], Any]
+
+_MOST_DIFFERENCES = 100
+
+
+@dataclass(frozen=True)
+class Runner:
+    """``also``: what else has a state. ``deterministic``: all runs use torch's deterministic
+    algorithms. ``state``: of the beginning of the step; None: as everything is now.
+    """
+
+    install: Install
+    models: Sequence[torch.nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    scaler: Optional[GradScaler] = None
+    also: Sequence[Any] = ()
+    level: str = "module"
+    deterministic: bool = False
+    group: Any = None
+
+    def run(
+        self,
+        step: Callable[..., Any],
+        args: tuple[Any, ...],
+        runs: int,
+        begin: Callable[[], object] = lambda: None,
+        **kwargs: Any,
+    ) -> Rerun:
+        """``step(*args, **kwargs)``, ``runs`` times. ``begin`` is called before each run, after
+        everything was put back: with it the state may be another one than that of now.
+        """
+        traces: list[Trace] = []
+        with self._state(args, kwargs) as state, set_aside(self.models):
+
+            def go() -> Trace:
+                state.put_back()
+                begin()
+                # Of the first run the error is the step's own.
+                return self._trace(step, args, kwargs, state, is_first=not traces)
+
+            with _deterministic(self.deterministic):
+                for _ in range(runs):
+                    traces.append(go())
+                is_same = [_equal(traces[0], trace) for trace in traces]
+                if runs == 2 and not all(self._of_ranks(all(is_same))):
+                    traces.append(go())
+            others, first = _compare(traces, own_rank())
+            firsts = self._of_ranks((first, _odd_runs(traces), not _equal_pair(traces)))
+            found = earliest([one for one, _, _ in firsts])
+            errors = tuple((n + 1, t.error) for n, t in enumerate(traces) if t.error)
+            is_identical = all(one is None for one, _, _ in firsts) and not any(
+                self._of_ranks(bool(errors))
+            )
+            result = Rerun(
+                identical=is_identical,
+                runs=len(traces),
+                tensors=len(traces[0]),
+                first=found,
+                differences=tuple(others[:_MOST_DIFFERENCES]),
+                odd_runs=_odd_runs(traces),
+                is_each_time=not is_identical and not _equal_pair(traces),
+                cause="",
+                why="",
+                rank=own_rank(),
+                ranks=group_size(self.group),
+                errors=errors,
+            )
+            if is_identical:
+                return result
+            # Of all ranks the same, so that they decide the same.
+            _, odd, each_time = next(of for of in firsts if of[0] == found)
+            result = replace(result, odd_runs=odd, is_each_time=each_time)
+            cause, why = self._cause(result, go)
+        return replace(result, cause=cause, why=why)
+
+    def _state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TrainingState:
+        tensors = [tensor for _, tensor in flatten((args, kwargs), "batch")]
+        return TrainingState(
+            self.models,
+            self.scaler,
+            optimizers=self.optimizers,
+            others=self.also,
+            tensors=[tensor for tensor in tensors if not tensor.is_inference()],
+        )
+
+    def _trace(
+        self,
+        step: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        state: TrainingState,
+        is_first: bool,
+    ) -> Trace:
+        trace, returned = Trace(), None
+        config = Config(
+            overflow_nums=-1,
+            level=self.level,
+            sync="never",
+            record="full",
+            log_dir=None,
+            include=None,
+            exclude=None,
+            every=1,
+            filter=Filter(),
+            stop=Stop(protect_weights=False, report=False),
+            log=Log(None),
+            training=Training(scaler=self.scaler),
+        )
+        monitor = self.install(config, self.models)
+        store = monitor._session.event_store
+        store.step_listeners.append(
+            lambda step, rows, chunks: trace.add_records(np.concatenate(chunks), monitor.sites)
+        )
+        with monitor:
+            try:
+                returned = step(*args, **kwargs)
+            except Exception as error:
+                if is_first:
+                    raise
+                trace.error = f"{type(error).__name__}: {first_line(error)}"
+        trace.add_tensors(stored_tensors(self.models, state.optimizers, returned))
+        return trace
+
+    def _of_ranks(self, value: Any) -> list[Any]:
+        """``value`` of each rank, in the order of the ranks. They wait for each other."""
+        count = group_size(self.group)
+        if count == 1:
+            return [value]
+        found: list[Any] = [None] * count
+        torch.distributed.all_gather_object(found, value, group=self.group)
+        return found
+
+    def _cause(self, found: Rerun, go: Callable[[], Trace]) -> tuple[str, str]:
+        if found.first is not None and found.first.is_input:
+            return (
+                "input",
+                "The model was given other data: the step draws some of it by itself. Give what it "
+                "takes in as an argument, or what it is drawn from in also=.",
+            )
+        if not found.is_each_time:
+            if (
+                self.deterministic
+                or self._is_on_cpu
+                or torch.are_deterministic_algorithms_enabled()
+            ):
+                return "hardware", "A result that is not there again is a fault of the machine."
+            return (
+                "unknown",
+                "Either a fault of the machine, or a kernel that adds in any order: "
+                "rerun(deterministic=True) leaves only the first.",
+            )
+        if self.deterministic:
+            return "unknown", _UNKNOWN
+        with _deterministic(True):
+            is_same = _equal(go(), go())
+        if all(self._of_ranks(is_same)):
+            return (
+                "program",
+                "With torch.use_deterministic_algorithms(True) the runs are equal: the program "
+                "uses kernels whose results depend on timing.",
+            )
+        return "unknown", _UNKNOWN
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return all(p.is_cpu for model in self.models for p in model.parameters())
+
+
+_UNKNOWN = (
+    "Either the machine computes wrongly each time, or the step depends on what is not put back: a "
+    "generator or a counter of its own (give it in also=), the time, another thread."
+)
+
+
+@contextlib.contextmanager
+def set_aside(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Within it the monitors of these models see and count nothing."""
+    owned = {id(parameter) for model in models for parameter in model.parameters()}
+    sessions = [
+        watcher.session
+        for watcher in optimizer_hooks.watchers
+        if any(id(parameter) in owned for parameter in watcher.parameters())
+    ]
+    were = []
+    for session in sessions:
+        with session.lock:
+            were.append(session.removed)
+            session.removed = True
+            session.recorder.close()
+    try:
+        yield
+    finally:
+        for session, was in zip(sessions, were):
+            with session.lock:
+                session.removed = was
+
+
+@contextlib.contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    was = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn: Any = torch.backends.cudnn
+    flags = cudnn.deterministic, cudnn.benchmark
+    # An operator without such a kernel runs as it does without this.
+    torch.use_deterministic_algorithms(True, warn_only=not was or warns)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was, warn_only=warns)
+        cudnn.deterministic, cudnn.benchmark = flags
+
+
+def _equal(first: Trace, other: Trace) -> bool:
+    return first.content == other.content and first.error == other.error
+
+
+def _kinds(traces: Sequence[Trace]) -> list[int]:
+    """Of each run the number of the first that is equal to it."""
+    return [next(n for n, one in enumerate(traces) if _equal(one, trace)) for trace in traces]
+
+
+def _equal_pair(traces: Sequence[Trace]) -> bool:
+    return len(set(_kinds(traces))) < len(traces)
+
+
+def _odd_runs(traces: Sequence[Trace]) -> tuple[int, ...]:
+    """The numbers, from 1, of those that are not like most; empty if no two are equal."""
+    kinds = _kinds(traces)
+    (most, count), *_ = Counter(kinds).most_common()
+    return tuple(n + 1 for n, kind in enumerate(kinds) if kind != most) if count > 1 else ()
+
+
+def _compare(traces: Sequence[Trace], rank: int) -> tuple[list[Difference], Optional[Difference]]:
+    """The differences of the first run from those that are not equal to it, of the run with the
+    earliest one; and the first of these.
+    """
+    found: list[Difference] = []
+    for number, trace in enumerate(traces[1:], 2):
+        these = differences_between(traces[0], trace, number)
+        if these and (not found or these[0].place < found[0].place):
+            found = these
+    found = [replace(one, rank=rank) for one in found]
+    return found, found[0] if found else None
