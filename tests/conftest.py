@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import fastcheck
+from fastcheck.monitor.hooks.optimizers import watchers
 from fastcheck.monitor.op_level.mode import CallMode
 
 TESTS = Path(__file__).resolve().parent
@@ -168,6 +169,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = f"{item.path.relative_to(TESTS).as_posix()}::{item.nodeid.partition('::')[2]}"
         if name.startswith(SLOW):
             item.add_marker("slow")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What the imports made stays: each garbage collection would go through it all, 0.3 s with
+    torch's compiler and transformers.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Models and their monitors are cycles: those of a test that is over are not to observe the
+    next one's training.
+    """
+    if any(True for _ in watchers):
+        gc.collect(1)
 
 
 class _Elsewhere(pytest.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -158,15 +159,18 @@ def _versions() -> dict[str, Any]:
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
     """The versions of those of these packages that are installed; "unknown" for broken metadata."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        except Exception:  # the metadata are another package's
-            found[name] = "unknown"
-    return found
+    versions = {name: _package_version(name) for name in names}
+    return {name: version for name, version in versions.items() if version is not None}
+
+
+@functools.cache  # a search of all directories of sys.path for each name
+def _package_version(name: str) -> Optional[str]:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    except Exception:  # the metadata are another package's
+        return "unknown"
 
 
 def _machine() -> dict[str, Any]:
