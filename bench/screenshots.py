@@ -3,7 +3,7 @@
     python bench/screenshots.py [--all DIRECTORY]     writes docs/images/*.png
 
 With --all it writes the whole page at 1280 and at 400 pixels, light and dark, of 6, 60 and 1,000
-sites and of four ranks, to look at.
+sites, of four ranks and of two runs, to look at.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ import sys
 import tempfile
 from pathlib import Path
 
+import fastcheck
 import harness
 import synthetic_log
 from fastcheck.report.page.write import write_page
 
 sys.path.insert(0, str(harness.ROOT / "tests"))
 from support.browser import Tab, browser
+from support.programs import two_logs
 
 IMAGES = harness.ROOT / "docs" / "images"
 READY = "document.documentElement.dataset.ready === 'true'"
 LOGS = {"6": (6, 200, 1), "60": (60, 200, 1), "1000": (1000, 1000, 1), "ranks": (120, 200, 4)}
-# Name of the picture, the section that it shows, the height in pixels, dark or not.
+# Page, name of the picture, the section that it shows, the height in pixels, dark or not.
 PICTURES = (
-    ("report-heatmap", "heatmap", 740, False),
-    ("report-site", "site", 560, True),
+    ("60", "report-heatmap", "heatmap", 740, False),
+    ("60", "report-site", "site", 560, True),
+    ("two-60", "report-difference", "heatmap", 740, False),
 )
 _MOST_PIXELS = 8000
 
@@ -50,11 +53,11 @@ def settle(tab: Tab) -> None:
 
 def pictures(scratch: Path) -> None:
     IMAGES.mkdir(exist_ok=True)
-    page = page_of(scratch, "60")
+    pages = {"60": page_of(scratch, "60"), "two-60": difference_of(scratch, "60")}
     with browser() as tab:
-        for name, section, height, dark in PICTURES:
+        for page, name, section, height, dark in PICTURES:
             tab.size(1000, height, dark)
-            tab.open(page, READY)
+            tab.open(pages[page], READY)
             settle(tab)
             tab.value(f"document.getElementById('{section}').scrollIntoView()")
             settle(tab)
@@ -63,11 +66,21 @@ def pictures(scratch: Path) -> None:
             print(f"{path}: {path.stat().st_size:,} bytes")
 
 
+def difference_of(scratch: Path, name: str) -> Path:
+    """The page of two logs that part at three fifths of their steps."""
+    sites, steps, _ = LOGS[name]
+    place = scratch / f"two-{name}"
+    actual, reference = two_logs.write(place, sites, steps, steps * 3 // 5, sites // 5)
+    fastcheck.compare(actual, reference, ask_all=True, html=scratch / f"two-{name}.html")
+    return scratch / f"two-{name}.html"
+
+
 def everything(scratch: Path, directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     with browser() as tab:
-        for name in LOGS:
-            page = page_of(scratch, name)
+        pages = {name: page_of(scratch, name) for name in LOGS}
+        pages |= {f"two-{name}": difference_of(scratch, name) for name in ("6", "60", "1000")}
+        for name, page in pages.items():
             for width in (1280, 400):
                 for dark in (False, True):
                     tab.size(width, 900, dark)

@@ -58,5 +58,6 @@ function describe(model: Model, row: number, column: number): string {
 export function stepsOf(model: Model, column: number): string {
   const { starts, width } = model.header.axis;
   const step = starts[column] ?? 0;
+  if (step < 0 && width === 1) return "before the first step";
   return width > 1 ? `steps ${step} to ${step + width - 1}` : `step ${step}`;
 }

@@ -9,6 +9,8 @@ export interface Line {
   /** The smallest values of the buckets, where these are several steps. */
   low?: (number | null)[];
   colour: string;
+  /** Of a broken line: lengths of its parts. */
+  dash?: number[];
 }
 
 /** An event of the watch: its step, and the steps that it forecasts. */
@@ -28,6 +30,8 @@ export interface Chart {
   /** A step that is chosen. */
   chosen?: number | null;
   format?: (value: number) => string;
+  /** What the numbers of the axis are; "step" if left out. */
+  xName?: string;
 }
 
 const HEIGHT = 170;
@@ -46,7 +50,7 @@ export function curves(chart: Chart): HTMLElement | null {
   const low = Math.min(...extremes(finite));
   const high = Math.max(...extremes(finite));
   const summary = `${chart.title}: ${format(low)} to ${format(high)}`;
-  const label = `${summary}, steps ${chart.steps[0]} to ${chart.steps.at(-1)}`;
+  const label = `${summary}, ${chart.xName ?? "step"}s ${chart.steps[0]} to ${chart.steps.at(-1)}`;
   const plot = h("div", { class: "plot", role: "img", "aria-label": label });
   const readout = h("span", { class: "readout", "aria-hidden": "true" });
   const keys = chart.lines.length > 1 ? chart.lines.map(key) : [];
@@ -79,7 +83,13 @@ function draw(
   const series: uPlot.Series[] = [{}];
   const bands: uPlot.Band[] = [];
   for (const line of chart.lines) {
-    const common = { stroke: line.colour, width: 1.5, points: { show: chart.steps.length < 40 } };
+    const common = {
+      stroke: line.colour,
+      width: 1.5,
+      points: { show: chart.steps.length < 40 },
+      dash: line.dash ?? [],
+      spanGaps: line.dash != null,
+    };
     data.push(shown(line.values));
     series.push(common);
     if (line.low) {
@@ -147,7 +157,7 @@ function reading(chart: Chart, at: number, format: (value: number) => string): s
   const values = chart.lines.map(({ values, low }) =>
     low ? `${text(low[at])} to ${text(values[at])}` : text(values[at]),
   );
-  return `step ${chart.steps[at]}: ${values.join(", ")}`;
+  return `${chart.xName ?? "step"} ${chart.steps[at]}: ${values.join(", ")}`;
 }
 
 /** Where the axis has to end to show the forecasts, as far as a quarter more of it does. */

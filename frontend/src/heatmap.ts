@@ -222,7 +222,11 @@ class Heatmap {
       const x = left + ((column + 0.5) / starts.length) * width;
       context.textAlign = tick === count && count > 0 ? "right" : tick ? "center" : "left";
       if (starts.length) {
-        const label = tick ? `${starts[column]}` : `step ${starts[column]}`;
+        const label = tick
+          ? `${starts[column]}`
+          : starts[column]! < 0
+            ? "start"
+            : `step ${starts[column]}`;
         context.fillText(label, x, height + 8);
         context.fillRect(x, height + 1, 1, 4);
       }

@@ -1,17 +1,14 @@
 // The legend of the heat map's colours.
 import { css, type Mode, type Palette } from "./colours";
 import { h } from "./dom";
-import { MOST_BITS, MOST_DEVIATIONS, MOST_DIFFERENCE, MOST_RATIO } from "./scores";
+import { MOST_BITS, MOST_DEVIATIONS, MOST_RATIO } from "./scores";
 
 const ENDS: Record<Mode, [string, string]> = {
   headroom: [`${MOST_BITS} bits or more left`, "0 bits left"],
   unusual: [`${MOST_DEVIATIONS} deviations below`, `${MOST_DEVIATIONS} deviations above`],
   magnitude: ["small", "large"],
-  difference: [
-    `equal, or 2^-${MOST_DIFFERENCE} of the limit`,
-    `2^${MOST_DIFFERENCE} times the limit`,
-  ],
-  ratio: [`2^-${MOST_RATIO} of the reference`, `2^${MOST_RATIO} times it`],
+  difference: ["equal, or a thousandth of the limit", "a thousand times the limit"],
+  ratio: [`1/${2 ** MOST_RATIO} of the reference`, `${2 ** MOST_RATIO} times it`],
 };
 
 const NOT_FINITE = "NaN or Inf on one side";

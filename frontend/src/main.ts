@@ -1,6 +1,7 @@
 // Builds the page from its data, top to bottom.
 import { runCells } from "./cells";
 import { isDark } from "./colours";
+import { comparisonParts } from "./comparison";
 import { openContainer } from "./container";
 import { detail } from "./detail";
 import { h } from "./dom";
@@ -20,23 +21,27 @@ async function main(): Promise<void> {
   const text = (id: string): string => document.getElementById(id)?.textContent ?? "";
   const model = new Model(await openContainer(text("header"), text("arrays")));
   const store = new Store(model);
-  const parts = model.rowCount
-    ? [
-        heatmap(store, runCells(model)),
-        detail(store),
-        steps(store),
-        watched(store),
-        spread(store),
-        sites(store),
-        ranks(store),
-        weights(store),
-      ]
-    : [];
-  app.append(...parts.filter((part) => part !== null), environment(store));
+  const parts = model.header.comparison ? comparisonParts(store) : runParts(store);
+  app.append(...parts.filter((part) => part !== null));
   const { first } = model.header;
   if (first && first.row >= 0) store.choose(first.row, first.step);
   listenToTheme(store);
   document.documentElement.dataset.ready = "true";
+}
+
+function runParts(store: Store): (HTMLElement | null)[] {
+  if (!store.model.rowCount) return [environment(store)];
+  return [
+    heatmap(store, runCells(store.model)),
+    detail(store),
+    steps(store),
+    watched(store),
+    spread(store),
+    sites(store),
+    ranks(store),
+    weights(store),
+    environment(store),
+  ];
 }
 
 function listenToTheme(store: Store): void {

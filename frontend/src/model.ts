@@ -46,7 +46,57 @@ export interface Place {
   follows: number[];
 }
 
+/** What a comparison has beside the data of a run; the run's own are those of actual. */
+export interface ComparisonHeader {
+  kind: string;
+  actual: string;
+  reference: string;
+  verdict: string;
+  is_timed: boolean;
+  questions: Record<string, string>;
+  reasons: string[];
+  reference_steps: Record<string, StepColumns>;
+  parted: Parted[];
+  pairs: Pair[];
+  pair_count: number;
+}
+
+/** Where one signal of both sides parts; null: nowhere. */
+export interface Parted {
+  signal: string;
+  first_inexact: number | null;
+  first_different: number | null;
+  actual: Cell;
+  reference: Cell;
+  row: number;
+}
+
+export interface Pair {
+  step: number;
+  question: string;
+  name: string;
+  call: number;
+  state: string;
+  error: Cell;
+  reason: string;
+  cosine: Cell;
+  max_abs: Cell;
+  max_ulp: Cell;
+  actual: Side | null;
+  reference: Side | null;
+}
+
+interface Side {
+  dtype: string | null;
+  shape: number[] | null;
+  numel: number | null;
+  min: Cell;
+  max: Cell;
+  mean: Cell;
+}
+
 interface Header {
+  comparison?: ComparisonHeader;
   fastcheck: string;
   directory: string;
   records: number;
@@ -112,6 +162,15 @@ export class Model {
   low(statistic: Statistic, row: number, column: number): number {
     const plane = this.#planes.get(`${statistic}.low`) ?? this.#planes.get(`${statistic}.high`);
     return plane?.at(row, column) ?? Number.NaN;
+  }
+
+  /** A cell of any plane; NaN without one. */
+  cell(plane: string, row: number, column: number): number {
+    return this.#planes.get(plane)?.at(row, column) ?? Number.NaN;
+  }
+
+  has(plane: string): boolean {
+    return this.#planes.has(plane);
   }
 
   isThinned(statistic: Statistic): boolean {
@@ -228,6 +287,7 @@ export class Model {
   }
 
   #verdicts(): string[] {
+    if (this.header.comparison) return range(this.rowCount).map((row) => this.#state(row));
     const found: string[] = range(this.rowCount).map((row) =>
       this.number("bad_records", row) > 0 ? "non-finite" : "finite",
     );
@@ -239,6 +299,12 @@ export class Model {
       if (event.row >= 0) found[event.row] = name(event.verdict);
     }
     return found;
+  }
+
+  #state(row: number): string {
+    if (this.number("bad_records", row) > 0) return "not finite on one side";
+    if (this.number("different", row) > 0) return "different";
+    return this.number("worst", row) > 0 ? "within the limits" : "equal to the bit";
   }
 }
 

@@ -5,7 +5,7 @@ import { formatCount, formatNumber, formatShare } from "./format";
 import type { Model } from "./model";
 import type { Store } from "./store";
 
-interface Column {
+export interface Column {
   title: string;
   isNumber: boolean;
   key(model: Model, row: number): number | string;
@@ -14,7 +14,7 @@ interface Column {
 
 const PAGE = 50;
 
-function number(title: string, field: string, format: (value: number) => string): Column {
+export function number(title: string, field: string, format: (value: number) => string): Column {
   return {
     title,
     isNumber: true,
@@ -63,22 +63,44 @@ const COLUMNS: Column[] = [
   },
 ];
 
-export function sites(store: Store): HTMLElement {
-  return new SiteTable(store).element;
+/** What the table shows, and where a click on a row leads. */
+export interface SiteColumns {
+  title: string;
+  caption: string;
+  columns: Column[];
+  stepOf(model: Model, row: number): number;
+  isOrdinary(verdict: string): boolean;
+}
+
+const RUN: SiteColumns = {
+  title: "Sites",
+  caption: "Every tensor that was read; a click on its name shows it.",
+  columns: COLUMNS,
+  stepOf: (model, row) => {
+    const bad = model.number("first_bad_step", row);
+    return bad >= 0 ? bad : model.number("last_step", row);
+  },
+  isOrdinary: (verdict) => verdict === "finite",
+};
+
+export function sites(store: Store, shown: SiteColumns = RUN): HTMLElement {
+  return new SiteTable(store, shown).element;
 }
 
 class SiteTable {
   readonly element: HTMLElement;
   readonly #store: Store;
+  readonly #given: SiteColumns;
   readonly #body = h("tbody");
   readonly #heads: HTMLTableCellElement[];
   readonly #more: HTMLButtonElement;
   #sorted: { column: number; sign: 1 | -1 } = { column: 0, sign: 1 };
   #shown = PAGE;
 
-  constructor(store: Store) {
+  constructor(store: Store, given: SiteColumns) {
     this.#store = store;
-    this.#heads = COLUMNS.map((column, at) =>
+    this.#given = given;
+    this.#heads = given.columns.map((column, at) =>
       h(
         "th",
         { scope: "col", class: column.isNumber ? "number" : "" },
@@ -93,7 +115,7 @@ class SiteTable {
         this.#draw();
       },
     });
-    const caption = h("caption", {}, "Every tensor that was read; a click on its name shows it.");
+    const caption = h("caption", {}, given.caption);
     const table = h(
       "table",
       { id: "site-table" },
@@ -102,7 +124,7 @@ class SiteTable {
       this.#body,
     );
     const scroller = scrolling("Table of sites", table);
-    this.element = section("sites", "Sites", filterForm(store, "sites"), scroller, this.#more);
+    this.element = section("sites", given.title, filterForm(store, "sites"), scroller, this.#more);
     store.onFilter(() => {
       this.#shown = PAGE;
       this.#draw();
@@ -112,7 +134,7 @@ class SiteTable {
 
   #sort(column: number): void {
     const isSame = this.#sorted.column === column;
-    const first = COLUMNS[column]!.isNumber ? -1 : 1;
+    const first = this.#given.columns[column]!.isNumber ? -1 : 1;
     this.#sorted = { column, sign: isSame ? (-this.#sorted.sign as 1 | -1) : first };
     this.#draw();
   }
@@ -120,7 +142,7 @@ class SiteTable {
   #draw(): void {
     const { model, rows } = this.#store;
     const { column, sign } = this.#sorted;
-    const keys = new Map(rows.map((row) => [row, COLUMNS[column]!.key(model, row)]));
+    const keys = new Map(rows.map((row) => [row, this.#given.columns[column]!.key(model, row)]));
     const ordered = [...rows].sort((one, other) => compare(keys.get(one)!, keys.get(other)!, sign));
     this.#heads.forEach((head, at) => {
       if (at === column) head.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
@@ -135,22 +157,23 @@ class SiteTable {
   #row(row: number): HTMLTableRowElement {
     const { model } = this.#store;
     const verdict = model.verdicts[row] ?? "";
-    const cells = COLUMNS.slice(1).map((column) =>
-      h("td", { class: column.isNumber ? "number" : "" }, column.text(model, row)),
-    );
+    const cells = this.#given.columns
+      .slice(1)
+      .map((column) =>
+        h("td", { class: column.isNumber ? "number" : "" }, column.text(model, row)),
+      );
     const open = h(
       "button",
       { type: "button", class: "link", onClick: () => this.#open(row) },
       model.name(row),
     );
     const name = h("th", { scope: "row" }, open);
-    return h("tr", { class: verdict === "finite" ? "" : "bad-row" }, name, ...cells);
+    return h("tr", { class: this.#given.isOrdinary(verdict) ? "" : "bad-row" }, name, ...cells);
   }
 
   #open(row: number): void {
     const { model } = this.#store;
-    const bad = model.number("first_bad_step", row);
-    this.#store.choose(row, bad >= 0 ? bad : model.number("last_step", row));
+    this.#store.choose(row, this.#given.stepOf(model, row));
     document.getElementById("site")?.scrollIntoView({ block: "start" });
   }
 }

@@ -6,7 +6,7 @@ import { type Cell, type StepColumns, toNumber } from "./model";
 import type { Store } from "./store";
 import { notesOfSteps } from "./watched";
 
-const NUMBERS = [
+export const NUMBERS = [
   ["loss", "loss", false],
   ["scale", "loss scale", true],
   ["gradient_norm", "gradient norm", true],
@@ -49,7 +49,7 @@ function stepCharts(store: Store): HTMLElement[] {
   return found.length ? found : [h("p", { class: "hint" }, "This log holds no loss or norm.")];
 }
 
-function aligned(
+export function aligned(
   columns: StepColumns | undefined,
   cells: Cell[],
   axis: number[],

@@ -22,7 +22,7 @@ class PageData:
             for name, place in self.header["arrays"].items()
         }
         columns = len(self.header["axis"]["starts"])
-        bits = np.unpackbits(self.arrays["seen"].astype(np.uint8).reshape(-1))
+        bits = np.unpackbits(self.arrays.get("seen", np.zeros(0)).astype(np.uint8).reshape(-1))
         rows = len(self.header["rows"]["site"])
         self.seen = bits[: rows * columns].reshape(rows, columns).astype(bool)
 

@@ -32,6 +32,7 @@ examples:
   fastcheck compare A B --exact                       the same machine: equal to the bit, or not?
   fastcheck compare a.safetensors b.pt --csv all.csv  every pair that differs, with its measures
   fastcheck compare ms.npz pt.pth --rename mindspore  gamma is weight, moving_mean is running_mean
+  fastcheck compare A B --all --html diff.html        a page to open in a browser
   fastcheck compare A B --rename names.json           {"encoder.layers.*": "blocks.*"}
   fastcheck compare A B --threshold bfloat16=0.05     allow more of one dtype
   fastcheck compare A B --steps 3:7                   two iterations: what changed, what did not
@@ -96,6 +97,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--csv", metavar="FILE", help="write every pair that is not equal to the bit"
     )
+    parser.add_argument(
+        "--html", metavar="FILE", help="write a page: where they part, and a heat map of it"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     parser.add_argument(
         "--trust", action="store_true", help="let .pt files run the code that they bring along"
@@ -123,6 +127,7 @@ def run(options: argparse.Namespace) -> int:
             trust=options.trust,
             steps=options.steps,
             loss_drift=options.loss_drift,
+            html=options.html,
         )
     if options.json:
         print(json.dumps(comparison.to_dict(), allow_nan=False, indent=1))

@@ -1,4 +1,4 @@
-"""``fastcheck report``: writes a log as one HTML page."""
+"""``fastcheck report``: writes a log, or two against each other, as one HTML page."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from fastcheck.errors import printable
 from fastcheck.report.page.write import newest_log, write_page
 from fastcheck.utils.names.style import STYLES
 
+from .console import progress
+
 _DESCRIPTION = """\
 Writes a log as one HTML file to open in a browser: the verdict with what to try, a heat map of
 all sites by steps, the curves of each site, loss and norms, how an overflow spread, a table of
-sites, the ranks, weights that do not move, the environment. The file needs no network."""
+sites, the ranks, weights that do not move, the environment. The file needs no network.
+
+With --against OTHER both runs: the first step where they part, a heat map of their difference,
+settings that differ, the curves of both (`fastcheck compare` has more options, and --html too)."""
 
 _EPILOG = """\
 examples:
   fastcheck report fastcheck_log                 the newest log; writes report.html into it
   fastcheck report LOG -o run.html               under another name
+  fastcheck report LOG --against OTHER           both runs; writes difference.html into LOG
 
 exit codes: 0 written; 2 no log, a file that can't be written, or wrong usage"""
 
@@ -37,8 +43,10 @@ def add_parser(commands: Any) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="what to write, replaced if it is there; default: report.html in the log",
+        help="what to write, replaced if it is there; default: report.html in the log, or "
+        "difference.html with --against",
     )
+    parser.add_argument("--against", metavar="LOG", help="the log of the run to hold it against")
     parser.add_argument("--json", action="store_true", help="say what was written as JSON")
     parser.add_argument(
         "--style",
@@ -52,10 +60,23 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0; what goes wrong is raised."""
     log = newest_log(options.log)
-    path = options.output or os.path.join(log, "report.html")
-    size = write_page(log, path, options.style)
+    name = "report.html" if options.against is None else "difference.html"
+    path = options.output or os.path.join(log, name)
+    if options.against is None:
+        size = write_page(log, path, options.style)
+    else:
+        size = _write_against(log, newest_log(options.against), path)
     if options.json:
         print(json.dumps({"log": log, "file": path, "bytes": size}))
     else:
         print(printable(f"{path}: {size:,} bytes, of {log}"))
     return 0
+
+
+def _write_against(log: str, other: str, path: str) -> int:
+    # Here: it imports torch, which `fastcheck --help` can do without.
+    from fastcheck.comparison.compare import compare
+
+    with progress("comparing", "blocks") as show_progress:
+        compare(log, other, ask_all=True, html=path, progress=show_progress)
+    return os.path.getsize(path)

@@ -4,10 +4,11 @@ In the order of the data flow: ``sources`` read either side into the Blocks of `
 same ``names`` for the same tensors; ``over_time`` pairs the steps; ``align`` matches the tensors of
 two Blocks; ``measure`` computes how far each pair is apart, and ``noise`` finds differences that
 rounding explains; ``run`` does so block by block, and ``tally`` collects the outcome.
+``compared`` is a step with what was found, which ``page`` makes an HTML file of.
 ``nested_diff`` compares environments and hyper-parameters. ``questions`` and ``notes`` turn the
 outcome into answers and remarks; ``result``, ``comparison``, ``row``, ``render`` and ``csv_file``
 present them. ``compare`` is the public function. The package is not called compare, because
 importing it would replace the function ``fastcheck.compare`` by a module.
 
-Imports ``dump``, ``log``, ``record``, ``statistics`` and ``utils``.
+Imports ``dump``, ``log``, ``record``, ``report``, ``statistics`` and ``utils``.
 """

@@ -9,6 +9,8 @@ from typing import Any, Callable, Optional, Union
 from fastcheck.comparison.over_time.losses import LOSS_DRIFT, drift_start
 from fastcheck.comparison.over_time.schedules import parted
 from fastcheck.comparison.over_time.step_pairs import Pairing, Steps, pair_steps
+from fastcheck.comparison.page.gather import Gathered
+from fastcheck.comparison.page.write import write_comparison
 from fastcheck.comparison.sources.checkpoint import look_through_wrappers
 from fastcheck.comparison.sources.log import LogSource
 from fastcheck.comparison.sources.open import open_source
@@ -49,6 +51,7 @@ def compare(
     trust: bool = False,
     steps: Steps = None,
     loss_drift: float = LOSS_DRIFT,
+    html: Union[str, os.PathLike[str], None] = None,
 ) -> Comparison:
     """Compares two runs, dumps, checkpoints, environments or inventories, and finds what differs
     first, in the order of cause and effect: environment, hyper-parameters, batches,
@@ -79,6 +82,8 @@ def compare(
             Of two different steps all questions are asked, and what did not change is listed.
         loss_drift: two losses of a step have drifted apart where they differ by more than this,
             relative to the reference's.
+        html: a file to write the comparison to as a page that loads nothing (docs/report.md): where
+            the two part, a heat map of their difference, the curves of both sides.
 
     Returns:
         A Comparison: ``print()`` it, or read ``.agrees``, ``["batches"].answer``, ``.first``,
@@ -104,9 +109,13 @@ def compare(
     settings = _settings(*sides, renaming)
     pairing = pair_steps(*sides, steps)
     rows = None if csv is None else _open_csv(os.fspath(csv), actual, reference)
+    if html is not None:
+        _check_place("page", os.fspath(html), actual, reference)
     try:
         runner = Runner(*sides, renaming, limits, accepted, None if rows is None else rows.write)
         runner.tally.keeps_unchanged = pairing.is_shifted
+        gathered = None if html is None else Gathered(pairing, sides)
+        runner.observer = None if gathered is None else gathered.take
         _compare_blocks(runner, pairing, progress)
     finally:
         if rows is not None:
@@ -123,7 +132,7 @@ def compare(
     # Not before the run: a source notes what it could not read of a block.
     notes = [*sides[0].notes, *sides[1].notes, *pairing.notes, *notes_of(tally, *sides)]
     losses = tuple(tally.losses[step] for step in sorted(tally.losses))
-    return Comparison(
+    comparison = Comparison(
         actual=sides[0].title,
         reference=sides[1].title,
         kind=kind.value,
@@ -148,6 +157,9 @@ def compare(
         drifts_from=drift_start(losses, loss_drift),
         notes=tuple(dict.fromkeys(notes)),
     )
+    if html is not None and gathered is not None:
+        write_comparison(html, comparison, gathered, runner.names)
+    return comparison
 
 
 def _accepted(accept: Accept) -> frozenset[str]:
@@ -188,19 +200,26 @@ def _mapping(rename: Rename) -> Union[str, Mapping[str, str], None]:
 
 
 def _open_csv(path: str, actual: Any, reference: Any) -> CsvRows:
-    """Opened before the run, which truncates a file that is there: never one that is compared,
-    which may be mapped at that.
+    """Opened before the run, which truncates a file that is there."""
+    _check_place("CSV", path, actual, reference)
+    return CsvRows(path)
+
+
+def _check_place(what: str, path: str, actual: Any, reference: Any) -> None:
+    """Never a file that is compared, which may be mapped at that. A page may lie in a log, under a
+    name that no log has.
     """
     for side in (actual, reference):
         if isinstance(side, (str, os.PathLike)) and _belongs_to(path, os.fspath(side)):
+            if what == "page" and path.endswith((".html", ".htm")):
+                continue
             raise ConfigError(
                 explain(
-                    "the CSV would replace a file that is compared",
+                    f"the {what} would replace a file that is compared",
                     expected="a path outside both sides, or a new name",
                     got=path,
                 )
             )
-    return CsvRows(path)
 
 
 def _belongs_to(path: str, side: str) -> bool:

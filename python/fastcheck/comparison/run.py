@@ -15,6 +15,7 @@ from fastcheck.statistics.thresholds import Threshold, coarser_of
 
 from .align import Alignment, align
 from .block import Block, Kind, Phase, Source
+from .compared import Compared
 from .measure import (
     DTYPE,
     ELEMENTS,
@@ -26,6 +27,7 @@ from .measure import (
     State,
     measure_records,
 )
+from .missing import missing_of
 from .names import Name, NameTable, Renaming
 from .noise.drift import Drift
 from .noise.excuse import Measures, excuse, excuse_parts
@@ -64,6 +66,8 @@ class Runner:
         self._given = (Phase.BATCHES, Phase.WEIGHTS) if actual.kind.family == "run" else ()
         kinds = (actual.kind, reference.kind)
         self.compares_parts = kinds[0] is not kinds[1] and Kind.MSPROBE in kinds
+        #: Called with each step that was compared.
+        self.observer: Optional[Callable[[Compared], None]] = None
         self._last_step: dict[int, int] = {}
         # By rank: the coarsest dtype of what was not equal to the bit in the steps before.
         self.coarsest: dict[int, Optional[int]] = {}
@@ -95,45 +99,15 @@ class Runner:
         return self._drifts[rank]
 
     def _note_missing(self, ours: Block, theirs: Block, pairs: Alignment) -> None:
-        sides = (
-            (State.ONLY_ACTUAL, ours, pairs.only_ours, pairs.ours, self._reference, theirs.step),
-            (
-                State.ONLY_REFERENCE,
-                theirs,
-                pairs.only_theirs,
-                pairs.theirs,
-                self._actual,
-                ours.step,
-            ),
-        )
-        for state, block, indices, matched, other, step in sides:
-            end = len(block)
-            if other.is_cut(step, block.rank):
-                # The other side ends within this step: what it didn't come to is not missing.
-                end = int(matched.max()) if len(matched) else 0
-            # A log has first weights twice: before the forward, and before the update.
-            weights = set(block.names[matched[block.phases[matched] == Phase.WEIGHTS]].tolist())
-            for index in indices.tolist():
-                phase = Phase(int(block.phases[index]))
-                phase = Phase.FORWARD if phase is Phase.ARRIVED else phase
-                if index > end or (phase is Phase.WEIGHTS and int(block.names[index]) in weights):
-                    continue
-                self.tally.states[phase][state] += 1
-                name = str(self.names[int(block.names[index])])
-                self.tally.miss(state, name, phase, block.step)
-                place = (block, index)
-                self._report(
-                    make_row(
-                        self.names,
-                        block.step,
-                        phase,
-                        state,
-                        0.0,
-                        0,
-                        place if state is State.ONLY_ACTUAL else None,
-                        place if state is State.ONLY_REFERENCE else None,
-                    )
-                )
+        for state, block, index, phase in missing_of(
+            (self._actual, self._reference), ours, theirs, pairs
+        ):
+            self.tally.states[phase][state] += 1
+            name = str(self.names[int(block.names[index])])
+            self.tally.miss(state, name, phase, block.step)
+            sides = (block, index), None
+            left, right = sides if state is State.ONLY_ACTUAL else sides[::-1]
+            self._report(make_row(self.names, block.step, phase, state, 0.0, 0, left, right))
 
     def _report(self, row: Row) -> None:
         self.tally.keep(row)
@@ -198,6 +172,24 @@ class _Step:
             self._keep_unchanged()
         computed = np.isin(self._phases, [int(phase) for phase in COMPUTED[:3]])
         self._run.last_computed[self._theirs.rank] = self._summed_up(computed)
+        if self._run.observer is not None:
+            self._run.observer(self._compared())
+
+    def _compared(self) -> Compared:
+        limits = np.array([limit.error for limit in self._run._thresholds])[self._coarsest]
+        return Compared(
+            self._theirs.step,
+            self._before,
+            self._theirs.rank,
+            self._theirs.names[self._pairs.theirs],
+            self._phases,
+            self._states,
+            self._errors,
+            self._reasons,
+            limits,
+            (self._left, self._right),
+            (self._ours, self._theirs),
+        )
 
     def _step_of(self, phase: int) -> int:
         return self._before if phase == Phase.UPDATE else self._theirs.step

@@ -7,6 +7,6 @@ torch); ``op_level``;
 program); ``reruns`` (the same step several times). Above them ``watching`` (``monitor.watch``),
 ``monitor``, ``install``, ``replay``, ``rerun`` and ``auto_install``.
 
-Imports ``backends``, ``calls``, ``dump``, ``log``, ``record``, ``report``, ``reproducibility``,
-``ring``, ``statistics``, ``utils``, ``verdict`` and ``watch``.
+Imports ``backends``, ``calls``, ``comparison``, ``dump``, ``log``, ``record``, ``report``,
+``reproducibility``, ``ring``, ``statistics``, ``utils``, ``verdict`` and ``watch``.
 """

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -241,14 +240,13 @@ class Monitor(PrecisionResults):
             self._session.collect()
             return self._event_store.all_steps()
 
-    def report(self, path: Union[str, os.PathLike[str]], style: Optional[str] = None) -> None:
-        """Writes the run until now as one HTML page to ``path``, as ``fastcheck report`` writes a
-        log: what the log holds or, without one, what is held in memory. Waits for nothing.
-
-        ``style``: as in summary(). Raises LogError when ``path`` can't be written.
+    def report(self, path: Any, style: Optional[str] = None, *, against: Any = None) -> None:
+        """Writes the run until now to ``path`` as ``fastcheck report`` writes a log, as one HTML
+        page; without a log what is held in memory. Waits for nothing. ``style``: as in summary().
+        ``against``: the log of another run, for the page of both. Raises LogError, CompareError.
         """
         style = self._session.config.stop.style if style is None else check_style(style)
-        write_report(self._session, path, self._log_is_whole, style)
+        write_report(self._session, path, self._log_is_whole, style, against)
 
     def flush(self) -> None:
         """Waits for the devices, takes in all records, and writes them to the log if there is one.

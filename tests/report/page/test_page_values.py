@@ -13,7 +13,7 @@ from fastcheck.log.step_table import step_rows
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.site import SiteTable
 from fastcheck.record.statistics import statistics_columns
-from fastcheck.report.page import document, grid
+from fastcheck.report.page import grid, parts
 from fastcheck.report.page.container import Container
 from fastcheck.report.page.write import page_of_log
 from support.page_data import PageData
@@ -116,7 +116,7 @@ class TestThinning:
         }.items():
             monkeypatch.setattr(grid, name, number)
         for name in ("_EXACT_CELLS", "_FINE_CELLS"):
-            monkeypatch.setattr(document, name, 0)
+            monkeypatch.setattr(parts, name, 0)
 
     def test_no_spike_is_lost(self, tmp_path: Path, small: None) -> None:
         synthetic_logs.write(tmp_path, 10, 210, event_step=-1)
@@ -161,8 +161,8 @@ class TestThinning:
     def test_the_steps_keep_their_extremes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(document, "_MOST_STEP_ROWS", 40)
-        monkeypatch.setattr(document, "_STEP_BUCKETS", 10)
+        monkeypatch.setattr(parts, "_MOST_STEP_ROWS", 40)
+        monkeypatch.setattr(parts, "_STEP_BUCKETS", 10)
         synthetic_logs.write(tmp_path, 8, 200, event_step=-1)
         steps, rows = page(tmp_path).header["steps"]["0"], step_rows(read_log(tmp_path))
         assert steps["count"] == 200 and len(steps["step"]) < 90

@@ -6,18 +6,17 @@ It stands in the page as text, so that it can be read without the script.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
 from typing import Optional
 
-from fastcheck.errors import printable
 from fastcheck.report.advice.choose import advise
 from fastcheck.report.render import headline, report_sections
 from fastcheck.report.stop_report import StopReport
 from fastcheck.utils.text.numbers import format_steps
 
 from .collect import Collected
+from .shell import text_html
 
-__all__ = ["healthy_html", "text_html", "verdict_html"]
+__all__ = ["healthy_html", "title_of", "verdict_html"]
 
 _WIDTH = 96
 _TITLES = {
@@ -32,11 +31,6 @@ _TITLES = {
     "dump": "Dump",
     "log": "Log",
 }
-
-
-def text_html(text: str) -> str:
-    """Any text as HTML text."""
-    return escape(printable(text, keep="\n"), quote=True)
 
 
 def verdict_html(report: StopReport) -> str:
