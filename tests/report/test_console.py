@@ -94,7 +94,7 @@ def test_without_rich_a_terminal_gets_the_plain_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = use_terminal(monkeypatch)
-    monkeypatch.setattr(console, "_has_rich", lambda: False)
+    monkeypatch.setattr(console, "has_rich", lambda: False)
     show_sections(REPORT)
     assert terminal.getvalue() == plain_text(REPORT, color=True) + "\n"
     assert "\x1b[31;1mb" in terminal.getvalue()
@@ -104,7 +104,7 @@ def test_without_rich_a_terminal_gets_the_plain_text(
 def test_a_file_gets_the_same_with_rich_and_without(
     has_rich: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "_has_rich", lambda: has_rich)
+    monkeypatch.setattr(console, "has_rich", lambda: has_rich)
     show_sections(REPORT)
     assert capsys.readouterr().out == plain_text(REPORT) + "\n"
 
@@ -130,7 +130,7 @@ def test_progress_leaves_nothing_behind(has_rich: bool, monkeypatch: pytest.Monk
     if has_rich:
         pytest.importorskip("rich")
     terminal = use_terminal(monkeypatch)
-    monkeypatch.setattr(console, "_has_rich", lambda: has_rich)
+    monkeypatch.setattr(console, "has_rich", lambda: has_rich)
     with pytest.raises(KeyError), progress("comparing", "blocks") as told:
         assert told is not None
         for done in range(500):

@@ -23,7 +23,7 @@ from fastcheck.utils.text.layout import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["progress", "show_sections"]
+__all__ = ["has_rich", "progress", "show_sections"]
 
 # Below it tables would be all folds: the terminal breaks the lines instead.
 _NARROWEST = 80
@@ -35,7 +35,7 @@ def show_sections(sections: Sequence[Section]) -> None:
     """
     sections = [printable_section(section) for section in sections]
     is_ascii, color = wants_ascii(sys.stdout), wants_color(sys.stdout)
-    if color and not is_ascii and _has_rich():
+    if color and not is_ascii and has_rich():
         _set_by_rich(sections)
         return
     text = plain_text(sections, color)
@@ -49,7 +49,7 @@ def progress(doing: str, of_what: str) -> Iterator[Optional[Callable[[int, int],
     """
     if not sys.stderr.isatty():
         yield None
-    elif _has_rich():
+    elif has_rich():
         from rich import progress as bars
         from rich.console import Console
 
@@ -79,7 +79,8 @@ def _count(doing: str, of_what: str) -> Callable[[int, int], None]:
     return show
 
 
-def _has_rich() -> bool:
+def has_rich() -> bool:
+    """Whether rich is installed."""
     return importlib.util.find_spec("rich") is not None
 
 

@@ -30,6 +30,7 @@ first steps:
   fastcheck doctor                  what is installed here, and which kernels are used
   fastcheck show fastcheck_log      the newest log: what overflowed, where, and the last step
   fastcheck report fastcheck_log    the same as a page for the browser: heat map, curves, tables
+  fastcheck top fastcheck_log       a run that is under way: loss, events, the sites near overflow
   fastcheck compare LOG OTHER       two runs: what differs first, from the environment to the update
   fastcheck export LOG log.parquet  the records as a table
   fastcheck collect LOG --out DIR   a node's log as Parquet files, for many ranks
@@ -47,7 +48,7 @@ exit codes:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; each command's module adds its own part."""
-    from . import compare, doctor, export, report, run, selftest, show, verify
+    from . import compare, doctor, export, report, run, selftest, show, top, verify
     from .fleet_commands import collect, fleet
 
     parser = argparse.ArgumentParser(
@@ -61,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_parser(commands)
     show.add_parser(commands)
     report.add_parser(commands)
+    top.add_parser(commands)
     compare.add_parser(commands)
     export.add_parser(commands)
     collect.add_parser(commands)

@@ -30,10 +30,12 @@ __all__ = [
     "read_event_lines",
     "read_log",
     "read_logs",
+    "read_meta",
     "read_ranges",
     "read_schedule",
     "read_sites_and_meta",
     "read_watch",
+    "sites_of_lines",
 ]
 
 _NAME = re.compile(
@@ -94,16 +96,21 @@ def find_logs(path: str) -> list[str]:
 
 def log_parts(directory: str) -> dict[int, list[str]]:
     """The paths of each rank's segments, oldest first."""
+    found: dict[int, list[tuple[int, str]]] = {}
+    for match in _files_in(directory):
+        parts = found.setdefault(int(match.group(2)), [])
+        if match.group(1) == "records":
+            parts.append((int(match.group(3) or 0), match.group()))
     return {
-        rank: [os.path.join(directory, name) for name in _segments(directory, rank)]
-        for rank in _ranks_in(directory)
+        rank: [os.path.join(directory, name) for _, name in sorted(found[rank])]
+        for rank in sorted(found)
     }
 
 
 def read_sites_and_meta(directory: str, rank: int) -> tuple[dict[int, Site], dict[str, Any]]:
     """One rank's sites by number, and its meta file; empty where a crash left none."""
     lines, _ = _read_lines(os.path.join(directory, f"sites-rank{rank}.jsonl"))
-    return _sites(lines), _read_meta(os.path.join(directory, f"meta-rank{rank}.json"))
+    return sites_of_lines(lines), read_meta(os.path.join(directory, f"meta-rank{rank}.json"))
 
 
 def read_event_lines(directory: str, rank: int) -> tuple[list[dict[str, Any]], int]:
@@ -162,13 +169,17 @@ def _read_directory(place: str, only: int | None) -> LogView:
     return merge_ranks(place, [_read_rank(place, rank, None) for rank in ranks])
 
 
-def _ranks_in(place: str) -> list[int]:
+def _files_in(place: str) -> list[re.Match[str]]:
+    """The names of a log's files: kind, rank, number and ending."""
     try:
         names = os.listdir(place)
     except OSError as error:
         raise LogError(f"the log in {place} can't be read: {error.strerror}") from error
-    matches = [match for match in map(_NAME.fullmatch, names) if match]
-    return sorted({int(match.group(2)) for match in matches})
+    return [match for match in map(_NAME.fullmatch, names) if match]
+
+
+def _ranks_in(place: str) -> list[int]:
+    return sorted({int(match.group(2)) for match in _files_in(place)})
 
 
 def _changed(place: str) -> float:
@@ -196,15 +207,15 @@ def _read_rank(directory: str, rank: int, only: str | None) -> RankLog:
     return RankLog(
         rank=rank,
         records=records,
-        sites=_sites(site_lines),
+        sites=sites_of_lines(site_lines),
         events=event_lines,
-        meta=_read_meta(os.path.join(directory, f"meta-rank{rank}.json")),
+        meta=read_meta(os.path.join(directory, f"meta-rank{rank}.json")),
         dropped_bytes=dropped + lost_sites + lost_events,
         damaged_records=sum(piece.damaged for piece in pieces),
     )
 
 
-def _sites(lines: Iterable[dict[str, Any]]) -> dict[int, Site]:
+def sites_of_lines(lines: Iterable[dict[str, Any]]) -> dict[int, Site]:
     sites: dict[int, Site] = {}
     for line in lines:
         try:
@@ -281,7 +292,7 @@ def _read_lines(path: str) -> tuple[list[dict[str, Any]], int]:
     return lines, lost
 
 
-def _read_meta(path: str) -> dict[str, Any]:
+def read_meta(path: str) -> dict[str, Any]:
     try:
         found = read_json(path, _MAX_META_BYTES)
     except (OSError, ValueError):

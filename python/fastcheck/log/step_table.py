@@ -14,7 +14,7 @@ from fastcheck.record.site import Site, SiteTable
 
 from .view import LogView
 
-__all__ = ["StepRow", "StepStream", "StepTable", "step_rows"]
+__all__ = ["RecentSteps", "StepRow", "StepStream", "StepTable", "step_rows"]
 
 _SCALED_NONFINITE = int(Flag.SCALED) | int(Flag.NONFINITE)
 _NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
@@ -149,6 +149,48 @@ class StepStream:
         self._rows.update({row.step: row for row in _rows(chunks, self._codes, self._rank)})
 
 
+class RecentSteps:
+    """The rows of the youngest ``most`` steps of one rank of a log that grows."""
+
+    def __init__(self, rank: int, most: int) -> None:
+        self._rank = rank
+        self._most = most
+        self._codes = np.zeros(0, np.int8)
+        self._rows: dict[int, StepRow] = {}
+        # Of the last step, which may go on.
+        self._held: list[np.ndarray] = []
+
+    def name(self, sites: Mapping[int, Site]) -> None:
+        """Adds sites by number, before their first records."""
+        more = max(sites, default=-1) + 1 - len(self._codes)
+        self._codes = np.concatenate([self._codes, np.zeros(max(more, 0), np.int8)])
+        for number, site in sites.items():
+            self._codes[number] = _code(site)
+
+    def add(self, records: np.ndarray) -> None:
+        """The next records."""
+        kept = records[(_kinds(records, self._codes) != 0) | _overflowed(records["flags"])]
+        if not len(kept):
+            return
+        held = np.concatenate([*self._held, kept])
+        is_last = held["step"] == held["step"].max()
+        if not is_last.all():
+            self._take(held[~is_last])
+            held = held[is_last]
+        self._held = [held[-_MOST_HELD:]]
+
+    def rows(self) -> list[StepRow]:
+        """By step."""
+        open_rows = {row.step: row for row in _rows(self._held, self._codes, self._rank)}
+        rows = {**self._rows, **open_rows}
+        return [rows[step] for step in sorted(rows)[-self._most :]]
+
+    def _take(self, *chunks: np.ndarray) -> None:
+        self._rows.update({row.step: row for row in _rows(chunks, self._codes, self._rank)})
+        if len(self._rows) > self._most:
+            self._rows = {step: self._rows[step] for step in sorted(self._rows)[-self._most :]}
+
+
 def _code(site: Site) -> int:
     if site.role == "param_grad" and site.index:
         return len(_ROLES) + 1
@@ -249,8 +291,9 @@ def _value(record: np.void) -> Optional[float]:
 def _norm(gradients: np.ndarray) -> Optional[float]:
     """Over all of these records."""
     # What was read twice, before and after a change: as the optimizer uses it.
-    last = {int(site): at for at, site in enumerate(gradients["site"])}
-    gradients = gradients[sorted(last.values())]
+    last = {site: at for at, site in enumerate(gradients["site"].tolist())}
+    if len(last) < len(gradients):
+        gradients = gradients[sorted(last.values())]
     if gradients["nan_count"].any():
         return math.nan
     if gradients["posinf_count"].any() or gradients["neginf_count"].any():

@@ -184,13 +184,16 @@ class RecordLog:
         if self.failed:
             return
         self._meta.update(fields)
-        path = os.path.join(self._root, f"meta-rank{self.rank}.json")
         try:
-            with open(f"{path}.new", "wb") as file:
-                file.write(_meta_text(self._meta))
-            os.replace(f"{path}.new", path)
+            self._write_meta()
         except Exception as error:  # a log must never break the run that it describes
             self._switch_off(error, None)
+
+    def _write_meta(self) -> None:
+        path = os.path.join(self._root, f"meta-rank{self.rank}.json")
+        with open(f"{path}.new", "wb") as file:
+            file.write(_meta_text(self._meta))
+        os.replace(f"{path}.new", path)
 
     def sync(self) -> None:
         """Waits until what was written is on the disk itself (a power cut is then survived too)."""
@@ -202,9 +205,16 @@ class RecordLog:
                 return
 
     def close(self) -> None:
-        """Closes the files. Idempotent; the log takes nothing more afterwards."""
-        if self.dropped_events and not self.failed:
-            self.add_meta(dropped_events=self.dropped_events)
+        """Closes the files, and notes the time in the meta file. Idempotent; the log takes nothing
+        more afterwards.
+        """
+        # Not in a forked child, whose parent goes on writing.
+        if not self.failed and os.getpid() == self._meta["pid"]:
+            self._meta["ended"] = _now()
+            if self.dropped_events:
+                self._meta["dropped_events"] = self.dropped_events
+            with contextlib.suppress(Exception):
+                self._write_meta()
         self.failed = True
         self._close_files()
 
@@ -218,7 +228,7 @@ class RecordLog:
             rank=self.rank,
             pid=os.getpid(),
             host=socket.gethostname(),
-            created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            created=_now(),
         )
         self._meta = meta
         text = _meta_text(meta)
@@ -375,6 +385,10 @@ def is_kept(records: np.ndarray) -> np.ndarray:
 def record_bytes(records: np.ndarray) -> memoryview:
     """The records as format 1 has them, 192 bytes each. Shares their memory where it can."""
     return np.ascontiguousarray(records.astype(RECORD_DTYPE, copy=False)).view(np.uint8).data
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def _meta_text(meta: Mapping[str, Any]) -> bytes:

@@ -1,7 +1,8 @@
 """The stop report: its data, its text and its advice, and the actions that deliver it.
 
 ``stop_report`` is the report as data, ``render`` its text, ``advice`` its suggestions; ``build``
-and ``from_log`` make one. ``page`` makes an HTML page of a log.
+and ``from_log`` make one. ``page`` makes an HTML page of a log; ``live`` shows one while it
+grows.
 
 Imports ``log``, ``record`` and ``utils``.
 """

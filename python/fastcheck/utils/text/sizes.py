@@ -6,7 +6,7 @@ import re
 
 from fastcheck.errors import ConfigError, explain
 
-__all__ = ["parse_bytes"]
+__all__ = ["format_bytes", "parse_bytes"]
 
 
 LEAST_LIMIT_BYTES = 64 * 1024
@@ -39,3 +39,14 @@ def parse_bytes(value: str | int | None) -> int | None:
             )
         )
     return size
+
+
+def format_bytes(size: float) -> str:
+    """``512 B``, ``188 KB``, ``1.9 GB``: powers of 1000, as disks have them."""
+    number, unit = float(size), "B"
+    for larger in ("KB", "MB", "GB", "TB"):
+        if abs(number) < 999.5:
+            break
+        number, unit = number / 1000, larger
+    few = abs(number) >= 9.95 or unit == "B"
+    return f"{number:.0f} {unit}" if few else f"{number:.1f} {unit}"

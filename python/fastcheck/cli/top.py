@@ -1,0 +1,242 @@
+"""``fastcheck top``: shows a log in the terminal while it grows."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from typing import Any, Optional
+
+from fastcheck.errors import ConfigError, LogError, explain
+from fastcheck.log.follow import LogFollower
+from fastcheck.report.live.frame import Picture, View, picture, waiting_picture
+from fastcheck.report.live.state import SORTS, LiveState
+from fastcheck.utils.text.layout import paint, to_ascii, wants_ascii, wants_color
+
+from .console import has_rich
+from .keys import Keyboard
+
+_INTERVAL = 1.0
+_LEAST_INTERVAL = 0.1
+_WIDTH = 100
+
+_DESCRIPTION = """\
+Shows a log in the terminal while a run writes it: step, loss, loss scale, learning rate, gradient
+norm, what the log costs, the events, and the sites with the least headroom: bits between the
+largest magnitude and the largest number of the dtype, with a line of the last steps. Reads what is
+new, once a second, and starts no server. A log that is not there yet is waited for."""
+
+_EPILOG = """\
+keys: q quits; j k, arrows and page keys scroll; s sorts (headroom, abs max, name); / filters by a
+part of the name or a pattern such as layers.*.attn, Enter keeps the filter, Esc shows all sites
+
+examples:
+  fastcheck top fastcheck_log                    the newest log, or the first one to come
+  fastcheck top runs/new --interval 0.5          every half second
+  fastcheck top LOG --once                       one picture as plain text, for a file or a pipe
+  fastcheck top LOG --once --sort name --filter attn --rows 100
+
+The live picture needs rich: pip install 'fastcheck[tools]'. --once needs nothing.
+
+exit codes: 0 shown; 2 no log (with --once), no terminal, or wrong usage; 130 interrupted"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "top",
+        help="a log in the terminal, while it grows",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("log", help="log directory, or the fastcheck_log/ above it (the newest)")
+    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=_INTERVAL,
+        metavar="S",
+        help=f"seconds from one look at the log to the next; default: {_INTERVAL:g}",
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        metavar="N",
+        help="how many sites; default: what the terminal has room for",
+    )
+    parser.add_argument("--sort", choices=SORTS, default=SORTS[0], help="which sites come first")
+    parser.add_argument(
+        "--filter", default="", metavar="TEXT", help="only sites whose name has TEXT in it"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0; what goes wrong is raised."""
+    _check(options)
+    follower, state = LogFollower(options.log), LiveState()
+    view = View(sort=options.sort, pattern=options.filter)
+    shower = _Shower(options, follower, state, view)
+    if options.once:
+        shower.poll()
+        if follower.directory is None:
+            raise LogError(
+                explain(
+                    "there is no log here",
+                    expected="a log directory, or the fastcheck_log/ above it",
+                    got=options.log,
+                    hint="without --once it is waited for",
+                )
+            )
+        _print(shower.draw(_columns(), None))
+        return 0
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        raise ConfigError(
+            explain(
+                "top needs a terminal",
+                expected="a terminal as standard output",
+                got="a file, a pipe, or TERM=dumb",
+                hint="fastcheck top LOG --once prints one picture",
+            )
+        )
+    if not has_rich():
+        raise ConfigError(
+            explain(
+                "the live picture needs rich",
+                expected="rich, installed",
+                got="no module named rich",
+                hint="pip install 'fastcheck[tools]', or --once, which needs nothing",
+            )
+        )
+    shower.follow(options.interval)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not math.isfinite(options.interval) or options.interval < _LEAST_INTERVAL:
+        raise ConfigError(
+            explain(
+                "--interval is no time to wait",
+                expected=f"{_LEAST_INTERVAL} seconds or more",
+                got=f"{options.interval:g}",
+            )
+        )
+    if options.rows is not None and options.rows < 1:
+        raise ConfigError(
+            explain("--rows shows nothing", expected="1 or more", got=str(options.rows))
+        )
+    if os.path.exists(options.log) and not os.path.isdir(options.log):
+        raise LogError(
+            explain(
+                "this is no log directory",
+                expected="a log directory, or the fastcheck_log/ above it",
+                got=options.log,
+            )
+        )
+
+
+class _Shower:
+    """Follows a log, and draws what is known of it."""
+
+    def __init__(
+        self, options: argparse.Namespace, follower: LogFollower, state: LiveState, view: View
+    ) -> None:
+        self._options = options
+        self._follower = follower
+        self._state = state
+        self._view = view
+        self._ascii_only = wants_ascii(sys.stdout)
+
+    def poll(self) -> None:
+        """Reads what is new."""
+        self._state.take(self._follower.poll(), time.monotonic())
+
+    def draw(self, width: int, height: Optional[int]) -> Picture:
+        """The picture of what was read."""
+        directory = self._follower.directory
+        if directory is None:
+            return waiting_picture(self._options.log, width)
+        return picture(
+            self._state,
+            self._view,
+            path=directory,
+            width=width,
+            rows=self._options.rows,
+            height=height,
+            wall=time.time(),
+            ascii_only=self._ascii_only,
+        )
+
+    def follow(self, interval: float) -> None:
+        """Draws until a key ends it."""
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+        color = wants_color(sys.stdout)
+        with (
+            Keyboard() as keyboard,
+            Live(
+                console=console,
+                screen=True,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            ) as live,
+        ):
+            self._view.has_keys = keyboard.has_keys
+            due = 0.0
+            while True:
+                if time.monotonic() >= due:
+                    self.poll()
+                    due = time.monotonic() + interval
+                size = console.size
+                shown = self.draw(size.width, size.height)
+                live.update(_rich_text(shown, color, self._ascii_only), refresh=True)
+                keys = keyboard.wait(max(due - time.monotonic(), 0.0))
+                if not all(self._view.press(key, max(shown.shown, 1)) for key in keys):
+                    return
+
+
+def _rich_text(shown: Picture, color: bool, ascii_only: bool) -> Any:
+    from rich.text import Text
+
+    text = Text(no_wrap=True, overflow="crop", end="")
+    for number, line in enumerate(shown.lines):
+        if number:
+            text.append("\n")
+        for piece, style in line:
+            piece = to_ascii(piece) if ascii_only else piece
+            text.append(piece, _RICH_STYLES[style] if color else None)
+    return text
+
+
+_RICH_STYLES = {
+    "": None,
+    "bold": "bold",
+    "dim": "dim",
+    "green": "green",
+    "red": "bold red",
+    "yellow": "yellow",
+}
+
+
+def _columns() -> int:
+    """The terminal's width, or COLUMNS; 100 of a file or a pipe."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked):
+        return max(int(asked), 20)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or _WIDTH
+    except (OSError, ValueError):  # no terminal, or no file
+        return _WIDTH
+
+
+def _print(shown: Picture) -> None:
+    if not wants_color(sys.stdout):
+        print(shown.text(wants_ascii(sys.stdout)))
+        return
+    for line in shown.lines:
+        print("".join(paint(text, style, True) for text, style in line))

@@ -1,0 +1,261 @@
+"""The state of a log that grows, for ``fastcheck top``: its ranks, and how fast it goes on."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import socket
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+
+from fastcheck.errors import printable
+from fastcheck.log.follow import Growth
+from fastcheck.log.step_table import RecentSteps, StepRow
+from fastcheck.record.site import Site
+from fastcheck.utils.names.style import row_name
+
+from .events import LiveEvent, RankEvents
+from .trends import STEPS, SiteTrends
+
+__all__ = ["SORTS", "LiveState", "Pace", "RankState", "SiteRow"]
+
+#: By what the sites can be sorted.
+SORTS = ("headroom", "abs max", "name")
+# Shown above the sites.
+_NUMBERS = ("loss_scale", "learning_rate", "found_inf")
+# Seconds over which a pace is measured, and without a record after which a run may be over.
+_PACE_SECONDS, _QUIET_SECONDS = 30.0, 10.0
+
+
+class SiteRow(NamedTuple):
+    """One site of one rank, with its place in the rank's trends."""
+
+    rank: int
+    site: int
+    name: str
+    headroom: float
+
+
+class Pace(NamedTuple):
+    """Over the last polls; None where nothing is known yet."""
+
+    steps_per_second: Optional[float]
+    bytes_per_second: Optional[float]
+
+
+@dataclass
+class RankState:
+    """What is held of one rank."""
+
+    rank: int
+    trends: SiteTrends = field(default_factory=SiteTrends)
+    sites: dict[int, Site] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+    total_bytes: int = 0
+    changed: float = 0.0
+    missed_bytes: int = 0
+    damaged: int = 0
+    #: Since the log is followed: records, the first step, and tensors by number.
+    records: int = 0
+    first_step: int = -1
+
+    def __post_init__(self) -> None:
+        self.steps = RecentSteps(self.rank, STEPS)
+        self.events = RankEvents(self.rank)
+        self._names: dict[int, str] = {}
+        self._numbers: list[int] = []
+        self._matching: tuple[Any, np.ndarray] = (None, np.zeros(0, bool))
+
+    def take(self, growth: Growth) -> None:
+        """Adds what is new."""
+        self.sites.update(growth.sites)
+        self.steps.name(growth.sites)
+        for number, site in growth.sites.items():
+            self._names[number] = printable(row_name(site, None, "fastcheck"))
+            if site.role in _NUMBERS:
+                self._numbers.append(number)
+        for records in growth.records:
+            if self.first_step < 0 and len(records):
+                self.first_step = int(records["step"][0])
+            self.records += len(records)
+            self.trends.add(records)
+            self.steps.add(records)
+        self.events.add(growth.records, growth.events, growth.watch)
+        if growth.meta is not None:
+            self.meta = growth.meta
+        self.total_bytes, self.changed = growth.total_bytes, growth.changed
+        self.missed_bytes += growth.missed_bytes
+        self.damaged += growth.damaged
+
+    @property
+    def last(self) -> Optional[StepRow]:
+        """The numbers of the last step that has some."""
+        rows = self.steps.rows()
+        return rows[-1] if rows else None
+
+    def shown_sites(self, pattern: str = "") -> np.ndarray:
+        """The numbers of the sites that have records, are tensors, and match ``pattern``."""
+        seen = np.flatnonzero(self.trends.seen)
+        kept = seen[~np.isin(seen, self._numbers)] if self._numbers else seen
+        if not pattern:
+            return kept
+        count = len(self.trends.seen)
+        key, mask = self._matching
+        if key != (pattern, count, len(self._names)):
+            matches = _matcher(pattern)
+            mask = np.array([matches(self.name_of(number)) for number in range(count)], bool)
+            self._matching = ((pattern, count, len(self._names)), mask)
+        found: np.ndarray = kept[mask[kept]]
+        return found
+
+    def name_of(self, site: int) -> str:
+        """Printable."""
+        return self._names.get(site, f"site {site} (name lost)")
+
+
+class LiveState:
+    """All ranks of a log that is followed."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, RankState] = {}
+        self._paces: deque[tuple[float, int, int]] = deque()
+
+    def take(self, grown: Iterable[Growth], now: float) -> None:
+        """What a poll has brought; ``now``: of a clock that never goes back, in seconds."""
+        for growth in grown:
+            self.ranks.setdefault(growth.rank, RankState(growth.rank)).take(growth)
+        if self.ranks:
+            self._paces.append((now, self.step, self.total_bytes))
+        while len(self._paces) > 2 and now - self._paces[1][0] >= _PACE_SECONDS:
+            self._paces.popleft()
+
+    @property
+    def step(self) -> int:
+        """The youngest step of all ranks; -1 without records."""
+        return max((one.trends.step for one in self.ranks.values()), default=-1)
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all records that the log holds."""
+        return sum(one.total_bytes for one in self.ranks.values())
+
+    def pace(self) -> Pace:
+        """How fast the log grows."""
+        if len(self._paces) < 2:
+            return Pace(None, None)
+        (start, first, small), (end, last, large) = self._paces[0], self._paces[-1]
+        seconds = end - start
+        if seconds <= 0:
+            return Pace(None, None)
+        # Of a log with a limit, old segments are removed: the size says little then.
+        size = (large - small) / seconds if large >= small else None
+        return Pace((last - first) / seconds, size)
+
+    def status(self, wall: float) -> tuple[str, bool]:
+        """Whether the run goes on, in words; and True if it does. ``wall``: seconds since the
+        epoch.
+        """
+        ranks = list(self.ranks.values())
+        ended = [str(one.meta["ended"]) for one in ranks if one.meta.get("ended")]
+        if ranks and len(ended) == len(ranks):
+            return f"ended {max(ended)}", False
+        changed = max((one.changed for one in ranks), default=0.0)
+        quiet = wall - changed
+        gone = [one for one in ranks if not one.meta.get("ended") and is_gone(one.meta)]
+        if gone and quiet > _QUIET_SECONDS:
+            which = ", ".join(str(one.rank) for one in gone)
+            of = f" of rank {which}" if len(ranks) > 1 else ""
+            return f"the process{of} is gone", False
+        if not changed:
+            return "no record yet", True
+        if quiet > _QUIET_SECONDS:
+            return f"no record for {format_duration(quiet)}", True
+        return "running", True
+
+    def rows(self, sort: str, pattern: str, start: int, count: int) -> tuple[list[SiteRow], int]:
+        """The sites whose name matches ``pattern`` (part of it, or a pattern as in a shell), in the
+        order of SORTS: the least headroom first, the largest abs max first, or by name. What
+        overflowed is first in the first two. Those from ``start`` on, and how many there are.
+        """
+        ranks = list(self.ranks.values())
+        if not ranks:
+            return [], 0
+        sites = [one.shown_sites(pattern) for one in ranks]
+        bits = np.concatenate([o.trends.headroom()[mine] for o, mine in zip(ranks, sites)])
+        places = [(one, site) for one, mine in zip(ranks, sites) for site in mine.tolist()]
+        if sort == "name":
+            order = sorted(range(len(places)), key=lambda at: places[at][0].name_of(places[at][1]))
+        else:
+            levels = np.concatenate([o.trends.level[mine] for o, mine in zip(ranks, sites)])
+            values = -levels if sort == "abs max" else bits
+            values = np.where(np.isnan(values), np.inf, values)
+            keys = np.where(bits == -np.inf, -np.inf, values)
+            order = np.argsort(keys, kind="stable").tolist()
+        found = []
+        for at in order[max(start, 0) : max(start, 0) + count]:
+            one, site = places[at]
+            found.append(SiteRow(one.rank, site, one.name_of(site), float(bits[at])))
+        return found, len(places)
+
+    def least_headroom(self, rank: int) -> float:
+        """Of all sites of the rank in their last step; NaN where none has one."""
+        one = self.ranks[rank]
+        bits = one.trends.headroom()[one.shown_sites()]
+        bits = bits[~np.isnan(bits)]
+        return float(bits.min()) if len(bits) else float("nan")
+
+    def event_counts(self) -> dict[str, int]:
+        """How many events there were, by kind."""
+        ranks = self.ranks.values()
+        return {
+            kind: sum(one.events.counts[kind] for one in ranks)
+            for kind in ("counted", "other", "warning", "watch")
+        }
+
+    def events(self, most: int) -> list[LiveEvent]:
+        """The first counted event of all ranks, and the youngest others."""
+        ranks = self.ranks.values()
+        firsts = [e for one in ranks if (e := one.events.first(one.sites, len(self.ranks)))]
+        first = min(firsts, key=lambda event: (event.step, event.rank), default=None)
+        left = most - (first is not None)
+        latest = [
+            event for one in ranks for event in one.events.latest(one.sites, len(self.ranks), left)
+        ]
+        latest.sort(key=lambda event: event.step)
+        return [*([first] if first is not None else []), *(latest[-left:] if left > 0 else [])]
+
+
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    wanted = pattern.lower()
+    if any(one in pattern for one in "*?["):
+        wanted = wanted if wanted.endswith("*") else wanted + "*"
+        return lambda name: fnmatch.fnmatchcase(name.lower(), wanted)
+    return lambda name: wanted in name.lower()
+
+
+def is_gone(meta: Mapping[str, Any]) -> bool:
+    """Whether the process that writes the log ran on this machine, and runs no more."""
+    pid = meta.get("pid")
+    if os.name != "posix" or meta.get("host") != socket.gethostname():
+        return False
+    if type(pid) is not int or not 0 < pid < 1 << 31:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # another user's
+    return False
+
+
+def format_duration(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3 h``, ``5 days``."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.0f} s"
