@@ -6,7 +6,7 @@ Every tensor is read once, on its device.
     monitor = fastcheck.install(model, overflow_nums=1)
 
 The subpackages (rooms) are layers; ``docs/design.md`` lists them. Any of them may import
-``errors``, ``extension`` and ``_version``.
+``errors``, ``extension``, ``notebook`` and ``_version``.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from support.paths import ROOT
 PACKAGE = ROOT / "python" / "fastcheck"
 ROOMS = sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
 #: Files of the package's root, which any room may import.
-ANYWHERE = {"", "_version", "errors", "extension"}
+ANYWHERE = {"", "_version", "errors", "extension", "notebook"}
 
 
 def name_of(room: Path) -> str:

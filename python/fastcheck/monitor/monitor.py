@@ -40,8 +40,9 @@ from fastcheck.utils.names.style import check_style
 from fastcheck.utils.torch.rank import Ranks, group_size, own_rank
 
 from .notes import compiled_notes, device_notes, lost_notes, monitor_notes, summary_of
+from .pictures import Pictures
 from .replay import Replay, Replayer
-from .results import held_records, write_report
+from .results import held_records
 from .stop_dump import make_stop_dumper
 from .watching import Watching, connected
 
@@ -52,7 +53,7 @@ __all__ = ["Monitor"]
 _hook_ids = itertools.count(-1, -1)
 
 
-class Monitor(PrecisionResults):
+class Monitor(Pictures, PrecisionResults):
     """Observes the modules given to install(), until remove(). May be used in a ``with``
     statement.
 
@@ -239,14 +240,6 @@ class Monitor(PrecisionResults):
         with self._session.lock, self._event_store.lock:
             self._session.collect()
             return self._event_store.all_steps()
-
-    def report(self, path: Any, style: Optional[str] = None, *, against: Any = None) -> None:
-        """Writes the run until now to ``path`` as ``fastcheck report`` writes a log, as one HTML
-        page; without a log what is held in memory. Waits for nothing. ``style``: as in summary().
-        ``against``: the log of another run, for the page of both. Raises LogError, CompareError.
-        """
-        style = self._session.config.stop.style if style is None else check_style(style)
-        write_report(self._session, path, self._log_is_whole, style, against)
 
     def flush(self) -> None:
         """Waits for the devices, takes in all records, and writes them to the log if there is one.

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcheck.record.format import Verdict
+from fastcheck.notebook import block_html, fields_html, guarded_html
+from fastcheck.record.format import DTYPES, Depth, Verdict, extremes
 from fastcheck.record.site import Site
 
 __all__ = ["Event"]
@@ -35,3 +36,31 @@ class Event:
     api: str = ""
     # At op level: the operator's arguments by name, each with the sequence number of its record.
     inputs: tuple[tuple[str, int], ...] = ()
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the place, the numbers of the record, and the reason. Never raises."""
+        return guarded_html(self, lambda: _event_html(self))
+
+
+def _event_html(event: Event) -> str:
+    record = event.record
+    is_known = int(record["numel"]) > 0 and int(record["depth"]) >= Depth.STATS
+    low, high = extremes(record) if is_known else (None, None)
+    fields: list[tuple[str, object]] = [
+        ("step", event.step),
+        ("rank", event.rank or None),
+        ("counted", bool(event.counted)),
+        ("dtype", DTYPES[int(record["dtype"])].name),
+        ("elements", int(record["numel"])),
+        ("NaN", int(record["nan_count"])),
+        ("+Inf", int(record["posinf_count"])),
+        ("-Inf", int(record["neginf_count"])),
+        # Nothing finite is left where they have changed places.
+        ("min", low if low is not None and high is not None and low <= high else None),
+        ("max", high if low is not None and high is not None and low <= high else None),
+        ("reason", event.reason),
+        ("line", event.line),
+        ("API", event.api),
+        ("inputs", ", ".join(name for name, _ in event.inputs)),
+    ]
+    return block_html(f"{event.verdict.name.lower()}: {event.site}", fields_html(fields))

@@ -11,6 +11,7 @@ from typing import Any, Optional, Union, overload
 import numpy as np
 import torch
 
+from fastcheck.notebook import block_html, fields_html, guarded_html, table_html
 from fastcheck.record.format import (
     COUNTS,
     RECORD_BYTES,
@@ -21,6 +22,9 @@ from fastcheck.record.format import (
     extremes,
 )
 from fastcheck.record.statistics import RecordStatistics, statistics_of
+
+# Of a list, in a notebook.
+_SHOWN = 20
 
 
 class Stats:
@@ -221,6 +225,10 @@ class Stats:
             parts.append(f"checksum={self.checksum:016x}")
         return ", ".join(parts) + ")"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: every field. Fetches the record, as repr() does; never raises."""
+        return guarded_html(self, lambda: _stats_html(self))
+
     @property
     def _statistics(self) -> RecordStatistics:
         if self._numbers is None:
@@ -270,6 +278,30 @@ class StatsList(Sequence[Stats]):
 
     def __repr__(self) -> str:
         return "[" + ",\n ".join(map(repr, self)) + "]"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a row for each of the first tensors. One fetch; never raises."""
+        return guarded_html(self, lambda: _list_html(self))
+
+
+def _stats_html(found: Stats) -> str:
+    fields = found.to_dict()
+    kind, size = fields.pop("dtype"), fields.pop("numel")
+    if "checksum" in fields:
+        fields["checksum"] = f"{fields['checksum']:016x}"
+    return block_html(f"{size:,} elements, {kind}", fields_html(list(fields.items())))
+
+
+def _list_html(stats: StatsList) -> str:
+    rows, bad = [], []
+    for record in stats.numpy()[:_SHOWN]:
+        one = statistics_of(record)
+        bad.append(one.nonfinite_count > 0)
+        rows.append(
+            [one.dtype, one.numel, one.nonfinite_count, one.min, one.max, one.mean, one.rms]
+        )
+    header = ["dtype", "numel", "NaN+Inf", "min", "max", "mean", "rms"]
+    return block_html(f"{len(stats):,} tensors", table_html(header, rows, bad, len(stats)))
 
 
 def _format(value: Optional[float]) -> str:

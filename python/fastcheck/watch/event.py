@@ -9,6 +9,7 @@ from typing import Any, Optional
 import numpy as np
 
 from fastcheck.errors import ConfigError, FastcheckWarning, choice, explain
+from fastcheck.notebook import block_html, fields_html, guarded_html, table_html
 from fastcheck.record.site import Site
 
 __all__ = ["KINDS", "TABLE_DTYPE", "Mover", "WatchEvent", "WatchWarning", "check_kind", "to_table"]
@@ -97,6 +98,10 @@ class WatchEvent:
     def __str__(self) -> str:
         return self.text
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the text, the numbers, and what moved. Never raises."""
+        return guarded_html(self, lambda: _watch_event_html(self))
+
     def to_dict(self) -> dict[str, Any]:
         """The fields, ready for JSON."""
         return {
@@ -121,6 +126,28 @@ class WatchEvent:
             ],
             "text": self.text,
         }
+
+
+def _watch_event_html(event: WatchEvent) -> str:
+    interval = event.interval
+    fields: list[tuple[str, object]] = [
+        ("step", event.step),
+        ("rank", event.rank or None),
+        ("kind", f"{event.kind}: {KINDS.get(event.kind, '')}"),
+        ("site", event.site),
+        ("value", event.value),
+        ("usual", event.reference),
+        ("score", event.score if event.score == event.score else None),
+        ("warns", event.is_warning),
+        ("cause", event.cause),
+        ("in steps", None if interval is None else f"{interval[0]:.0f} to {interval[1]:.0f}"),
+    ]
+    moved = [
+        ["the loss" if m.site is None else str(m.site), m.signal, m.step, m.score]
+        for m in event.movers
+    ]
+    table = table_html(["left its range, first mover first", "signal", "step", "score"], moved)
+    return block_html(event.text, fields_html(fields), table)
 
 
 def check_kind(kind: object) -> str:
