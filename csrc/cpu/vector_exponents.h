@@ -1,4 +1,4 @@
-// Counts exponents with vectors of bytes, for float32, bfloat16 and float16.
+// Counts exponents with vectors of bytes, for all formats but float64.
 //
 // Included by each exponents_<isa>.cpp behind its kVectorBytes. There are no instructions of one
 // machine here: the loops are for the compiler to vectorize. Where every component of a tile is
@@ -28,7 +28,8 @@ FASTCHECK_FN Bytes load(const Byte* p) {
   return x;
 }
 
-// Adds how often each of the bytes [low, high] is among `n`, a multiple of 64, to out[byte].
+// Adds how often each of the bytes [low, high] is among `n`, a multiple of kVectorBytes, to
+// out[byte].
 void count_bytes(const Byte* bytes, int n, int low, int high, std::int64_t* out) {
   constexpr int kAtOnce = 4;
   for (int first = 0; first < n; first += kPart) {
@@ -51,12 +52,36 @@ void count_bytes(const Byte* bytes, int n, int low, int high, std::int64_t* out)
   }
 }
 
-// The exponent fields of a tile: of a format as wide as float32's (kBias 127).
+// The exponent fields of a tile: those of float32, or of a table.
 struct TileExponents {
   alignas(64) Byte up[kTile];    // 0: a zero
   alignas(64) Byte down[kTile];  // 0: a zero
   Byte low = 255, high = 0;      // of `up`, zeros left out
 };
+
+// Of a format of one byte, which has fewer binades than a byte has values: its bin of each
+// magnitude and 1, 0 for a zero, rounded up and down.
+template <class Format>
+struct ByteTable {
+  Byte up[256], down[256];
+  constexpr ByteTable() : up{}, down{} {
+    for (int m = 1; m < Format::kFirstNonfinite; ++m) {
+      int top = 0;
+      while (m >> (top + 1) != 0) ++top;
+      const bool is_normal = m >= Format::kMinNormal;
+      const int rest = is_normal ? m & (Format::kMinNormal - 1) : m & (m - 1);
+      const int bin = is_normal ? (m >> Format::kMantissaBits) + Format::kMantissaBits - 1 : top;
+      down[m] = down[m | Format::kSign] = static_cast<Byte>(bin + 1);
+      up[m] = up[m | Format::kSign] = static_cast<Byte>(bin + 1 + (rest != 0 ? 1 : 0));
+    }
+  }
+};
+
+// Whether its subnormals have exponents of their own there, and the bin of field 0.
+template <class Format>
+constexpr bool kHasTable = sizeof(typename Format::Bits) == 1;
+template <class Format>
+constexpr int kFieldBase = kHasTable<Format> ? -1 : -127 - kLowestExponent<Format>;
 
 template <class Format>
 typename Format::Bits fields(const std::byte* data, int n, TileExponents& out) {
@@ -69,7 +94,11 @@ typename Format::Bits fields(const std::byte* data, int n, TileExponents& out) {
   for (int i = 0; i < n; ++i) {
     const Bits m = p[i] & Format::kMagnitude;
     largest = m > largest ? m : largest;
-    if constexpr (Format::kExponentBias == 127) {
+    if constexpr (kHasTable<Format>) {
+      static constexpr ByteTable<Format> kTable;
+      out.up[i] = kTable.up[p[i]];
+      out.down[i] = kTable.down[p[i]];
+    } else if constexpr (Format::kExponentBias == 127) {
       out.up[i] = static_cast<Byte>((m + kUp) >> kShift);
       out.down[i] = static_cast<Byte>(m >> kShift);
     } else {
@@ -106,6 +135,20 @@ void fold_pairs(const Byte* __restrict from, Byte* __restrict to, int n) {
   }
 }
 
+// Adds the bytes that are not zero to out[byte], of an array that has room behind for a whole
+// vector. They are few, and nearly equal.
+void count_maxima(Byte* maxima, int n, std::int64_t* out) {
+  const int padded = (n + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
+  std::memset(maxima + n, 0, padded - n);
+  Byte low = 255, high = 0;
+  for (int i = 0; i < n; ++i) {
+    const Byte below = static_cast<Byte>(maxima[i] - 1);  // of a zero: 255
+    low = below < low ? below : low;
+    high = maxima[i] > high ? maxima[i] : high;
+  }
+  if (high != 0) count_bytes(maxima, padded, low + 1, high, out);
+}
+
 // How many binades each component is below the maximum of its block, into `out`; the most of them.
 template <int kSize>
 int distances(const Byte* __restrict up, const Byte* maxima, int n, Byte* __restrict out) {
@@ -140,9 +183,7 @@ bool count_tile(const std::byte* data, int n, std::int64_t* totals) {
     return true;
   }
   // Field 1, rounded up, holds the subnormals, whose exponents differ.
-  if (tile.low < 2) return false;
-  constexpr int kBias = 127;
-  constexpr int kFieldBase = -kBias - kLowestExponent<Format>;  // bin of field 0
+  if (!kHasTable<Format> && tile.low < 2) return false;
   std::int64_t* const elements = totals + kTotalBins;
   std::int64_t* const maxima32 = elements + kBinades<Format>;
   std::int64_t* const maxima16 = maxima32 + kBinades<Format>;
@@ -154,21 +195,18 @@ bool count_tile(const std::byte* data, int n, std::int64_t* totals) {
   totals[kTotalZero] += by_field[0];
   count_bytes(tile.up, n, tile.low, tile.high, by_field);
   for (int field = tile.low; field <= tile.high; ++field) {
-    elements[kFieldBase + field] += by_field[field];
+    elements[kFieldBase<Format> + field] += by_field[field];
   }
   alignas(64) Byte pairs[kTile / 2], fours[kTile / 4], eights[kTile / 8];
-  alignas(64) Byte blocks16[kTile / kHalfBlock], blocks32[kTile / kBlock];
+  alignas(64) Byte blocks16[kTile / kHalfBlock + kVectorBytes];
+  alignas(64) Byte blocks32[kTile / kBlock + kVectorBytes];
   fold_pairs(tile.down, pairs, n / 2);
   fold_pairs(pairs, fours, n / 4);
   fold_pairs(fours, eights, n / 8);
   fold_pairs(eights, blocks16, n / kHalfBlock);
   fold_pairs(blocks16, blocks32, n / kBlock);
-  for (int i = 0; i < n / kHalfBlock; ++i) {
-    if (blocks16[i] != 0) ++maxima16[kFieldBase + blocks16[i]];
-  }
-  for (int i = 0; i < n / kBlock; ++i) {
-    if (blocks32[i] != 0) ++maxima32[kFieldBase + blocks32[i]];
-  }
+  count_maxima(blocks16, n / kHalfBlock, maxima16 + kFieldBase<Format>);
+  count_maxima(blocks32, n / kBlock, maxima32 + kFieldBase<Format>);
   alignas(64) Byte below[kTile];
   int high = distances<kBlock>(tile.up, blocks32, n, below);
   count_bytes(below, n, 0, high, totals + kTotalBelow32);
@@ -193,13 +231,12 @@ void count_vector(const std::byte* data, std::int64_t components, std::int64_t* 
 
 template <class Component>
 constexpr CountExponents counter() {
-  if constexpr (std::is_same_v<Component, Float32> || std::is_same_v<Component, BFloat16> ||
-                std::is_same_v<Component, Float16>) {
-    return count_vector<Component>;
-  } else if constexpr (Component::kIsFloat) {
+  if constexpr (!Component::kIsFloat) {
+    return nullptr;
+  } else if constexpr (std::is_same_v<Component, Float64>) {
     return count_scalar<Component>;
   } else {
-    return nullptr;
+    return count_vector<Component>;
   }
 }
 

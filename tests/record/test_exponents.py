@@ -74,6 +74,20 @@ def test_shares_are_those_of_casting(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_bounds_at_a_scale_that_is_no_power_of_two(name: str) -> None:
+    for x in tensors():
+        found = fastcheck.exponents(x)
+        for scale in (0.3, 700.0, 1.3 * 2.0**-14):
+            y = rounded(x, name, scale)
+            zeros = int(((x.double() != 0) & (y == 0)).sum()) / found.count
+            below = found.share_below(name, scale)
+            assert below.least <= zeros <= below.most
+            over = int(overflows((x.double() * scale).float(), name).sum()) / found.count
+            above = found.share_above(name, scale)
+            assert above.least <= over <= above.most
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_limits_are_torchs(name: str) -> None:
     form, dtype = NUMBER_FORMATS[name], getattr(torch, name)
     info = torch.finfo(dtype)

@@ -182,9 +182,8 @@ class Exponents:
             return self._share(0, 0)
         lower, upper = self._limits()
         is_above = lower >= limit
-        reaches = upper >= limit if found.ties_overflow else upper > limit
         least = max(int(self.elements[is_above].sum()), 1)
-        return self._share(least, int(self.elements[reaches].sum()))
+        return self._share(least, int(self.elements[upper >= limit].sum()))
 
     def share_below(self, format: str, scale: float = 1.0) -> Share:
         """The share that becomes zero when each element times ``scale`` is rounded to ``format``.
