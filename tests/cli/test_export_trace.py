@@ -47,6 +47,22 @@ def test_sites_are_counters_and_events_are_instants(tmp_path: Path) -> None:
     assert counters[0, "step: scale", 3000] == {"scale": 65536.0}
 
 
+def test_events_of_the_watch_are_instants_too(tmp_path: Path) -> None:
+    synthetic_logs.write(tmp_path / "log", 12, 20, ranks=2, event_step=-1)
+    lines = [
+        {"step": 7, "rank": 1, "kind": "loss_spike", "text": "the loss is 7", "is_warning": True},
+        {"step": 9, "rank": "x", "text": "a shift", "is_warning": False},
+        {"step": None, "text": "no step"},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "log" / "watch-rank1.jsonl").write_text(text)
+    entries = trace(tmp_path / "log", tmp_path / "run.trace.json")
+    spike, shift = (entry for entry in entries if entry["ph"] == "i")
+    assert (spike["pid"], spike["ts"], spike["name"]) == (1, 7000, "watch: loss_spike")
+    assert spike["args"] == {"text": "the loss is 7", "warns": True}
+    assert (shift["pid"], shift["ts"], shift["args"]["warns"]) == (0, 9000, False)
+
+
 def test_what_is_there_already_stays(tmp_path: Path) -> None:
     synthetic_logs.write(tmp_path / "log", 8, 4)
     out = tmp_path / "run.trace.json"

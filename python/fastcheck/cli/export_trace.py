@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcheck.log.reader import log_parts, read_event_lines, read_sites_and_meta
+from fastcheck.log.reader import log_parts, read_event_lines, read_sites_and_meta, read_watch
 from fastcheck.log.record_file import read_pieces
 from fastcheck.log.step_table import StepStream
 from fastcheck.record.format import Verdict, nonfinite
@@ -60,6 +60,8 @@ def _entries(directory: str) -> Iterator[dict[str, Any]]:
                 value = getattr(row, name)
                 if value is not None and math.isfinite(value):
                     yield _counter(f"step: {name}", rank, row.step, {name: value})
+    for line in read_watch(directory):
+        yield _watched(line)
 
 
 def _counters(records: np.ndarray, names: dict[int, str], rank: int) -> Iterator[dict[str, Any]]:
@@ -85,6 +87,21 @@ def _counters(records: np.ndarray, names: dict[int, str], rank: int) -> Iterator
 def _counter(name: str, rank: int, step: int, values: dict[str, float]) -> dict[str, Any]:
     time = step * _STEP_MICROSECONDS
     return {"ph": "C", "name": name, "pid": rank, "ts": time, "args": values}
+
+
+def _watched(line: dict[str, Any]) -> dict[str, Any]:
+    """An event of install(watch=)."""
+    rank = line.get("rank")
+    text = {"text": line["text"], "warns": bool(line.get("is_warning"))}
+    return {
+        "ph": "i",
+        "s": "p",
+        "name": f"watch: {line.get('kind', 'event')}",
+        "pid": rank if isinstance(rank, int) else 0,
+        "tid": 0,
+        "ts": line["step"] * _STEP_MICROSECONDS,
+        "args": text,
+    }
 
 
 def _instant(line: dict[str, Any], names: dict[int, str], rank: int) -> Iterator[dict[str, Any]]:

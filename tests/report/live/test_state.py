@@ -111,6 +111,9 @@ def test_numbers_of_the_step_and_the_log(tmp_path: Path) -> None:
     for second in range(15, 60):
         state.take(follower.poll(), float(second))
     assert state.pace() == (0.0, 0.0)
+    (tmp_path / "records-rank0-000000.bin").unlink()  # the log has a limit
+    state.take(follower.poll(), 61.0)
+    assert state.pace().bytes_per_second is None
 
 
 def test_the_first_counted_event_and_the_youngest_others(tmp_path: Path) -> None:

@@ -69,6 +69,14 @@ def test_steps_that_were_left_out_are_empty() -> None:
     assert trends.series(0)[0] == [*[None] * (STEPS - 1), 1.0]
 
 
+def test_of_several_calls_in_a_step_the_largest_counts() -> None:
+    trends = SiteTrends()
+    trends.add(build.records(build.record(high=8.0), build.record(high=2.0)))
+    trends.add(build.records(build.record(high=4.0)))
+    assert trends.level[0] == 8.0 and trends.series(0)[0][-1] == 8.0
+    assert trends.last["max"][0] == 4.0
+
+
 def test_what_has_no_numbers_has_no_headroom() -> None:
     trends = SiteTrends()
     zeros = build.record(site=0, low=0.0, high=0.0)
