@@ -5,6 +5,7 @@ import { comparisonParts } from "./comparison";
 import { openContainer } from "./container";
 import { detail } from "./detail";
 import { h } from "./dom";
+import { type DumpHeader, dumpParts } from "./dump";
 import { environment } from "./environment";
 import { heatmap } from "./heatmap";
 import { Model } from "./model";
@@ -19,13 +20,20 @@ import { weights } from "./weights";
 async function main(): Promise<void> {
   const app = document.getElementById("app")!;
   const text = (id: string): string => document.getElementById(id)?.textContent ?? "";
-  const model = new Model(await openContainer(text("header"), text("arrays")));
+  const opened = await openContainer(text("header"), text("arrays"));
+  if ((opened.header as { kind?: string }).kind === "dump") {
+    app.append(...dumpParts(opened.header as DumpHeader));
+    listenToTheme(() => {});
+    document.documentElement.dataset.ready = "true";
+    return;
+  }
+  const model = new Model(opened);
   const store = new Store(model);
   const parts = model.header.comparison ? comparisonParts(store) : runParts(store);
   app.append(...parts.filter((part) => part !== null));
   const { first } = model.header;
   if (first && first.row >= 0) store.choose(first.row, first.step);
-  listenToTheme(store);
+  listenToTheme(() => store.themeChanged());
   document.documentElement.dataset.ready = "true";
 }
 
@@ -44,7 +52,7 @@ function runParts(store: Store): (HTMLElement | null)[] {
   ];
 }
 
-function listenToTheme(store: Store): void {
+function listenToTheme(changed: () => void): void {
   const button = document.getElementById("theme") as HTMLButtonElement;
   const show = (): void => {
     button.textContent = isDark() ? "Light" : "Dark";
@@ -53,11 +61,11 @@ function listenToTheme(store: Store): void {
   button.addEventListener("click", () => {
     document.documentElement.dataset.theme = isDark() ? "light" : "dark";
     show();
-    store.themeChanged();
+    changed();
   });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     show();
-    store.themeChanged();
+    changed();
   });
   show();
 }

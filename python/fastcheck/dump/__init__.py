@@ -4,7 +4,7 @@
 C++: ``recorded_op_calls``) and ``module_calls`` record calls, ``stored`` records parameters,
 buffers and gradients. ``reference`` runs operators again on the CPU, and ``rounding`` estimates the
 difference that rounding explains. All of them write through ``dump_writer`` to the files of
-``storage``. ``on_stop`` dumps the call that stopped a run.
+``storage``. ``on_stop`` dumps the call that stopped a run. ``page`` makes an HTML file of a dump.
 
 Imports ``backends``, ``calls``, ``log``, ``record``, ``report``, ``reproducibility``,
 ``statistics`` and ``utils``.
