@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any, Optional
@@ -13,7 +14,9 @@ import torch
 from torch import nn
 
 import fastcheck
+from fastcheck.monitor.distributed.replicas import ReplicaMismatch
 from fastcheck.watch.watcher import Watcher
+from support.paths import ROOT
 from support.processes import run_python
 
 #: Warmed up after a few steps, so that the tests are short.
@@ -165,3 +168,123 @@ def test_what_is_no_option_is_refused(watch: Any) -> None:
     with pytest.raises(fastcheck.ConfigError, match="watch can't be used"):
         fastcheck.install(model, watch=watch)
     assert not model._forward_hooks
+
+
+class TestSkippedUpdates:
+    """Watch(skip_above=): an update with a gradient that is far too large is not applied."""
+
+    @staticmethod
+    def run(at: int = 35, factor: Any = None, scaled: bool = False, **options: Any) -> list[float]:
+        """By how much each update has changed a weight; the batch is 1,000 times too large once."""
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, **options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=8, enabled=scaled)
+        watch = fastcheck.Watch(window=32, warm_up=16, skip_above=factor)
+        moved = []
+        with fastcheck.install(model, watch=watch, record="stats"):
+            for step in range(40):
+                x = torch.randn(32, 8) * (1000 if step == at else 1)
+                optimizer.zero_grad()
+                scaler.scale(model(x).square().mean()).backward()
+                before = model.weight.detach().clone()
+                scaler.step(optimizer)
+                scaler.update()
+                moved.append(float((model.weight.detach() - before).abs().max()))
+                assert model.weight.grad is not None
+        return moved
+
+    @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"fused": True}, {"fused": True, "scaled": True}, {"scaled": True}],
+    )
+    def test_it_alone_is_skipped(self, options: dict[str, Any]) -> None:
+        moved = self.run(factor=10, **options)
+        assert [step for step, one in enumerate(moved) if not one] == [35]
+        assert all(self.run(**options))
+
+    @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+    def test_before_enough_is_known_none_is(self) -> None:
+        assert all(self.run(at=10, factor=10))
+
+    @pytest.mark.parametrize("value", [1, True, "3", float("nan")])
+    def test_what_is_no_factor_is_refused(self, value: Any) -> None:
+        with pytest.raises(fastcheck.ConfigError, match="skip_above"):
+            fastcheck.Watch(skip_above=value)
+
+
+@pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+def test_the_program_of_the_page_goes_back_to_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / "watch.md").read_text("utf-8").partition("\n## Reacting\n")[2]
+    blocks = re.findall(r"^```(?:python)?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks[0], "watch.md", "exec"), {})
+    assert capsys.readouterr().out.split() == blocks[1].split()
+
+
+@pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+def test_sinks_have_the_number_of_events() -> None:
+    class Sink:
+        def __init__(self) -> None:
+            self.rows: list[dict[str, float]] = []
+
+        def log(self, values: dict[str, float], step: int) -> None:
+            self.rows.append(dict(values))
+
+    torch.manual_seed(0)
+    model, sink = nn.Linear(8, 4), Sink()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with fastcheck.install(model, watch=WATCH, record="stats", sinks=sink):
+        for step in range(40):
+            optimizer.zero_grad()
+            (model(torch.randn(32, 8)).square().mean() * (1e4 if step == 35 else 1)).backward()
+            optimizer.step()
+    found = [row["fastcheck/watch_warnings"] for row in sink.rows]
+    assert found[:35] == [0.0] * 35 and found[-1] == 1.0
+    assert sink.rows[-1]["fastcheck/watch_events"] >= 1.0
+    assert len(sink.rows[-1]) <= 50
+
+
+@pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+def test_a_tensor_that_is_observed_by_name_is_held_to_the_rules_of_activations() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with fastcheck.install(model, watch=WATCH, record="stats") as monitor:
+        for step in range(40):
+            optimizer.zero_grad()
+            y = model(torch.randn(32, 8))
+            fastcheck.observe("attn.logits", y.detach() * (1e6 if step == 35 else 1))
+            y.square().mean().backward()
+            optimizer.step()
+    (event,) = [event for event in monitor.watch.events if event.kind == "explosion"]
+    assert event.step == 35 and "attn.logits" in str(event.site)
+
+
+@pytest.mark.filterwarnings("ignore:replicas differ")
+def test_replicas_that_differ_are_an_event_of_the_machine(tmp_path: Path) -> None:
+    class Check:
+        def boundary(self, step: int) -> Any:
+            sums = {0: 1, 1: 2}
+            found = ReplicaMismatch(step, "weight", False, (0, 1), False, sums)
+            return found if step == 2 else None
+
+        finish = boundary
+
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[Any] = []
+    with fastcheck.install(model, watch=True, record="stats", log_dir=tmp_path) as monitor:
+        monitor._boundary.check = Check()  # type: ignore[assignment]  # without other ranks
+        monitor.watch.on("replicas", seen.append)
+        for _ in range(4):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (event,) = monitor.watch.events
+    assert seen == [event] and (event.kind, event.step, event.cause) == ("replicas", 2, "hardware")
+    assert "differs on: ranks 0, 1" in str(event) and not event.is_warning
+    assert "hardware" in (tmp_path / "watch-rank0.jsonl").read_text()

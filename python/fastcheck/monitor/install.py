@@ -189,8 +189,13 @@ def _install(
     if watched is not None:
         monitor._watching = Watching(monitor._session, watched)
         monitor._watcher.reporters.append(monitor._watching.report)
+        monitor._boundary.on_mismatch = monitor._watching.replicas_differ
+        if watched.skip_above is not None:
+            monitor._watcher.protection.norm_limit = monitor._watching.norm_limit
     if targets:
-        monitor._boundary.at_end.callback(SinkConnection(monitor._session, targets).close)
+        monitor._boundary.at_end.callback(
+            SinkConnection(monitor._session, targets, monitor._watching).close
+        )
     follow_forks(monitor._session, nodes)
     return monitor
 

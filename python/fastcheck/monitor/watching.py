@@ -82,6 +82,7 @@ class Watching:
         self._callbacks: list[tuple[str, Callable[[WatchEvent], object]]] = []
         self._pending: deque[WatchEvent] = deque()
         self._is_off = False
+        self._warnings = 0
         session.event_store.step_listeners.append(self._step_ended)
         session.event_store.watch_lines = self.lines
         session.event_store.on_setting = self._watcher.setting_changed
@@ -121,6 +122,14 @@ class Watching:
         left = len(events) - len(lines)
         return [*lines, f"and {left:,} more (monitor.watch.table())"] if left else lines
 
+    def counts(self) -> tuple[int, int]:
+        """How many events there were, and how many of them warn."""
+        return self._watcher.count, self._warnings
+
+    def norm_limit(self) -> Optional[float]:
+        """The largest norm of all gradients that an update may have; None: any. Takes no lock."""
+        return None if self._is_off else self._watcher.norm_limit
+
     def __repr__(self) -> str:
         return f"<fastcheck watch: {self._watcher.count} events>"
 
@@ -130,15 +139,24 @@ class Watching:
         if self._is_off:
             return
         try:
-            found = self._watcher.add(rows[-1] if rows else None, chunks)
-            self._pending.extend(found)
-            session = self._session()
-            log = None if session is None else session.event_store.log
-            for event in found:
-                if log is not None:
-                    log.append_line("watch", event.to_dict())
+            self._take(self._watcher.add(rows[-1] if rows else None, chunks))
         except Exception as error:
             self._switch_off(error)
+
+    def replicas_differ(self, step: int, text: str) -> None:
+        """What check_replicas() has found, and warned of."""
+        with self._lock:
+            if not self._is_off:
+                self._take([self._watcher.replicas_differ(step, text)])
+
+    def _take(self, found: Sequence[WatchEvent]) -> None:
+        self._pending.extend(found)
+        self._warnings += sum(event.is_warning for event in found)
+        session = self._session()
+        log = None if session is None else session.event_store.log
+        for event in found:
+            if log is not None:
+                log.append_line("watch", event.to_dict())
 
     def _switch_off(self, error: Exception) -> None:
         self._is_off = True

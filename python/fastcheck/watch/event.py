@@ -29,6 +29,7 @@ KINDS: Mapping[str, str] = {
     "underflow": "most of a low-precision gradient has become zero",
     "dead": "nearly all of an activation has become zero",
     "constant": "all elements of an activation have become equal",
+    "replicas": "weights are not the same on all ranks",
 }
 
 #: monitor.watch.table(), one row per event.
@@ -73,7 +74,7 @@ class WatchEvent:
     and ``reference`` what is usual there, both as the text names them. ``score``: in robust
     standard deviations, NaN where the rule has none. ``movers``: what left its range within the
     last 64 steps, first mover first. ``cause``: ``"data"``, ``"optimizer"``, ``"layer"``,
-    ``"gradient"``, ``"precision"``, or "" where the records do not tell. ``interval``: of a
+    ``"gradient"``, ``"precision"``, ``"hardware"``, or "" where the records do not tell. ``interval``: of a
     forecast, in how many steps at the earliest and at the latest.
     """
 

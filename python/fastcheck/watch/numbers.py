@@ -121,6 +121,12 @@ class NormBand:
         self._log = Bands(window, warm_up, 0.05)
         self._log.grow(1)
 
+    @property
+    def usual(self) -> Optional[float]:
+        """The median of the norms; None: there are too few yet."""
+        median = 2.0 ** float(self._log.median[0])
+        return None if math.isnan(median) else median
+
     def add(self, norm: float) -> Optional[Reading]:
         """The norm of a step, finite."""
         if norm <= 0:

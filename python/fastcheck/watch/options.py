@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Real
+from typing import Optional
 
 from fastcheck.errors import ConfigError, explain
 
@@ -23,6 +24,8 @@ class Watch:
             ``window``.
         horizon: warn when a tensor is forecast to leave the range of its dtype within so many
             steps.
+        skip_above: skip an update whose gradients have a norm of more than so many times the median
+            norm of the steps before, without waiting for a device (docs/watch.md); None: none.
 
     Raises:
         ConfigError: an option has a value that can't be used.
@@ -32,12 +35,19 @@ class Watch:
     window: int = 128
     warm_up: int = 64
     horizon: int = 20
+    skip_above: Optional[float] = None
 
     def __post_init__(self) -> None:
         if isinstance(self.threshold, bool) or not isinstance(self.threshold, Real):
             self._refuse("threshold", "a number of at least 1")
         if not 1 <= float(self.threshold) < float("inf"):
             self._refuse("threshold", "a number of at least 1")
+        if self.skip_above is not None and not (
+            isinstance(self.skip_above, Real)
+            and not isinstance(self.skip_above, bool)
+            and 1 < float(self.skip_above) < float("inf")
+        ):
+            self._refuse("skip_above", "a number above 1, or None")
         for name, least in (("window", 8), ("warm_up", 8), ("horizon", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

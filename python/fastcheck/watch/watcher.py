@@ -125,11 +125,25 @@ class Watcher:
         self.count += len(found)
         return found
 
+    @property
+    def norm_limit(self) -> Optional[float]:
+        """What Watch(skip_above=) makes of the usual norm of all gradients; None: no limit yet."""
+        usual, factor = self._norm.usual, self._options.skip_above
+        return None if usual is None or factor is None else factor * usual
+
     def setting_changed(self, name: str, before: float, after: float) -> None:
         """A number of the optimizer is another one from the open step on."""
         found = SettingRule.changed(name, before, after)
         if found is not None:
             self._changes.append((name, found))
+
+    def replicas_differ(self, step: int, text: str) -> WatchEvent:
+        """The ranks hold other weights than each other. The event; whoever found it has warned."""
+        reading = Reading("replicas", _NONE, _NONE, _NONE, False)
+        event = self._event(step, "replicas", text, reading, _Origin((), "hardware", ""))
+        self.events.append(event)
+        self.count += 1
+        return event
 
     def _setting_events(self, step: int) -> list[WatchEvent]:
         changes, self._changes = self._changes, []
@@ -231,8 +245,7 @@ class Watcher:
         if row.loss is not None and math.isfinite(row.loss):
             found.append(self._loss.add(step, row.loss))
         if row.gradient_norm is not None and math.isfinite(row.gradient_norm):
-            is_scaled = signals.is_scaled[signals.phases == GRADIENT].any()
-            scale = row.scale if is_scaled and row.scale else 1.0
+            scale = row.scale if row.scale and self._are_gradients_scaled(signals) else 1.0
             found.append(self._norm.add(row.gradient_norm / scale))
         if not self._was_skipped:
             is_weight = signals.phases == WEIGHT
@@ -250,6 +263,13 @@ class Watcher:
         if row.scale is not None:
             found.append(self._scale.add(row.scale, row.overflow))
         return [one for one in found if one is not None]
+
+    def _are_gradients_scaled(self, signals: StepSignals) -> bool:
+        """Whether those of parameters were read with the loss scale on them: not those that
+        GradScaler has unscaled before, though all between modules are scaled.
+        """
+        scaled = signals.sites[signals.is_scaled & (signals.phases == GRADIENT)]
+        return any(self._sites[number].role == "param_grad" for number in scaled.tolist())
 
     def _number_event(self, step: int, reading: Reading, is_narrow: bool) -> list[WatchEvent]:
         if self._is_recent(step, reading.kind):

@@ -57,6 +57,32 @@ def test_the_events_are_the_cpus_and_nothing_waits() -> None:
     assert kinds == [(event.step, event.kind) for event in run("cpu", WATCH)[0].watch.events]
 
 
+@pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+def test_an_update_that_is_too_large_is_skipped_without_a_wait() -> None:
+    torch.manual_seed(0)
+    weight = nn.Linear(8, 4).to(NAME)
+    optimizer = torch.optim.Adam(weight.parameters(), lr=0.01, fused=True)
+    data = [torch.randn(16, 8).to(NAME) * (1e4 if step == 20 else 1) for step in range(24)]
+    watch = fastcheck.Watch(window=16, warm_up=8, skip_above=10)
+    kept, before = [], fake.counters()
+    with fastcheck.install(weight, watch=watch, record="stats") as monitor:
+        for step, x in enumerate(data):
+            optimizer.zero_grad()
+            weight(x).square().mean().backward()
+            optimizer.step()
+            kept.append(weight.weight.detach().clone())
+            if step == 1:  # the first ones allocate
+                before = fake.counters()
+            if step == 18:  # the records of the steps until now have come
+                waited = fake.counters() - before
+                monitor.flush()
+                before = fake.counters()
+        spent = fake.counters() - before
+    assert waited.synchronisations == spent.synchronisations == 0
+    same = [bool((a == b).all()) for a, b in zip(kept, kept[1:])]
+    assert [step + 1 for step, one in enumerate(same) if one] == [20]
+
+
 def test_a_step_that_is_run_again() -> None:
     """A tensor of the device that differs in one run, and dropout drawn again."""
     torch.manual_seed(0)

@@ -72,7 +72,7 @@ class StepWatcher:
         self._scaler_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         # The records of the scaler's own found_inf, where its value is on a device.
         self._scaler_words: list[int] = []
-        self._protection = WeightProtection(session)
+        self.protection = WeightProtection(session)
         # Set by Monitor and install(): objects that follow captured graphs and look for new
         # modules, and that live as long as this one.
         self.graphs: Optional[object] = None
@@ -112,7 +112,7 @@ class StepWatcher:
         if self.session.config.sync != "never":
             # Every rank has judged its records: if one stops, none applies its update.
             self._reach_boundary()
-        self._protection.before_update(optimizer, has_closure)
+        self.protection.before_update(optimizer, has_closure)
         self.session.update_began()
         return True
 
@@ -123,7 +123,7 @@ class StepWatcher:
 
     def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer has stepped."""
-        self._protection.after_update(optimizer)
+        self.protection.after_update(optimizer)
         if not self._concerns(optimizer):
             return False
         self._gradients.evaluating = None
@@ -326,7 +326,7 @@ class StepWatcher:
     def emit_warnings(self) -> None:
         """Warns of weights that don't move or are not protected, outside of all locks."""
         stalled_weights = self._state.stalled_weights
-        warnings = self._protection.take_warnings()
+        warnings = self.protection.take_warnings()
         news = "" if self.tree is None else self.tree.take_news()
         if news:
             self.session.notes[news] = None
@@ -343,7 +343,7 @@ class StepWatcher:
 
     def release(self) -> None:
         """Takes back what a step that raised has left on its optimizer."""
-        self._protection.release()
+        self.protection.release()
 
     def close(self) -> None:
         """The monitor is removed."""

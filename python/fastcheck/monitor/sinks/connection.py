@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Optional
+from typing import Optional, Protocol
 
 import numpy as np
 
@@ -25,13 +25,22 @@ __all__ = ["SinkConnection"]
 _SITE = "fastcheck/least_headroom"
 
 
+class Watched(Protocol):
+    """What is needed of monitor.watch."""
+
+    def counts(self) -> tuple[int, int]: ...
+
+
 class SinkConnection:
     """From install() to remove(). The thread that ended the step (on a device the drain's) computes
     what it passes on; the rest is computed and written by the writer's thread.
     """
 
-    def __init__(self, session: Session, sinks: Sequence[ScalarSink]) -> None:
+    def __init__(
+        self, session: Session, sinks: Sequence[ScalarSink], watched: Optional[Watched] = None
+    ) -> None:
         self._session = session
+        self._watched = watched
         self._skipped = 0
         # The least headroom of the run, whose site was written last.
         self._least = np.inf
@@ -59,6 +68,7 @@ class SinkConnection:
             lag=max(0, session.step.index - step.index),
             waits=session.drain.wait_count,
             lost=sum(ring.lost_count for ring in session.rings.values()),
+            watched=None if self._watched is None else self._watched.counts(),
         )
         self._writer.put(lambda: self._entry(facts))
 

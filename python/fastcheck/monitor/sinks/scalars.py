@@ -21,7 +21,8 @@ _BYTES = np.array([one.components * one.component_bytes for one in DTYPES], np.i
 class StepFacts:
     """A step that is over. ``chunks``: its records. The numbers of the run until then: ``skipped``
     steps, counted ``events``, ``findings`` of any verdict, ``waits`` of the host for a device,
-    ``lost`` tensors. ``lag``: how many steps the training was further when the records arrived.
+    ``lost`` tensors, events of the
+    watch and how many of them warn (``watched``). ``lag``: how many steps the training was further when the records arrived.
     """
 
     row: StepRow
@@ -32,6 +33,7 @@ class StepFacts:
     lag: int
     waits: int
     lost: int
+    watched: Optional[tuple[int, int]] = None
 
 
 def step_scalars(facts: StepFacts) -> tuple[dict[str, float], Optional[int]]:
@@ -61,6 +63,8 @@ def step_scalars(facts: StepFacts) -> tuple[dict[str, float], Optional[int]]:
         "gigabytes_read": read / 1e9,
         "host_waits": facts.waits,
         "tensors_lost": facts.lost,
+        "watch_events": None if facts.watched is None else facts.watched[0],
+        "watch_warnings": None if facts.watched is None else facts.watched[1],
     }
     found = {f"fastcheck/{name}": float(v) for name, v in values.items() if v is not None}
     return found, site

@@ -1,13 +1,17 @@
-"""WeightProtection: keeps updates with non-finite gradients out of the weights, for one session."""
+"""WeightProtection: keeps bad updates out of the weights, for one session: those with gradients
+that are not finite and, on request, those whose norm is too large.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Callable, Optional
 
 import torch
 
 from fastcheck.backends.table import backend_for
 from fastcheck.monitor.session.session import Session
+from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_found_inf
 
 from .found_inf import UpdateGuard
@@ -23,8 +27,13 @@ class WeightProtection:
         self._session = session
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         combine = self._combine if is_distributed else None
-        self._guard = UpdateGuard(_found_nonfinite, combine)
-        self._host_guard = HostGuard(_found_nonfinite, combine)
+        self._guard = UpdateGuard(self._is_bad, combine)
+        self._host_guard = HostGuard(self._is_bad, combine)
+        # The largest norm of all gradients, without a loss scale, that an update may have; None:
+        # any. install(watch=) sets it.
+        self.norm_limit: Optional[Callable[[], Optional[float]]] = None
+        # What the gradients of the update that begins are multiplied by.
+        self._scale: Optional[torch.Tensor] = None
         self._cannot_protect = False
         self._has_combined = False
         self._warnings: list[str] = []
@@ -38,6 +47,8 @@ class WeightProtection:
             join_reduction(optimizer)
             return
         self._has_combined = False
+        # Of a GradScaler that leaves it to the fused kernel to divide by it.
+        self._scale = getattr(optimizer, "grad_scale", None)
         try:
             word = self._guard.before_update(optimizer, has_closure=has_closure)
             if self._guard.why_unguarded is not None and not has_closure:
@@ -84,10 +95,27 @@ class WeightProtection:
     def _protects(self) -> bool:
         """Whether the update may be applied before its gradients are known to be finite."""
         session, asked = self._session, self._session.config.stop.protect_weights
+        if self.norm_limit is not None:
+            return True
         if asked == "auto":
             is_late = session.is_deferred or session.world_size > 1
             return is_late and session.config.sync == "never" and session.config.may_stop
         return bool(asked)
+
+    def _is_bad(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """1.0 where any of them is not finite, or their norm is above the limit; else 0.0: a 0-dim
+        float32 tensor of their device, which nothing waits for.
+        """
+        word = backend_for(tensors[0].device).found_nonfinite(tensors)
+        limit = None if self.norm_limit is None else self.norm_limit()
+        if limit is not None:
+            with unobserved():
+                norms = [torch.linalg.vector_norm(one, dtype=_wide(one)).float() for one in tensors]
+                norm = torch.linalg.vector_norm(torch.stack(norms))
+                if self._scale is not None:
+                    norm = norm / self._scale.to(norm.device, non_blocking=True)
+                word.logical_or_(norm > limit)
+        return word
 
     def _combine(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
         self._has_combined = True
@@ -95,5 +123,8 @@ class WeightProtection:
             reduce_found_inf(word, optimizer)
 
 
-def _found_nonfinite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return backend_for(tensors[0].device).found_nonfinite(tensors)
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    """In which the squares of a gradient are added: those of float16 leave its range."""
+    if tensor.is_complex():
+        return torch.complex64 if tensor.dtype is not torch.complex128 else tensor.dtype
+    return tensor.dtype if tensor.dtype is torch.float64 else torch.float32
