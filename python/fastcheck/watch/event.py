@@ -74,8 +74,8 @@ class WatchEvent:
     and ``reference`` what is usual there, both as the text names them. ``score``: in robust
     standard deviations, NaN where the rule has none. ``movers``: what left its range within the
     last 64 steps, first mover first. ``cause``: ``"data"``, ``"optimizer"``, ``"layer"``,
-    ``"gradient"``, ``"precision"``, ``"hardware"``, or "" where the records do not tell. ``interval``: of a
-    forecast, in how many steps at the earliest and at the latest.
+    ``"gradient"``, ``"precision"``, ``"hardware"``, or "" where the records do not tell.
+    ``interval``: of a forecast, in how many steps at the earliest and at the latest.
     """
 
     step: int

@@ -21,8 +21,8 @@ _BYTES = np.array([one.components * one.component_bytes for one in DTYPES], np.i
 class StepFacts:
     """A step that is over. ``chunks``: its records. The numbers of the run until then: ``skipped``
     steps, counted ``events``, ``findings`` of any verdict, ``waits`` of the host for a device,
-    ``lost`` tensors, events of the
-    watch and how many of them warn (``watched``). ``lag``: how many steps the training was further when the records arrived.
+    ``lost`` tensors, events of the watch and how many of them warn (``watched``). ``lag``: how many
+    steps the training was further when the records arrived.
     """
 
     row: StepRow
