@@ -11,6 +11,7 @@ import torch
 
 import fastcheck
 from support.programs.training import Net, nan_gradient, overflow_at_update, poison, stopped, where
+from support.trainers import in_lab
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -176,7 +177,12 @@ def compiled() -> Net:
 
 @pytest.mark.parametrize(
     ("make", "precision"),
-    [(compiled, "no"), (Checkpointed, "no"), (Net, "bf16"), (Net, "fp16")],
+    [
+        pytest.param(compiled, "no", marks=in_lab),
+        (Checkpointed, "no"),
+        (Net, "bf16"),
+        (Net, "fp16"),
+    ],
     ids=["compiled", "gradient checkpointing", "bf16", "fp16"],
 )
 def test_losses_are_the_same_with_what_changes_the_step(make: Any, precision: str) -> None:

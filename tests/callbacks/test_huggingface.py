@@ -13,6 +13,7 @@ import torch
 import fastcheck
 from support.programs.training import overflow_at_update, where
 from support.trackers import Kept
+from support.trainers import in_lab
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -86,7 +87,7 @@ def losses(run: Any) -> list[float]:
     return [row["loss"] for row in run.state.log_history if "loss" in row]
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=in_lab), 2])
 def test_losses_and_weights_are_the_same(accumulation: int) -> None:
     plain, watched = llama(), llama()
     callback = fastcheck.callbacks.HuggingFace(log_dir="log")
@@ -259,9 +260,9 @@ def same_with_and_without(
 @pytest.mark.parametrize(
     "options",
     [
-        {"torch_compile": True, "torch_compile_backend": "eager"},
+        pytest.param({"torch_compile": True, "torch_compile_backend": "eager"}, marks=in_lab),
         {"gradient_checkpointing": True},
-        {"bf16": True},
+        pytest.param({"bf16": True}, marks=in_lab),
     ],
     ids=["compiled", "gradient checkpointing", "bf16"],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any, Optional
 
@@ -83,6 +84,38 @@ def test_a_fault_stops_the_fit() -> None:
     assert caught.value.culprit.site.module.startswith("layers")
     assert all(bool(parameter.isfinite().all()) for parameter in program.parameters())
     assert "removed" in repr(callback.monitor)
+
+
+@pytest.fixture
+def entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of pyproject.toml, as an installation writes them."""
+    text = Path(__file__).resolve().parents[2].joinpath("pyproject.toml").read_text()
+    group = "lightning.pytorch.callbacks_factory"
+    (line,) = re.findall(rf'^\[project.entry-points."{group}"\]\n(.+)$', text, re.MULTILINE)
+    folder = tmp_path / "site" / "own_fastcheck-1.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Name: own-fastcheck\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text(f"[{group}]\n{line.replace(chr(34), '')}\n")
+    monkeypatch.syspath_prepend(str(folder.parent))
+
+
+@pytest.mark.usefixtures("entry_points")
+@pytest.mark.parametrize(("value", "own"), [("1", False), ("1", True), ("0", False)])
+def test_the_environment_variable_adds_the_callback(
+    value: str, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTCHECK", value)
+    program = Program(bad_step=2)
+    callbacks = [fastcheck.callbacks.Lightning(overflow_nums=-1)] if own else []
+    if value == "0" or own:  # that of the program does not stop
+        trainer = fit(program, *callbacks)
+    else:
+        with pytest.raises(fastcheck.OverflowDetected, match="layers"):
+            fit(program)
+        return
+    found = [c for c in trainer.callbacks if isinstance(c, fastcheck.callbacks.Lightning)]
+    assert [one for one in found if one.monitor is not None] == callbacks
+    assert bool(found) is own
 
 
 def test_validation_between_steps_changes_nothing() -> None:

@@ -18,22 +18,25 @@ def test_frameworks_are_imported_when_an_adapter_is_used() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "framework"),
-    [
-        ("HuggingFace", "transformers"),
-        ("Lightning", "lightning"),
-        ("Composer", "composer"),
-        ("Ray", "ray"),
-    ],
-)
-def test_a_missing_framework_is_an_error_with_a_hint(name: str, framework: str) -> None:
+def test_a_missing_framework_is_an_error_with_a_hint() -> None:
+    frameworks = {
+        "HuggingFace": "transformers",
+        "Lightning": "lightning",
+        "Composer": "composer",
+        "Ray": "ray",
+    }
     done = run_code(
-        f"import sys\nsys.modules[{framework!r}] = None\nimport fastcheck\n"
-        f"fastcheck.callbacks.{name}()\n"
+        "import sys, fastcheck\n"
+        f"for name, framework in {frameworks}.items():\n"
+        "    sys.modules[framework] = None\n"
+        "    try:\n"
+        "        getattr(fastcheck.callbacks, name)()\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n"
     )
-    assert done.returncode == 1
-    assert f"ImportError: fastcheck.callbacks.{name} needs {framework}: pip install" in done.stderr
+    assert done.returncode == 0, done.stderr
+    for line, (name, framework) in zip(done.stdout.splitlines(), frameworks.items(), strict=True):
+        assert line.startswith(f"fastcheck.callbacks.{name} needs {framework}: pip install")
 
 
 def test_unknown_names_are_attribute_errors() -> None:

@@ -11,14 +11,17 @@ import pytest
 from support.programs.training import Net
 from support.ranks import torchtitan_workers
 from support.ranks.ranks_harness import run_ranks, values
+from support.trainers import in_lab
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
 
-def test_losses_are_the_same_and_all_gradients_are_read(tmp_path: Path) -> None:
+@in_lab
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_losses_are_the_same_and_all_gradients_are_read(tmp_path: Path, world_size: int) -> None:
     plain, observed = (
-        values(run_ranks(torchtitan_workers.trains, on, -1, str(tmp_path / str(on)), world_size=2))
-        for on in (False, True)
+        values(run_ranks(torchtitan_workers.trains, on, -1, folder, world_size=world_size))
+        for on, folder in ((False, str(tmp_path / "plain")), (True, str(tmp_path / "observed")))
     )
     names = sorted(name for name, _ in Net().named_parameters())
     for one, other in zip(plain, observed, strict=True):

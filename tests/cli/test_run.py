@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from support.processes import run_python
+from support.ranks import training_workers
+from support.ranks.ranks_harness import run_ranks
+from support.trainers import in_lab
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
@@ -143,16 +146,13 @@ def test_two_models_are_observed_each() -> None:
     assert done.stderr.count("watched ") == 2, done.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="gloo over the loopback interface")
-def test_two_ranks_stop_together() -> None:
-    train = program(
-        """
-        import sys
+OF_RANKS = """
         import torch
         from torch import nn
         from torch.nn.parallel import DistributedDataParallel
 
-        torch.distributed.init_process_group("gloo")
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("gloo")
         torch.manual_seed(0)
         model = DistributedDataParallel(nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -165,7 +165,20 @@ def test_two_ranks_stop_together() -> None:
             optimizer.step()
         print("not stopped")
         """
-    )
+
+
+def test_ranks_stop_together() -> None:
+    train = str(Path(program(OF_RANKS)).resolve())
+    for rank in run_ranks(training_workers.runs_a_program, train, world_size=2):
+        assert rank.value == 1 and "not stopped" not in rank.output
+        assert rank.output.count("fastcheck.OverflowDetected:") == 1, rank.output
+        assert "1 of 2: all ranks stop together" in rank.output
+
+
+@in_lab
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo over the loopback interface")
+def test_two_ranks_of_torchrun_stop_together() -> None:
+    train = program(OF_RANKS)
     done = run(
         *("--standalone", "--nproc-per-node", "2", "-m", "fastcheck", "run", train),
         command=("-m", "torch.distributed.run"),

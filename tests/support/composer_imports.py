@@ -40,15 +40,20 @@ class _Finder:
     def exec_module(self, module: ModuleType) -> None: ...
 
 
+def finder() -> Any:
+    """For ``sys.meta_path`` of a process of its own."""
+    return _Finder()
+
+
 @contextmanager
 def replaced() -> Iterator[None]:
     """Within it those modules are empty; afterwards they are as they were, installed or not."""
-    finder: Any = _Finder()
-    sys.meta_path.insert(0, finder)
+    own = finder()
+    sys.meta_path.insert(0, own)
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        sys.meta_path.remove(own)
         for name in [one for one in sys.modules if one.partition(".")[0] in _REPLACED]:
             del sys.modules[name]
 

@@ -35,6 +35,7 @@ class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightn
             ``<file>.fastcheck.json`` beside it (see :func:`fastcheck.seal`). ``"refuse"``: that,
             and with weights that are not finite ``fit()`` raises NonFiniteWeightsError before the
             file is written. False: nothing.
+        is_default: do nothing in a trainer that has another of these callbacks.
         options: those of :func:`fastcheck.install`. Without ``sinks=`` the scalars of each step go
             to the trainer's loggers: by a thread to TensorBoard and W&B, to the others every
             ``log_every_n_steps`` steps as metrics are, those of the youngest step.
@@ -42,14 +43,19 @@ class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightn
     Synchronises nothing, but for the reading of the weights when a checkpoint is saved.
     """
 
-    def __init__(self, *, seal: Union[str, bool] = "mark", **options: Any) -> None:
+    def __init__(
+        self, *, seal: Union[str, bool] = "mark", is_default: bool = False, **options: Any
+    ) -> None:
         self._seals = CheckpointSeals(seal)
+        self._is_default = is_default
         self._options = options
         #: The Monitor of the fit that runs or ran last; None before the first one.
         self.monitor: Optional[Monitor] = None
         self._rows = WaitingRows(())
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._gives_way(trainer):
+            return
         self.monitor = install(pl_module, **{"sinks": self._sinks(trainer), **self._options})
         self._rows.end_with(self.monitor)
         self.monitor.begin_at(trainer.global_step)
@@ -57,6 +63,8 @@ class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightn
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         original = trainer.save_checkpoint
         if not self._seals or stage != "fit" or hasattr(original, "_fastcheck"):
+            return
+        if self._gives_way(trainer):
             return
 
         # Lightning does not pass the path to the callbacks' hook for saving.
@@ -70,6 +78,11 @@ class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightn
 
         save_checkpoint._fastcheck = True  # type: ignore[attr-defined]  # not to be wrapped twice
         trainer.save_checkpoint = save_checkpoint
+
+    def _gives_way(self, trainer: Trainer) -> bool:
+        all_of_them = [one for one in trainer.callbacks if isinstance(one, Lightning)]
+        first = sorted(all_of_them, key=lambda one: one._is_default)[:1]
+        return self._is_default and self not in first
 
     def _sinks(self, trainer: Trainer) -> list[Any]:
         if not trainer.is_global_zero or "sinks" in self._options:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fastcheck
 from fastcheck.callbacks.seals import CheckpointSeals
+from fastcheck.cli.main import main
 from fastcheck.utils.torch.sharding import local
 from support.programs.training import Apply, Net, poison, where
 from support.ranks.ranks_workers import in_step
@@ -310,3 +311,8 @@ def saves_in_parts(rank: int, kind: str) -> Any:
         sealed = os.listdir()
     texts = [str(one.message) for one in caught]
     return {"warnings": texts, "refused": refused, "sealed": sealed}
+
+
+def runs_a_program(rank: int, path: str) -> Any:
+    """``fastcheck run path``: its exit code."""
+    return main(["run", path])
