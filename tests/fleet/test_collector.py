@@ -6,7 +6,7 @@ import functools
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from fastcheck.fleet.store import Folder
 from fastcheck.log.reader import read_log
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.format import RECORD_BYTES, Flag
+from support.fragile_folder import Fragile, is_killed
 from support.logs import site_table
 from support.records import record_builder as build
 
@@ -139,43 +140,6 @@ def test_while_it_is_followed_only_spans_that_all_have_left(tmp_path: Path) -> N
     writer.logs[1].append(step_records(10), 10)
     assert one.take(is_final=False).rows == 2 * 10 * 4
     assert one.take().rows == 2 * 4
-
-
-class Killed(BaseException):
-    pass
-
-
-class Fragile(Folder):
-    """Is killed at the n-th change of the folder: before it, in the middle, or after it."""
-
-    left = 0
-    moment = ""
-
-    def write(self, path: str, data: Any) -> None:
-        self._change(lambda: super(Fragile, self).write(path, data), path, data)
-
-    def delete(self, path: str) -> None:
-        self._change(lambda: super(Fragile, self).delete(path), path, None)
-
-    def _change(self, change: Callable[[], None], path: str, data: Any) -> None:
-        type(self).left -= 1
-        if self.left > 0:
-            change()
-            return
-        if self.moment == "after":
-            change()
-        elif self.moment == "amid" and data is not None:
-            super().write(path + ".part", bytes(data)[: len(bytes(data)) // 2])
-        raise Killed
-
-
-def is_killed(work: Callable[[], object], moment: str, number: int) -> bool:
-    Fragile.left, Fragile.moment = number, moment
-    try:
-        work()
-    except Killed:
-        return True
-    return False
 
 
 @pytest.mark.parametrize("moment", ["before", "amid", "after"])

@@ -49,7 +49,7 @@ exit codes:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; each command's module adds its own part."""
     from . import compare, doctor, export, report, run, selftest, show, top, verify
-    from .fleet_commands import collect, fleet
+    from .fleet_commands import collect, compact, fleet
 
     parser = argparse.ArgumentParser(
         prog="fastcheck",
@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     compare.add_parser(commands)
     export.add_parser(commands)
     collect.add_parser(commands)
+    compact.add_parser(commands)
     fleet.add_parser(commands)
     selftest.add_parser(commands)
     verify.add_parser(commands)

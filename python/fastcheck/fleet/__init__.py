@@ -2,8 +2,8 @@
 
 ``schema`` is the form of the tables, ``store`` where they lie. ``collector`` converts the log of a
 node (``positions`` read what is new in it, ``tables`` its small tables, ``manifest`` what has been
-written). ``questions`` is the SQL, ``engines`` runs it, and ``judgement`` makes ``findings`` of the
-answers, with what ``chance`` explains left out.
+written), ``compaction`` merges small files. ``questions`` is the SQL, ``engines`` runs it, and
+``judgement`` makes ``findings`` of the answers, with what ``chance`` explains left out.
 
 Imports ``log`` and ``record``.
 """

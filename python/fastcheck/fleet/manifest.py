@@ -21,11 +21,11 @@ from .store import Folder
 __all__ = [
     "Manifest",
     "counted_files",
-    "merge_note",
     "plain_name",
     "read_merges",
     "record_files",
     "runs_in",
+    "write_merge",
 ]
 
 _NODES = "_nodes"
@@ -145,11 +145,6 @@ def counted_files(folder: Folder, run: str) -> list[str]:
     return sorted(counted)
 
 
-def merge_note(run: str, steps: str) -> str:
-    """The path of the note on what was merged in this folder of steps."""
-    return f"run={run}/{_MERGES}/{steps}.json"
-
-
 def read_merges(
     folder: Folder, run: str, present: Optional[Mapping[str, int]] = None
 ) -> dict[str, dict[str, Any]]:
@@ -170,6 +165,14 @@ def read_merges(
                 "replaced": list(note.get("replaced", ())),
             }
     return found
+
+
+def write_merge(
+    folder: Folder, run: str, steps: str, batch: int, files: list[str], replaced: list[str]
+) -> None:
+    """From here on ``files`` count in place of ``replaced``."""
+    note = {"format": RECORD_FORMAT, "batch": batch, "files": files, "replaced": replaced}
+    folder.write(f"run={run}/{_MERGES}/{steps}.json", json.dumps(note).encode())
 
 
 def _read_json(folder: Folder, path: str) -> Optional[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""The commands on the logs of many ranks: ``collect`` and ``fleet``.
+"""The commands on the logs of many ranks: ``collect``, ``compact`` and
+``fleet``.
 
 Imports ``fleet``, ``log`` and ``utils``.
 """

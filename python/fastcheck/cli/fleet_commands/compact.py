@@ -1,0 +1,58 @@
+"""``fastcheck compact``: merges the small files of a fleet."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from fastcheck.errors import ConfigError, printable
+from fastcheck.fleet.compaction import merge_run
+from fastcheck.fleet.engines import run_of
+from fastcheck.fleet.store import Folder
+
+_DESCRIPTION = """\
+Merges the files that fastcheck collect wrote for each span of steps, one or more of each node,
+into few sorted ones, which are read several times as fast. Each row counts exactly once, also where
+the command was killed: run it again. Collectors may run meanwhile."""
+
+_EPILOG = """\
+examples:
+  fastcheck compact fleet
+  fastcheck compact s3://bucket/fleet --run 7b-3
+
+exit codes: 0 done; 2 no run, a place that can't be written, or wrong usage"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "compact",
+        help="merge the small files of a fleet",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", help="what fastcheck collect --out wrote to")
+    parser.add_argument("--run", dest="run_name", help="which run; default: the only one")
+    parser.add_argument(
+        "--rows-per-file", type=int, default=1 << 23, metavar="N", help="default 8388608"
+    )
+    parser.add_argument("--json", action="store_true", help="say what was merged as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0; what goes wrong is raised."""
+    if options.rows_per_file < 1:
+        raise ConfigError("--rows-per-file must be greater than 0")
+    folder = Folder(options.folder)
+    done = merge_run(folder, run_of(folder, options.run_name), rows_per_file=options.rows_per_file)
+    if options.json:
+        print(json.dumps(vars(done)))
+        return 0
+    text = (
+        f"{options.folder}: {done.files_before:,} files of {done.spans:,} spans of steps became "
+        f"{done.files_after:,}, {done.bytes_before:,} bytes became {done.bytes_after:,}"
+    )
+    print(printable(text))
+    return 0
