@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["Chance", "fewest_by_chance", "usual_count"]
 
-_BY_CHANCE = 1e-3
+_BY_CHANCE = 1e-4
 _FEWEST_STEPS = 3
 Row = Mapping[str, Any]
 

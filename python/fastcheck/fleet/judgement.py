@@ -2,7 +2,7 @@
 
 A rank is accused of being an outlier when it is one in so many steps that chance does not explain
 it, given how often rows of this fleet are outliers at all: the expected number of ranks that get
-there by chance is below 0.001 (``chance.py``).
+there by chance is below 0.0001 (``chance.py``).
 """
 
 from __future__ import annotations
