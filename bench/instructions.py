@@ -118,7 +118,7 @@ def measure() -> list[dict[str, Any]]:
             counts = opcodes(kernels, dtype, depth)
             by_name: collections.Counter[str] = collections.Counter()
             for opcode, n in counts.items():
-                by_name[opcode.split(".")[0]] += n
+                by_name[opcode.lstrip("@").split(".")[0]] += n
             rows.append(
                 {
                     "dtype": dtype,

@@ -25,7 +25,8 @@ PREDICATE = re.compile(r"!?U?P\d")
 
 @dataclasses.dataclass
 class Block:
-    opcodes: list[str] = dataclasses.field(default_factory=list)  # with their modifiers
+    # With their modifiers; behind an @ where a predicate guards them.
+    opcodes: list[str] = dataclasses.field(default_factory=list)
     changed: set[str] = dataclasses.field(default_factory=set)  # the predicates that it writes
     # Where it goes on, and the predicates that must hold for it.
     next: list[tuple[int, tuple[str, ...]]] = dataclasses.field(default_factory=list)
@@ -87,7 +88,7 @@ def blocks_of(lines: list[str]) -> list[Block]:
         guard, opcode, modifiers = found[1], found[2], found[3]
         operands = [each.strip(" `()") for each in found[4].split(",")]
         block = blocks[-1]
-        block.opcodes.append(opcode + modifiers)
+        block.opcodes.append(("@" if guard else "") + opcode + modifiers)
         if opcode == "BSSY":
             meetings.setdefault(operands[0], []).append((len(blocks) - 1, operands[1]))
         if opcode in ("BRA", "EXIT", "RET", "BSYNC"):
@@ -200,16 +201,18 @@ def shortest_turn(
     queue: list[tuple[int, int, State, tuple[int, ...]]] = [
         (len(blocks[head].opcodes), 0, start, (head,))
     ]
-    done: set[State] = set()
+    # By all but what holds; who knows less may go wherever who knows more may.
+    done: dict[tuple[int, bool, tuple[int, ...]], list[frozenset[str]]] = {}
     pushed = 0
     while queue:
         cost, _, state, path = heapq.heappop(queue)
         block, passed, seen, facts = state
         if block < 0:
             return collections.Counter(op for b in path for op in blocks[b].opcodes)
-        if state in done:
+        before = done.setdefault((block, passed, seen), [])
+        if any(known <= facts for known in before):
             continue
-        done.add(state)
+        before.append(facts)
         facts = frozenset(each for each in facts if each.lstrip("!") not in blocks[block].changed)
         for after, conditions in blocks[block].next:
             if any(negated(each) in facts for each in conditions):

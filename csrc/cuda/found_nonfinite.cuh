@@ -9,7 +9,7 @@ namespace fastcheck::cuda {
 
 // ---- policy -------------------------------------------------------------------------------------
 
-constexpr int kFoundBlocksPerSm = 4;
+constexpr int kFoundBlocksPerSm = 3;  // leaves a thread 80 registers
 
 // A magnitude plus `kReach` has its top bit set when it is not finite; several to a word.
 template <class Format>
@@ -32,7 +32,7 @@ struct FoundShared {
 
 // ---- tile ---------------------------------------------------------------------------------------
 
-// This thread's part of a tile of which `n` components exist.
+// This thread's part of a tile; `n` components are there from its first to the tensor's end.
 template <class Format>
 FASTCHECK_DEVICE bool tile_nonfinite(const Entry& entry, const Layout* layout, std::int64_t tile,
                                      int n, Stage<Format>& stage) {
@@ -45,9 +45,15 @@ FASTCHECK_DEVICE bool tile_nonfinite(const Entry& entry, const Layout* layout, s
     FASTCHECK_ROLLED
     for (int batch = 0; batch < kBatches; ++batch) {
       Row<Format> rows[kBatchRows];
-      load_batch(entry.data, layout, tile, pass, batch, n, place, stage, rows);
+      if (is_plain<Format>(entry.data, layout, n)) {
+        load_plain(batch_begin(entry.data, tile, pass, batch, place), rows);
+      } else {
+        load_batch(entry.data, layout, tile, pass, batch, n, place, stage, rows);
+      }
       FASTCHECK_UNROLL
       for (int j = 0; j < kBatchRows; ++j) {
+        if (place.row(pass, batch) * kLanes + place.column * S::kVectorLanes + j * kLanes >= n)
+          break;
         FASTCHECK_UNROLL
         for (int w = Test::kStep - 1; w < S::kWords; w += Test::kStep) {
           seen |= (rows[j].word[w] & ~Test::kTop) + Test::kReach;
@@ -74,10 +80,9 @@ found_nonfinite_kernel(FASTCHECK_ARGUMENT FoundLaunch launch) {
     for (int k = 0; k < list.tiles_per_warp; ++k) {
       const std::int64_t left = entry.components - (first_tile + k) * kTile;
       if (left <= 0) break;
-      found =
-          tile_nonfinite<Format>(entry, entry.strided != 0 ? &list.layout : nullptr, first_tile + k,
-                                 left < kTile ? static_cast<int>(left) : kTile, stage) ||
-          found;
+      found = tile_nonfinite<Format>(entry, entry.strided != 0 ? &list.layout : nullptr,
+                                     first_tile + k, components_from(left), stage) ||
+              found;
     }
     if (any_lane(found) && lane_index() == 0) *launch.found = 1.0f;
   }

@@ -82,7 +82,7 @@ int fastcheck_cuda_workspace(const TensorArgument* tensors, int count, const Tun
 
 // Writes one Record per tensor to `slots`, in device memory; what the host gives a record (seq,
 // step, call, site) is 0. One kernel per dtype among the dense tensors, and one for each tensor
-// that must be read through its strides or is not aligned to 16 bytes.
+// that must be read through its strides.
 int fastcheck_cuda_records(const TensorArgument* tensors, int count, int depth, Record* slots,
                            const Workspace* workspace, const Tuning* tuning, void* stream);
 

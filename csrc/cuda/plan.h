@@ -25,11 +25,9 @@ inline std::int64_t tile_count(const TensorArgument& tensor) {
   return (component_count(tensor) + kTile - 1) / kTile;
 }
 
-// Whether whole vectors can be read from where the traversal says.
+// Whether the traversal is the memory from `data` on, whatever its alignment.
 inline bool reads_directly(const TensorArgument& tensor) {
-  const std::uintptr_t vector = kDTypes[tensor.dtype].component_size == 1 ? 8 : 16;
-  return tensor.numel == 0 ||
-         (tensor.dense != 0 && reinterpret_cast<std::uintptr_t>(tensor.data) % vector == 0);
+  return tensor.numel == 0 || tensor.dense != 0;
 }
 
 // The largest power of two up to 16 that divides x.

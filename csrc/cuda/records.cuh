@@ -97,8 +97,7 @@ FASTCHECK_DEVICE Partial read_share(const Entry& entry, const Layout* layout,
   for (int k = 0; k < tiles_per_warp; ++k) {
     const std::int64_t left = entry.components - (first_tile + k) * kTile;
     if (left <= 0) break;
-    const int n = left < kTile ? static_cast<int>(left) : kTile;
-    const Sums sums = reader.read(entry.data, layout, first_tile + k, n);
+    const Sums sums = reader.read(entry.data, layout, first_tile + k, components_from(left));
     if constexpr (kDepth >= Depth::kStats) {
       if (lane == k) {
         shared.leaf[0][k] = sums.sum;

@@ -13,6 +13,7 @@
 
 #include "core/dtypes.h"
 #include "core/order.h"
+#include "cuda/intrinsics.cuh"
 #include "cuda/layout.h"
 #include "cuda/platform.cuh"
 
@@ -36,6 +37,7 @@ struct Shape {
   static constexpr int kRunsPerPass = 32 / kThreadsPerRow;
   static constexpr int kPasses = kRuns / kRunsPerPass;
   static constexpr int kRowBytes = kLanes * kSize;
+  static constexpr int kHalfBytes = kVectorBytes / 2;
 };
 
 template <class Component>
@@ -165,17 +167,139 @@ FASTCHECK_DEVICE void store_piece(std::byte* at, int bytes, const Piece& piece) 
   }
 }
 
+// ---- any address --------------------------------------------------------------------------------
+
+// How far an address is past an aligned one: the same for all of a tensor.
+template <class Component>
+FASTCHECK_DEVICE int bytes_past(const std::byte* data) {
+  constexpr std::uintptr_t kVectorBytes = Shape<Component>::kVectorBytes;
+  return static_cast<int>(reinterpret_cast<std::uintptr_t>(data) % kVectorBytes);
+}
+
+// Half a vector, aligned, to its place among words.
+template <class Component>
+FASTCHECK_DEVICE void load_half(const std::byte* at, std::uint32_t* words) {
+  if constexpr (Shape<Component>::kWords == 4) {
+    const uint2 half = __ldg(reinterpret_cast<const uint2*>(at));
+    words[0] = half.x, words[1] = half.y;
+  } else {
+    words[0] = __ldg(reinterpret_cast<const std::uint32_t*>(at));
+  }
+}
+
+// A vector that lies anywhere, out of two aligned halves; out of three if it is `past` bytes behind
+// the first of them.
+template <class Component>
+FASTCHECK_DEVICE Row<Component> load_halves(const std::byte* at) {
+  constexpr int kHalf = Shape<Component>::kWords / 2;
+  Row<Component> row;
+  load_half<Component>(at, row.word);
+  load_half<Component>(at + Shape<Component>::kHalfBytes, row.word + kHalf);
+  return row;
+}
+
+template <class Component>
+FASTCHECK_DEVICE Row<Component> load_shifted(const std::byte* at, int past) {
+  constexpr int kWords = Shape<Component>::kWords;
+  std::uint32_t words[kWords + kWords / 2 + 1];
+  FASTCHECK_UNROLL
+  for (int i = 0; i < 3; ++i) {
+    load_half<Component>(at + i * Shape<Component>::kHalfBytes, words + i * kWords / 2);
+  }
+  if constexpr (kWords == 4) {
+    FASTCHECK_UNROLL
+    for (int w = 0; w <= kWords; ++w) words[w] = (past & 4) != 0 ? words[w + 1] : words[w];
+  }
+  Row<Component> row;
+  FASTCHECK_UNROLL
+  for (int w = 0; w < kWords; ++w) {
+    row.word[w] = __funnelshift_r(words[w], words[w + 1], 8 * (past & 3));
+  }
+  return row;
+}
+
+// The first `bytes` of a vector, and zeros: word by word, and of a word what can be read.
+template <class Component>
+FASTCHECK_DEVICE Row<Component> load_part(const std::byte* at, int bytes) {
+  const auto address = reinterpret_cast<std::uintptr_t>(at);
+  const int step = Shape<Component>::kSize >= 2 && address % 2 == 0 ? 2 : 1;
+  Row<Component> row{};
+  FASTCHECK_UNROLL
+  for (int w = 0; w < Shape<Component>::kWords; ++w) {
+    const int there = bytes - 4 * w < 4 ? bytes - 4 * w : 4;
+    const std::byte* word = at + 4 * w;
+    if (there == 4 && address % 4 == 0) {
+      row.word[w] = __ldg(reinterpret_cast<const std::uint32_t*>(word));
+    } else {
+      FASTCHECK_ROLLED
+      for (int i = there - step; i >= 0; i -= step) {
+        row.word[w] = row.word[w] << (8 * step) | load_piece(word + i, step).v.x;
+      }
+    }
+  }
+  return row;
+}
+
+// The thread's vectors of a batch, from `at` on; `left` components are there until the tensor's
+// end. Nothing beyond either end of the tensor is read. Zeros stand for what is not there of a
+// vector; a vector of which nothing is there is not written.
+template <class Component>
+FASTCHECK_DEVICE void load_any(const std::byte* data, const std::byte* at, int left,
+                               Row<Component> (&rows)[kBatchRows]) {
+  using S = Shape<Component>;
+  const int past = bytes_past<Component>(data) % S::kHalfBytes;
+  // The kernels of integers have no registers left for two ways: theirs is the longer one.
+  const bool in_two = Component::kIsFloat && past == 0;
+  const int room = left * S::kSize;
+  // Bytes that must be there from a vector on to read it as such. The first of a tensor that is
+  // not aligned would be read from in front of it.
+  const int needed = S::kVectorBytes + (in_two ? 0 : S::kHalfBytes - past);
+  const int begin = past != 0 && at == data ? 1 : 0;
+  if (in_two) {
+    FASTCHECK_UNROLL
+    for (int j = 0; j < kBatchRows; ++j) {
+      const int offset = j * S::kRowBytes;
+      if (room >= needed + offset) rows[j] = load_halves<Component>(at + offset);
+    }
+  } else {
+    FASTCHECK_UNROLL
+    for (int j = 0; j < kBatchRows; ++j) {
+      const int offset = j * S::kRowBytes;
+      if (j >= begin && room >= needed + offset) {
+        rows[j] = load_shifted<Component>(at - past + offset, past);
+      }
+    }
+  }
+  // The others that are there, at least in part: at most one at either end.
+  const int over = room % S::kRowBytes;
+  const bool has_end = room > 0 && room < kBatchRows * S::kRowBytes && over > 0 && over < needed;
+  if (!any_lane(has_end || (begin != 0 && room > 0))) return;
+  FASTCHECK_ROLLED
+  for (int j = 0; j < kBatchRows; ++j) {
+    const int bytes = room - j * S::kRowBytes;
+    if (bytes <= 0 || (j >= begin && bytes >= needed)) continue;
+    const Row<Component> row = load_part<Component>(
+        at + j * S::kRowBytes, bytes < S::kVectorBytes ? bytes : S::kVectorBytes);
+    FASTCHECK_UNROLL
+    for (int i = 0; i < kBatchRows; ++i) {
+      if (i == j) rows[i] = row;
+    }
+  }
+}
+
+// ---- strides ------------------------------------------------------------------------------------
+
 // Copies a batch piece by piece, neighbouring pieces by neighbouring threads; `n` components of the
 // tile exist, zeros are put past them. The pieces are as large as alignment and strides allow, down
-// to a byte: that is all that a misaligned or strided tensor costs more.
+// to a byte: that is all that a strided tensor costs more.
 template <class Component>
-FASTCHECK_DEVICE void fill_stage(const std::byte* data, const Layout* layout, std::int64_t tile,
+FASTCHECK_DEVICE void fill_stage(const std::byte* data, const Layout& layout, std::int64_t tile,
                                  int pass, int batch, int n, Stage<Component>& stage) {
   using S = Shape<Component>;
   using T = Stage<Component>;
   constexpr int kInFlight = 4;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int step = layout == nullptr ? S::kVectorBytes : layout->granule_bytes;
+  const int step = layout.granule_bytes;
   const std::int64_t start = tile * kTile * S::kSize;
   const int end = n * S::kSize;
   // Where the batch's part of a run begins, in the tile.
@@ -190,8 +314,7 @@ FASTCHECK_DEVICE void fill_stage(const std::byte* data, const Layout* layout, st
       const int to = base + j * 32 * step;
       const int in_tile = first + to / T::kRunBytes * (kRunRows * S::kRowBytes) + to % T::kRunBytes;
       if (to >= T::kBytes || in_tile + step > end) continue;
-      std::int64_t at = start + in_tile;
-      if (layout != nullptr) at = offset_in(*layout, at);
+      const std::int64_t at = offset_in(layout, start + in_tile);
       FASTCHECK_UNROLL
       for (int k = 0; k < kInFlight; ++k) {
         if (k == j) from[k] = data + at;
@@ -209,39 +332,51 @@ FASTCHECK_DEVICE void fill_stage(const std::byte* data, const Layout* layout, st
       if (to < T::kBytes) store_piece(stage.at(to), step, pieces[k]);
     }
   }
-  __syncwarp();
-  // The components in front of the end that do not fill a piece.
-  const int component = end / step * step / S::kSize + lane;
-  const int row = component / kLanes;
-  const int run = row / kRunRows;
-  if (step > S::kSize && component < n && run / S::kRunsPerPass == pass &&
-      row % kRunRows / kBatchRows == batch) {
-    std::int64_t at = start + component * S::kSize;
-    if (layout != nullptr) at = offset_in(*layout, at);
-    store_piece(stage.at(run % S::kRunsPerPass * T::kRunBytes + row % kBatchRows * S::kRowBytes +
-                         component % kLanes * S::kSize),
-                S::kSize, load_piece(data + at, S::kSize));
+}
+
+// ---- a batch ------------------------------------------------------------------------------------
+
+// From a tile's first component to the tensor's end, as far as a tile's reader has to know: the
+// next tile shows whether a vector may be read across the end of this one.
+FASTCHECK_DEVICE int components_from(std::int64_t left) {
+  return left < 2 * kTile ? static_cast<int>(left) : 2 * kTile;
+}
+
+// Whether vectors lie where a whole tile is read.
+template <class Component>
+FASTCHECK_DEVICE bool is_plain(const std::byte* data, const Layout* layout, int n) {
+  return layout == nullptr && n >= kTile && bytes_past<Component>(data) == 0;
+}
+
+template <class Component>
+FASTCHECK_DEVICE const std::byte* batch_begin(const std::byte* data, std::int64_t tile, int pass,
+                                              int batch, const Place<Component>& place) {
+  using S = Shape<Component>;
+  return data + (tile * kRows + place.row(pass, batch)) * S::kRowBytes +
+         place.column * S::kVectorBytes;
+}
+
+// Of a plain tile.
+template <class Component>
+FASTCHECK_DEVICE void load_plain(const std::byte* at, Row<Component> (&rows)[kBatchRows]) {
+  FASTCHECK_UNROLL
+  for (int j = 0; j < kBatchRows; ++j) {
+    rows[j] = load_vector<Component>(at + j * Shape<Component>::kRowBytes);
   }
 }
 
-// The thread's vectors of a batch of a tile of which `n` components exist; zeros are read past
-// them.
+// Of any tile; `n` components are there from its first to the tensor's end.
 template <class Component>
 FASTCHECK_DEVICE void load_batch(const std::byte* data, const Layout* layout, std::int64_t tile,
                                  int pass, int batch, int n, const Place<Component>& place,
                                  Stage<Component>& stage, Row<Component> (&rows)[kBatchRows]) {
   using S = Shape<Component>;
-  if (n == kTile && layout == nullptr) {
-    const std::byte* at = data + (tile * kRows + place.row(pass, batch)) * S::kRowBytes +
-                          place.column * S::kVectorBytes;
-    FASTCHECK_UNROLL
-    for (int j = 0; j < kBatchRows; ++j) {
-      rows[j] = load_vector<Component>(at + j * S::kRowBytes);
-    }
-    return;
+  if (layout == nullptr) {
+    const int first = place.row(pass, batch) * kLanes + place.column * S::kVectorLanes;
+    return load_any(data, batch_begin(data, tile, pass, batch, place), n - first, rows);
   }
   __syncwarp();  // the batch before is out of the stage
-  fill_stage<Component>(data, layout, tile, pass, batch, n, stage);
+  fill_stage<Component>(data, *layout, tile, pass, batch, n, stage);
   __syncwarp();
   FASTCHECK_UNROLL
   for (int j = 0; j < kBatchRows; ++j) {

@@ -4,12 +4,13 @@
 // widen, 6 for the sums, 3 for the extremes, 1 for the signs and 4 for the checksum; a float32
 // takes 3, 3, 1 and 4. Zeros and subnormals are counted again from the registers of their batch (5
 // a word). What is not finite sends the tile through a second reading with those values as zero,
-// and so does the scale rule. The last, partial tile is read as a whole one with zeros behind it,
-// but counted component by component.
+// and so does the scale rule. A partial tile goes the same way, with zeros in the vector that it
+// ends in.
 #pragma once
 
 #include "core/accumulator.h"
 #include "core/record.h"
+#include "cuda/chains.cuh"
 #include "cuda/floats.cuh"
 #include "cuda/fold.cuh"
 #include "cuda/integers.cuh"
@@ -24,53 +25,6 @@ struct ExtremesOf {
 template <class Component>
 struct ExtremesOf<Component, false> {
   using Type = IntegerExtremes<Component>;
-};
-
-// Checksum chains of the words of one vector, through the rows of one run.
-template <class Component>
-struct Chains {
-  static constexpr int kWords = Shape<Component>::kWords;
-  std::uint32_t a[kWords];
-  std::uint32_t b[kWords];
-
-  FASTCHECK_DEVICE_MEMBER void start(std::int64_t tile, int run, int column) {
-    constexpr int kWidth = words_per_row(Shape<Component>::kSize);
-    const std::uint64_t chain =
-        (static_cast<std::uint64_t>(tile) * kRuns + run) * kWidth + column * kWords;
-    // The first of a row is a multiple of the row: going on from it never carries.
-    const auto seed_a = checksum_seed<ChecksumA>(chain);
-    const auto seed_b = checksum_seed<ChecksumB>(chain);
-    FASTCHECK_UNROLL
-    for (int w = 0; w < kWords; ++w) {
-      a[w] = seed_a + w * ChecksumA::kPlaceLow;
-      b[w] = seed_b + w * ChecksumB::kPlaceLow;
-    }
-  }
-  FASTCHECK_DEVICE_MEMBER void add(const Row<Component>& row) {
-    FASTCHECK_UNROLL
-    for (int w = 0; w < kWords; ++w) step(w, row.word[w]);
-  }
-  // Of a row of which `bytes` exist from the vector's first on.
-  FASTCHECK_DEVICE_MEMBER void add(const Row<Component>& row, int bytes) {
-    FASTCHECK_UNROLL
-    for (int w = 0; w < kWords; ++w) {
-      if (4 * w < bytes) step(w, row.word[w]);
-    }
-  }
-  // `bytes` exist from the vector's first row on.
-  FASTCHECK_DEVICE_MEMBER void finish(int bytes, Checksum& terms) {
-    FASTCHECK_UNROLL
-    for (int w = 0; w < kWords; ++w) {
-      finish_chain(a[w], b[w]);
-      if (4 * w < bytes) terms = merge(terms, {a[w], b[w]});
-    }
-  }
-
- private:
-  FASTCHECK_DEVICE_MEMBER void step(int w, std::uint32_t word) {
-    a[w] = checksum_step<ChecksumA>(a[w], word);
-    b[w] = checksum_step<ChecksumB>(b[w], word);
-  }
 };
 
 // What a warp keeps out of its registers: what is written once a tile or hardly ever.
@@ -89,18 +43,19 @@ class TileReader {
   using Accumulator = typename Component::Accumulator;
   using Values = typename ExtremesOf<Component>::Type;
   using Rows = Row<Component>[kBatchRows];
+  using Runs = LaneSums<Accumulator>[S::kVectorLanes];
   static constexpr bool kSums = kDepth >= Depth::kStats;
 
  public:
   explicit FASTCHECK_DEVICE_MEMBER TileReader(WarpShared<Component>& shared) : shared_(shared) {}
 
-  // `n` components exist from the tile's first on. Every lane gets the sums.
+  // `n` components are there from the tile's first to the tensor's end. Every lane gets the sums.
   FASTCHECK_DEVICE_MEMBER Sums read(const std::byte* data, const Layout* layout, std::int64_t tile,
                                     int n) {
     Values extremes;
     TileFold<Component> fold(shared_.fold);
     NarrowSums narrow;
-    const bool whole = n == kTile;
+    const bool plain = is_plain<Component>(data, layout, n);
     const Place<Component> place;
     float largest = 1.0f;  // of a tile that is scaled
     bool again = false;    // a second reading, for the sums alone
@@ -109,41 +64,31 @@ class TileReader {
       bool finite = true;
       FASTCHECK_ROLLED
       for (int pass = 0; pass < S::kPasses; ++pass) {
-        LaneSums<Accumulator> runs[S::kVectorLanes];
+        Runs runs;
         Chains<Component> chains;
         if constexpr (kDepth == Depth::kFull) {
           chains.start(tile, pass * S::kRunsPerPass + place.run, place.column);
         }
-        FASTCHECK_ROLLED
-        for (int batch = 0; batch < kBatches; ++batch) {
-          const int at = place.row(pass, batch) * kLanes + place.column * S::kVectorLanes;
-          const int left = n - at;
-          Rows rows;
-          load_batch(data, layout, tile, pass, batch, n, place, shared_.stage, rows);
-          if (again) {
-            add_carefully(rows, tile_scale(largest).factor, runs);
-            continue;
+        if (plain && !again) {
+          FASTCHECK_ROLLED
+          for (int batch = 0; batch < kBatches; ++batch) {
+            Rows rows;
+            load_plain(batch_begin(data, tile, pass, batch, place), rows);
+            finite = take_whole(rows, true, runs, narrow, chains, extremes) && finite;
           }
-          if constexpr (kSums) {
-            if constexpr (kNarrowInteger<Component>) {
-              FASTCHECK_UNROLL
-              for (int j = 0; j < kBatchRows; ++j) cuda::add(narrow, rows[j]);
+        } else {
+          FASTCHECK_ROLLED
+          for (int batch = 0; batch < kBatches; ++batch) {
+            const int left = n - place.row(pass, batch) * kLanes - place.column * S::kVectorLanes;
+            if (!any_lane(left > 0)) break;
+            Rows rows;
+            load_batch(data, layout, tile, pass, batch, n, place, shared_.stage, rows);
+            if (again) {
+              add_carefully(rows, left, tile_scale(largest).factor, runs);
             } else {
-              add_plainly(rows, runs);
+              finite = take_partly(rows, left, runs, narrow, chains, extremes) && finite;
             }
           }
-          if constexpr (kDepth == Depth::kFull) {
-            if (whole) {
-              FASTCHECK_UNROLL
-              for (int j = 0; j < kBatchRows; ++j) chains.add(rows[j]);
-            } else {
-              FASTCHECK_UNROLL
-              for (int j = 0; j < kBatchRows; ++j) {
-                chains.add(rows[j], (left - j * kLanes) * S::kSize);
-              }
-            }
-          }
-          finite = take_in(rows, left, whole, extremes) && finite;
         }
         if constexpr (kDepth == Depth::kFull) {
           if (!again) {
@@ -211,23 +156,25 @@ class TileReader {
   }
 
  private:
-  FASTCHECK_DEVICE_MEMBER static void add_plainly(const Rows& rows,
-                                                  LaneSums<Accumulator> (&runs)[S::kVectorLanes]) {
-    FASTCHECK_UNROLL
-    for (int j = 0; j < kBatchRows; ++j) {
+  FASTCHECK_DEVICE_MEMBER static void add_plainly(const Row<Component>& row, Runs& runs,
+                                                  NarrowSums& narrow) {
+    if constexpr (kNarrowInteger<Component>) {
+      cuda::add(narrow, row);
+    } else {
       Accumulator x[S::kVectorLanes];
-      row_values(rows[j], x);
+      row_values(row, x);
       FASTCHECK_UNROLL
       for (int k = 0; k < S::kVectorLanes; ++k) fastcheck::add(runs[k], x[k]);
     }
   }
 
   // Non-finite values as zero, and every value scaled.
-  FASTCHECK_DEVICE_MEMBER static void add_carefully(
-      const Rows& rows, float factor, LaneSums<Accumulator> (&runs)[S::kVectorLanes]) {
+  FASTCHECK_DEVICE_MEMBER static void add_carefully(const Rows& rows, int left, float factor,
+                                                    Runs& runs) {
     if constexpr (Component::kIsFloat) {
       FASTCHECK_UNROLL
       for (int j = 0; j < kBatchRows; ++j) {
+        if (left <= j * kLanes) continue;
         Accumulator x[S::kVectorLanes];
         row_values(rows[j], x);
         FASTCHECK_UNROLL
@@ -251,52 +198,119 @@ class TileReader {
     }
   }
 
-  // Counts and extremes of a batch; whether all of it is finite, of what this thread has read.
-  FASTCHECK_DEVICE_MEMBER bool take_in(const Rows& rows, int left, bool whole, Values& extremes) {
-    if constexpr (Component::kIsFloat) {
-      if (whole) {
-        Values batch;
-        std::uint32_t signs = 0;
-        FASTCHECK_UNROLL
-        for (int j = 0; j < kBatchRows; ++j) {
-          batch.include(rows[j]);
-          signs = count_top_bits(rows[j], signs);
-        }
-        // The vote keeps the warp together; threads with nothing unusual find nothing.
-        const bool beyond = any_lane(batch.beyond());
-        if (!beyond) {
-          counts_.negative += signs;
-          extremes.include(batch);
-          if (any_lane(batch.small())) {
-            FASTCHECK_UNROLL
-            for (int j = 0; j < kBatchRows; ++j) count_small(rows[j], counts_);
-          }
-          return true;
-        }
-      }
-    } else if (whole) {
+  // Sums, chains, extremes and counts of a batch, if all of it is there for this thread; whether
+  // all that was read of it is finite. The whole warp comes here together.
+  FASTCHECK_DEVICE_MEMBER bool take_whole(const Rows& rows, bool there, Runs& runs,
+                                          NarrowSums& narrow, Chains<Component>& chains,
+                                          Values& extremes) {
+    Values batch;
+    std::uint32_t signs = 0;
+    if (there) {
       FASTCHECK_UNROLL
       for (int j = 0; j < kBatchRows; ++j) {
-        count_row(rows[j], counts_);
-        if constexpr (kSums) extremes.include(rows[j]);
+        if constexpr (kSums) add_plainly(rows[j], runs, narrow);
+        if constexpr (kDepth == Depth::kFull) chains.add(rows[j]);
+        include(rows[j], rows[j], batch, signs, extremes);
       }
-      return true;
     }
-    return census(rows, left, extremes);
+    return settle(rows, there ? kTile : 0, 0, batch, signs, extremes);
+  }
+
+  // The same for a batch of a partial tile, of which `left` components are there.
+  FASTCHECK_DEVICE_MEMBER bool take_partly(const Rows& rows, int left, Runs& runs,
+                                           NarrowSums& narrow, Chains<Component>& chains,
+                                           Values& extremes) {
+    const bool there = left >= (kBatchRows - 1) * kLanes + S::kVectorLanes;
+    if (!any_lane(!there && left > 0)) {
+      return take_whole(rows, there, runs, narrow, chains, extremes);
+    }
+    // The batch that the tensor ends in, a row at a time. Zeros add nothing to a sum.
+    Values batch;
+    std::uint32_t signs = 0;
+    int missing = 0;  // components of the vector that the tensor ends in: read as zeros
+    FASTCHECK_ROLLED
+    for (int j = 0; j < kBatchRows; ++j) {
+      const Row<Component> row = row_at(rows, j);
+      const int of_row = left - j * kLanes;
+      if (of_row <= 0) continue;
+      if constexpr (kSums) add_plainly(row, runs, narrow);
+      if (of_row >= S::kVectorLanes) {
+        if constexpr (kDepth == Depth::kFull) chains.add(row);
+        include(row, row, batch, signs, extremes);
+      } else {
+        if constexpr (kDepth == Depth::kFull) chains.add(row, of_row * S::kSize);
+        include(row, filled_up(row, of_row), batch, signs, extremes);
+        missing = S::kVectorLanes - of_row;
+      }
+    }
+    if constexpr (!Component::kIsFloat) counts_.zero -= missing;
+    return settle(rows, left, missing, batch, signs, extremes);
+  }
+
+  // What was included of a batch becomes part of the tile, if all of it is finite; else it is read
+  // one component at a time. Whether it is.
+  FASTCHECK_DEVICE_MEMBER bool settle(const Rows& rows, int left, int missing, const Values& batch,
+                                      std::uint32_t signs, Values& extremes) {
+    if constexpr (Component::kIsFloat) {
+      // The votes keep the warp together; threads with nothing unusual find nothing.
+      if (any_lane(left > 0 && batch.beyond())) return census(rows, left, extremes);
+      counts_.negative += signs;
+      extremes.include(batch);
+      if (any_lane(batch.small())) {
+        FASTCHECK_UNROLL
+        for (int j = 0; j < kBatchRows; ++j) {
+          if (left > j * kLanes) count_small(rows[j], counts_);
+        }
+        counts_.zero -= missing;
+      }
+    }
+    return true;
+  }
+
+  // Of a row, and of the same with no component missing.
+  FASTCHECK_DEVICE_MEMBER void include(const Row<Component>& row, const Row<Component>& full,
+                                       Values& batch, std::uint32_t& signs, Values& extremes) {
+    if constexpr (Component::kIsFloat) {
+      batch.include(full);
+      signs = count_top_bits(row, signs);
+    } else {
+      count_row(row, counts_);
+      if constexpr (kSums) extremes.include(full);
+    }
+  }
+
+  // A row of which `n` components are there, and the first of them in place of the others.
+  FASTCHECK_DEVICE_MEMBER static Row<Component> filled_up(const Row<Component>& row, int n) {
+    Row<Component> full;
+    FASTCHECK_UNROLL
+    for (int w = 0; w < S::kWords; ++w) {
+      const int bits = 8 * (n * S::kSize - 4 * w);
+      const std::uint32_t there = bits <= 0 ? 0 : bits >= 32 ? ~0u : (1u << bits) - 1;
+      std::uint32_t first = row.word[S::kSize == 8 ? w % 2 : 0];
+      if constexpr (S::kSize == 1) first = (first & 0xff) * kEachByte;
+      if constexpr (S::kSize == 2) first = (first & 0xffff) * 0x10001u;
+      full.word[w] = (row.word[w] & there) | (first & ~there);
+    }
+    return full;
+  }
+
+  // Of a batch that stays in registers.
+  FASTCHECK_DEVICE_MEMBER static Row<Component> row_at(const Rows& rows, int index) {
+    Row<Component> row{};
+    FASTCHECK_UNROLL
+    for (int j = 0; j < kBatchRows; ++j) {
+      if (j == index) row = rows[j];
+    }
+    return row;
   }
 
   // One component at a time. The whole warp comes here together.
-  FASTCHECK_DEVICE_MEMBER bool census(const Rows& batch, int left, Values& extremes) {
+  FASTCHECK_DEVICE_MEMBER bool census(const Rows& rows, int left, Values& extremes) {
     bool all_finite = true;
     Counters counts;
-    Rows rows;
-    FASTCHECK_UNROLL
-    for (int j = 0; j < kBatchRows; ++j) rows[j] = batch[j];
     FASTCHECK_ROLLED
     for (int j = 0; j < kBatchRows; ++j) {
-      const Row<Component> row = rows[0];
-      FASTCHECK_UNROLL
-      for (int i = 1; i < kBatchRows; ++i) rows[i - 1] = rows[i];
+      const Row<Component> row = row_at(rows, j);
       FASTCHECK_UNROLL
       for (int k = 0; k < S::kVectorLanes; ++k) {
         if (j * kLanes + k >= left) continue;

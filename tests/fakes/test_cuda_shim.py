@@ -61,7 +61,8 @@ def test_shim_shuffles_the_order() -> None:
     assert len(sums) > 1
 
 
-# Barriers of the kernels: the file, the line, and a neighbouring line that identifies it.
+# Barriers of the kernels: the file, the line, and a neighbouring line that identifies it. Where a
+# vote stands beside a barrier, threads meet without it, too: test_ptx_machine.py has those.
 BARRIERS = (
     ("merge.cuh", "  __syncthreads();\n", "  if (warp_index() != 0) return;"),
     ("merge.cuh", "    __syncwarp();\n", "    if (lane < width) parts[lane] = both;"),
@@ -71,8 +72,6 @@ BARRIERS = (
     ("records.cuh", "  __syncwarp();\n", "  if (has_word)\n    reinterpret_cast"),
     ("records.cuh", "  __syncthreads();\n", "  if (shared.last != 0) {"),
     ("records.cuh", "  __syncthreads();\n", "}\n\n// ---- kernel"),
-    ("rows.cuh", "  __syncwarp();\n", "  // The components in front of the end"),
-    ("rows.cuh", "  __syncwarp();  // the batch before is out of the stage\n", ""),
     (
         "rows.cuh",
         "  __syncwarp();\n",

@@ -48,8 +48,8 @@ def cases() -> list[tuple[list[torch.Tensor], Cut]]:
     return [
         ([x[: 5 * 4096 + 77]], Cut(warps=2, share=1, blocks=2)),
         ([x[: 9 * 4096 + 77]], Cut(warps=4, share=1, blocks=3)),
-        ([x[1:5000]], Cut(warps=1, share=1, blocks=2)),
-        ([x[: 3 * 4096 : 2]], Cut(warps=1, share=1, blocks=2)),
+        ([x[1:5001]], Cut(warps=1, share=1, blocks=2)),
+        ([x[1 : 3 * 4096 - 90 : 2]], Cut(warps=1, share=1, blocks=2)),
         ([x], Cut(warps=1, share=1, blocks=9)),
         ([x[:20000], x[:30000], x[:7], x[:25000]], Cut(warps=4, share=1, blocks=1)),
     ]
@@ -105,9 +105,21 @@ FAULTS = {
         "in_tile > end) continue;",
         "out of bounds: ",
     ),
+    "reads past the end of a tensor that is not aligned": (
+        "rows.cuh",
+        "(in_two ? 0 : S::kHalfBytes - past);",
+        "(in_two ? 0 : S::kHalfBytes - past - 4);",
+        "out of bounds: ",
+    ),
+    "reads in front of a tensor that is not aligned": (
+        "rows.cuh",
+        "const int begin = past != 0 && at == data ? 1 : 0;",
+        "const int begin = 0;",
+        "out of bounds: ",
+    ),
     "reads vectors that are not aligned": (
         "rows.cuh",
-        "const int step = layout == nullptr ? S::kVectorBytes : layout->granule_bytes;",
+        "const int step = layout.granule_bytes;",
         "const int step = S::kVectorBytes;",
         "misaligned access of 16 bytes",
     ),
@@ -175,7 +187,7 @@ FAULTS = {
     "divides by zero": (
         "rows.cuh",
         "Index stretch = position / inner;",
-        "Index stretch = position / (inner * layout.outer_dims);",
+        "Index stretch = position / static_cast<Index>(layout.sizes[kMaxDims - 1]);",
         "a division by zero",
     ),
     "leaves a barrier to some": (

@@ -180,6 +180,14 @@ inline unsigned atomicInc(unsigned* at, unsigned limit) {
   return old;
 }
 
+// ---- integers of two words ----
+
+// Of high:low, shifted: the lower word of a shift to the right, by up to 31 bits.
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  const std::uint64_t both = static_cast<std::uint64_t>(high) << 32 | low;
+  return static_cast<unsigned>(both >> (shift & 31));
+}
+
 // ---- packed integers ----------------------------------------------------------------------------
 
 inline int __dp4a(int x, int y, int sum) {

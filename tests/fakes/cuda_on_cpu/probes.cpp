@@ -48,7 +48,7 @@ int read_tile(const TensorArgument& tensor, std::int64_t tile, double* sums, uns
   const Layout layout = fastcheck::cuda::layout_of(tensor);
   const bool direct = fastcheck::cuda::reads_directly(tensor);
   const auto left = fastcheck::cuda::component_count(tensor) - tile * fastcheck::kTile;
-  const int n = left < fastcheck::kTile ? static_cast<int>(left) : fastcheck::kTile;
+  const int n = fastcheck::cuda::components_from(left);
   return cuda_on_cpu::run(1, 32, [&] {
     auto& shared = fastcheck::cuda::block_shared<fastcheck::cuda::WarpShared<Component>>();
     fastcheck::cuda::TileReader<Component, fastcheck::Depth::kFull> reader(shared);

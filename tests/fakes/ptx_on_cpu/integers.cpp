@@ -154,6 +154,9 @@ void bits(Table& table) {
   table.ternary<uint32_t>("shf.l.wrap.b32", [](uint32_t a, uint32_t b, uint32_t c) {
     return static_cast<uint32_t>((static_cast<uint64_t>(b) << 32 | a) << (c & 31) >> 32);
   });
+  table.ternary<uint32_t>("shf.r.wrap.b32", [](uint32_t a, uint32_t b, uint32_t c) {
+    return static_cast<uint32_t>((static_cast<uint64_t>(b) << 32 | a) >> (c & 31));
+  });
   table.ternary<uint32_t>("dp4a.s32.s32",
                           [](auto a, auto b, auto c) { return dot<int8_t>(a, b, c); });
   table.ternary<uint32_t>("dp4a.u32.u32",
