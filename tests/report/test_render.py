@@ -17,7 +17,7 @@ from fastcheck.report.advice.choose import advise
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.render import brief, render
 from fastcheck.report.summary import summary
-from fastcheck.utils.text.layout import sparkline
+from fastcheck.utils.text.layout import Table, sparkline, table
 from fastcheck.utils.text.numbers import format_number, format_share
 from support.records import record_builder as build
 from support.reports import all_reports, full_report, text_of
@@ -331,3 +331,20 @@ def test_callback_sink_hands_over_the_event_and_lets_errors_pass() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         CallbackSink(angry)(report)
+
+
+def test_names_that_have_no_room_stay_whole_and_apart() -> None:
+    names = [f"{role}layers.{n}.attn.query.weight" for n in range(2) for role in ("", "gradient of ")]
+    rows = [[name, "float32", "1", "2"] for name in names]
+    lines = table(["tensor", "dtype", "a", "b"], rows, left=2, width=40)
+    assert [line for line in lines if "query" in line] == names
+    assert len(lines) == 9 and len({line for line in lines[2::2]}) == 1
+    assert lines[2].endswith("float32  1  2") and max(map(len, lines)) <= 40
+    short = table(["tensor", "a"], [["x", "1"], ["y", "2"]], width=40)
+    assert short == ["tensor  a", "x       1", "y       2"]
+
+
+def test_a_style_is_that_of_its_row_also_where_rows_take_two_lines() -> None:
+    rows = [["a" * 30, "1"], ["b", "2"]]
+    lines = Table(["tensor", "x" * 20], rows, width=40, styles={1: "bold"}).lines(color=True)
+    assert ["\x1b" in line for line in lines] == [False, False, False, True]

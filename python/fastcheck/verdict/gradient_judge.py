@@ -42,6 +42,8 @@ class GradientJudge(PendingFindings):
         #: Of the parameters that a module was given as an argument (a parametrization) the tokens,
         #: by the site of the gradient.
         self.parameter_tokens: dict[int, int] = {}
+        #: The training loop has changed gradients before they were read.
+        self.were_changed = False
 
     def gradient(self, finding: Finding, token: int, scaled: bool) -> None:
         """The gradient of the tensor with this token."""
@@ -149,7 +151,14 @@ class GradientJudge(PendingFindings):
         verdict, how = Verdict.ORIGIN, "overflowed while it was computed or accumulated"
         if self._has_other_ranks:
             verdict, how = Verdict.ARRIVED, f"came with the reduction over the ranks, or {how}"
-        return verdict, f"{self._all_finite('activation and every gradient')}: this gradient {how}"
+        finite = self._all_finite("activation and every gradient")
+        if self.were_changed:
+            return verdict, (
+                f"{finite}; the training loop changed gradients between backward() and the update, "
+                "before they were read (its own clipping or unscaling): it may have begun in "
+                "another one"
+            )
+        return verdict, f"{finite}: this gradient {how}"
 
     def gradient_norm(self, finding: Finding, scaled: bool) -> None:
         """The norm of all gradients, as clipping has computed it."""

@@ -86,11 +86,6 @@ def section(label: str, lines: Sequence[str], color: bool = False) -> list[str]:
     ]
 
 
-def shorten(text: str, width: int) -> str:
-    """Cuts the front of ``text``: module paths differ at the end."""
-    return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
-
-
 def table(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
@@ -101,23 +96,33 @@ def table(
     """Columns aligned: the first ``left`` to the left, numbers to the right, the last ``note``
     unlabelled to the left.
 
-    The first column is shortened from its front when the table is wider than ``width``.
+    When the table is wider than ``width``, a name of the first column that has no room stands
+    whole on lines of its own, above the other cells of its row.
     """
+    return [line for lines in _aligned(header, rows, left, width, note) for line in lines]
+
+
+def _aligned(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left: int, width: int, note: int
+) -> list[list[str]]:
+    """The lines of the header and of each row."""
     columns = len(header)
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(columns)]
     too_wide = sum(widths) + 2 * (columns - 1) - width
     if too_wide > 0:
         widths[0] = max(min(widths[0], 12), widths[0] - too_wide)
-    lines = []
+    found = []
     for row in cells:
+        lines = []
+        if len(row[0]) > widths[0]:
+            lines, row = wrap(row[0], width, rest="  "), ["", *row[1:]]
         parts = []
         for column, cell in enumerate(row):
             to_left = column < left or column >= columns - note
-            cell = shorten(cell, widths[0]) if column == 0 else cell
             parts.append(cell.ljust(widths[column]) if to_left else cell.rjust(widths[column]))
-        lines.append("  ".join(parts).rstrip())
-    return lines
+        found.append([*lines, "  ".join(parts).rstrip()])
+    return found
 
 
 @dataclass(frozen=True)
@@ -134,9 +139,13 @@ class Table:
     styles: Mapping[int, str] = field(default_factory=dict)
 
     def lines(self, color: bool = False) -> list[str]:
-        head, *rest = table(self.header, self.rows, self.left, self.width, self.note)
-        body = [paint(line, self.styles.get(row, ""), color) for row, line in enumerate(rest)]
-        return [" " * self.indent + line for line in (head, *body)]
+        head, *rest = _aligned(self.header, self.rows, self.left, self.width, self.note)
+        body = [
+            paint(line, self.styles.get(row, ""), color)
+            for row, lines in enumerate(rest)
+            for line in lines
+        ]
+        return [" " * self.indent + line for line in (*head, *body)]
 
 
 #: A line of text, or a table.

@@ -88,6 +88,23 @@ class TestTheCulprit:
         assert stop.step == at
         assert stop.culprit.record["nan_count"] == 1
 
+    def test_where_no_step_was_clipped_before_the_reason_names_the_change(self, device: str) -> None:
+        """Nothing was known of this loop: the NaN is in all gradients when they are read."""
+
+        def rare(model: nn.Module) -> None:
+            factor = coefficient(model, 1e6)
+            if not factor == 1:
+                for gradient in present(model):
+                    gradient.mul_(factor)
+
+        model = net(device)
+        fastcheck.install(model, sync="step")
+        spoil(model.head.weight, NAN, at=3)
+        stop = stopped(clipped_training, model, rare, 6, device=device)
+        assert where(stop.culprit)[1] == "param_grad" and stop.step == 3
+        assert "changed gradients" in stop.culprit.reason
+        assert "may have begun in another" in stop.culprit.reason
+
     def test_with_sync_never(self, device: str) -> None:
         model = net(device)
         fastcheck.install(model)

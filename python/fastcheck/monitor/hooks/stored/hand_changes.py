@@ -87,19 +87,21 @@ class HandChanges:
 
     def before_update(
         self, optimizer: Optional[torch.optim.Optimizer], parameters: Sequence[torch.Tensor]
-    ) -> None:
+    ) -> bool:
         """``optimizer`` (None: none of torch's) is about to step; ``parameters``: those of the
-        model that it owns.
+        model that it owns. Whether gradients were changed that nothing has read before.
         """
         owner = self if optimizer is None else optimizer
-        self.is_first = False
+        was_first, self.is_first = self.is_first, False
         self._passes_before[owner], self._passes = self._passes, 0
         if self.was_seen:
-            return
+            return False
         if self._probes and any(map(self._is_changed, parameters)):
             self.seen()
-        elif owner not in self._parameters:
+            return not was_first
+        if owner not in self._parameters:
             self._parameters[owner] = [weakref.ref(p) for p in _chosen(parameters)]
+        return False
 
     def _note(self, parameters: Sequence[torch.Tensor]) -> None:
         for parameter in parameters:

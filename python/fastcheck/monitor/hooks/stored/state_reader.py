@@ -95,8 +95,8 @@ class StateReader:
         session, updates, stalled_weights = self._session, self._updates, self.stalled_weights
         owned = None if optimizer is None else parameter_ids(optimizer)
         parameters = parameters_of(self._nodes, owned)
-        if gradients:
-            self.hand_changes.before_update(optimizer, [p for _, _, p in parameters])
+        if gradients and self.hand_changes.before_update(optimizer, [p for _, _, p in parameters]):
+            session.step.judge.were_changed = True
         is_watched = gradients and stalled_weights is not None and stalled_weights.is_on
         look = updates.begin(optimizer, session.step) if is_watched else None
         first = session.next_seq
