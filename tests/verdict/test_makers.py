@@ -87,3 +87,41 @@ def test_running_statistics_that_overflow_by_themselves_are_blamed() -> None:
     fastcheck.install(model, level="op", record="stats")
     stop = stopped(lambda: model(torch.randn(4, 8) * 1e30).sum().backward())
     assert where(stop.culprit)[0] == "reader"
+
+
+class Masked(nn.Module):
+    """A sublayer is added to its input and normalised, under a mask as attention has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sublayer, self.norm, self.value = Apply(), nn.LayerNorm(8), 0.0
+        self.sublayer.function = lambda x: torch.where(torch.arange(8) == 3, self.value, x)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = torch.softmax(x @ x.transpose(-2, -1) + mask, -1)
+        return self.norm(x + self.sublayer(scores @ x))
+
+
+def test_an_infinity_beside_a_mask_is_named_where_it_was_made() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Masked()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), -INF)
+            return self.layer(x, mask)
+
+    model = Model()
+    fastcheck.install(model)
+
+    def train() -> None:
+        for step in range(3):
+            model.layer.value = -INF if step == 2 else 0.0
+            model(torch.randn(2, 4, 8)).sum().backward()
+            torch.optim.SGD(model.parameters(), lr=0.01).step()
+
+    stop = stopped(train)
+    assert stop.step == 2
+    assert where(stop.culprit) == ("layer.sublayer", "output", "output", "origin")
+    assert "masked" not in stop.culprit.reason

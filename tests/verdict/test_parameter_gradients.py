@@ -79,6 +79,26 @@ class TestParametrizations:
         assert where(stop.culprit) == ("2", "param_grad", "bias", "origin")
 
 
+@pytest.mark.parametrize("value", [-INF, INF, NAN])
+def test_a_parameter_that_a_parametrization_is_given_is_the_culprit(value: float) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    parametrizations.weight_norm(model[2])
+    fastcheck.install(model)
+
+    def step() -> None:
+        for number in range(3):
+            if number == 2:  # as an update would
+                with torch.no_grad():
+                    model[2].parametrizations.weight.original1[1, 1] = value
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            model(torch.ones(2, 8)).square().mean().backward()
+            optimizer.step()
+
+    stop = stopped(step)
+    assert where(stop.culprit) == ("2.parametrizations.weight", "param", "original1", "arrived")
+    assert stop.culprit.reason.startswith("it was finite")
+
+
 class Cell(nn.Module):
     """An LSTM cell over three steps, into whose hidden state something is put."""
 

@@ -260,6 +260,10 @@ class GradientJudge(PendingFindings):
         self._propagate(by, tentative)
 
     def _stored_cause(self, root: Finding) -> Optional[Finding]:
-        if root.waits or root.role != "output" or root.call is None:
+        """Of an inner input the module around it is asked: parametrizations are given a parameter
+        as it is.
+        """
+        maker = root.call if root.role == "output" or root.call is None else root.call.parent
+        if root.waits or root.role not in ("input", "output") or maker is None:
             return None
-        return self._check_parameters(root.call.node, root)
+        return self._check_parameters(maker.node, root)

@@ -280,6 +280,9 @@ class Judge(GradientJudge):
 
     # Shared
 
+    def _is_mask(self, root: Finding) -> bool:
+        return root.is_mask or root.is_absorbed or root.site in self._masks
+
     def _related(self, call: Call, besides: Optional[Finding]) -> list[Finding]:
         """The findings among the call's inputs, and those of its submodules until now."""
         made = [
@@ -311,7 +314,8 @@ class Judge(GradientJudge):
         may_wait = is_inner and self.may_wait(finding)
         if finding.only_neginf:
             finding.hold(Verdict.UNRESOLVED, finding.mask_reason, verdict, reason)
-            finding.cause = tentative[0] if tentative else None
+            fresh = (f for f in tentative if not (f.is_absorbed or self._is_mask(f.root)))
+            finding.cause = next(fresh, tentative[0] if tentative else None)
             self.changed.append(finding)
             return
         cause = self._pending_cause(related, [] if call is None else self._read_by(call))
