@@ -14,6 +14,7 @@ RuntimeError, and would swallow the stop.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -42,6 +43,7 @@ __all__ = [
     "printable",
     "string_list",
     "warn",
+    "warn_of_fault",
 ]
 
 # Frames that are never the user's: torch and the libraries stand between the user's line and
@@ -132,6 +134,17 @@ def warn(message: str, category: type[Warning] = FastcheckWarning) -> None:
         module=frame.f_globals.get("__name__"),
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+def warn_of_fault(message: str) -> None:
+    """warn(), of a fault within fastcheck. It may be found in the middle of an operator, through
+    which nothing may be raised: where warnings are errors the message goes to stderr.
+    """
+    try:
+        warn(message)
+    except Warning as error:
+        with contextlib.suppress(Exception):  # stderr may be closed
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _is_internal(frame: FrameType) -> bool:

@@ -179,6 +179,24 @@ def test_an_error_of_its_own_ends_the_dump_and_not_the_training(role: str, tmp_p
     assert torch.equal(y, torch.ones(3).sin().cos()) and "a fault" in dumper.problem
 
 
+@pytest.mark.parametrize("point", ["add_line", "plain_text", "tensor_text", "module_text", "site"])
+def test_a_fault_where_warnings_are_errors_does_not_come_up_through_an_operator(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    point: str,
+) -> None:
+    """Of each function that the recorder calls in Python, forward and backward."""
+    monkeypatch.setattr(_PythonFallback, point, lambda *args: 1 // 0)
+    x = torch.ones(3, 3, requires_grad=True)
+    with fastcheck.Dumper(os.fspath(tmp_path)) as dumper:
+        torch.nn.functional.linear(x.to_sparse() if point == "tensor_text" else x, x).sum()
+        x.square().sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.full((3, 3), 2.0))
+    assert "ZeroDivisionError" in dumper.problem
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
 def test_an_interrupt_behind_the_operator_is_the_training_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

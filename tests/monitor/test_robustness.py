@@ -181,6 +181,31 @@ class TestOwnFailures:
         monkeypatch.undo()
         assert "a defect" in monitor.summary()
 
+    @pytest.mark.parametrize(
+        "target",
+        [
+            "fastcheck.ring.host.HostRing.observe_list",
+            "fastcheck.monitor.hooks.module_hooks.flatten",
+            "fastcheck.monitor.session.session.Session.close_step",
+        ],
+    )
+    def test_training_goes_on_where_warnings_are_errors(
+        self,
+        target: str,
+        expected: list[float],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """pytest makes errors of them."""
+        torch.manual_seed(3)
+        model = Net()
+        monitor = fastcheck.install(model)
+        monkeypatch.setattr(target, lambda *args, **kwargs: 1 // 0)
+        assert train(model, 4) == expected
+        assert "ZeroDivisionError" in capsys.readouterr().err
+        monkeypatch.undo()
+        assert "ZeroDivisionError" in monitor.summary()
+
     def test_the_judge_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = nn.Sequential(nn.Linear(8, 8), Apply(poison))
         fastcheck.install(model)

@@ -334,7 +334,9 @@ def test_callback_sink_hands_over_the_event_and_lets_errors_pass() -> None:
 
 
 def test_names_that_have_no_room_stay_whole_and_apart() -> None:
-    names = [f"{role}layers.{n}.attn.query.weight" for n in range(2) for role in ("", "gradient of ")]
+    names = [
+        f"{role}layers.{n}.attn.query.weight" for n in range(2) for role in ("", "gradient of ")
+    ]
     rows = [[name, "float32", "1", "2"] for name in names]
     lines = table(["tensor", "dtype", "a", "b"], rows, left=2, width=40)
     assert [line for line in lines if "query" in line] == names

@@ -14,7 +14,7 @@ from fastcheck.dump.storage.files import CALLS, INDEX, REFERENCE, json_text, wri
 from fastcheck.dump.storage.record_writer import RecordWriter
 from fastcheck.dump.storage.shards import ShardWriter
 from fastcheck.dump.storage.values import ValueStore
-from fastcheck.errors import warn
+from fastcheck.errors import warn_of_fault
 from fastcheck.log.files import AppendFile
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.site import SiteTable
@@ -203,7 +203,7 @@ class DumpSession:
             return
         self.problem = problem
         self._lines.clear()
-        warn(
+        warn_of_fault(
             f"fastcheck: the dump of step {self.step} stopped: {problem}. Training goes on; what "
             "was complete until then can be read."
         )

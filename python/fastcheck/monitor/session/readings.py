@@ -15,7 +15,7 @@ from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import Call
 from fastcheck.calls.recorder import make_lock, make_recorder
-from fastcheck.errors import FastcheckError, warn
+from fastcheck.errors import FastcheckError, warn_of_fault
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.site import SiteTable
 from fastcheck.ring.cursor import new_cursor
@@ -396,4 +396,4 @@ class SessionReadings:
         note = f"fastcheck no longer observes {where}: {type(error).__name__}: {error}"
         if note not in self.notes:
             self.notes[note] = None
-            warn(f"{note}. Training is not affected.")
+            warn_of_fault(f"{note}. Training is not affected.")

@@ -88,7 +88,9 @@ class TestTheCulprit:
         assert stop.step == at
         assert stop.culprit.record["nan_count"] == 1
 
-    def test_where_no_step_was_clipped_before_the_reason_names_the_change(self, device: str) -> None:
+    def test_where_no_step_was_clipped_before_the_reason_names_the_change(
+        self, device: str
+    ) -> None:
         """Nothing was known of this loop: the NaN is in all gradients when they are read."""
 
         def rare(model: nn.Module) -> None:
