@@ -340,7 +340,7 @@ def test_names_that_have_no_room_stay_whole_and_apart() -> None:
     rows = [[name, "float32", "1", "2"] for name in names]
     lines = table(["tensor", "dtype", "a", "b"], rows, left=2, width=40)
     assert [line for line in lines if "query" in line] == names
-    assert len(lines) == 9 and len({line for line in lines[2::2]}) == 1
+    assert len(lines) == 9 and len(set(lines[2::2])) == 1
     assert lines[2].endswith("float32  1  2") and max(map(len, lines)) <= 40
     short = table(["tensor", "a"], [["x", "1"], ["y", "2"]], width=40)
     assert short == ["tensor  a", "x       1", "y       2"]
