@@ -95,7 +95,7 @@ class TestTheCulprit:
 
         def rare(model: nn.Module) -> None:
             factor = coefficient(model, 1e6)
-            if not factor == 1:
+            if factor != 1:
                 for gradient in present(model):
                     gradient.mul_(factor)
 
