@@ -53,6 +53,7 @@ BARS = {
 SMALL_MICROSECONDS = 7.0  # 1 MiB, device
 LIST_MICROSECONDS = 25.0  # 1000 tensors of 4 KiB, device
 HOST_MICROSECONDS = 4.0  # one observe
+FIRST_SECONDS = 0.1  # a first launch while the device is busy, with the buffers of its stream
 SUM_TIMES = 1.15  # of one x.sum() of the same tensor
 
 Call = Callable[[int], object]
@@ -89,6 +90,25 @@ def host_seconds(call: Call, calls: int, rounds: int) -> np.ndarray:
         seconds[index] = (time.perf_counter() - start) / calls
     torch.cuda.synchronize()
     return seconds
+
+
+def first_launches(entry: table.Backend) -> list[dict[str, Any]]:
+    """Host seconds of the first launch for each dtype at each depth, with the device busy for two
+    seconds: all kernels were loaded with the backend, so that none waits. Comes before all other
+    launches. Never run yet."""
+    tensors = {name: torch.zeros(4096, device=cuda).to(dtype) for name, dtype in DTYPES.items()}
+    slots = torch.zeros(4, 192, dtype=torch.uint8, device=cuda)
+    torch.cuda.synchronize()
+    # Cycles of the multiprocessors' clock, in kHz.
+    torch.cuda._sleep(2000 * torch.cuda.get_device_properties(0).clock_rate)
+    rows = []
+    for dtype, x in tensors.items():
+        for depth, level in DEPTHS.items():
+            start = time.perf_counter()
+            entry.observe(x, slots, 0, level)
+            rows.append({"dtype": dtype, "depth": depth, "seconds": time.perf_counter() - start})
+    torch.cuda.synchronize()
+    return rows
 
 
 def tensor(dtype: torch.dtype, data: str, size_bytes: int) -> torch.Tensor:
@@ -277,7 +297,9 @@ def small(entry: table.Backend, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def bars_of(rows: list[dict[str, Any]], little: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def bars_of(
+    rows: list[dict[str, Any]], little: list[dict[str, Any]], first: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Every bar, and the figure that is compared with it."""
     bars = []
     seconds = {
@@ -302,6 +324,9 @@ def bars_of(rows: list[dict[str, Any]], little: list[dict[str, Any]]) -> list[di
         if row["bar"] is not None:
             what = f"{row['case']}: us of the {row['of']}"
             bars.append(harness.bar(what, row["microseconds"]["median"], at_most=row["bar"]))
+    for row in first:
+        what = f"first launch, {row['dtype']} {row['depth']}: host seconds on a busy device"
+        bars.append(harness.bar(what, row["seconds"], at_most=FIRST_SECONDS))
     return bars
 
 
@@ -320,6 +345,7 @@ def main() -> None:
         "cuda": torch.version.cuda,
     }
     print("# CUDA", gpu["name"], "", sep="\n")
+    first = first_launches(entry)
     little = small(entry, rounds)
     cells = [
         [r["case"], r["of"], harness.with_spread(r["microseconds"]), str(r["bar"] or "")]
@@ -342,10 +368,10 @@ def main() -> None:
     cells = [[r["backend"], r["dtype"], r["depth"], f"{r['gb_per_second']:.0f}"] for r in beside]
     if cells:
         print("", harness.table(("kernels", "dtype", "depth", "GB/s"), cells), sep="\n")
-    bars = bars_of(rows, little)
+    bars = bars_of(rows, little, first)
     print()
     harness.print_bars(bars)
-    harness.write_results("gpu", rows, gpu=gpu, small=little, triton=beside, bars=bars)
+    harness.write_results("gpu", rows, gpu=gpu, small=little, first=first, triton=beside, bars=bars)
 
 
 if __name__ == "__main__":

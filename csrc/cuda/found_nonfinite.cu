@@ -5,7 +5,10 @@
 
 namespace fastcheck::cuda {
 
-cudaError_t find_code() { return find_kernel(found_nonfinite_kernel<Float32>); }
+template <class Format>
+cudaError_t find_found_nonfinite() {
+  return find_kernel(found_nonfinite_kernel<Format>);
+}
 
 template <class Format>
 cudaError_t start_found_nonfinite(unsigned grid, unsigned block, cudaStream_t stream,
@@ -14,6 +17,7 @@ cudaError_t start_found_nonfinite(unsigned grid, unsigned block, cudaStream_t st
 }
 
 #define FASTCHECK_START_FOUND(format)                                                  \
+  template cudaError_t find_found_nonfinite<format>();                                 \
   template cudaError_t start_found_nonfinite<format>(unsigned, unsigned, cudaStream_t, \
                                                      const FoundLaunch&);
 

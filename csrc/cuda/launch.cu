@@ -140,6 +140,25 @@ class TableSpace {
 };
 
 template <class Component>
+cudaError_t find_kernels() {
+  cudaError_t error = find_records<Component>();
+  if constexpr (Component::kIsFloat) {
+    if (error == cudaSuccess) error = find_found_nonfinite<Component>();
+  }
+  return error;
+}
+
+// Of all dtypes: a tensor of another one may come while the device is busy, or in a capture.
+cudaError_t find_code() {
+  cudaError_t error = cudaSuccess;
+#define FASTCHECK_FIND(code, name, component, components) \
+  if (error == cudaSuccess) error = find_kernels<component>();
+  FASTCHECK_FOR_EACH_DTYPE(FASTCHECK_FIND)
+#undef FASTCHECK_FIND
+  return error;
+}
+
+template <class Component>
 cudaError_t start_found(unsigned grid, unsigned block, cudaStream_t stream,
                         const FoundLaunch& launch) {
   if constexpr (Component::kIsFloat) {

@@ -36,7 +36,7 @@ cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cud
   return cudaGetLastError();
 }
 
-// Whether the current device has code for a kernel.
+// Whether the current device has code for a kernel, which is loaded if it has.
 template <class Arguments>
 cudaError_t find_kernel(void (*kernel)(Arguments)) {
   cudaFuncAttributes attributes;
@@ -72,7 +72,8 @@ cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cud
 }
 
 template <class Arguments>
-cudaError_t find_kernel(void (*)(Arguments)) {
+cudaError_t find_kernel(void (*kernel)(Arguments)) {
+  cuda_on_cpu::note_found(reinterpret_cast<const void*>(kernel));
   return cudaSuccess;
 }
 

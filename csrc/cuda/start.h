@@ -6,8 +6,12 @@
 
 namespace fastcheck::cuda {
 
-// Whether the current device has code for the kernels; defined by found_nonfinite.cu.
-cudaError_t find_code();
+// Whether the current device has code for the kernels of a component type. They are loaded with it:
+// with lazy loading, the first launch of a kernel that is not may wait for the device.
+template <class Component>
+cudaError_t find_records();
+template <class Format>
+cudaError_t find_found_nonfinite();
 
 // Component -> kernel; defined by records_*.cu.
 template <class Component>

@@ -7,6 +7,14 @@
 namespace fastcheck::cuda {
 
 template <class Component>
+cudaError_t find_records() {
+  cudaError_t error = find_kernel(records_kernel<Component, Depth::kHealth>);
+  if (error == cudaSuccess) error = find_kernel(records_kernel<Component, Depth::kStats>);
+  if (error == cudaSuccess) error = find_kernel(records_kernel<Component, Depth::kFull>);
+  return error;
+}
+
+template <class Component>
 cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream_t stream,
                           const RecordsLaunch& arguments) {
   switch (depth) {
@@ -20,6 +28,7 @@ cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream
 }
 
 #define FASTCHECK_START_RECORDS(component)                                               \
+  template cudaError_t find_records<component>();                                        \
   template cudaError_t start_records<component>(Depth, unsigned, unsigned, cudaStream_t, \
                                                 const RecordsLaunch&);
 

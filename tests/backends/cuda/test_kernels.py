@@ -259,6 +259,20 @@ def test_workspace_is_left_as_found() -> None:
         assert call.records() == wanted
 
 
+def test_all_kernels_are_loaded_with_the_device() -> None:
+    """A kernel's first launch may wait for the device, unless something referred to it before."""
+    lib = driver.library()
+    assert lib.fastcheck_cuda_device(ctypes.byref(ctypes.c_int32())) == 0
+    tensors = [tensor_of(pattern("random", dtype, 4, 1), dtype) for dtype in ALL]
+    for depth in ("health", "stats", "full"):
+        Call(tensors).records(depth)
+    Call(tensors).found_nonfinite()
+    found, unfound = ctypes.c_int(), ctypes.c_int()
+    lib.cuda_on_cpu_found(ctypes.byref(found), ctypes.byref(unfound))
+    # Of 15 component types at three depths, and of six formats.
+    assert (found.value, unfound.value) == (3 * 15 + 6, 0)
+
+
 def test_small_workspace_is_refused() -> None:
     call = Call([tensor_of(pattern("random", "float32", 9000, 1), "float32")], cut=CUTS[1])
     call.workspace.partials_bytes -= 1

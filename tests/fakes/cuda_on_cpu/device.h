@@ -20,6 +20,9 @@ void enqueue(void* stream, const char* name, std::function<void()> work);
 // The bytes behind a device address, for work on a stream.
 void* memory(const void* address);
 bool is_capturing(void* stream);
+// A kernel that was looked for, as cudaFuncGetAttributes does, which loads it.
+void note_found(const void* kernel);
+void note_launched(const void* kernel);
 
 template <class T>
 void locate(T*& pointer) {
@@ -63,6 +66,7 @@ inline const char* name_of(const fastcheck::cuda::FoundLaunch&) {
 template <class Arguments>
 bool launch_on(void* stream, void (*kernel)(Arguments), unsigned grid, unsigned block,
                const Arguments& arguments) {
+  note_launched(reinterpret_cast<const void*>(kernel));
   if (!has_device()) return run_grid(grid, block, [&] { kernel(arguments); });
   enqueue(stream, name_of(arguments), [=] {
     Arguments there = arguments;
@@ -90,4 +94,6 @@ void cuda_on_cpu_connect(void (*enqueue)(void* stream, const char* name, void (*
                          void* (*memory)(const void* address), int (*is_capturing)(void* stream));
 // Streams say that they are being captured; what is put on them runs nevertheless.
 void cuda_on_cpu_pretend_capture(int is_capturing);
+// How many kernels were looked for, and how many were launched that were not.
+void cuda_on_cpu_found(int* found, int* launched_unfound);
 }

@@ -4,15 +4,21 @@
 
 namespace fastcheck::cuda {
 
-cudaError_t find_code() { return cudaSuccess; }
-
 #define FASTCHECK_NO_RECORDS(component)                                         \
+  template <>                                                                   \
+  cudaError_t find_records<component>() {                                       \
+    return cudaSuccess;                                                         \
+  }                                                                             \
   template <>                                                                   \
   cudaError_t start_records<component>(Depth, unsigned, unsigned, cudaStream_t, \
                                        const RecordsLaunch&) {                  \
     return cudaErrorLaunchFailure;                                              \
   }
 #define FASTCHECK_NO_FOUND(format)                                            \
+  template <>                                                                 \
+  cudaError_t find_found_nonfinite<format>() {                                \
+    return cudaSuccess;                                                       \
+  }                                                                           \
   template <>                                                                 \
   cudaError_t start_found_nonfinite<format>(unsigned, unsigned, cudaStream_t, \
                                             const FoundLaunch&) {             \

@@ -116,7 +116,14 @@ cudaError_t start(const std::string& entry, unsigned grid, unsigned block, const
 
 namespace fastcheck::cuda {
 
-cudaError_t find_code() { return cudaSuccess; }
+template <class Component>
+cudaError_t find_records() {
+  return cudaSuccess;
+}
+template <class Format>
+cudaError_t find_found_nonfinite() {
+  return cudaSuccess;
+}
 
 template <class Component>
 cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream_t,
@@ -136,9 +143,11 @@ cudaError_t start_found_nonfinite(unsigned grid, unsigned block, cudaStream_t,
 }
 
 #define FASTCHECK_RECORDS(component)                                                     \
+  template cudaError_t find_records<component>();                                        \
   template cudaError_t start_records<component>(Depth, unsigned, unsigned, cudaStream_t, \
                                                 const RecordsLaunch&);
 #define FASTCHECK_FOUND(format)                                                        \
+  template cudaError_t find_found_nonfinite<format>();                                 \
   template cudaError_t start_found_nonfinite<format>(unsigned, unsigned, cudaStream_t, \
                                                      const FoundLaunch&);
 #define FASTCHECK_FORMAT(format) FASTCHECK_RECORDS(format) FASTCHECK_FOUND(format)
