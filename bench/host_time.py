@@ -11,7 +11,10 @@ A round of the hooks is one step through 500 modules that return one existing te
 one new tensor, two hooks, and one input that was read before as an output. Empty hooks are timed
 beside it and subtracted. "session" is one reading on the path of unusual cases, without hooks. In
 the training cases each module is one multiplication, and each call has two observed tensors: an
-output and its gradient."""
+output and its gradient.
+
+Last, what install(on_request=) adds to an optimizer's step while nothing is asked for: it looks for
+a file, and at a flag that a signal sets."""
 
 from __future__ import annotations
 
@@ -215,6 +218,27 @@ def measure(device: str, rounds: int, fake: Any) -> list[dict[str, Any]]:
     ]
 
 
+def requests_cost(rounds: int) -> np.ndarray:
+    """Microseconds that on_request= adds to a step; a value for each pair of steps, with and
+    without, side by side.
+    """
+    requests = fastcheck.OnRequest(file="asked_for", signal="SIGUSR2")
+    models = [nn.Linear(8, 8), nn.Linear(8, 8)]  # observed for as long as they live
+    steps = []
+    for model, on_request in zip(models, (None, requests)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        fastcheck.install(model, on_request=on_request)
+        model(torch.ones(1, 8)).sum().backward()
+        steps.append(optimizer.step)
+    seconds = np.empty((rounds, 2))
+    for index in range(-10, rounds):  # ten to warm up
+        for which in (0, 1) if index % 2 else (1, 0):
+            start = time.perf_counter()
+            steps[which]()
+            seconds[max(index, 0), which] = time.perf_counter() - start
+    return 1e6 * (seconds[:, 1] - seconds[:, 0])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=41)
@@ -234,7 +258,17 @@ def main() -> None:
         for row in rows
     ]
     print(harness.table(["device", "case", "us for each observed tensor", "bar"], lines))
-    harness.write_results("host_time", rows, rounds=rounds, tensors=TENSORS, numel=NUMEL, threads=1)
+    requests = harness.spread(requests_cost(50 * rounds))
+    print(f"on_request= adds {harness.with_spread(requests)} us to a step")
+    harness.write_results(
+        "host_time",
+        rows,
+        rounds=rounds,
+        tensors=TENSORS,
+        numel=NUMEL,
+        threads=1,
+        on_request_microseconds=requests,
+    )
 
 
 if __name__ == "__main__":

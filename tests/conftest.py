@@ -179,12 +179,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+#: Monitors that outlive their test, as those of a module's fixture.
+_kept = 0
+
+
 def pytest_runtest_logfinish() -> None:
     """Models and their monitors are cycles: those of a test that is over are not to observe the
     next one's training.
     """
-    if any(True for _ in watchers):
-        gc.collect(1)
+    global _kept
+    for generation in (1, 2):
+        if _observing() > _kept:
+            gc.collect(generation)
+    _kept = _observing()
+
+
+def _observing() -> int:
+    return sum(1 for _ in watchers)
+
+
+def pytest_unconfigure() -> None:
+    """Extension modules that count what they leave behind find it collected."""
+    gc.unfreeze()
 
 
 class _Elsewhere(pytest.Module):

@@ -6,6 +6,8 @@ CI runs those of one process whose trainers it installs, in this process. With F
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib.util
 import os
 import re
@@ -20,6 +22,7 @@ from typing import NamedTuple
 import pytest
 
 import fastcheck
+from fastcheck.monitor.monitor import Monitor
 from support.paths import ROOT
 from support.trainers import IS_LAB
 
@@ -91,8 +94,15 @@ def test_the_program_stops_with_what_the_page_shows(program: Program, tmp_path: 
 
 
 def stop_of(path: str) -> str:
+    """What the program, run in this process, raises in the end. The trainers keep its model: its
+    monitor is removed, as it would be with the process.
+    """
     with pytest.raises(fastcheck.OverflowDetected) as caught:
         runpy.run_path(path, run_name="__main__")
+    for one in gc.get_objects():
+        if type(one) is Monitor:
+            with contextlib.suppress(fastcheck.OverflowDetected):
+                one.remove()
     return "".join(traceback.format_exception_only(caught.type, caught.value))
 
 

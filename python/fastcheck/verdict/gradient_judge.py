@@ -152,7 +152,7 @@ class GradientJudge(PendingFindings):
         if self._has_other_ranks:
             verdict, how = Verdict.ARRIVED, f"came with the reduction over the ranks, or {how}"
         finite = self._all_finite("activation and every gradient")
-        if self.were_changed:
+        if self.were_changed and not self._has_other_ranks:
             return verdict, (
                 f"{finite}; the training loop changed gradients between backward() and the update, "
                 "before they were read (its own clipping or unscaling): it may have begun in "
