@@ -122,6 +122,16 @@ def test_a_misspelt_site_shows_near_names(capsys: pytest.CaptureFixture[str], lo
     assert code == 1 and "did you mean 'layers.1.mlp'" in out
 
 
+def test_show_is_as_wide_as_columns_asks_for(
+    capsys: pytest.CaptureFixture[str], log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    for options in ([], ["--step", "2"]):
+        assert main(["show", log, *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if len(line) > 50 and " " in line[10:].strip()] == []
+
+
 def test_show_events_only(capsys: pytest.CaptureFixture[str], log: str) -> None:
     code, out, _ = run(capsys, "show", log, "--events")
     assert code == 0 and "propagated (not counted): from layers.1.mlp" in out

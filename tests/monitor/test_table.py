@@ -67,15 +67,18 @@ def test_a_cell_that_runs_twice_warns() -> None:
 
 def test_a_report_is_as_wide_as_columns_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(4, 4))
-    fastcheck.install(model)
+    monitor = fastcheck.install(model)
     model[0].register_forward_hook(lambda module, args, output: poison(output))
     stop = stopped(train, model, 1, data=iter([torch.ones(2, 4)]))
 
-    def widest() -> int:
-        return max(map(len, str(stop).splitlines()))
+    def widest(text: object) -> int:
+        # A path stays whole.
+        return max(len(line) for line in str(text).splitlines() if "fastcheck_log" not in line)
 
-    assert 60 < widest() <= 88
-    monkeypatch.setenv("COLUMNS", "60")
-    assert widest() <= 72  # a path stays whole
+    summary = monitor.summary()
+    assert 60 < widest(stop) <= 88 and 60 < widest(summary) <= 88
+    for columns in ("50", "60"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert widest(stop) <= int(columns) and widest(monitor.summary()) <= int(columns)
     monkeypatch.setenv("COLUMNS", "140")
-    assert 100 < widest() <= 140
+    assert 100 < widest(stop) <= 140

@@ -346,6 +346,36 @@ def test_names_that_have_no_room_stay_whole_and_apart() -> None:
     assert short == ["tensor  a", "x       1", "y       2"]
 
 
+def test_a_row_that_has_no_room_is_text() -> None:
+    rows = [
+        ["gradient of layers.0.attn.query.weight", "float32", "-3.86e+36"],
+        ["x", "bfloat16", "1"],
+    ]
+    assert table(["tensor", "dtype", "rms before"], rows, left=2, width=28) == [
+        "gradient of",
+        "  layers.0.attn.query.weight",
+        "  dtype float32,",
+        "  rms before -3.86e+36",
+        "x",
+        "  dtype bfloat16,",
+        "  rms before 1",
+    ]
+    steps = [["…", "", ""], ["4", "-3.86e+36", "<- here"]]
+    noted = table(["step", "rms", ""], steps, left=0, width=20)
+    assert noted == ["…", "step 4", "  rms -3.86e+36,", "  <- here"]
+
+
+def test_no_line_is_wider_than_asked_for() -> None:
+    reports = all_reports()
+    for columns in (50, 60):
+        for report in reports[:: len(reports) // 60]:
+            for line in text_of(report, width=columns).splitlines():
+                is_code = "fastcheck show" in line or line.startswith(" " * 15)
+                # A name that has no room keeps a line to itself.
+                is_name = " " not in line.strip()
+                assert len(line) <= columns or is_code or is_name, line
+
+
 def test_a_style_is_that_of_its_row_also_where_rows_take_two_lines() -> None:
     rows = [["a" * 30, "1"], ["b", "2"]]
     lines = Table(["tensor", "x" * 20], rows, width=40, styles={1: "bold"}).lines(color=True)

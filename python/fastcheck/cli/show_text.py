@@ -63,8 +63,9 @@ def text_sections(
     options: argparse.Namespace,
 ) -> list[Section]:
     """``path``: the log that ``view`` was read from; ``others``: older logs beside it."""
-    blocks = [Section("log", _log_lines(path, others, view))]
     body = line_width(_WIDTH) - 10
+    about = [line for text in _log_lines(others, view) for line in wrap(text, body)]
+    blocks = [Section("log", [path, *about])]
     if wanted.problem:
         return [*blocks, Section("", wrap(wanted.problem, body))]
     if not wanted.filtered and not options.events:
@@ -96,8 +97,8 @@ def text_sections(
     return blocks
 
 
-def _log_lines(path: str, others: list[str], view: LogView) -> list[str]:
-    lines = [path]
+def _log_lines(others: list[str], view: LogView) -> list[str]:
+    lines = []
     records = view.records
     if len(records):
         steps = np.unique(records["step"])
@@ -236,7 +237,7 @@ def _record_table(
         "max",
         "rms",
     ]
-    lines: list[Part] = [Table(header, rows, left=2, width=width, styles=bad)]
+    lines: list[Part] = [Table(header, rows, left=2, width=width, styles=bad, may_be_text=True)]
     hidden = len(chosen) - len(shown)
     if hidden:
         lines.append(f"and {hidden:,} more records (--limit 0 shows all)")
@@ -278,4 +279,5 @@ def _trend_table(view: LogView, chosen: np.ndarray, width: int, style: str) -> T
         rows.append([label + (f", rank {rank}" if several else ""), line, first, last, scale])
     if not rows:
         return None
-    return Table(["abs max of", "steps", "first", "last", "scale"], rows, left=2, width=width)
+    header = ["abs max of", "steps", "first", "last", "scale"]
+    return Table(header, rows, left=2, width=width, may_be_text=True)

@@ -11,21 +11,23 @@ from fastcheck.monitor.op_level.op_session import OpSession
 from fastcheck.monitor.session.evidence import report_of_step
 from fastcheck.monitor.session.schedule import STILL_STEPS
 from fastcheck.monitor.session.session import Session
-from fastcheck.report.render import parts
+from fastcheck.report.render import WIDTH, parts
 from fastcheck.report.spread import harmless, pending_lines
 from fastcheck.report.summary import step_table, summary, unread_lines
+from fastcheck.utils.text.layout import GUTTER, line_width
 
 __all__ = ["compiled_notes", "device_notes", "lost_notes", "monitor_notes", "summary_of"]
 
 _TOP_SITES = 10
 # In the table of steps.
 _NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm")
-_SUMMARY_WIDTH = 78
 _NAMED_MODULES = 5
 
 
 def summary_of(session: Session, notes: list[str], style: str) -> str:
     """The text of monitor.summary(). The caller holds both locks."""
+    width = line_width(WIDTH)
+    body = width - GUTTER
     event_store = session.event_store
     verdicts, places = event_store.tallies()
     log = event_store.log
@@ -48,23 +50,24 @@ def summary_of(session: Session, notes: list[str], style: str) -> str:
         ],
         log_path=None if log is None else log.directory,
         notes=notes,
-        story=_story(session, style),
-        pending=pending_lines(pending, style, _SUMMARY_WIDTH),
-        harmless=harmless(decided, style, _SUMMARY_WIDTH),
-        step_table=step_table(event_store.all_steps(), _SUMMARY_WIDTH),
+        story=_story(session, style, body),
+        pending=pending_lines(pending, style, body),
+        harmless=harmless(decided, style, body),
+        step_table=step_table(event_store.all_steps(), body),
         watch=event_store.watch_lines(),
-        unread=unread_lines(rows, _SUMMARY_WIDTH),
+        unread=unread_lines(rows, body),
         style=style,
+        width=width,
     )
 
 
-def _story(session: Session, style: str) -> list[tuple[str, list[str]]]:
+def _story(session: Session, style: str, width: int) -> list[tuple[str, list[str]]]:
     event_store = session.event_store
     if event_store.first_bad is None:
         return []
     path = None if event_store.log is None else event_store.log.directory
     report = report_of_step(session, event_store.first_bad, path)
-    return [] if report is None else parts(replace(report, style=style), _SUMMARY_WIDTH)
+    return [] if report is None else parts(replace(report, style=style), width)
 
 
 def monitor_notes(session: Session, nodes: Sequence[ModuleNode]) -> list[str]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fastcheck.record.event import Event
 
 
-__all__ = ["brief", "headline", "parts", "render", "report_sections"]
+__all__ = ["WIDTH", "brief", "headline", "parts", "render", "report_sections"]
 
 WIDTH = 88
 
@@ -191,7 +191,7 @@ def _where(report: StopReport, reading: RecordStatistics, width: int) -> list[st
     site = report.culprit.site
     lines = [f"module    {module_name(site)}"]
     if site.op:
-        lines.append(f"op        {site.op} #{reading.call}")
+        lines += wrap(f"{site.op} #{reading.call}", width, "op        ", " " * 10)
     if report.culprit.api:
         lines.append(f"API       {report.culprit.api}.{site.direction}")
     size = f"{reading.numel:,} element{'s' if reading.numel != 1 else ''}"
@@ -199,7 +199,8 @@ def _where(report: StopReport, reading: RecordStatistics, width: int) -> list[st
     if report.culprit.line:
         lines += wrap(report.culprit.line, width, "line      ", " " * 10)
     if report.world_size > 1:
-        lines.append(f"rank      {report.rank} of {report.world_size}: all ranks stop together")
+        together = f"{report.rank} of {report.world_size}: all ranks stop together"
+        lines += wrap(together, width, "rank      ", " " * 10)
     elif report.rank:
         lines.append(f"rank      {report.rank}")
     return lines

@@ -54,8 +54,9 @@ def summary(
     """
     body = width - 10
     total = "never stops" if overflow_nums < 0 else f"stops at {overflow_nums:,}"
-    watched = [f"{steps:,} steps, {records:,} records of {sites:,} tensors"]
-    found = [f"{event_count:,} counted overflow event{'s' if event_count != 1 else ''} ({total})"]
+    watched = wrap(f"{steps:,} steps, {records:,} records of {sites:,} tensors", body)
+    events = f"{event_count:,} counted overflow event{'s' if event_count != 1 else ''}"
+    found = wrap(f"{events} ({total})", body)
     rows = [
         [verdict.name.lower(), f"{count:,}"]
         for verdict, count in sorted(verdict_counts.items())

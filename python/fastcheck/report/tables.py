@@ -50,15 +50,14 @@ def statistics_lines(reading: RecordStatistics, width: int) -> list[str]:
         ]
         if not reading.saturated_count:
             right.pop()
-    rows = []
-    for number, cells in enumerate(left):
-        rows.append([*cells, *(right[number] if number < len(right) else ("", "", ""))])
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
-    lines = [
-        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}    "
-        f"{row[3]:<{widths[3]}}  {row[4]:>{widths[4]}}  {row[5]}".rstrip()
-        for row in rows
-    ]
+    beside, numbers = _in_columns(left, ">"), _in_columns(right, "<")
+    lines = [f"{one}    {other}" for one, other in zip(beside, numbers)] + beside[len(numbers) :]
+    if max(len(line.rstrip()) for line in lines) > width:
+        lines = beside + _in_columns([(name, number, "") for name, number, _ in right], "<")
+        lines += [
+            line for name, _, note in right if note for line in wrap(f"{name}: {note}", width)
+        ]
+    lines = [line.rstrip() for line in lines]
     notes = []
     if not reading.has_stats:
         notes = wrap(
@@ -66,10 +65,16 @@ def statistics_lines(reading: RecordStatistics, width: int) -> list[str]:
         )
     elif reading.nonfinite_count:
         if reading.finite_count:
-            notes = ["(min to rms are over the finite elements)"]
+            notes = wrap("(min to rms are over the finite elements)", width)
         else:
             notes = ["(no finite element is left)"]
     return lines + notes
+
+
+def _in_columns(rows: list[tuple[str, str, str]], side: str) -> list[str]:
+    """Lines of one width. ``side``: to which the last cells are aligned."""
+    name, number, note = (max((len(row[n]) for row in rows), default=0) for n in range(3))
+    return [f"{a:<{name}}  {b:>{number}}  {c:{side}{note}}" for a, b, c in rows]
 
 
 def last_healthy_lines(trend: Trend, width: int) -> list[str]:
@@ -156,7 +161,8 @@ def trend_lines(trend: Trend, width: int, ascii_only: bool) -> list[str]:
     lines += table(header, rows, left=0, width=width, note=1)
     series = trend.series()
     bad = [reading.overflow_count > 0 for reading in trend.readings]
-    line = sparkline(series, bad, width=min(60, width - 20), ascii_only=ascii_only)
+    room = width - len(trend.series_name) - len("   (log scale)")
+    line = sparkline(series, bad, width=min(60, room), ascii_only=ascii_only)
     usable = [value for value, is_bad in zip(series, bad) if value is not None and not is_bad]
     if usable:
         scale = " (log scale)" if is_logarithmic(usable) else ""

@@ -54,11 +54,11 @@ def paint(text: str, style: str, color: bool) -> str:
 
 
 def line_width(default: int) -> int:
-    """How wide lines are to be: ``default``, or what the environment's COLUMNS asks for (60 at
+    """How wide lines are to be: ``default``, or what the environment's COLUMNS asks for (50 at
     least).
     """
     asked = os.environ.get("COLUMNS", "")
-    return max(60, int(asked)) if asked.isdecimal() and int(asked) else default
+    return max(50, int(asked)) if asked.isdecimal() and int(asked) else default
 
 
 def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
@@ -97,9 +97,20 @@ def table(
     unlabelled to the left.
 
     When the table is wider than ``width``, a name of the first column that has no room stands
-    whole on lines of its own, above the other cells of its row.
+    whole on lines of its own, above the other cells of its row. When there is no room for these
+    either, each row is text: ``name`` and below it ``dtype float32, min 0.1``.
     """
-    return [line for lines in _aligned(header, rows, left, width, note) for line in lines]
+    return Table(header, rows, left, width, note, may_be_text=True).lines()
+
+
+def _as_text(table: Table, row: Sequence[str]) -> list[str]:
+    """A row of a table in lines: its first cell, and the others with their labels."""
+    name = f"{table.header[0]} {row[0]}" if table.left == 0 and any(row[1:]) else row[0]
+    cells = [f"{label} {cell}".strip() for label, cell in zip(table.header[1:], row[1:]) if cell]
+    # A label and its cell stay together: textwrap breaks no line at this space.
+    text = ", ".join(cell.replace(" ", "\xa0") for cell in cells)
+    lines = wrap(name, table.width, rest="  ") + wrap(text, table.width, "  ")
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def _aligned(
@@ -137,9 +148,16 @@ class Table:
     indent: int = 0
     #: Of rows that are to stand out: a style of paint() by the row's index.
     styles: Mapping[int, str] = field(default_factory=dict)
+    #: A table that is wider than ``width`` becomes text; see table().
+    may_be_text: bool = False
 
     def lines(self, color: bool = False) -> list[str]:
         head, *rest = _aligned(self.header, self.rows, self.left, self.width, self.note)
+        if (
+            self.may_be_text
+            and max(len(line) for row in (head, *rest) for line in row) > self.width
+        ):
+            head, rest = [], [_as_text(self, row) for row in self.rows]
         body = [
             paint(line, self.styles.get(row, ""), color)
             for row, lines in enumerate(rest)
