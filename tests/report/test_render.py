@@ -43,6 +43,13 @@ def test_the_headline_alone_says_what_where_and_when() -> None:
     assert headline == "12 NaN and 4 +Inf in output[0] of layers.3.attn (Attention) at step 41"
 
 
+def test_a_tensor_that_an_operator_read_outside_the_model_is_no_batch_of_a_model() -> None:
+    where = build.site("", "outside the model", role="input", label="src", op="aten.copy_")
+    report = build.report(where, build.record(nan_count=1, step=2), Verdict.ARRIVED)
+    headline = " ".join(text_of(report).split("\n\n")[0].split())
+    assert headline == "1 NaN in src of aten.copy_ #0 in outside the model at step 2"
+
+
 def test_what_gives_share_verdict_and_reason() -> None:
     what = section_of(text_of(full_report()), "what")
     assert "among 65,536 elements (0.02 %)" in what

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastcheck.record.format import Verdict
-from fastcheck.record.naming import module_name
+from fastcheck.record.naming import OUTSIDE, module_name
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.advice.choose import advise
 from fastcheck.utils.names.style import tensor_place
@@ -147,7 +147,7 @@ def _headline(report: StopReport, reading: RecordStatistics) -> str:
         where = f"in the loss ({site.module_type})" if site.module_type else "in the loss"
     elif site.role == "grad_norm":
         where = f"in the {site.label}"
-    elif site.role == "input" and not site.module:
+    elif site.role == "input" and not site.module and module_name(site) != OUTSIDE:
         where = f"in {site.label}, the batch given to {module_name(site)}"
     else:
         where = f"in {tensor_place(site, reading.call, report.style, report.culprit.api)}"
