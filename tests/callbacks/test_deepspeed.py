@@ -231,6 +231,32 @@ def test_skipped_steps_of_deepspeed_itself() -> None:
 
 
 @real
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("name", ["accumulation", "checkpointing", "compiled"])
+def test_losses_of_deepspeed_itself_are_the_same(stage: int, name: str) -> None:
+    ((losses, weights, _),), ((*observed, seen),) = (
+        values(run_ranks(deepspeed_workers.variant, stage, name, on, world_size=1))
+        for on in (False, True)
+    )
+    assert observed == [losses, weights] and len(losses) == 8
+    last = 3 if name == "accumulation" else 7
+    assert seen == (last, 0, {"0.weight", "0.bias", "2.weight", "2.bias"})
+
+
+@real
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_steps_go_on_after_a_resume_of_deepspeed_itself(stage: int, tmp_path: Path) -> None:
+    (found,) = values(run_ranks(deepspeed_workers.resumes, stage, str(tmp_path), world_size=1))
+    assert found == (5, 5, "grad_output")
+
+
+@real
+def test_a_weight_that_overflows_in_float16_is_named_in_deepspeed_itself() -> None:
+    (found,) = values(run_ranks(deepspeed_workers.overflows, 2, world_size=1))
+    assert found == (13, 13, ("0", "param", "weight"))
+
+
+@real
 @pytest.mark.parametrize("stage", [2, 3])
 def test_checkpoints_of_deepspeed_itself(tmp_path: Path, stage: int) -> None:
     """What one rank has of the weights is not finite: no rank writes."""

@@ -13,7 +13,7 @@ import torch
 import fastcheck
 from support.programs.training import overflow_at_update, where
 from support.trackers import Kept
-from support.trainers import in_lab
+from support.trainers import in_lab, scaled_on_cpu
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -275,11 +275,7 @@ def test_options_of_the_trainer(options: dict[str, Any]) -> None:
 
 
 def with_scaler(*args: Any, **options: Any) -> Any:
-    """On a CPU Accelerate leaves fp16 out."""
-    run = trainer(*args, fp16=True, **options)
-    run.accelerator.native_amp = True
-    run.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**26)
-    return run
+    return scaled_on_cpu(trainer(*args, fp16=True, **options), init_scale=2.0**26)
 
 
 def test_steps_that_the_scaler_skips_are_no_events() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import fastcheck
-from support.programs.training import poison, where
+from support.programs.training import overflow_at_update, poison, where
+from support.trainers import scaled_on_cpu
 
 for _name in ("trl", "datasets", "tokenizers"):
     pytest.importorskip(_name)
@@ -65,12 +66,12 @@ def options(**more: Any) -> dict[str, Any]:
     }
 
 
-def sft(model: Any, *callbacks: Any) -> Any:
+def sft(model: Any, *callbacks: Any, **more: Any) -> Any:
     trl: Any = importlib.import_module("trl")
     datasets: Any = importlib.import_module("datasets")
     return trl.SFTTrainer(
         model,
-        args=trl.SFTConfig(**options(max_length=16)),
+        args=trl.SFTConfig(**options(max_length=16, **more)),
         train_dataset=datasets.Dataset.from_dict({"text": TEXTS}),
         processing_class=tokenizer(),
         callbacks=list(callbacks),
@@ -117,20 +118,81 @@ def test_losses_and_weights_are_the_same(make: Any) -> None:
     assert set(callback.monitor.records()["step"]) == {0, 1, 2}
 
 
+class Poison(transformers.TrainerCallback):  # type: ignore[misc,name-defined]  # untyped
+    """Puts a NaN into what layer 1's MLP reads, from one step on."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            layer = model.model.layers[1].mlp
+            layer.register_forward_pre_hook(
+                lambda module, inputs: (poison(inputs[0]),) if module.training else None
+            )
+
+
 @pytest.mark.parametrize("make", [sft, grpo])
 def test_a_fault_stops_before_the_update(make: Any) -> None:
-    class Poison(transformers.TrainerCallback):  # type: ignore[misc,name-defined]  # untyped
-        def on_step_begin(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
-            if state.global_step == 1:
-                layer = model.model.layers[1].mlp
-                layer.register_forward_pre_hook(
-                    lambda module, inputs: (poison(inputs[0]),) if module.training else None
-                )
-
     model = llama()
-    run = make(model, Poison(), fastcheck.callbacks.HuggingFace())
+    run = make(model, Poison(1), fastcheck.callbacks.HuggingFace())
     with pytest.raises(fastcheck.OverflowDetected) as caught:
         run.train()
     assert caught.value.step == 1 == run.state.global_step
     assert where(caught.value.culprit)[0].startswith("model.layers.1.mlp")
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def with_scaler(*args: Any, **more: Any) -> Any:
+    return scaled_on_cpu(sft(*args, fp16=True, **more), init_scale=2.0**26)
+
+
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [
+        (sft, {"gradient_accumulation_steps": 2}),
+        (sft, {"gradient_checkpointing": True}),
+        (sft, {"gradient_checkpointing": False}),
+        (sft, {"torch_compile": True, "torch_compile_backend": "eager"}),
+        (with_scaler, {}),
+    ],
+    ids=["accumulation", "gradient checkpointing", "no checkpointing", "compiled", "fp16"],
+)
+def test_options_of_the_trainer(make: Any, more: dict[str, Any]) -> None:
+    plain, watched, callback = llama(), llama(), fastcheck.callbacks.HuggingFace()
+    bare, observed = make(plain, **more), make(watched, callback, **more)
+    bare.train()
+    observed.train()
+    assert losses(bare) == losses(observed) and len(losses(bare)) == 3
+    assert all(map(torch.equal, plain.parameters(), watched.parameters()))
+    monitor = callback.monitor
+    assert monitor is not None and monitor.event_count == 0 and monitor.step_index == 2
+    sites = {monitor.sites[row["site"]] for row in monitor.records()}
+    assert ("model.layers.1.mlp.down_proj", "output") in {
+        (site.module, site.role) for site in sites
+    }
+    rows = monitor.step_table()
+    if make is with_scaler:
+        assert rows[0].overflow and [row.scale for row in rows[:2]] == [2.0**26, 2.0**25]
+        assert {event.verdict for event in monitor.events} == {fastcheck.Verdict.SCALED}
+    else:
+        assert monitor.events == () and not any(row.overflow for row in rows)
+
+
+def test_a_weight_that_overflows_in_float16_is_named() -> None:
+    model = llama().half()
+    overflow_at_update(model.model.norm.weight)
+    callback = fastcheck.callbacks.HuggingFace()
+    run = sft(model, callback, optim="sgd", learning_rate=100.0, max_grad_norm=0.0)
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        run.train()
+    assert caught.value.step == 1
+    assert where(caught.value.culprit)[:3] == ("model.norm", "param", "weight")
+
+
+def test_steps_go_on_after_a_resume() -> None:
+    sft(llama(), max_steps=2, save_strategy="steps", save_steps=2).train()
+    run = sft(llama(), Poison(3), fastcheck.callbacks.HuggingFace(), max_steps=5)
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        run.train(resume_from_checkpoint="out/checkpoint-2")
+    assert caught.value.step == 3 == run.state.global_step

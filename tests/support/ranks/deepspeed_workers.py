@@ -15,7 +15,16 @@ from fastcheck.utils.torch.sharding import local
 from support.programs.training import nan_gradient, where
 
 
-def _engine(stage: int, dtype: str) -> Any:
+class Recomputed(nn.Sequential):
+    """The activations of its modules are computed again in backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for module in self:
+            x = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)
+        return x
+
+
+def _engine(stage: int, dtype: str, make: Any = nn.Sequential, **more: Any) -> Any:
     os.environ.update(DS_ACCELERATOR="cpu", LOCAL_RANK=os.environ["RANK"])
     warnings.simplefilter("ignore")
     import deepspeed
@@ -24,11 +33,12 @@ def _engine(stage: int, dtype: str) -> Any:
     if dtype == "fp16":
         get_accelerator().is_fp16_supported = lambda: True
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
+    model = make(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 4,
         # Under ZeRO 3 parameters this small would stay gathered.
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        **more,
     }
     if dtype == "fp16":
         config["fp16"] = {"enabled": True, "initial_scale_power": 20, "hysteresis": 1}
@@ -73,6 +83,58 @@ def trains(rank: int, stage: int, dtype: str, bad_step: int) -> Any:
             "keys": {site.key for site in sites if site.role == "param_grad"},
             "weights": {site.key for site in sites if site.role == "param"},
         }
+    return None
+
+
+def variant(rank: int, stage: int, name: str, is_observed: bool) -> Any:
+    """Eight micro-batches, with what changes the step: accumulation, checkpointing, compile."""
+    micro = 2 if name == "accumulation" else 1
+    make = Recomputed if name == "checkpointing" else nn.Sequential
+    engine = _engine(stage, "fp32", make, gradient_accumulation_steps=micro)
+    if name == "compiled":
+        engine.compile(backend="eager")
+    monitor = fastcheck.callbacks.deepspeed(engine) if is_observed else None
+    torch.manual_seed(rank)
+    losses = [_step(engine) for _ in range(8)]
+    weights = [local(p).tolist() for p in engine.module.parameters()]
+    if monitor is None:
+        return losses, weights, None
+    monitor.remove()
+    sites = {monitor.sites[row["site"]] for row in monitor.records()}
+    read = {site.key for site in sites if site.role == "param_grad"}
+    return losses, weights, (monitor.step_index, len(monitor.events), read)
+
+
+def resumes(rank: int, stage: int, folder: str) -> Any:
+    """A checkpoint after three steps, loaded by a new engine, and a NaN two steps later."""
+    engine = _engine(stage, "fp32")
+    torch.manual_seed(rank)
+    for _ in range(3):
+        _step(engine)
+    engine.save_checkpoint(folder)
+    later = _engine(stage, "fp32")
+    later.load_checkpoint(folder)
+    fastcheck.callbacks.deepspeed(later)
+    try:
+        for step in range(4):
+            _step(later, spoil=step == 2)
+    except fastcheck.OverflowDetected as stop:
+        return stop.step, later.global_steps, where(stop.culprit)[1]
+    return None
+
+
+def overflows(rank: int, stage: int) -> Any:
+    """A weight that leaves the range of float16 by an update, which the next step reads."""
+    engine = _engine(stage, "fp16")
+    fastcheck.callbacks.deepspeed(engine)
+    for step in range(20):
+        try:
+            _step(engine)
+        except fastcheck.OverflowDetected as stop:
+            return step, stop.step, where(stop.culprit)[:3]
+        if step == 11:  # after those that the scale makes it skip
+            for group in engine.optimizer.single_partition_of_fp32_groups:
+                group.data[0] = 1e5
     return None
 
 

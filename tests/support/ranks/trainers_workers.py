@@ -1,0 +1,158 @@
+"""Ranks of the tests of trainers under DDP. Each is a process of its own, as torchrun starts it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, Callable, Optional
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import fastcheck
+from support.programs.training import Net, poison, where
+
+STEPS, BAD_STEP, BAD_RANK = 4, 2, 1
+
+
+class _Rows(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, count: int) -> None:
+        self.rows = torch.randn(count, 8, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
+
+
+class _Loss(nn.Module):
+    """A model that returns its loss, as Trainer expects it, and keeps the losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = Net()
+        self.losses: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        loss = self.net(x).square().mean()
+        self.losses.append(loss.item())
+        return {"loss": loss}
+
+
+def trains(rank: int, trainer: str, is_observed: bool, is_bad: bool) -> Any:
+    """A training of STEPS steps with a batch of 4 rows for each rank; one batch may have a NaN."""
+    warnings.simplefilter("ignore")
+    ranks = dist.get_world_size()
+    # The process group is there already: the address is looked for, and not used.
+    os.environ.update(
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29500",
+    )
+    collated = 0
+
+    def collate(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        nonlocal collated
+        x = torch.stack(rows)
+        x = poison(x) if is_bad and (rank, collated) == (BAD_RANK, BAD_STEP) else x
+        collated += 1
+        return {"x": x}
+
+    model = _Loss()
+    train = {"huggingface": _huggingface, "lightning": _lightning, "accelerate": _accelerate}
+    found: dict[str, Any] = {"stop": None}
+    try:
+        found["monitor"] = train[trainer](model, _Rows(4 * ranks * STEPS), collate, is_observed)
+    except fastcheck.OverflowDetected as stop:
+        found["stop"] = stop.step, stop.report.rank, where(stop.culprit)[1]
+    found["losses"] = model.losses
+    found["weights"] = [parameter.tolist() for parameter in model.parameters()]
+    found["is_intact"] = all(bool(p.isfinite().all()) for p in model.parameters())
+    return found
+
+
+Collate = Callable[[list[torch.Tensor]], dict[str, torch.Tensor]]
+
+
+def _seen(monitor: Optional[fastcheck.Monitor]) -> Any:
+    """The last step, the events, and the parameters whose gradients were read."""
+    if monitor is None:
+        return None
+    sites = [monitor.sites[row["site"]] for row in monitor.records()]
+    keys = {site.key.rpartition("net.")[2] for site in sites if site.role == "param_grad"}
+    return monitor.step_index, monitor.event_count, keys
+
+
+def _huggingface(model: _Loss, data: _Rows, collate: Collate, is_observed: bool) -> Any:
+    import transformers
+
+    arguments = transformers.TrainingArguments(
+        "out",
+        max_steps=STEPS,
+        per_device_train_batch_size=4,
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
+        remove_unused_columns=False,
+    )
+    callback = fastcheck.callbacks.HuggingFace() if is_observed else None
+    transformers.Trainer(
+        model,
+        arguments,
+        train_dataset=data,
+        data_collator=collate,
+        callbacks=[callback] if callback is not None else [],
+    ).train()
+    return _seen(callback.monitor if callback is not None else None)
+
+
+def _lightning(model: _Loss, data: _Rows, collate: Collate, is_observed: bool) -> Any:
+    import lightning
+
+    class Program(lightning.LightningModule):  # type: ignore[misc]  # its base is Any where lightning is missing
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.model(**batch)["loss"]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    callback = fastcheck.callbacks.Lightning() if is_observed else None
+    lightning.Trainer(
+        max_steps=STEPS,
+        accelerator="cpu",
+        devices=dist.get_world_size(),
+        strategy="ddp",
+        callbacks=[callback] if callback is not None else [],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Program(), torch.utils.data.DataLoader(data, batch_size=4, collate_fn=collate))
+    return _seen(callback.monitor if callback is not None else None)
+
+
+def _accelerate(model: _Loss, data: _Rows, collate: Collate, is_observed: bool) -> Any:
+    import accelerate
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+    batches: Any = torch.utils.data.DataLoader(data, batch_size=4, collate_fn=collate)
+    prepared, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+    monitor = fastcheck.callbacks.accelerate(accelerator, prepared) if is_observed else None
+    for batch in batches:
+        accelerator.backward(prepared(**batch)["loss"])
+        accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    if monitor is not None:
+        monitor.remove()
+    return _seen(monitor)
