@@ -150,6 +150,7 @@ class TestOfALog:
         steps = json.loads(capsys.readouterr().out)["steps"]
         assert [row["loss"] for row in steps] == pytest.approx([row.loss for row in expected])
         assert main(["export", str(tmp_path / "log"), str(tmp_path / "s.csv"), "--steps"]) == 0
+        assert "6 rows of 7 columns" in capsys.readouterr().out
         with open(tmp_path / "s.csv", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         assert [int(row["overflow"]) for row in rows] == [0, 0, 0, 1, 0, 0]

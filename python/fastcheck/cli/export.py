@@ -145,12 +145,13 @@ def run(options: argparse.Namespace) -> int:
         with contextlib.suppress(OSError):
             os.unlink(part)
     size = os.path.getsize(options.file)
+    columns = () if is_trace else _STEP_COLUMNS if options.steps else COLUMNS
     if options.json:
         written = {"log": path, "file": options.file, "rows": rows, "bytes": size}
         written["damaged_records"] = sum(damaged)
-        print(json.dumps({**written, "columns": [] if is_trace else list(COLUMNS)}))
+        print(json.dumps({**written, "columns": list(columns)}))
     else:
-        of_what = "entries" if is_trace else f"rows of {len(COLUMNS)} columns"
+        of_what = "entries" if is_trace else f"rows of {len(columns)} columns"
         print(f"{options.file}: {rows:,} {of_what}, {size:,} bytes")
         if damaged:
             print(f"{sum(damaged):,} damaged records of the log are left out")
