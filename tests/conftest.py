@@ -179,14 +179,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
-#: Monitors that outlive their test, as those of a module's fixture.
+#: The file of the test that runs, and the monitors that outlive their test, as those of a module's
+#: fixture or of a graph.
+_file = ""
 _kept = 0
 
 
-def pytest_runtest_logfinish() -> None:
-    """Models and their monitors are cycles: those of a test that is over are not to observe the
-    next one's training.
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Models and their monitors are cycles: what a file of tests leaves behind is not to observe
+    the next one's training.
     """
+    global _file, _kept
+    file, _file = _file, nodeid.partition("::")[0]
+    if file != _file and _observing():
+        gc.collect()
+        for watcher in list(watchers):  # of a model that something still holds
+            with watcher.session.lock:
+                watcher.session.removed = True
+        _kept = _observing()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Neither is what a test leaves behind to observe the next one's."""
     global _kept
     for generation in (1, 2):
         if _observing() > _kept:
