@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
-import random
 from typing import Any, Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,6 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import fastcheck
 from support.programs.op_level import culprit
 from support.programs.training import Apply, Net, batches
+from support.programs.training_state import same, state_of
 
 pytestmark = pytest.mark.usefixtures("op_observer")
 
@@ -57,30 +55,11 @@ class Run:
             self.monitor.run(self.step, x)
 
     def state(self) -> dict[str, Any]:
-        """All that a step may change, to the bit."""
-        return copy.deepcopy(
-            {
-                "model": {k: v.clone() for k, v in self.model.state_dict().items()},
-                "grads": [None if p.grad is None else p.grad.clone() for p in self.parameters],
-                "optimizer": self.optimizer.state_dict(),
-                "scaler": self.scaler.state_dict(),
-                "rng": (torch.get_rng_state(), random.getstate(), np.random.get_state()),
-            }
-        )
+        return state_of(self.model, self.optimizer, self.scaler)
 
     @property
     def parameters(self) -> list[torch.Tensor]:
         return list(self.model.parameters())
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return bool(torch.equal(a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(np.array_equal(a, b))
 
 
 def stopped(run: Run, **options: Any) -> fastcheck.OverflowDetected:

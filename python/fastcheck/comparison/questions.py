@@ -143,7 +143,7 @@ class Questions:
         if phase in (Phase.ENVIRONMENT, Phase.HYPERPARAMETERS):
             settings = self._settings.get(phase)
             if settings is None:
-                return Answer(label, "unknown", "a side doesn't say")
+                return Answer(label, "unknown", "not known of both sides")
             if not settings:
                 return Answer(label, "yes", "")
             count = len(settings)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fastcheck.record.format import Verdict
+
 __all__ = [
     "ALL_OUTLYING",
     "ANSWERS",
@@ -83,9 +85,12 @@ DIALECTS = {
     ),
 }
 
-# A verdict of 4, 5, 7 or 8 means that the value was intended, went nowhere, carried a loss scale,
-# or is benign (fastcheck.Verdict).
-_BAD = "r.nan_count + r.posinf_count + r.neginf_count > 0 AND r.verdict NOT IN (4, 5, 7, 8)"
+# Values that were intended, went nowhere, or carried a loss scale.
+_HARMLESS = ", ".join(
+    str(verdict.value)
+    for verdict in (Verdict.INTENDED, Verdict.ABSORBED, Verdict.SCALED, Verdict.BENIGN)
+)
+_BAD = f"r.nan_count + r.posinf_count + r.neginf_count > 0 AND r.verdict NOT IN ({_HARMLESS})"
 
 _PROGRESS = f"""\
 SELECT r.rank, min(r.step) AS first_step, max(r.step) AS last_step, count(*) AS row_count,

@@ -70,6 +70,8 @@ def rerun(
     the devices and, among several ranks, for the other ranks.
     """
     models = _several("model", model, torch.nn.Module, "a torch.nn.Module")
+    if not models:
+        raise _refused("model", "a torch.nn.Module, or several", model)
     optimizers = _several("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
     for other in also:
         if not is_stateful(other):

@@ -4,7 +4,6 @@ none.
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fastcheck
+from support.programs.training_state import same, state_of
 
 
 class Counting(nn.Module):
@@ -63,32 +63,17 @@ class Loop:
         )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
-        """All that a step may change, to the bit."""
-        return copy.deepcopy(
-            {
-                "model": {name: value.clone() for name, value in self.model.state_dict().items()},
-                "grads": [None if p.grad is None else p.grad.clone() for p in self.parameters],
-                "optimizer": self.optimizer.state_dict(),
-                "schedule": self.schedule.state_dict(),
-                "scaler": self.scaler.state_dict(),
-                "count": (self.model[3].count, [m.training for m in self.model.modules()]),
-                "rng": (torch.get_rng_state(), random.getstate(), np.random.get_state()),
-            }
+        return state_of(
+            self.model,
+            self.optimizer,
+            self.scaler,
+            schedule=self.schedule.state_dict(),
+            count=(self.model[3].count, [m.training for m in self.model.modules()]),
         )
 
     @property
     def parameters(self) -> list[torch.Tensor]:
         return list(self.model.parameters())
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return bool(torch.equal(a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(np.array_equal(a, b))
 
 
 @contextmanager
@@ -287,6 +272,8 @@ def test_a_monitor_of_the_model_sees_nothing_of_it() -> None:
     ("options", "what"),
     [
         ({"model": 3}, "model"),
+        ({"model": None}, "model"),
+        ({"model": []}, "model"),
         ({"optimizer": "Adam"}, "optimizer"),
         ({"also": [3]}, "also"),
         ({"runs": 1}, "runs"),
