@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from fastcheck.record.format import DTYPES
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.utils.text.numbers import format_number
 
+from .autopsy import NO_ORIGIN, Autopsy, Origin
 from .bands import Bands
-from .event import Mover, WatchEvent
+from .event import WatchEvent
 from .forecast import Forecasts
-from .movers import PAST, Movers, cause_of
+from .movers import Movers
 from .numbers import LossBand, NormBand, Reading, ScaleRule, SettingRule, UpdateBand
 from .options import Watch
 from .signals import ACTIVATION, GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
@@ -38,25 +39,9 @@ _SHIFT_STEPS = 3
 _BATCH_SHIFT = 2.0
 # The rounding of a sum, as a share of the sum of magnitudes.
 _ROUNDING = 1e-6
-# After an event of a kind there is none of the same kind for so many steps.
-_PAUSE = 32
 _MOST_EVENTS = 4096
-_RATE_FACTOR = 2.0
 _NARROW_BITS = 1.0
-
-
 _NONE = math.nan
-
-
-class _Origin(NamedTuple):
-    """What left its range first, the cause that it points to, and the sentence for that."""
-
-    movers: tuple[Mover, ...]
-    cause: str
-    why: str
-
-
-_NO_ORIGIN = _Origin((), "", "")
 
 
 class Watcher:
@@ -69,7 +54,6 @@ class Watcher:
     def __init__(self, options: Watch, sites: SiteTable, rank: int = 0) -> None:
         self._options = options
         self._sites = sites
-        self._rank = rank
         self._reader = SignalReader(sites)
         self._bands = [
             Bands(options.window, options.warm_up, _LEAST_SPREAD) for _ in range(len(NAMES))
@@ -84,12 +68,10 @@ class Watcher:
         self._norm = NormBand(options.threshold, window, warm_up)
         self._update = UpdateBand(window, warm_up)
         self._scale = ScaleRule()
-        self._rate: Optional[float] = None
+        self._autopsy = Autopsy(sites, rank, self._movers, self._loss)
         # Of the step before, whose update the parameters of this one show.
         self._was_skipped = False
         self._rate_before: Optional[float] = None
-        self._rate_rose_at: Optional[int] = None
-        self._last_of: dict[str, int] = {}
         # Settings that were changed since the last step.
         self._changes: list[tuple[str, Reading]] = []
         #: The youngest 4,096 events, oldest first.
@@ -109,7 +91,7 @@ class Watcher:
             step = int(next(chunk for chunk in chunks if len(chunk))["step"][-1])
         self._grow(int(signals.sites.max()) + 1)
         found = self._setting_events(step)
-        self._note_rate(step, row)
+        self._autopsy.note_rate(step, row)
         exploded = self._explosions(signals)
         scores = self._move(step, signals)
         readings = [] if row is None else self._readings(step, row, signals)
@@ -140,50 +122,20 @@ class Watcher:
     def replicas_differ(self, step: int, text: str) -> WatchEvent:
         """The ranks hold other weights than each other. The event; whoever found it has warned."""
         reading = Reading("replicas", _NONE, _NONE, _NONE, False)
-        event = self._event(step, "replicas", text, reading, _Origin((), "hardware", ""))
+        event = self._autopsy.event(step, "replicas", text, reading, Origin((), "hardware", ""))
         self.events.append(event)
         self.count += 1
         return event
 
     def _setting_events(self, step: int) -> list[WatchEvent]:
         changes, self._changes = self._changes, []
-        if not changes or self._is_recent(step, "settings"):
+        if not changes or self._autopsy.is_recent(step, "settings"):
             return []
         name, reading = changes[0]
         text = f"{name} was changed from {reading.reference:g} to {reading.value:g}"
         if len(changes) > 1:
             text += f", and {len(changes) - 1} more"
-        return [self._event(step, "settings", text, reading, _Origin((), "optimizer", ""))]
-
-    def _event(
-        self,
-        step: int,
-        kind: str,
-        text: str,
-        reading: Reading,
-        origin: _Origin,
-        site: Optional[Site] = None,
-        interval: Optional[tuple[float, float]] = None,
-    ) -> WatchEvent:
-        lines = f"step {step:,}: " + (text if site is None else f"{site}: {text}")
-        if origin.movers:
-            lines += f". First out of its range: {origin.movers[0]}"
-        if origin.why:
-            lines += f"; {origin.why}"
-        return WatchEvent(
-            step=step,
-            kind=kind,
-            site=site,
-            value=reading.value,
-            reference=reading.reference,
-            score=reading.score,
-            text=lines,
-            is_warning=reading.is_warning,
-            rank=self._rank,
-            movers=origin.movers,
-            cause=origin.cause,
-            interval=interval,
-        )
+        return [self._autopsy.event(step, "settings", text, reading, Origin((), "optimizer", ""))]
 
     def _grow(self, count: int) -> None:
         for band in self._bands:
@@ -195,16 +147,6 @@ class Watcher:
         if count > held:
             more = max(count - held, held, 64)
             self._highest = np.pad(self._highest, ((0, 0), (0, more)), constant_values=-np.inf)
-
-    def _note_rate(self, step: int, row: Optional[StepRow]) -> None:
-        rate = None if row is None else row.learning_rate
-        if rate is None:
-            return
-        if self._rate and rate >= _RATE_FACTOR * self._rate:
-            self._rate_rose_at = step
-        if self._rate_rose_at is not None and step - self._rate_rose_at > PAST:
-            self._rate_rose_at = None
-        self._rate = rate
 
     def _explosions(self, signals: StepSignals) -> list[tuple[int, int, float]]:
         """The activations that are far above all that they ever were: their places, which signal
@@ -272,12 +214,12 @@ class Watcher:
         return any(self._sites[number].role == "param_grad" for number in scaled.tolist())
 
     def _number_event(self, step: int, reading: Reading, is_narrow: bool) -> list[WatchEvent]:
-        if self._is_recent(step, reading.kind):
+        if self._autopsy.is_recent(step, reading.kind):
             return []
-        origin = self._origin(step, is_narrow)
+        origin = self._autopsy.origin(step, is_narrow)
         value, usual = format_number(reading.value), format_number(reading.reference)
         if reading.kind == "loss_scale":
-            origin = _NO_ORIGIN
+            origin = NO_ORIGIN
             text = f"the loss scale is {value}; {reading.reference:.0%} of the steps were skipped"
         elif reading.kind == "gradient_spike":
             text = f"the norm of all gradients is {value}, usual is {usual}"
@@ -285,39 +227,41 @@ class Watcher:
             text = f"an update changes a weight by {value}, usual is {usual}"
             if not origin.movers:
                 why = "no tensor of the model left its range before"
-                origin = _Origin((), "optimizer", why)
+                origin = Origin((), "optimizer", why)
         elif reading.kind == "loss_rise":
             text = f"the loss stays high: {value}, usual is {usual}"
         else:
             text = f"the loss is {value}, usual is {usual}"
-        return [self._event(step, reading.kind, text, reading, origin)]
+        return [self._autopsy.event(step, reading.kind, text, reading, origin)]
 
     def _explosion_event(
         self, step: int, signals: StepSignals, exploded: list[tuple[int, int, float]], narrow: bool
     ) -> list[WatchEvent]:
-        if not exploded or self._is_recent(step, "explosion"):
+        if not exploded or self._autopsy.is_recent(step, "explosion"):
             return []
         at, row, highest = exploded[0]
         reading = Reading(
             "explosion", _power(signals.values[row, at]), _power(highest), _NONE, True
         )
-        origin = self._origin(step, narrow)
+        origin = self._autopsy.origin(step, narrow)
         text = f"its {NAMES[row]} is {format_number(reading.value)}, "
         text += f"and was {format_number(reading.reference)} at most before"
-        origin = _Origin(origin.movers, origin.cause or "layer", origin.why)
-        return [self._event(step, "explosion", text, reading, origin, self._site(signals, at))]
+        origin = Origin(origin.movers, origin.cause or "layer", origin.why)
+        return [
+            self._autopsy.event(step, "explosion", text, reading, origin, self._site(signals, at))
+        ]
 
     def _batch_event(self, step: int, signals: StepSignals, scores: np.ndarray) -> list[WatchEvent]:
         unusual = self._unusual_batch(signals, scores)
-        if unusual is None or self._is_recent(step, "batch"):
+        if unusual is None or self._autopsy.is_recent(step, "batch"):
             return []
         at, row = unusual
         usual = _power(self._bands[row].median[signals.sites[at]])
         value, score = _power(signals.values[row, at]), float(scores[row, at])
         text = f"its {NAMES[row]} is {format_number(value)}, usual is {format_number(usual)}"
         reading = Reading("batch", value, usual, score, False)
-        origin = _Origin((), "data", "")
-        return [self._event(step, "batch", text, reading, origin, self._site(signals, at))]
+        origin = Origin((), "data", "")
+        return [self._autopsy.event(step, "batch", text, reading, origin, self._site(signals, at))]
 
     def _forecast_events(self, step: int, signals: StepSignals) -> list[WatchEvent]:
         found = []
@@ -330,10 +274,12 @@ class Watcher:
                 f"its largest magnitude {format_number(reached)} grows towards the largest {dtype} "
                 f"({format_number(limit)}), which it reaches in about {steps} steps"
             )
-            warns = not self._is_recent(step, "headroom")
+            warns = not self._autopsy.is_recent(step, "headroom")
             reading = Reading("headroom", reached, limit, _NONE, warns)
-            origin, site = _Origin((), "precision", ""), self._site(signals, at)
-            found.append(self._event(step, "headroom", text, reading, origin, site, (near, far)))
+            origin, site = Origin((), "precision", ""), self._site(signals, at)
+            found.append(
+                self._autopsy.event(step, "headroom", text, reading, origin, site, (near, far))
+            )
         return found
 
     def _stuck_events(self, step: int, signals: StepSignals) -> list[WatchEvent]:
@@ -346,14 +292,14 @@ class Watcher:
                 "dead": f"{share:.1%} of its elements have been zero for {STUCK_STEPS} steps",
                 "constant": f"all its elements have been equal for {STUCK_STEPS} steps",
             }[kind]
-            reading = Reading(kind, share, 0.0, _NONE, not self._is_recent(step, kind))
+            reading = Reading(kind, share, 0.0, _NONE, not self._autopsy.is_recent(step, kind))
             site = self._site(signals, at)
-            found.append(self._event(step, kind, text, reading, _NO_ORIGIN, site))
+            found.append(self._autopsy.event(step, kind, text, reading, NO_ORIGIN, site))
         return found
 
     def _shift_event(self, step: int, signals: StepSignals, is_narrow: bool) -> list[WatchEvent]:
         shifted = self._movers.still_outside(step, _SHIFT_STEPS)
-        if shifted is None or self._is_recent(step, "shift"):
+        if shifted is None or self._autopsy.is_recent(step, "shift"):
             return []
         row, number = shifted
         (at,) = np.flatnonzero(signals.sites == number)
@@ -362,8 +308,8 @@ class Watcher:
         text = f"its {NAMES[row]} has been {format_number(value)} for {_SHIFT_STEPS} steps, "
         text += f"usual was {format_number(usual)}"
         reading = Reading("shift", value, usual, _NONE, False)
-        origin, site = self._origin(step, is_narrow), self._site(signals, int(at))
-        return [self._event(step, "shift", text, reading, origin, site)]
+        origin, site = self._autopsy.origin(step, is_narrow), self._site(signals, int(at))
+        return [self._autopsy.event(step, "shift", text, reading, origin, site)]
 
     def _site(self, signals: StepSignals, at: int) -> Site:
         return self._sites[int(signals.sites[at])]
@@ -377,18 +323,6 @@ class Watcher:
             far &= np.abs(scores[:, inputs]) >= self._options.threshold
         rows, places = np.nonzero(far)
         return (int(inputs[places[0]]), int(rows[0])) if len(rows) else None
-
-    def _origin(self, step: int, is_narrow: bool) -> _Origin:
-        since = self._loss.since
-        loss = None if since is None else Mover(since, None, "loss", self._loss.score)
-        movers = self._movers.first(step, loss)
-        return _Origin(movers, *cause_of(movers, is_narrow, self._rate_rose_at))
-
-    def _is_recent(self, step: int, kind: str) -> bool:
-        """Whether there was an event of this kind a moment ago. Notes this one."""
-        last = self._last_of.get(kind)
-        self._last_of[kind] = step
-        return last is not None and step - last < _PAUSE
 
 
 def _power(logarithm: float) -> float:

@@ -1,0 +1,101 @@
+"""Autopsy: what left its range before an event, and what that points to."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+from fastcheck.log.step_table import StepRow
+from fastcheck.record.site import Site, SiteTable
+
+from .event import Mover, WatchEvent
+from .movers import PAST, Movers, cause_of
+from .numbers import LossBand, Reading
+
+__all__ = ["NO_ORIGIN", "Autopsy", "Origin"]
+
+# After an event of a kind there is none of the same kind for so many steps.
+_PAUSE = 32
+_RATE_FACTOR = 2.0
+
+
+class Origin(NamedTuple):
+    """What left its range first, the cause that it points to, and the sentence for that."""
+
+    movers: tuple[Mover, ...]
+    cause: str
+    why: str
+
+
+NO_ORIGIN = Origin((), "", "")
+
+
+class Autopsy:
+    """Makes the events of one rank. ``movers`` and ``loss``: the Watcher's own."""
+
+    def __init__(self, sites: SiteTable, rank: int, movers: Movers, loss: LossBand) -> None:
+        self._sites = sites
+        self._rank = rank
+        self._movers = movers
+        self._loss = loss
+        self._rate: Optional[float] = None
+        self._rate_rose_at: Optional[int] = None
+        self._last_of: dict[str, int] = {}
+
+    def note_rate(self, step: int, row: Optional[StepRow]) -> None:
+        """The learning rate of a step: a large rise of it explains what comes after."""
+        rate = None if row is None else row.learning_rate
+        if rate is None:
+            return
+        if self._rate and rate >= _RATE_FACTOR * self._rate:
+            self._rate_rose_at = step
+        if self._rate_rose_at is not None and step - self._rate_rose_at > PAST:
+            self._rate_rose_at = None
+        self._rate = rate
+
+    def event(
+        self,
+        step: int,
+        kind: str,
+        text: str,
+        reading: Reading,
+        origin: Origin,
+        site: Optional[Site] = None,
+        interval: Optional[tuple[float, float]] = None,
+    ) -> WatchEvent:
+        """An event whose text ends with what ``origin`` found. ``site``: the tensor, if it is of
+        one.
+        """
+        lines = f"step {step:,}: " + (text if site is None else f"{site}: {text}")
+        if origin.movers:
+            lines += f". First out of its range: {origin.movers[0]}"
+        if origin.why:
+            lines += f"; {origin.why}"
+        return WatchEvent(
+            step=step,
+            kind=kind,
+            site=site,
+            value=reading.value,
+            reference=reading.reference,
+            score=reading.score,
+            text=lines,
+            is_warning=reading.is_warning,
+            rank=self._rank,
+            movers=origin.movers,
+            cause=origin.cause,
+            interval=interval,
+        )
+
+    def origin(self, step: int, is_narrow: bool) -> Origin:
+        """What left its range within the last steps. ``is_narrow``: a tensor is near the end of
+        its dtype's range.
+        """
+        since = self._loss.since
+        loss = None if since is None else Mover(since, None, "loss", self._loss.score)
+        movers = self._movers.first(step, loss)
+        return Origin(movers, *cause_of(movers, is_narrow, self._rate_rose_at))
+
+    def is_recent(self, step: int, kind: str) -> bool:
+        """Whether there was an event of this kind a moment ago. Notes this one."""
+        last = self._last_of.get(kind)
+        self._last_of[kind] = step
+        return last is not None and step - last < _PAUSE
