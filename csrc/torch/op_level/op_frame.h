@@ -5,6 +5,8 @@
 #include <ATen/record_function.h>
 
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <vector>
 
 #include "torch/op_level/op_observer.h"
@@ -57,12 +59,15 @@ struct OpObserver::Frame {
 };
 
 struct OpObserver::Thread {
-  std::vector<Frame> frames;  // [0, depth) are running; the others are kept for their memory
+  // [0, depth) are running; the others are kept for their memory. A deque: what a tensor's end
+  // calls may add one while another is referred to.
+  std::deque<Frame> frames;
   std::size_t depth = 0;
   std::vector<std::int32_t> modules;
   std::int64_t api = -1;
   int paused = 0;
   std::uint64_t run = 0;  // of the observer, that the rest belongs to
+  std::shared_ptr<const Filter> filter = std::make_shared<const Filter>();
   bool at_optimizer = false;
   bool busy = false;  // within our own code: resolving a view calls ops
   OpTable::Recent recent;
@@ -121,15 +126,16 @@ struct OpObserver::Thread {
   }
 };
 
-// Marks a thread as being within our own code.
+// Marks a thread as being within our own code, which may call more of it.
 struct Busy {
-  explicit Busy(bool& flag) : flag_(flag) { flag_ = true; }
-  ~Busy() { flag_ = false; }
+  explicit Busy(bool& flag) : flag_(flag), outer_(flag) { flag_ = true; }
+  ~Busy() { flag_ = outer_; }
   Busy(const Busy&) = delete;
   Busy& operator=(const Busy&) = delete;
 
  private:
   bool& flag_;
+  const bool outer_;
 };
 
 }  // namespace fastcheck::op_level

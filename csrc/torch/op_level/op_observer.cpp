@@ -39,13 +39,20 @@ OpObserver& OpObserver::instance() {
 
 OpObserver::Thread& OpObserver::thread() {
   thread_local Thread mine;
-  const std::uint64_t run = instance().run_.load(std::memory_order_relaxed);
-  if (mine.run != run) {
-    // What a run left on this thread that ended within a module.
-    mine = Thread();
-    mine.run = run;
-  }
+  OpObserver& observer = instance();
+  const std::uint64_t run = observer.run_.load(std::memory_order_acquire);
+  // Within our own code someone holds a Frame, and what runs there is not observed.
+  if (mine.run != run && !mine.busy) observer.renew(mine, run);
   return mine;
+}
+
+// Drops what a run left on this thread that ended within a module.
+void OpObserver::renew(Thread& mine, std::uint64_t run) {
+  Thread old;
+  std::swap(mine, old);
+  mine.run = run;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  mine.filter = filter_;
 }
 
 std::uint64_t OpObserver::start(Options options) {
@@ -53,7 +60,7 @@ std::uint64_t OpObserver::start(Options options) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     depth_ = options.depth;
-    filter_ = options.filter;
+    filter_ = std::make_shared<const Filter>(options.filter);
     copies_ = options.copies;
     // Without a callback that reads devices everything but the CPU is left out.
     const bool is_alone = !options.copies && !options.launch;
@@ -254,9 +261,9 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
       choice = std::max(choice, frame.forward.choice);
     }
   }
-  const bool has_input = filter_.has_role(frame.direction, Role::kInput);
-  frame.is_open = choice == Choice::kSelected && filter_.has_module(frame.module) &&
-                  (has_input || filter_.has_role(frame.direction, Role::kOutput));
+  const bool has_input = mine.filter->has_role(frame.direction, Role::kInput);
+  frame.is_open = choice == Choice::kSelected && mine.filter->has_module(frame.module) &&
+                  (has_input || mine.filter->has_role(frame.direction, Role::kOutput));
   std::int64_t sequence = fn.seqNr();
   if (mine.composite == op) {
     sequence = mine.composite_seq;
@@ -325,11 +332,11 @@ void OpObserver::forget_statistics(const Op& op, c10::ArrayRef<const c10::IValue
   }
 }
 
-bool OpObserver::reads_at_once(const Frame& frame, bool is_written) const {
+bool OpObserver::reads_at_once(const Frame& frame, const Thread& mine, bool is_written) {
   // What it is made of reads it, if that is asked for.
   if (!frame.is_open || frame.op->is_composite) return false;
   // What it is about to write is gone afterwards.
-  return is_written || filter_.has_role(frame.direction, Role::kInput);
+  return is_written || mine.filter->has_role(frame.direction, Role::kInput);
 }
 
 void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, Frame& frame,
@@ -340,7 +347,8 @@ void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, 
   std::int64_t seq = known.seq;
   if (is_known && known.is_exact && is_suspect) {
     frame.fed.push_back({seq, false, false, known.bad.empty()});
-  } else if ((!is_known || is_suspect) && known.bad.empty() && !reads_at_once(frame, is_written)) {
+  } else if ((!is_known || is_suspect) && known.bad.empty() &&
+             !reads_at_once(frame, mine, is_written)) {
     if (!is_known && !is_written) {
       frame.untold.push_back({tensor, Provenance::version(tensor), argument});
     }

@@ -138,6 +138,7 @@ class OpObserver {
   struct Frame;
   struct Thread;
   static Thread& thread();
+  void renew(Thread& mine, std::uint64_t run);
   void connect();
 
   void begin_op(const at::RecordFunction& fn, Thread& mine);
@@ -151,13 +152,13 @@ class OpObserver {
   bool is_read(const at::Tensor& tensor) const { return look(tensor) == Readability::kRead; }
   bool is_read(const at::Tensor& tensor, Frame& frame) const;
   void forget_statistics(const Op& op, c10::ArrayRef<const c10::IValue> inputs);
-  bool reads_at_once(const Frame& frame, bool is_written) const;
+  static bool reads_at_once(const Frame& frame, const Thread& mine, bool is_written);
   void look_at_input(const at::Tensor& tensor, std::int32_t argument, Frame& frame, Thread& mine,
                      bool is_written);
   Fed fed_by(const Token& token, const Known& known) const;
   void read_late(Frame& frame, Thread& mine);
   void note_results(const at::RecordFunction& fn, Frame& frame, const Thread& mine);
-  bool reads_results(const Frame& frame) const;
+  static bool reads_results(const Frame& frame, const Thread& mine);
   bool take_results(const at::RecordFunction& fn, Frame& frame, Thread& mine, Incident& incident);
   void look_at_output(const at::Tensor& tensor, std::int32_t index, Frame& frame, Thread& mine,
                       Incident& incident);
@@ -174,6 +175,7 @@ class OpObserver {
   void ask_status(const Frame& frame, Thread& mine);
   void launch(Thread& mine);
   std::shared_ptr<const Options> options();
+  std::string line(Thread& mine);
 
   std::mutex mutex_;
   OpTable& ops_ = OpTable::instance();
@@ -188,7 +190,8 @@ class OpObserver {
 
   // Of the run that goes on; the functions are shared with those who call them without the lock.
   Depth depth_ = Depth::kStats;
-  Filter filter_;
+  // Never changed, only replaced: each thread holds the one that its ops began with.
+  std::shared_ptr<const Filter> filter_ = std::make_shared<const Filter>();
   bool copies_ = false;
   std::vector<std::pair<c10::Device, DeviceMode>> modes_;
   std::vector<c10::Device> with_status_;

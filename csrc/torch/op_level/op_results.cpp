@@ -66,16 +66,23 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
     const bool is_backward = frame.direction == Direction::kBackward;
     if (is_backward && !python_line(node->python)) incident.forward_line = node->forward.line;
   }
-  if (wants_line) incident.line = options()->line();
+  if (wants_line) incident.line = line(mine);
   // Its records are found among those that were launched on a device.
   launch(mine);
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (mine.run != run_) return;  // what was called has begun another one
   if (is_waiting) {
     batch_.waiting.push_back(std::move(incident));
     return;
   }
   batch_.incidents.push_back(std::move(incident));
   ++incident_count_;
+}
+
+// Where Python is. It may run ops of its own (finalizers), which are not observed.
+std::string OpObserver::line(Thread& mine) {
+  const Busy busy(mine.busy);
+  return options()->line();
 }
 
 // Whether anything has overflowed on the devices that are about to read what the op has made, by
@@ -95,11 +102,11 @@ void OpObserver::ask_status(const Frame& frame, Thread& mine) {
 
 // Of what fed on something bad it has to be known what came out. Of what only may have it is not
 // asked: on a device a filter would leave nothing out.
-bool OpObserver::reads_results(const Frame& frame) const {
+bool OpObserver::reads_results(const Frame& frame, const Thread& mine) {
   for (const Fed& one : frame.fed) {
     if (!one.is_pending) return true;
   }
-  return frame.is_open && filter_.has_role(frame.direction, Role::kOutput);
+  return frame.is_open && mine.filter->has_role(frame.direction, Role::kOutput);
 }
 
 // An op of wrapped tensors is over. Nothing was called for what they wrap, so its results were not
@@ -147,7 +154,7 @@ bool OpObserver::take_results(const at::RecordFunction& fn, Frame& frame, Thread
     incident.place = kHostPlace;
     return !frame.fed.empty();
   }
-  if (!reads_results(frame)) {
+  if (!reads_results(frame, mine)) {
     for (const Frame::Held& written : frame.written) {
       if (provenance_.knows(written.tensor)) {
         provenance_.wrote(written.tensor, written.version, {kUnseen, false});

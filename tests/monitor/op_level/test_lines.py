@@ -250,3 +250,30 @@ def test_code_that_is_gone_by_the_time_of_backward() -> None:
 def test_a_change_of_the_gradient_in_a_lambda() -> None:
     model = model_with(lambda x: change_gradient(x, lambda g: g / 0 * 0))  # lambda
     assert fault_of(model).endswith("# lambda in <lambda>")
+
+
+def test_ops_that_run_while_a_line_is_looked_up_are_not_observed() -> None:
+    """Finalizers run where Python does. ``line`` also begins another run, as a finalizer may."""
+    observer = fastcheck._C.op_observer()
+    culprit, restarts = torch.zeros(4), [False]
+
+    def line() -> str:
+        torch.linalg.vector_norm(torch.ones(3)).exp()
+        if restarts[0]:
+            observer.stop(observer.run())
+            observer.start(1, str)
+            torch.ones(3).exp()
+        return "a line"
+
+    observer.start(1, line)
+    try:
+        torch.log(culprit)
+        assert observer.next_seq() == 2, "log, and what it reads"
+        assert [one["line"] for one in observer.take()[1]] == ["a line"]
+        restarts[0] = True
+        torch.log(culprit)
+        assert (observer.next_seq(), observer.take()[1]) == (0, []), "of the run before"
+        torch.log(culprit)
+        assert [one["line"] for one in observer.take()[1]] == [""]
+    finally:
+        observer.stop(observer.run())
