@@ -56,6 +56,10 @@ class Run:
 
     def step(self, changed: Optional[dict[int, Any]] = None, **row: Any) -> list[WatchEvent]:
         """One step. ``changed``: by place in TENSORS, the fields of the record, or its rms."""
+        return self.take([self.healthy(changed)], **row)
+
+    def healthy(self, changed: Optional[dict[int, Any]] = None) -> np.ndarray:
+        """The records of the next step."""
         records = np.zeros(len(TENSORS), RECORD_DTYPE)
         for place in range(len(TENSORS)):
             fields = (changed or {}).get(place, {})
@@ -66,6 +70,10 @@ class Run:
             values = {"site": place, "seq": self.count * 100 + place, "step": self.count}
             for name, value in {**tensor(**fields), **values}.items():
                 records[place][name] = value
+        return records
+
+    def take(self, chunks: list[np.ndarray], **row: Any) -> list[WatchEvent]:
+        """One step with these records."""
         numbers = {
             "loss": 2.0 + float(self.random.normal(0, 0.05)),
             "overflow": False,
@@ -73,7 +81,7 @@ class Run:
             "learning_rate": 0.001,
             "gradient_norm": float(np.exp(self.random.normal(0, 0.05))),
         }
-        found = self.watcher.add(StepRow(0, self.count, **{**numbers, **row}), [records])
+        found = self.watcher.add(StepRow(0, self.count, **{**numbers, **row}), chunks)
         self.count += 1
         return found
 

@@ -41,6 +41,8 @@ _DIRECTIONS = {
     "param_grad": "optimizer",
     "buffer": "optimizer",
     "optimizer_state": "optimizer",
+    "update_ratio": "optimizer",
+    "lost_updates": "optimizer",
 }
 
 

@@ -18,6 +18,7 @@ from fastcheck.monitor.hooks.module_hooks import ForwardPreHook
 from fastcheck.monitor.hooks.module_tree import ModuleTree
 from fastcheck.monitor.hooks.other_processes import follow_forks
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
+from fastcheck.monitor.hooks.stored.update_readings import UpdateReadings
 from fastcheck.monitor.named_tensors.observe import connect as connect_named
 from fastcheck.monitor.on_request.requests import Requests
 from fastcheck.monitor.op_level.filter import check_ops
@@ -190,6 +191,8 @@ def _install(
         monitor._watching = Watching(monitor._session, watched)
         monitor._watcher.reporters.append(monitor._watching.report)
         monitor._boundary.on_mismatch = monitor._watching.replicas_differ
+        if watched.updates and not is_op_level:
+            monitor._state.update_readings = UpdateReadings(monitor._session, nodes)
         if watched.skip_above is not None:
             monitor._watcher.protection.norm_limit = monitor._watching.norm_limit
     if targets:

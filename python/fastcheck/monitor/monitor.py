@@ -88,7 +88,7 @@ class Monitor(Pictures, PrecisionResults):
             event_store.log = RecordLog(config.log.dir, rank, config.log.limit_bytes, sites, meta)
             # A model that is deleted takes its monitor along, without remove().
             weakref.finalize(session, event_store.log.close)
-        state = (OpState if config.level == "op" else StateReader)(session, nodes)
+        self._state = state = (OpState if config.level == "op" else StateReader)(session, nodes)
         event_store.check_parameters = state.check
         self._stalled_weights = state.stalled_weights
         stop_handler = session.deliver = StopHandler(session, agreement)

@@ -6,10 +6,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-__all__ = ["MAX_SITES", "Site", "SiteTable"]
+__all__ = ["MAX_SITES", "UPDATE_ROLES", "Site", "SiteTable"]
 
 #: Bounds the table of a run whose labels never repeat (a dict keyed by step).
 MAX_SITES = 65536
+#: Numbers of a parameter's last update: norm(update) / norm(weight), and the share of its elements
+#: with a gradient that it did not change.
+UPDATE_ROLES = ("update_ratio", "lost_updates")
+
+_KINDS = {
+    "param": "parameter ",
+    "buffer": "buffer ",
+    "optimizer_state": "optimizer state ",
+    "update_ratio": "update of ",
+    "lost_updates": "lost updates of ",
+}
 
 
 @dataclass(frozen=True)
@@ -19,10 +30,10 @@ class Site:
     ``module`` is the dotted path in the installed model, "" for the model itself. ``direction`` is
     ``forward``, ``backward`` or ``optimizer``. ``role`` is ``input``, ``output``, ``grad_input``,
     ``grad_output``, ``param``, ``param_grad``, ``grad_norm``, ``buffer``, ``optimizer_state``,
-    ``collective``, ``loss`` or a number of the step (``loss_scale``, ``learning_rate``,
-    ``found_inf``). ``index`` counts the tensors of this role in one call; a gradient of a parameter
-    has 1 where it is a shard, of which each rank holds another one. ``label`` is how this one is
-    written: ``output[0]``, ``output.logits``, ``weight``.
+    ``collective``, ``loss``, a number of the step (``loss_scale``, ``learning_rate``,
+    ``found_inf``), or one of UPDATE_ROLES. ``index`` counts the tensors of this role in one call; a
+    gradient of a parameter has 1 where it is a shard, of which each rank holds another one.
+    ``label`` is how this one is written: ``output[0]``, ``output.logits``, ``weight``.
     """
 
     module: str
@@ -42,12 +53,14 @@ class Site:
 
     @property
     def key(self) -> str:
-        """The ``state_dict`` key of a stored tensor: ``3.weight``; of other tensors the label.
+        """The ``state_dict`` key of a stored tensor, and of a parameter's numbers: ``3.weight``; of
+        other tensors the label.
 
         The key is that of the first installed model. In those of further models the name of the
         model's class stands in front: ``CrossEntropyLoss.weight``.
         """
-        return f"{self.module}.{self.label}" if self.is_stored and self.module else self.label
+        is_named = self.is_stored or self.role in UPDATE_ROLES
+        return f"{self.module}.{self.label}" if is_named and self.module else self.label
 
     @property
     def tensor_name(self) -> str:
@@ -60,8 +73,7 @@ class Site:
             self.role in ("grad_input", "grad_output") and "grad" not in self.label
         ):
             return f"gradient of {self.key}"
-        kind = {"param": "parameter ", "buffer": "buffer ", "optimizer_state": "optimizer state "}
-        return kind.get(self.role, "") + self.key
+        return _KINDS.get(self.role, "") + self.key
 
     def __str__(self) -> str:
         if self.role == "loss":

@@ -17,9 +17,11 @@ from .signals import (
     INPUT,
     NAMES,
     STATE,
+    UPDATE,
     WEIGHT,
     StepSignals,
     phase_of,
+    signal_name,
 )
 
 __all__ = ["Movers", "cause_of"]
@@ -82,9 +84,8 @@ class Movers:
         is_loss_due = loss is not None
         for at in order.tolist():
             site = self._sites[int(sites[at])]
-            mover = Mover(
-                int(since[at]), site, NAMES[rows[at]], float(self._score[rows[at], sites[at]])
-            )
+            signal = signal_name(int(rows[at]), int(phases[at]))
+            mover = Mover(int(since[at]), site, signal, float(self._score[rows[at], sites[at]]))
             if loss is not None and is_loss_due and _comes_before(loss, mover, int(phases[at])):
                 found.append(loss)
                 is_loss_due = False
@@ -138,6 +139,7 @@ _CAUSES = {
     INPUT: ("data", "the batch left its range first"),
     WEIGHT: _OF_UPDATE,
     STATE: _OF_UPDATE,
+    UPDATE: ("optimizer", "an update left its range first"),
     ACTIVATION: _OF_LAYER,
     BUFFER: _OF_LAYER,
     GRADIENT: ("gradient", "a gradient left its range first"),

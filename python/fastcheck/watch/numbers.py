@@ -9,9 +9,19 @@ from typing import Optional
 
 import numpy as np
 
+from fastcheck.utils.text.numbers import format_number
+
 from .bands import Bands
 
-__all__ = ["LossBand", "NormBand", "Reading", "ScaleRule", "SettingRule", "UpdateBand"]
+__all__ = [
+    "LossBand",
+    "NormBand",
+    "Reading",
+    "ScaleRule",
+    "SettingRule",
+    "UpdateBand",
+    "text_of",
+]
 
 _ONE = np.zeros(1, np.int64)
 # A loss is out of its range only if it is also this much above its median, as a share of it.
@@ -45,6 +55,19 @@ class Reading:
     reference: float
     score: float
     is_warning: bool
+
+
+def text_of(reading: Reading) -> str:
+    """What a reading of a whole step is reported as."""
+    value, usual = format_number(reading.value), format_number(reading.reference)
+    if reading.kind == "loss_scale":
+        return f"the loss scale is {value}; {reading.reference:.0%} of the steps were skipped"
+    start = {
+        "gradient_spike": "the norm of all gradients is",
+        "update": "an update changes a weight by",
+        "loss_rise": "the loss stays high:",
+    }.get(reading.kind, "the loss is")
+    return f"{start} {value}, usual is {usual}"
 
 
 class LossBand:

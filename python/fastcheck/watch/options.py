@@ -24,6 +24,9 @@ class Watch:
             ``window``.
         horizon: warn when a tensor is forecast to leave the range of its dtype within so many
             steps.
+        updates: whether one parameter a step, in turn, is compared with itself before the update:
+            by how much that moved it, and which of its elements it did not change
+            (docs/watch.md). Needs ``level="module"``.
         skip_above: skip an update whose gradients have a norm of more than so many times the median
             norm of the steps before, without waiting for a device (docs/watch.md); None: none.
 
@@ -36,6 +39,7 @@ class Watch:
     warm_up: int = 64
     horizon: int = 20
     skip_above: Optional[float] = None
+    updates: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.threshold, bool) or not isinstance(self.threshold, Real):
@@ -48,6 +52,8 @@ class Watch:
             and 1 < float(self.skip_above) < float("inf")
         ):
             self._refuse("skip_above", "a number above 1, or None")
+        if not isinstance(self.updates, bool):
+            self._refuse("updates", "True or False")
         for name, least in (("window", 8), ("warm_up", 8), ("horizon", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -19,10 +19,12 @@ __all__ = [
     "INPUT",
     "NAMES",
     "STATE",
+    "UPDATE",
     "WEIGHT",
     "SignalReader",
     "StepSignals",
     "phase_of",
+    "signal_name",
 ]
 
 #: The signals, each as log2: a factor is a distance.
@@ -30,10 +32,11 @@ NAMES = ("abs max", "rms", "standard deviation")
 
 # What a site holds, in the order in which a fault of this kind shows within a step. Parameters are
 # read before the update: their records show what the update of the step before made.
-WEIGHT, INPUT, ACTIVATION, BUFFER, GRADIENT, STATE = range(1, 7)
+WEIGHT, INPUT, ACTIVATION, BUFFER, GRADIENT, STATE, UPDATE = range(1, 8)
 _PHASES = {
     "param": WEIGHT,
     "optimizer_state": STATE,
+    "update_ratio": UPDATE,
     "buffer": BUFFER,
     "output": ACTIVATION,
     "grad_output": GRADIENT,
@@ -109,6 +112,11 @@ def phase_of(site: Site) -> int:
     if site.role == "input":  # of inner modules: made by code between modules
         return ACTIVATION if site.module else INPUT
     return _PHASES.get(site.role, 0)
+
+
+def signal_name(row: int, phase: int) -> str:
+    """How the signal of this row is called of a site that holds ``phase``."""
+    return "norm / norm of the weight" if phase == UPDATE else NAMES[row]
 
 
 def _by_site(records: np.ndarray, phases: np.ndarray, scale: Optional[float]) -> StepSignals:

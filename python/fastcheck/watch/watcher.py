@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Optional
 
 import numpy as np
@@ -19,10 +20,11 @@ from .bands import Bands
 from .event import WatchEvent
 from .forecast import Forecasts
 from .movers import Movers
-from .numbers import LossBand, NormBand, Reading, ScaleRule, SettingRule, UpdateBand
+from .numbers import LossBand, NormBand, Reading, ScaleRule, SettingRule, UpdateBand, text_of
 from .options import Watch
 from .signals import ACTIVATION, GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
 from .stuck import STUCK_STEPS, StuckTensors
+from .update_rules import Found, UpdateRules
 
 __all__ = ["Watcher"]
 
@@ -63,6 +65,7 @@ class Watcher:
         self._movers = Movers(sites)
         self._forecasts = Forecasts(options.horizon)
         self._stuck = StuckTensors()
+        self._updates = UpdateRules(sites)
         window, warm_up = options.window, options.warm_up
         self._loss = LossBand(options.threshold, window, warm_up)
         self._norm = NormBand(options.threshold, window, warm_up)
@@ -102,6 +105,8 @@ class Watcher:
         found += self._batch_event(step, signals, scores)
         found += self._forecast_events(step, signals)
         found += self._stuck_events(step, signals)
+        is_skipped = row is not None and row.overflow
+        found += self._found_events(step, self._updates.add(chunks, is_skipped))
         found += self._shift_event(step, signals, is_narrow)
         self.events.extend(found)
         self.count += len(found)
@@ -217,22 +222,12 @@ class Watcher:
         if self._autopsy.is_recent(step, reading.kind):
             return []
         origin = self._autopsy.origin(step, is_narrow)
-        value, usual = format_number(reading.value), format_number(reading.reference)
         if reading.kind == "loss_scale":
             origin = NO_ORIGIN
-            text = f"the loss scale is {value}; {reading.reference:.0%} of the steps were skipped"
-        elif reading.kind == "gradient_spike":
-            text = f"the norm of all gradients is {value}, usual is {usual}"
-        elif reading.kind == "update":
-            text = f"an update changes a weight by {value}, usual is {usual}"
-            if not origin.movers:
-                why = "no tensor of the model left its range before"
-                origin = Origin((), "optimizer", why)
-        elif reading.kind == "loss_rise":
-            text = f"the loss stays high: {value}, usual is {usual}"
-        else:
-            text = f"the loss is {value}, usual is {usual}"
-        return [self._autopsy.event(step, reading.kind, text, reading, origin)]
+        elif reading.kind == "update" and not origin.movers:
+            why = "no tensor of the model left its range before"
+            origin = Origin((), "optimizer", why)
+        return [self._autopsy.event(step, reading.kind, text_of(reading), reading, origin)]
 
     def _explosion_event(
         self, step: int, signals: StepSignals, exploded: list[tuple[int, int, float]], narrow: bool
@@ -295,6 +290,15 @@ class Watcher:
             reading = Reading(kind, share, 0.0, _NONE, not self._autopsy.is_recent(step, kind))
             site = self._site(signals, at)
             found.append(self._autopsy.event(step, kind, text, reading, NO_ORIGIN, site))
+        return found
+
+    def _found_events(self, step: int, ruled: Sequence[Found]) -> list[WatchEvent]:
+        found = []
+        for number, reading, text in ruled:
+            is_first = not self._autopsy.is_recent(step, reading.kind)
+            one = replace(reading, is_warning=reading.is_warning and is_first)
+            origin, site = Origin((), "optimizer", ""), self._sites[number]
+            found.append(self._autopsy.event(step, reading.kind, text, one, origin, site))
         return found
 
     def _shift_event(self, step: int, signals: StepSignals, is_narrow: bool) -> list[WatchEvent]:

@@ -1,0 +1,114 @@
+"""Tests of the rules for updates of single parameters."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+import pytest
+
+from fastcheck.record.format import RECORD_DTYPE
+from fastcheck.record.site import Site
+from fastcheck.watch.signals import UPDATE, phase_of
+from support.watched import Run, tensor
+
+
+class Updates(Run):
+    """A Run that reads the update of one of two parameters in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = {
+            (role, name): self.sites.intern(Site(name, "Linear", "optimizer", role, 0, "weight"))
+            for role in ("update_ratio", "lost_updates")
+            for name in ("first", "second")
+        }
+
+    def read(
+        self, role: str, value: float, name: Optional[str] = None, overflow: bool = False
+    ) -> list[str]:
+        """A step in which this number was read; the kinds of its events."""
+        records = self.healthy()
+        one = np.zeros(1, RECORD_DTYPE)
+        site = self.places[role, name or ("first", "second")[self.count % 2]]
+        fields = {"site": site, "step": self.count, "seq": self.count * 100 + 99, "numel": 1}
+        fields |= {"sum": value, "max": value, "min": value, "sum_sq": value**2}
+        for key, held in {**tensor(), **fields}.items():
+            one[0][key] = held
+        self.last = self.take([np.concatenate([records, one])], overflow=overflow)
+        return [event.kind for event in self.last]
+
+
+class TestLostUpdates:
+    def test_three_readings_of_a_parameter_in_a_row(self) -> None:
+        run = Updates()
+        kinds = [run.read("lost_updates", 0.95) for _ in range(10)]
+        assert kinds == [[]] * 4 + [["lost_updates"]] * 2 + [[]] * 4
+        first, second = run.watcher.events
+        assert (first.is_warning, second.is_warning) == (True, False)
+        assert str(first.site) == "first (Linear) · optimizer · lost updates of first.weight"
+        assert (first.value, first.cause) == (0.95, "optimizer")
+        assert "95.0% of the elements" in str(first) and "float32" in str(first)
+
+    def test_fewer_are_none(self) -> None:
+        run = Updates()
+        values = [0.95, 0.95, 0.5, 0.95, 0.95, 0.5]
+        assert [run.read("lost_updates", one, "first") for one in values] == [[]] * 6
+
+    def test_a_skipped_update_has_lost_nothing(self) -> None:
+        run = Updates()
+        found = [run.read("lost_updates", 1.0, "first", overflow=True) for _ in range(5)]
+        assert found == [[]] * 5
+
+
+class TestRatio:
+    def test_a_large_one(self) -> None:
+        run = Updates()
+        assert [run.read("update_ratio", 1e-3) for _ in range(20)] == [[]] * 20
+        assert run.read("update_ratio", 0.2) == ["update_ratio"]
+        (event,) = run.last
+        assert not event.is_warning and event.cause == "optimizer"
+        assert (event.value, event.reference) == (0.2, pytest.approx(1e-3))
+
+    def test_what_is_not_far_above_its_own_is_none(self) -> None:
+        run = Updates()
+        assert [run.read("update_ratio", 0.1) for _ in range(20)] == [[]] * 20
+        assert run.read("update_ratio", 0.5) == []
+
+    def test_what_is_small_against_the_weight_is_none(self) -> None:
+        run = Updates()
+        assert [run.read("update_ratio", 1e-5) for _ in range(20)] == [[]] * 20
+        assert run.read("update_ratio", 1e-2) == []
+
+    def test_at_first_none_is(self) -> None:
+        run = Updates()
+        assert run.read("update_ratio", 1e-3, "first") == []
+        assert run.read("update_ratio", 1e3, "first") == []
+
+    def test_zero_is_no_reading(self) -> None:
+        run = Updates()
+        for _ in range(8):
+            run.read("update_ratio", 0.0, "first")
+        assert run.read("update_ratio", 0.5, "first") == []
+
+    def test_an_update_that_left_its_range_comes_before_the_weights(self) -> None:
+        """The update of a step shows in the weights of the next one."""
+        run = Updates()
+        for _ in range(200):
+            run.read("update_ratio", 1e-3 * float(np.exp(run.random.normal(0, 0.05))), "first")
+        run.read("update_ratio", 0.04, "first")
+        events = run.step({4: 8.0}, loss=50.0)
+        spike = next(event for event in events if event.kind == "loss_spike")
+        movers = [(str(one.site), one.signal, one.step) for one in spike.movers]
+        assert movers[0] == (
+            "first (Linear) · optimizer · update of first.weight",
+            "norm / norm of the weight",
+            200,
+        )
+        assert movers[1][0] == "first (Linear) · optimizer · parameter first.weight"
+        assert spike.cause == "optimizer" and "an update left its range first" in str(spike)
+
+
+def test_the_phase_of_a_ratio() -> None:
+    assert phase_of(Site("a", "Linear", "optimizer", "update_ratio", 0, "weight")) == UPDATE
+    assert phase_of(Site("a", "Linear", "optimizer", "lost_updates", 0, "weight")) == 0
