@@ -34,6 +34,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
     collect_ignore += [
         "compat/test_device.py",
         "backends/cuda/test_binding.py",
+        "backends/cuda/test_binding_errors.py",
         "backends/cuda/test_binding_launches.py",
         "monitor/hooks/test_cuda.py",
         "monitor/sinks/test_device.py",

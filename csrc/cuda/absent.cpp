@@ -18,5 +18,8 @@ int fastcheck_cuda_found_nonfinite(const TensorArgument*, int, float*, const Wor
                                    const Tuning*, void*) {
   return kErrorAbsent;
 }
+int fastcheck_cuda_stream_number(void*, std::uint64_t*) { return kErrorAbsent; }
+int fastcheck_cuda_exchange_capture_mode(int) { return kErrorAbsent; }
 const char* fastcheck_cuda_error_name(int) { return "a build without the kernels"; }
+int fastcheck_cuda_is_device_lost(int) { return 0; }
 }

@@ -239,6 +239,19 @@ int fastcheck_cuda_is_capturing(void* stream, int* is_capturing) {
   return static_cast<int>(error);
 }
 
+int fastcheck_cuda_stream_number(void* stream, std::uint64_t* number) {
+  unsigned long long id = 0;
+  const cudaError_t error = cudaStreamGetId(static_cast<cudaStream_t>(stream), &id);
+  *number = id;
+  return static_cast<int>(error);
+}
+
+int fastcheck_cuda_exchange_capture_mode(int mode) {
+  auto exchanged = static_cast<cudaStreamCaptureMode>(mode);
+  const cudaError_t error = cudaThreadExchangeStreamCaptureMode(&exchanged);
+  return error == cudaSuccess ? static_cast<int>(exchanged) : -1;
+}
+
 int fastcheck_cuda_workspace(const TensorArgument* tensors, int count, const Tuning* tuning,
                              WorkspaceSize* size) {
   const Request request{tensors, count, *tuning};
@@ -274,5 +287,23 @@ const char* fastcheck_cuda_error_name(int error) {
   if (error == kErrorWorkspace) return "a workspace that is too small";
   if (error == kErrorAbsent) return "a build without the kernels";
   return cudaGetErrorString(static_cast<cudaError_t>(error));
+}
+
+// Those of which the CUDA runtime's reference reads that the process has to be terminated.
+int fastcheck_cuda_is_device_lost(int error) {
+  switch (error) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure: return 1;
+    default: return 0;
+  }
 }
 }

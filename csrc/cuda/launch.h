@@ -77,6 +77,13 @@ int fastcheck_cuda_device(std::int32_t* multiprocessors);
 // Whether what is put on `stream` becomes part of a graph instead of running.
 int fastcheck_cuda_is_capturing(void* stream, int* is_capturing);
 
+// A number that no other stream of this process has or will have, unlike its handle.
+int fastcheck_cuda_stream_number(void* stream, std::uint64_t* number);
+
+// Sets which calls of this thread end another thread's capture in failure, and returns what it was:
+// 0 (global) is a thread's own; with 2 (relaxed) an event may be queried. Negative: it failed.
+int fastcheck_cuda_exchange_capture_mode(int mode);
+
 // What the two launchers need for these tensors.
 int fastcheck_cuda_workspace(const TensorArgument* tensors, int count, const Tuning* tuning,
                              WorkspaceSize* size);
@@ -93,6 +100,10 @@ int fastcheck_cuda_found_nonfinite(const TensorArgument* tensors, int count, flo
                                    const Workspace* workspace, const Tuning* tuning, void* stream);
 
 const char* fastcheck_cuda_error_name(int error);
+
+// Whether the device can't be used by this process any more. An earlier kernel has failed then, not
+// the call that returns the error.
+int fastcheck_cuda_is_device_lost(int error);
 }
 
 }  // namespace fastcheck::cuda

@@ -29,11 +29,11 @@ __device__ __forceinline__ T& block_shared() {
   return *reinterpret_cast<T*>(bytes);
 }
 
+// cudaGetLastError() has its error.
 template <class Arguments>
-cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
+void put_on_stream(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
                    const Arguments& arguments) {
   kernel<<<grid, block, 0, stream>>>(arguments);
-  return cudaGetLastError();
 }
 
 // Whether the current device has code for a kernel, which is loaded if it has.
@@ -66,9 +66,9 @@ T& block_shared() {
 }
 
 template <class Arguments>
-cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
+void put_on_stream(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
                    const Arguments& arguments) {
-  return cuda_on_cpu::launch(kernel, grid, block, stream, arguments);
+  cuda_on_cpu::launch(kernel, grid, block, stream, arguments);
 }
 
 template <class Arguments>
@@ -80,3 +80,17 @@ cudaError_t find_kernel(void (*kernel)(Arguments)) {
 }  // namespace fastcheck::cuda
 
 #endif
+
+namespace fastcheck::cuda {
+
+template <class Arguments>
+cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
+                   const Arguments& arguments) {
+  // What an earlier call left behind is not this launch's. The CUDA runtime is linked into the
+  // extension: nobody else looks for errors here.
+  static_cast<void>(cudaGetLastError());
+  put_on_stream(kernel, grid, block, stream, arguments);
+  return cudaGetLastError();
+}
+
+}  // namespace fastcheck::cuda

@@ -2,6 +2,7 @@
 // before another thread could have taken it.
 #include "torch/binding/cuda_module.h"
 
+#include "cuda/launch.h"
 #include "torch/cuda/device.h"
 #include "torch/cuda/observe.h"
 #include "torch/python/tensors.h"
@@ -33,6 +34,7 @@ void define_functions(py::module_& m) {
         py::arg("depth"));
   m.def("cuda_observe_list", observe_list, py::arg("tensors"), py::arg("slots"), py::arg("first"),
         py::arg("depth"), py::arg("logical") = false);
+  m.def("cuda_exchange_capture_mode", fastcheck_cuda_exchange_capture_mode, py::arg("mode"));
   m.def("cuda_found_nonfinite", found_nonfinite_in, py::arg("tensors"));
 }
 

@@ -32,4 +32,10 @@ void* current_stream(c10::DeviceIndex device) {
   return stream;
 }
 
+// c10/cuda/CUDAStream.cpp: the number of an external stream is its handle.
+bool is_external(const c10::Stream& stream, void* handle) {
+  return handle != nullptr &&
+         stream.id() == static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(handle));
+}
+
 }  // namespace fastcheck::cuda

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 
 namespace fastcheck::cuda {
 
@@ -14,5 +15,9 @@ extern const c10::DeviceType kDeviceType;
 // The stream, as the kernels take it, on which torch puts work for this device at present. Throws
 // std::runtime_error where this torch has no such device.
 void* current_stream(c10::DeviceIndex device);
+
+// Whether a stream was made outside of torch, and may be destroyed there: its handle can be that
+// of another stream later. torch's own streams last as long as the process.
+bool is_external(const c10::Stream& stream, void* handle);
 
 }  // namespace fastcheck::cuda

@@ -8,6 +8,7 @@
 
 #include <limits>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -28,6 +29,9 @@ struct StreamBuffers {
   at::Tensor partials;
   at::Tensor table;
   std::vector<PinnedTable> pinned;
+  // Of a stream that may be destroyed: which one it is, and the event behind the last launch.
+  std::uint64_t number = 0;
+  std::optional<c10::Event> last;
 };
 
 namespace {
@@ -78,6 +82,21 @@ bool is_smaller(const at::Tensor& buffer, std::int64_t wanted) {
   return !buffer.defined() || buffer.numel() < wanted;
 }
 
+// Within it this thread may query events although another thread captures a graph.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() : before_(fastcheck_cuda_exchange_capture_mode(kRelaxed)) {}
+  ~RelaxedCapture() {
+    if (before_ >= 0) fastcheck_cuda_exchange_capture_mode(before_);
+  }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  static constexpr int kRelaxed = 2;
+  const int before_;
+};
+
 c10::Stream stream_of(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
@@ -86,8 +105,12 @@ c10::Stream stream_of(c10::Device device) {
 
 void check(int error, const char* call) {
   if (error == 0) return;
-  throw std::runtime_error(std::string("fastcheck's CUDA kernels: ") + call + " got to " +
-                           fastcheck_cuda_error_name(error));
+  const std::string name = fastcheck_cuda_error_name(error);
+  if (fastcheck_cuda_is_device_lost(error) == 0) {
+    throw std::runtime_error(std::string("fastcheck's CUDA kernels: ") + call + " failed: " + name);
+  }
+  throw std::runtime_error("CUDA error: " + name + " (in a kernel that ran before " + call +
+                           " of fastcheck, which CUDA has reported it at)");
 }
 
 Workspaces::Workspaces(c10::Device device, void* stream) : device_(device), lock_(lock()) {
@@ -96,13 +119,30 @@ Workspaces::Workspaces(c10::Device device, void* stream) : device_(device), lock
   check(fastcheck_cuda_is_capturing(stream, &is_capturing), "asking for a graph's capture");
   is_capturing_ = is_capturing != 0;
   kept_ = &all_buffers()[{device.index(), stream}];
+  if (!is_capturing_) follow_stream(stream);
+}
+
+// The buffers of an external stream pass on to the next one with the same handle, behind its work.
+void Workspaces::follow_stream(void* stream) {
+  const c10::Stream current = stream_of(device_);
+  is_external_ = is_external(current, stream);
+  if (!is_external_) return;
+  std::uint64_t number = 0;
+  check(fastcheck_cuda_stream_number(stream, &number), "asking for a stream's number");
+  if (kept_->last && kept_->number != number) kept_->last->block(current);
+  kept_->number = number;
 }
 
 Workspaces::~Workspaces() {
   try {
     mark_table();
+    if (is_external_) {
+      if (!kept_->last) kept_->last.emplace(device_.type());
+      kept_->last->record(stream_of(device_));
+    }
   } catch (const std::exception&) {
     // Without an event it is not known when the table is free: it is dropped, and its memory left.
+    if (table_ < 0) return;
     new at::Tensor(kept_->pinned[static_cast<std::size_t>(table_)].memory);
     kept_->pinned.erase(kept_->pinned.begin() + table_);
   }
@@ -142,6 +182,7 @@ Workspace Workspaces::fit(const WorkspaceSize& size) {
   }
   // One that the stream has passed; it is made larger rather than left beside another.
   std::size_t free = 0;
+  const RelaxedCapture relaxed;
   while (free < kept_->pinned.size() && !kept_->pinned[free].passed.query()) ++free;
   if (free == kept_->pinned.size()) {
     kept_->pinned.push_back({at::Tensor(), c10::Event(device_.type())});

@@ -36,11 +36,13 @@ class Workspaces {
 
  private:
   void mark_table();
+  void follow_stream(void* stream);
 
   c10::Device device_;
   std::unique_lock<std::mutex> lock_;
   Tuning tuning_{};
   bool is_capturing_ = false;
+  bool is_external_ = false;
   StreamBuffers* kept_ = nullptr;
   at::Tensor counters_, partials_;  // under capture
   std::ptrdiff_t table_ = -1;       // that of the launch since the last fit(), in kept_

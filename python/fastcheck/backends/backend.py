@@ -54,3 +54,6 @@ class Backend:
     is_capturable: bool = False
     #: None where the device has none, or where its values show every overflow.
     overflow_status: Optional[OverflowStatus] = None
+    #: Sets which calls of this thread end another thread's graph capture in failure (2: a query of
+    #: an event does not), and returns what it was; negative where it failed.
+    exchange_capture_mode: Optional[Callable[[int], int]] = None

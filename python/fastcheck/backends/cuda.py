@@ -43,5 +43,6 @@ def cuda_backend(module: Any) -> Backend:
         observe_list=module.cuda_observe_list,
         found_nonfinite=module.cuda_found_nonfinite,
         is_capturable=True,
+        exchange_capture_mode=module.cuda_exchange_capture_mode,
         observe_list_logical=functools.partial(module.cuda_observe_list, logical=True),
     )

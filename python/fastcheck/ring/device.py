@@ -59,6 +59,7 @@ class DeviceRing:
         # Observations for which there was no slot.
         self.lost_count = 0
         self._streams = streams
+        streams.exchange_capture_mode = backend.exchange_capture_mode
         self._depth = int(depth)
         self._segment_slots = segment_slots
         self._max_segments = max_segments

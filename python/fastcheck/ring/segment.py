@@ -66,7 +66,7 @@ class Segment:
     @property
     def is_ready(self) -> bool:
         """Whether the copy is done. Does not wait."""
-        return bool(self._copied.query())
+        return self._streams.is_done(self._copied)
 
     def wait(self) -> None:
         """Waits for the copy."""

@@ -25,7 +25,20 @@ struct uint4 {
 };
 
 using cudaStream_t = void*;
-enum cudaError_t : int { cudaSuccess = 0, cudaErrorLaunchFailure = 719 };
+enum cudaError_t : int {
+  cudaSuccess = 0,
+  cudaErrorECCUncorrectable = 214,
+  cudaErrorNvlinkUncorrectable = 220,
+  cudaErrorIllegalAddress = 700,
+  cudaErrorLaunchTimeout = 702,
+  cudaErrorAssert = 710,
+  cudaErrorHardwareStackError = 714,
+  cudaErrorIllegalInstruction = 715,
+  cudaErrorMisalignedAddress = 716,
+  cudaErrorInvalidAddressSpace = 717,
+  cudaErrorInvalidPc = 718,
+  cudaErrorLaunchFailure = 719
+};
 enum cudaMemcpyKind { cudaMemcpyHostToDevice };
 
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
@@ -53,7 +66,28 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureS
   return cudaSuccess;
 }
 
+enum cudaStreamCaptureMode {
+  cudaStreamCaptureModeGlobal,
+  cudaStreamCaptureModeThreadLocal,
+  cudaStreamCaptureModeRelaxed
+};
+
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  *mode = static_cast<cudaStreamCaptureMode>(cuda_on_cpu::exchange_capture_mode(*mode));
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  *id = cuda_on_cpu::number_of(stream);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaGetLastError() {
+  return static_cast<cudaError_t>(cuda_on_cpu::take_error());
+}
+
 inline const char* cudaGetErrorString(cudaError_t error) {
+  if (error == cudaErrorIllegalAddress) return "an illegal memory access was encountered";
   return error == cudaSuccess ? "no error" : cuda_on_cpu::error_message();
 }
 
@@ -71,9 +105,10 @@ inline cudaError_t run(unsigned grid, unsigned block, const std::function<void()
 }
 
 template <class Arguments>
-cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
-                   const Arguments& arguments) {
-  return launch_on(stream, kernel, grid, block, arguments) ? cudaSuccess : cudaErrorLaunchFailure;
+void launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
+            const Arguments& arguments) {
+  if (has_lasting_error()) return;
+  if (!launch_on(stream, kernel, grid, block, arguments)) set_error(cudaErrorLaunchFailure, false);
 }
 
 // The bits of a value of up to 64 bits, and back.

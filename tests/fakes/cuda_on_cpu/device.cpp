@@ -1,5 +1,7 @@
 #include "cuda_on_cpu/device.h"
 
+#include <atomic>
+#include <cstdint>
 #include <mutex>
 #include <set>
 
@@ -9,6 +11,10 @@ namespace {
 void (*connected_enqueue)(void*, const char*, void (*)(void*), void*, void (*)(void*)) = nullptr;
 void* (*connected_memory)(const void*) = nullptr;
 int (*connected_is_capturing)(void*) = nullptr;
+int (*connected_exchange)(int) = nullptr;
+std::atomic<unsigned long long> generation{0};
+thread_local int last_error = 0;
+std::atomic<int> lasting_error{0};
 bool capturing = false;
 std::mutex of_kernels;
 std::set<const void*> found, launched;
@@ -31,6 +37,31 @@ bool is_capturing(void* stream) {
   return capturing || (connected_is_capturing != nullptr && connected_is_capturing(stream) != 0);
 }
 
+int exchange_capture_mode(int mode) {
+  return connected_exchange == nullptr ? 0 : connected_exchange(mode);
+}
+
+unsigned long long number_of(void* stream) {
+  return reinterpret_cast<std::uintptr_t>(stream) + generation;
+}
+
+void set_error(int error, bool lasts) {
+  if (lasts) {
+    lasting_error = error;
+  } else {
+    last_error = error;
+  }
+}
+
+int take_error() {
+  if (lasting_error != 0) return lasting_error;
+  const int error = last_error;
+  last_error = 0;
+  return error;
+}
+
+bool has_lasting_error() { return lasting_error != 0; }
+
 void note_found(const void* kernel) {
   const std::lock_guard<std::mutex> lock(of_kernels);
   found.insert(kernel);
@@ -50,11 +81,17 @@ extern "C" {
 
 void cuda_on_cpu_connect(void (*enqueue)(void*, const char*, void (*)(void*), void*,
                                          void (*)(void*)),
-                         void* (*memory)(const void*), int (*is_capturing)(void*)) {
+                         void* (*memory)(const void*), int (*is_capturing)(void*),
+                         int (*exchange_capture_mode)(int)) {
   cuda_on_cpu::connected_enqueue = enqueue;
   cuda_on_cpu::connected_memory = memory;
   cuda_on_cpu::connected_is_capturing = is_capturing;
+  cuda_on_cpu::connected_exchange = exchange_capture_mode;
 }
+
+void cuda_on_cpu_set_error(int error, int lasts) { cuda_on_cpu::set_error(error, lasts != 0); }
+
+void cuda_on_cpu_renumber_streams() { ++cuda_on_cpu::generation; }
 
 void cuda_on_cpu_found(int* found, int* launched_unfound) {
   const std::lock_guard<std::mutex> lock(cuda_on_cpu::of_kernels);

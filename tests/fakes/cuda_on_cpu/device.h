@@ -20,6 +20,12 @@ void enqueue(void* stream, const char* name, std::function<void()> work);
 // The bytes behind a device address, for work on a stream.
 void* memory(const void* address);
 bool is_capturing(void* stream);
+int exchange_capture_mode(int mode);
+unsigned long long number_of(void* stream);
+// The error that the next call of the runtime returns. One that lasts is returned by all.
+void set_error(int error, bool lasts);
+int take_error();
+bool has_lasting_error();
 // A kernel that was looked for, as cudaFuncGetAttributes does, which loads it.
 void note_found(const void* kernel);
 void note_launched(const void* kernel);
@@ -91,7 +97,12 @@ inline void copy_on(void* stream, void* to, const void* from, std::size_t bytes)
 extern "C" {
 void cuda_on_cpu_connect(void (*enqueue)(void* stream, const char* name, void (*work)(void*),
                                          void* argument, void (*drop)(void*)),
-                         void* (*memory)(const void* address), int (*is_capturing)(void* stream));
+                         void* (*memory)(const void* address), int (*is_capturing)(void* stream),
+                         int (*exchange_capture_mode)(int mode));
+// An earlier call of this thread has left this error; or all calls from now on return it.
+void cuda_on_cpu_set_error(int error, int lasts);
+// The streams of now are gone: every handle is that of another stream.
+void cuda_on_cpu_renumber_streams();
 // Streams say that they are being captured; what is put on them runs nevertheless.
 void cuda_on_cpu_pretend_capture(int is_capturing);
 // How many kernels were looked for, and how many were launched that were not.

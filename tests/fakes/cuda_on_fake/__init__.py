@@ -74,6 +74,7 @@ def load() -> ModuleType:
         ctypes.cast(device.fake_device_launch, ctypes.c_void_p),
         ctypes.cast(device.fake_device_memory, ctypes.c_void_p),
         ctypes.cast(device.fake_device_is_capturing, ctypes.c_void_p),
+        ctypes.cast(device.fake_device_exchange_capture_mode, ctypes.c_void_p),
     )
     spec = importlib.util.spec_from_file_location(NAME, path)
     assert spec is not None and spec.loader is not None

@@ -13,4 +13,15 @@ void* current_stream(c10::DeviceIndex device) {
       .native_handle();
 }
 
+namespace {
+bool pretends_external = false;
+}
+
+bool is_external(const c10::Stream&, void*) { return pretends_external; }
+
+// For a test: all streams are as those made outside of torch.
+extern "C" [[gnu::visibility("default")]] void cuda_on_fake_pretend_external(int is_external) {
+  pretends_external = is_external != 0;
+}
+
 }  // namespace fastcheck::cuda

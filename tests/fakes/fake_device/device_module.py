@@ -363,6 +363,19 @@ class recorded_launches:  # noqa: N801  # a context manager, named as torch's ar
         self._names.extend(_C.take_launches())
 
 
+def lose(message: str = "CUDA error: device-side assert triggered") -> None:
+    """A kernel on the current stream fails, in its turn, in a way that CUDA does not recover from:
+    from then on no kernel runs, and every launch, query and wait raises ``message``.
+    """
+    index = current_device()
+    _C.lose(index, _C.current_stream(index), message)
+
+
+def find_again(device: DeviceLike = None) -> None:
+    """The opposite of lose(), for the tests that follow. What was dropped stays dropped."""
+    _C.find_again(_index(device))
+
+
 def launch(function: Callable[..., Any], *arguments: Any, name: str = "python kernel") -> None:
     """Runs function(*arguments) on the current stream of the first tensor's device, in its turn.
 

@@ -10,6 +10,9 @@ import torch
 
 __all__ = ["DeviceStreams", "stream_handle", "streams_of"]
 
+# cudaStreamCaptureModeRelaxed
+_RELAXED = 2
+
 _NEEDED = ("Stream", "Event", "current_stream", "stream")
 
 
@@ -23,6 +26,8 @@ class DeviceStreams:
         self._module: Any = getattr(torch, device.type)
         self._current_handle = _current_stream_function(device)
         self._known: dict[Any, Any] = {}
+        #: As of a Backend; None where no capture minds the query of an event.
+        self.exchange_capture_mode: Optional[Callable[[int], int]] = None
 
     def current(self) -> Any:
         """The current stream of this device."""
@@ -42,6 +47,20 @@ class DeviceStreams:
         """
         query = getattr(self._module, "is_current_stream_capturing", None)
         return True if query is None else bool(query())
+
+    def is_done(self, event: Any) -> bool:
+        """Whether the device has passed an event. Does not wait, and ends no capture of a graph
+        that another thread has under way.
+        """
+        exchange = self.exchange_capture_mode
+        if exchange is None:
+            return bool(event.query())
+        before = exchange(_RELAXED)
+        try:
+            return bool(event.query())
+        finally:
+            if before >= 0:
+                exchange(before)
 
     def new_stream(self) -> Any:
         return self._module.Stream(device=self.device)

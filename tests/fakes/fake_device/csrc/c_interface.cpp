@@ -21,6 +21,10 @@ extern "C" int fake_device_is_capturing(void* native_stream) {
   return static_cast<fake::Stream*>(native_stream)->capture() != nullptr ? 1 : 0;
 }
 
+extern "C" int fake_device_exchange_capture_mode(int mode) {
+  return fake::exchange_capture_mode(mode);
+}
+
 extern "C" void* fake_device_memory(const void* device_address) {
   if (!fake::on_worker()) {
     std::fprintf(stderr, "fake device: fake_device_memory() called outside a kernel\n");

@@ -85,9 +85,15 @@ std::vector<Node> Capture::end(Stream& on) {
   return std::move(nodes_);
 }
 
+namespace {
+thread_local int capture_mode_of_thread = 0;
+}
+
+int exchange_capture_mode(int mode) { return std::exchange(capture_mode_of_thread, mode); }
+
 void check_not_capturing(const char* what) {
   UnderWay& all = under_way();
-  if (all.count == 0) return;
+  if (all.count == 0 || capture_mode_of_thread == 2) return;
   std::vector<std::shared_ptr<Capture>> captures;
   {
     const std::lock_guard<std::mutex> lock(all.mutex);

@@ -84,6 +84,10 @@ PYBIND11_MODULE(fake_device_C, m) {
       (*held)();
     });
   });
+  m.def("lose", [](int d, int s, const std::string& message) {
+    fake::lose_device(fake::stream(d, s), message);
+  });
+  m.def("find_again", &fake::find_device_again);
   m.def("record_launches", &fake::record_launches);
   m.def("take_launches", &fake::take_launches);
 

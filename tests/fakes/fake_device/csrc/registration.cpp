@@ -157,6 +157,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   bool queryStream(const c10::Stream& stream) const override {
     fake::count(fake::Counter::stream_query);
     fake::check_not_capturing("a stream was queried");
+    fake::check_device_lost(stream.device_index());
     return stream_of(stream).idle();
   }
   void synchronizeStream(const c10::Stream& stream) const override {
@@ -193,6 +194,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     fake::check_not_capturing("an event was queried");
     if (event == nullptr) return true;
     const auto& last = static_cast<fake::Event*>(event)->last;
+    if (last) fake::check_device_lost(static_cast<fake::Event*>(event)->device);
     return !last || last->query();
   }
   void synchronizeEvent(void* event) const override {

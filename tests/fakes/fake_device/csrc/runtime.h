@@ -162,7 +162,13 @@ void set_current_stream(int device, int id);
 bool on_worker();
 
 void synchronize_device(int device);
-void check_device_error(int device);  // raises, once, what a kernel threw
+// Raises what a kernel threw: once, or always once the device is lost.
+void check_device_error(int device);
+void check_device_lost(int device);
+// In its turn on a stream, a kernel fails in a way that CUDA does not recover from: nothing that
+// was launched runs any more, and every call on the device raises `message`.
+void lose_device(Stream& on, const std::string& message);
+void find_device_again(int device);
 void set_default_delay(std::int64_t microseconds);
 void shutdown();
 
@@ -215,6 +221,8 @@ class Capture {
 
 // What makes the host look at the device, or wait for it, ends a capture in failure, and raises.
 void check_not_capturing(const char* what);
+// Of this thread: 0, or 2 where its queries end no other thread's capture.
+int exchange_capture_mode(int mode);
 
 class Graph {
  public:
@@ -295,6 +303,8 @@ void fake_device_launch(void* native_stream, const char* name, void (*fn)(void*)
                         void (*drop)(void*));
 // Whether what is launched there becomes part of a graph.
 int fake_device_is_capturing(void* native_stream);
+// 0 (global) or 2 (relaxed): whether queries of this thread end captures in failure. What it was.
+int fake_device_exchange_capture_mode(int mode);
 // The bytes behind a device address, which was allocated at launch; aborts unless called from a
 // kernel.
 void* fake_device_memory(const void* device_address);

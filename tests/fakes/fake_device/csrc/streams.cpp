@@ -21,7 +21,7 @@ struct Globals {
   std::int64_t default_delay_us = 0;
   std::vector<std::string> launches;
   std::atomic<bool> recording{false}, stopping{false};
-  std::array<std::atomic<bool>, kDevices> failed{};
+  std::array<std::atomic<bool>, kDevices> failed{}, lost{};
   std::atomic<AroundWait> around_wait{nullptr};
   const pid_t pid = getpid();
 };
@@ -106,6 +106,7 @@ void Completion::wait_and_warn() {
 
 void record(Event& event, Stream& on) {
   count(Counter::event_record);
+  check_device_lost(on.device());
   event.device = on.device();
   const auto capture = on.capture();
   event.last = capture ? capture->record(on.id()) : on.record();
@@ -265,7 +266,8 @@ void Stream::loop() {
     if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
     if (task.kind == TaskKind::kernel) stumble();
     try {
-      task.work();
+      // Events complete all the same, so that no thread waits for ever.
+      if (task.kind == TaskKind::marker || !globals().lost[device_]) task.work();
     } catch (const std::exception& error) {
       // Spelt before the lock: what() of a Python error takes the GIL, whose owner may want the
       // lock.
@@ -336,16 +338,41 @@ void synchronize_device(int device) {
   check_device_error(device);
 }
 
+void check_device_lost(int device) {
+  Globals& g = globals();
+  if (!g.lost[device]) return;
+  const std::lock_guard<std::mutex> lock(g.mutex);
+  throw std::runtime_error(g.errors[device]);
+}
+
 void check_device_error(int device) {
   Globals& g = globals();
   if (!g.failed[device].load(std::memory_order_relaxed)) return;
   std::string error;
   {
     const std::lock_guard<std::mutex> lock(g.mutex);
+    if (g.lost[device]) throw std::runtime_error(g.errors[device]);
     error.swap(g.errors[device]);
     g.failed[device] = false;
   }
   if (!error.empty()) throw std::runtime_error(error);
+}
+
+void lose_device(Stream& on, const std::string& message) {
+  const int device = on.device();
+  on.submit(TaskKind::kernel, "kernel that fails", [device, message] {
+    Globals& g = globals();
+    const std::lock_guard<std::mutex> lock(g.mutex);
+    g.errors[device] = message;
+    g.failed[device] = g.lost[device] = true;
+  });
+}
+
+void find_device_again(int device) {
+  Globals& g = globals();
+  const std::lock_guard<std::mutex> lock(g.mutex);
+  g.errors[device].clear();
+  g.failed[device] = g.lost[device] = false;
 }
 
 void set_default_delay(std::int64_t microseconds) {

@@ -1,0 +1,28 @@
+"""Errors by which torch, or fastcheck's kernels, report that a device is lost to this process."""
+
+from __future__ import annotations
+
+__all__ = ["is_lost"]
+
+# Texts of cudaGetErrorString and hipGetErrorString. After any of these every call on the device
+# fails until the process ends (CUDA runtime API, cudaError_t).
+_TEXTS = (
+    "an illegal instruction was encountered",
+    "an illegal memory access was encountered",
+    "device-side assert triggered",
+    "hardware stack error",
+    "invalid program counter",
+    "misaligned address",
+    "operation not supported on global/shared address space",
+    "the launch timed out and was terminated",
+    "uncorrectable ECC error encountered",
+    "uncorrectable NVLink error detected",
+    "unspecified launch failure",
+)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error means that the device can't be used any more, because a kernel has failed
+    that ran before the call that raised it: that call itself is not to blame.
+    """
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
