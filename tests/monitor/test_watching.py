@@ -156,6 +156,30 @@ def test_a_record_without_statistics_is_refused() -> None:
         fastcheck.install(nn.Linear(2, 2), watch=True, record="health")
 
 
+def test_the_numbers_of_each_parameter() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4, bias=False)).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-6)
+    with fastcheck.install(model, watch=WATCH, record="stats") as monitor:
+        assert len(monitor.watch.parameters()) == 0
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(16, 8).bfloat16()).float().square().mean().backward()
+            weights = {
+                name: float(p.detach().float().norm()) for name, p in model.named_parameters()
+            }
+            optimizer.step()
+    table = monitor.watch.parameters()
+    assert table["parameter"].tolist() == ["0.weight", "0.bias", "1.weight"] == list(weights)
+    assert table["weight_norm"] == pytest.approx(list(weights.values()), rel=1e-3)
+    norms = [float(p.grad.float().norm()) for p in model.parameters() if p.grad is not None]
+    assert table["gradient_norm"] == pytest.approx(norms, rel=1e-3)
+    assert np.all(table["usual_gradient_norm"] < 100 * table["gradient_norm"])
+    assert np.all((table["update_ratio"] > 0) & (table["update_ratio"] < 1))
+    assert np.all((table["lost_updates"] >= 0) & (table["lost_updates"] < 1))
+    assert table["eps"].tolist() == [1e-6] * 3
+
+
 def test_without_the_option_there_is_no_watch() -> None:
     monitor, _, _ = train(watch=False, steps=2)
     with pytest.raises(fastcheck.ConfigError, match="watch=True"):
@@ -245,6 +269,8 @@ def test_sinks_have_the_number_of_events() -> None:
     found = [row["fastcheck/watch_warnings"] for row in sink.rows]
     assert found[:35] == [0.0] * 35 and found[-1] == 1.0
     assert sink.rows[-1]["fastcheck/watch_events"] >= 1.0
+    assert 0 < sink.rows[-1]["fastcheck/update_ratio"] < 1
+    assert "fastcheck/lost_updates" not in sink.rows[-1]  # float32
     assert len(sink.rows[-1]) <= 50
 
 

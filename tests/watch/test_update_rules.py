@@ -42,17 +42,39 @@ class Updates(Run):
 class TestLostUpdates:
     def test_three_readings_of_a_parameter_in_a_row(self) -> None:
         run = Updates()
-        kinds = [run.read("lost_updates", 0.95) for _ in range(10)]
-        assert kinds == [[]] * 4 + [["lost_updates"]] * 2 + [[]] * 4
-        first, second = run.watcher.events
-        assert (first.is_warning, second.is_warning) == (True, False)
-        assert str(first.site) == "first (Linear) · optimizer · lost updates of first.weight"
-        assert (first.value, first.cause) == (0.95, "optimizer")
-        assert "95.0% of the elements" in str(first) and "float32" in str(first)
+        assert run.read("lost_updates", 0.2, "second") == []
+        kinds = [run.read("lost_updates", 0.95, "first") for _ in range(6)]
+        assert kinds == [[], [], ["lost_updates"], [], [], []]
+        (event,) = run.watcher.events
+        assert str(event.site) == "first (Linear) · optimizer · lost updates of first.weight"
+        assert (event.value, event.cause, event.is_warning) == (0.95, "optimizer", False)
+        assert "95.0% of the elements" in str(event) and "float32" in str(event)
+
+    @pytest.mark.parametrize(("last", "kinds"), [(0.6, []), (0.4, ["lost_updates"])])
+    def test_after_it_was_over_it_may_come_again(self, last: float, kinds: list[str]) -> None:
+        run = Updates()
+        run.read("lost_updates", 0.2, "second")
+        values = [0.95, 0.95, 0.95, last, 0.95, 0.95, 0.95]
+        found = [run.read("lost_updates", one, "first") for one in values]
+        assert found == [[], [], ["lost_updates"], [], [], [], kinds]
+
+    def test_of_all_parameters_is_warned_once(self) -> None:
+        run = Updates()
+        found = [run.read("lost_updates", 0.97) for _ in range(20)]
+        assert found == [[]] * 4 + [["lost_updates"]] * 2 + [[]] * 14
+        assert [event.is_warning for event in run.watcher.events] == [False, True]
+        assert "97.0% on average" in str(run.watcher.events[1])
+
+    def test_where_the_learning_rate_has_come_down_it_is_not(self) -> None:
+        run = Updates()
+        run.step(learning_rate=0.01)
+        for _ in range(20):
+            run.read("lost_updates", 0.97)
+        assert [event.is_warning for event in run.watcher.events] == [False, False]
 
     def test_fewer_are_none(self) -> None:
         run = Updates()
-        values = [0.95, 0.95, 0.5, 0.95, 0.95, 0.5]
+        values = [0.95, 0.95, 0.8, 0.95, 0.95, 0.8]
         assert [run.read("lost_updates", one, "first") for one in values] == [[]] * 6
 
     def test_a_skipped_update_has_lost_nothing(self) -> None:

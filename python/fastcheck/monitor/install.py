@@ -191,8 +191,14 @@ def _install(
         monitor._watching = Watching(monitor._session, watched)
         monitor._watcher.reporters.append(monitor._watching.report)
         monitor._boundary.on_mismatch = monitor._watching.replicas_differ
-        if watched.updates and not is_op_level:
-            monitor._state.update_readings = UpdateReadings(monitor._session, nodes)
+        if not is_op_level:
+            monitor._state.update_readings = UpdateReadings(
+                monitor._session,
+                nodes,
+                watched.updates,
+                watched.moments,
+                monitor._watching.set_epsilon,
+            )
         if watched.skip_above is not None:
             monitor._watcher.protection.norm_limit = monitor._watching.norm_limit
     if targets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Callable, Optional, Union
 
 import numpy as np
@@ -122,9 +122,21 @@ class Watching:
         left = len(events) - len(lines)
         return [*lines, f"and {left:,} more (monitor.watch.table())"] if left else lines
 
-    def counts(self) -> tuple[int, int]:
-        """How many events there were, and how many of them warn."""
-        return self._watcher.count, self._warnings
+    def parameters(self) -> np.ndarray:
+        """A structured array, one row per parameter, as the last step that is over has it:
+        parameter (its ``state_dict`` key), weight_norm, gradient_norm and its usual value, without
+        a loss scale; of its last reading update_ratio and lost_updates (docs/watch.md); and the
+        eps of its optimizer. float64; NaN: not known.
+        """
+        with self._lock:
+            return self._watcher.parameters()
+
+    def scalars(self) -> dict[str, float]:
+        """Numbers for experiment trackers, by name: how many events there were, how many of them
+        warn, and what updates do. The caller holds the event store's lock.
+        """
+        counts = {"watch_events": self._watcher.count, "watch_warnings": self._warnings}
+        return {**counts, **self._watcher.scalars()}
 
     def norm_limit(self) -> Optional[float]:
         """The largest norm of all gradients that an update may have; None: any. Takes no lock."""
@@ -148,6 +160,11 @@ class Watching:
         with self._lock:
             if not self._is_off:
                 self._take([self._watcher.replicas_differ(step, text)])
+
+    def set_epsilon(self, epsilon: Mapping[int, float]) -> None:
+        """The eps of an optimizer, by number of the gradients that it divides."""
+        with self._lock:
+            self._watcher.set_epsilon(epsilon)
 
     def _take(self, found: Sequence[WatchEvent]) -> None:
         self._pending.extend(found)

@@ -19,6 +19,8 @@ KINDS: Mapping[str, str] = {
     "loss_spike": "the loss jumped above its range",
     "loss_rise": "the loss stays above its range",
     "gradient_spike": "the norm of all gradients jumped above its range",
+    "gradient": "the gradient of a parameter jumped above its range",
+    "epsilon": "most gradients are smaller than the eps of the optimizer",
     "batch": "the model's input left its range",
     "update": "the updates of the weights became much larger or smaller",
     "update_ratio": "the update of a parameter became large against the parameter",

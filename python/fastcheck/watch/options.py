@@ -27,6 +27,9 @@ class Watch:
         updates: whether one parameter a step, in turn, is compared with itself before the update:
             by how much that moved it, and which of its elements it did not change
             (docs/watch.md). Needs ``level="module"``.
+        moments: of which parameters the optimizer's states, such as Adam's moments, are read after
+            an update: ``"turns"``: of one a step, in turn; ``"all"``; ``"none"``. Needs
+            ``level="module"``.
         skip_above: skip an update whose gradients have a norm of more than so many times the median
             norm of the steps before, without waiting for a device (docs/watch.md); None: none.
 
@@ -40,6 +43,7 @@ class Watch:
     horizon: int = 20
     skip_above: Optional[float] = None
     updates: bool = True
+    moments: str = "turns"
 
     def __post_init__(self) -> None:
         if isinstance(self.threshold, bool) or not isinstance(self.threshold, Real):
@@ -54,6 +58,8 @@ class Watch:
             self._refuse("skip_above", "a number above 1, or None")
         if not isinstance(self.updates, bool):
             self._refuse("updates", "True or False")
+        if self.moments not in ("turns", "all", "none"):
+            self._refuse("moments", '"turns", "all" or "none"')
         for name, least in (("window", 8), ("warm_up", 8), ("horizon", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -20,8 +20,10 @@ from .numbers import Reading
 
 __all__ = ["Found", "UpdateRules"]
 
-# Most of a parameter is not moved, in so many of its readings in a row.
-_LOST, _LOST_IN_A_ROW = 0.9, 3
+# Most of a parameter is not moved, in so many of its readings in a row; again after this share.
+_LOST, _LOST_IN_A_ROW, _LOST_NO_MORE = 0.9, 3, 0.5
+# Of all parameters it calls for a look, unless a schedule has brought the rate down to this share.
+_LOST_OF_ALL, _RATE = 0.95, 0.5
 # An update is large against the weight, and against the updates of that parameter before.
 _LARGE_RATIO, _LARGE_FACTOR, _LEAST_READINGS = 0.05, 8.0, 4
 _PAST = 16
@@ -41,11 +43,21 @@ class UpdateRules:
     def __init__(self, sites: SiteTable) -> None:
         self._sites = sites
         self._codes = np.zeros(0, np.int8)
-        self._ratios: dict[int, deque[float]] = {}
+        self._past: dict[int, deque[float]] = {}
+        # In how many readings in a row; after an event more than is counted.
         self._lost: dict[int, int] = {}
+        self._highest_rate = 0.0
+        self._has_warned = False
+        #: The last readings, by number of the site.
+        self.ratios: dict[int, float] = {}
+        self.shares: dict[int, float] = {}
 
-    def add(self, chunks: Sequence[np.ndarray], is_skipped: bool) -> list[Found]:
-        """The records of a step, whose update was skipped or not."""
+    def add(
+        self, chunks: Sequence[np.ndarray], is_skipped: bool, rate: Optional[float]
+    ) -> list[Found]:
+        """The records of a step, whose update was skipped or not. ``rate``: for learning."""
+        self._highest_rate = max(self._highest_rate, rate or 0.0)
+        has_decayed = rate is not None and rate < _RATE * self._highest_rate
         known = len(self._codes)
         if known < len(self._sites):
             roles = (self._sites[number].role for number in range(known, len(self._sites)))
@@ -60,13 +72,25 @@ class UpdateRules:
                 if self._codes[site] == 1:
                     found += self._add_ratio(site, value)
                 else:
-                    found += self._add_lost(site, value)
+                    found += self._add_lost(site, value, has_decayed)
+        return found
+
+    def scalars(self) -> dict[str, float]:
+        """Over all parameters with a reading: the median of the last ratios, and the mean of the
+        last shares.
+        """
+        found = {}
+        if self.ratios:
+            found["update_ratio"] = float(np.median(list(self.ratios.values())))
+        if self.shares:
+            found["lost_updates"] = self._mean()
         return found
 
     def _add_ratio(self, site: int, ratio: float) -> list[Found]:
         if not 0 < ratio < math.inf:  # there was no update, or no weight to compare it with
             return []
-        past = self._ratios.setdefault(site, deque(maxlen=_PAST))
+        self.ratios[site] = ratio
+        past = self._past.setdefault(site, deque(maxlen=_PAST))
         usual = float(np.median(past)) if len(past) >= _LEAST_READINGS else math.inf
         past.append(ratio)
         if ratio < max(_LARGE_RATIO, _LARGE_FACTOR * usual):
@@ -75,13 +99,29 @@ class UpdateRules:
         text = f"norm(update) / norm(weight) is {format_number(ratio)}, "
         return [Found(site, reading, f"{text}usual is {format_number(usual)}")]
 
-    def _add_lost(self, site: int, share: float) -> list[Found]:
-        count = self._lost[site] = self._lost.get(site, 0) + 1 if share >= _LOST else 0
-        if count != _LOST_IN_A_ROW:
+    def _add_lost(self, site: int, share: float, has_decayed: bool) -> list[Found]:
+        self.shares[site] = share
+        count = self._lost.get(site, 0)
+        is_over = share < _LOST_NO_MORE or (share < _LOST and count < _LOST_IN_A_ROW)
+        count = self._lost[site] = 0 if is_over else count + (share >= _LOST)
+        warns = self._is_of_all() and not has_decayed and not self._has_warned
+        if share < _LOST or (count != _LOST_IN_A_ROW and not warns):
             return []
+        self._has_warned = self._has_warned or warns
         text = (
             f"updates do not change {share:.1%} of the elements that have a gradient: they are "
-            "smaller than half the distance to the next number of its dtype. Keep the weights, or "
-            "a copy that the optimizer updates, in float32; or round stochastically"
+            "smaller than half the distance to the next number of its dtype. "
         )
-        return [Found(site, Reading("lost_updates", share, 0.0, math.nan, True), text)]
+        if warns:
+            text += f"Of all parameters in few bits it is {self._mean():.1%} on average. "
+        text += "Keep the weights, or a copy that the optimizer updates, in float32; or round "
+        text += "stochastically"
+        return [Found(site, Reading("lost_updates", share, 0.0, math.nan, warns), text)]
+
+    def _is_of_all(self) -> bool:
+        """Whether nearly all is lost, in enough readings of each parameter."""
+        is_enough = all(self._lost[site] >= _LOST_IN_A_ROW for site in self.shares)
+        return is_enough and self._mean() >= _LOST_OF_ALL
+
+    def _mean(self) -> float:
+        return float(np.mean(list(self.shares.values())))

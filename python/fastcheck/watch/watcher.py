@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 import numpy as np
@@ -19,9 +18,11 @@ from .autopsy import NO_ORIGIN, Autopsy, Origin
 from .bands import Bands
 from .event import WatchEvent
 from .forecast import Forecasts
+from .gradient_rules import GradientRules
 from .movers import Movers
 from .numbers import LossBand, NormBand, Reading, ScaleRule, SettingRule, UpdateBand, text_of
 from .options import Watch
+from .parameters import parameter_table
 from .signals import ACTIVATION, GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
 from .stuck import STUCK_STEPS, StuckTensors
 from .update_rules import Found, UpdateRules
@@ -66,12 +67,15 @@ class Watcher:
         self._forecasts = Forecasts(options.horizon)
         self._stuck = StuckTensors()
         self._updates = UpdateRules(sites)
+        self._gradients = GradientRules(sites, options.threshold)
         window, warm_up = options.window, options.warm_up
         self._loss = LossBand(options.threshold, window, warm_up)
         self._norm = NormBand(options.threshold, window, warm_up)
         self._update = UpdateBand(window, warm_up)
         self._scale = ScaleRule()
         self._autopsy = Autopsy(sites, rank, self._movers, self._loss)
+        # Of the last step.
+        self._signals: Optional[StepSignals] = None
         # Of the step before, whose update the parameters of this one show.
         self._was_skipped = False
         self._rate_before: Optional[float] = None
@@ -92,6 +96,7 @@ class Watcher:
             step = row.step
         else:
             step = int(next(chunk for chunk in chunks if len(chunk))["step"][-1])
+        self._signals = signals
         self._grow(int(signals.sites.max()) + 1)
         found = self._setting_events(step)
         self._autopsy.note_rate(step, row)
@@ -106,7 +111,10 @@ class Watcher:
         found += self._forecast_events(step, signals)
         found += self._stuck_events(step, signals)
         is_skipped = row is not None and row.overflow
-        found += self._found_events(step, self._updates.add(chunks, is_skipped))
+        ruled = self._gradients.add(signals, scores, self._bands[1])
+        rate = None if row is None else row.learning_rate
+        ruled += self._updates.add(chunks, is_skipped, rate)
+        found += self._found_events(step, ruled, is_narrow)
         found += self._shift_event(step, signals, is_narrow)
         self.events.extend(found)
         self.count += len(found)
@@ -117,6 +125,19 @@ class Watcher:
         """What Watch(skip_above=) makes of the usual norm of all gradients; None: no limit yet."""
         usual, factor = self._norm.usual, self._options.skip_above
         return None if usual is None or factor is None else factor * usual
+
+    def parameters(self) -> np.ndarray:
+        """Rows of PARAMETERS_DTYPE, as the last step has them."""
+        rules = self._gradients, self._updates
+        return parameter_table(self._sites, self._signals, self._bands[1], *rules)
+
+    def scalars(self) -> dict[str, float]:
+        """Numbers over all parameters, for experiment trackers."""
+        return self._updates.scalars()
+
+    def set_epsilon(self, epsilon: Mapping[int, float]) -> None:
+        """The eps of optimizers, by number of the gradients that they divide."""
+        self._gradients.set_epsilon(epsilon)
 
     def setting_changed(self, name: str, before: float, after: float) -> None:
         """A number of the optimizer is another one from the open step on."""
@@ -292,13 +313,15 @@ class Watcher:
             found.append(self._autopsy.event(step, kind, text, reading, NO_ORIGIN, site))
         return found
 
-    def _found_events(self, step: int, ruled: Sequence[Found]) -> list[WatchEvent]:
+    def _found_events(self, step: int, ruled: Sequence[Found], is_narrow: bool) -> list[WatchEvent]:
         found = []
         for number, reading, text in ruled:
-            is_first = not self._autopsy.is_recent(step, reading.kind)
-            one = replace(reading, is_warning=reading.is_warning and is_first)
             origin, site = Origin((), "optimizer", ""), self._sites[number]
-            found.append(self._autopsy.event(step, reading.kind, text, one, origin, site))
+            if reading.kind == "gradient":
+                if self._autopsy.is_recent(step, "gradient"):
+                    continue
+                origin = self._autopsy.origin(step, is_narrow)
+            found.append(self._autopsy.event(step, reading.kind, text, reading, origin, site))
         return found
 
     def _shift_event(self, step: int, signals: StepSignals, is_narrow: bool) -> list[WatchEvent]:

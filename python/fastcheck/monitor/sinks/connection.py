@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Optional, Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ _SITE = "fastcheck/least_headroom"
 class Watched(Protocol):
     """What is needed of monitor.watch."""
 
-    def counts(self) -> tuple[int, int]: ...
+    def scalars(self) -> Mapping[str, float]: ...
 
 
 class SinkConnection:
@@ -68,7 +68,7 @@ class SinkConnection:
             lag=max(0, session.step.index - step.index),
             waits=session.drain.wait_count,
             lost=sum(ring.lost_count for ring in session.rings.values()),
-            watched=None if self._watched is None else self._watched.counts(),
+            watched={} if self._watched is None else self._watched.scalars(),
         )
         self._writer.put(lambda: self._entry(facts))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Optional
 
 import numpy as np
@@ -21,8 +21,8 @@ _BYTES = np.array([one.components * one.component_bytes for one in DTYPES], np.i
 class StepFacts:
     """A step that is over. ``chunks``: its records. The numbers of the run until then: ``skipped``
     steps, counted ``events``, ``findings`` of any verdict, ``waits`` of the host for a device,
-    ``lost`` tensors, events of the watch and how many of them warn (``watched``). ``lag``: how many
-    steps the training was further when the records arrived.
+    ``lost`` tensors; ``watched``: the numbers of the watch by name. ``lag``: how many steps the
+    training was further when the records arrived.
     """
 
     row: StepRow
@@ -33,7 +33,7 @@ class StepFacts:
     lag: int
     waits: int
     lost: int
-    watched: Optional[tuple[int, int]] = None
+    watched: Mapping[str, float] = field(default_factory=dict)
 
 
 def step_scalars(facts: StepFacts) -> tuple[dict[str, float], Optional[int]]:
@@ -63,8 +63,7 @@ def step_scalars(facts: StepFacts) -> tuple[dict[str, float], Optional[int]]:
         "gigabytes_read": read / 1e9,
         "host_waits": facts.waits,
         "tensors_lost": facts.lost,
-        "watch_events": None if facts.watched is None else facts.watched[0],
-        "watch_warnings": None if facts.watched is None else facts.watched[1],
+        **facts.watched,
     }
     found = {f"fastcheck/{name}": float(v) for name, v in values.items() if v is not None}
     return found, site

@@ -201,3 +201,79 @@ def test_an_error_in_the_reading_ends_only_it(monkeypatch: pytest.MonkeyPatch) -
         monitor, weights = train(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert not torch.equal(weights[0]["weight"], weights[-1]["weight"])
     assert set(monitor.records()["step"].tolist()) == {0, 1, 2, 3}
+
+
+class TestMoments:
+    @staticmethod
+    def read(optimizer: Any, model: nn.Module, **options: Any) -> list[tuple[int, str]]:
+        monitor, _ = train(model, optimizer, 4, fastcheck.Watch(**options))
+        sites = [monitor._session.sites[int(number)] for number in monitor.records()["site"]]
+        return [
+            (int(step), site.key)
+            for step, site in zip(monitor.records()["step"], sites)
+            if site.role == "optimizer_state"
+        ]
+
+    def test_of_the_parameter_whose_turn_it_is(self) -> None:
+        model = nn.Linear(4, 4)
+        found = self.read(torch.optim.AdamW(model.parameters()), model, updates=False)
+        names = ["weight", "bias", "weight", "bias"]
+        assert found == [
+            (step, f"{name}.{key}")
+            for step, name in enumerate(names)
+            for key in ("exp_avg", "exp_avg_sq")
+        ]
+
+    def test_of_all(self) -> None:
+        model = nn.Linear(4, 4)
+        found = self.read(torch.optim.SGD(model.parameters(), momentum=0.9), model, moments="all")
+        names = ["weight.momentum_buffer", "bias.momentum_buffer"]
+        assert found == [(step, name) for step in range(4) for name in names]
+
+    def test_of_none(self) -> None:
+        model = nn.Linear(4, 4)
+        assert self.read(torch.optim.Adam(model.parameters()), model, moments="none") == []
+        with pytest.raises(fastcheck.ConfigError, match="moments"):
+            fastcheck.Watch(moments="some")
+
+    def test_one_that_is_not_finite_is_the_origin(self) -> None:
+        """An infinite second moment makes updates of 0: nothing else in the run shows it."""
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.Adam(model.parameters())
+        with fastcheck.install(model, watch=True, overflow_nums=-1) as monitor:
+            for step in range(4):
+                if step == 2:
+                    optimizer.state[model.weight]["exp_avg_sq"][0, 0] = float("inf")
+                model(torch.ones(2, 4)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        (event,) = monitor.events
+        assert (event.step, event.site.key) == (2, "weight.exp_avg_sq")
+        assert event.verdict.name == "ORIGIN" and "after the update" in event.reason
+
+    def test_one_behind_a_gradient_that_is_not_finite_is_its_consequence(self) -> None:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.Adam(model.parameters())
+        watch = fastcheck.Watch(moments="all")
+        with fastcheck.install(model, watch=watch, overflow_nums=-1) as monitor:
+            model(torch.ones(2, 4)).square().mean().backward()
+            assert model.weight.grad is not None
+            model.weight.grad[0, 0] = float("inf")
+            optimizer.step()
+        first, *others = monitor.events
+        assert first.site.key == "weight" and first.site.role == "param_grad"
+        assert {one.site.key for one in others} == {"weight.exp_avg", "weight.exp_avg_sq"}
+        assert {one.verdict.name for one in others} == {"PROPAGATED"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(torch.optim.AdamW, {}), (torch.optim.RMSprop, {}), (torch.optim.NAdam, {"foreach": True})],
+)
+def test_gradients_below_eps_are_warned_of(kind: Any, options: dict[str, Any]) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = kind(model.parameters(), lr=1e-4, eps=1e3, **options)
+    with pytest.warns(fastcheck.WatchWarning, match="below the optimizer's eps of 1000"):
+        monitor, _ = train(model, optimizer, 25)
+    (event,) = monitor.watch.events
+    assert (event.kind, event.step) == ("epsilon", 19)

@@ -1,25 +1,28 @@
-"""UpdateReadings: by how much an update moves a parameter, for one parameter a step, in turn.
+"""UpdateReadings: what an update does to a parameter, for one parameter a step, in turn.
 
 The parameter is copied before the update and compared with it after, on its device. What comes out
-are two numbers, read like any other: they are records of the step, which nothing waits for.
+are two numbers, read like any other: they are records of the step, which nothing waits for. What
+the optimizer keeps of the parameter, such as Adam's moments, is read after the update too.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.calls.stored import parameter_ids, parameters_of
+from fastcheck.calls.stored import StoredTensor, parameter_ids, parameters_of
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
-from fastcheck.utils.torch.sharding import local
+from fastcheck.utils.torch.sharding import is_part, local
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import unwrapped
+from fastcheck.verdict.module_level import Judge
 
 __all__ = ["UpdateReadings", "part_of"]
 
@@ -37,49 +40,87 @@ class _Turns:
         self.next = 0
         #: How often all had their turn.
         self.rounds = 0
+        #: The eps of its groups, as last reported.
+        self.epsilon: list[Any] = []
 
 
-class _Copied(NamedTuple):
+class _Turn(NamedTuple):
     optimizer: torch.optim.Optimizer
     node: ModuleNode
     name: str
     parameter: torch.Tensor
-    before: torch.Tensor
+    before: Optional[torch.Tensor]
     round: int
 
 
 class UpdateReadings:
-    """Of one session at module level. Every method expects the session's lock to be held."""
+    """Of one session at module level. Every method expects the session's lock to be held.
 
-    def __init__(self, session: Session, nodes: Sequence[ModuleNode]) -> None:
+    ``compares``: whether updates are compared. ``moments``: whose states of the optimizer are read,
+    ``"turns"``, ``"all"`` or ``"none"``. ``on_epsilon`` is called with the eps of an optimizer
+    that divides by the root of a mean of squares, by number of the gradient, when it is another.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        nodes: Sequence[ModuleNode],
+        compares: bool,
+        moments: str,
+        on_epsilon: Callable[[Mapping[int, float]], None],
+    ) -> None:
         self._session = session
         self._nodes = nodes
+        self._compares = compares
+        self._moments = moments
+        self._on_epsilon = on_epsilon
         self._turns: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Turns] = (
             weakref.WeakKeyDictionary()
         )
-        self._copied: Optional[_Copied] = None
+        self._turn: Optional[_Turn] = None
         self._last_step = -1
         self._is_off = False
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to step: copies the parameter whose turn it is."""
-        copied = self._copied
-        session = self._session
+        session, turn = self._session, self._turn
         step = session.step.index
-        if copied is not None and copied.optimizer is optimizer and self._last_step == step:
+        if turn is not None and turn.optimizer is optimizer and self._last_step == step:
             return  # a step() that calls that of its base class
-        self._copied = None
+        self._turn = None
         turns = self._turns.get(optimizer)
         if turns is None:
             turns = self._turns[optimizer] = _Turns(len(self._turns))
-        is_due = self._last_step != step and step % len(self._turns) == turns.number
-        if is_due and session.tape is None and not self._is_off:
-            try:
-                self._copy(optimizer, turns)
-            except Exception as error:
-                self._switch_off(error)
+        if session.tape is not None or self._is_off:
+            return
+        try:
+            # One that is a tensor on a device would have to be waited for.
+            values = [group.get("eps") for group in optimizer.param_groups]
+            epsilon = [one if isinstance(one, Real) else None for one in values]
+            if epsilon != turns.epsilon:
+                turns.epsilon = epsilon
+                self._report_epsilon(optimizer)
+            if self._last_step != step and step % len(self._turns) == turns.number:
+                self._begin_turn(optimizer, turns)
+        except Exception as error:
+            self._switch_off(error)
 
-    def _copy(self, optimizer: torch.optim.Optimizer, turns: _Turns) -> None:
+    def _report_epsilon(self, optimizer: torch.optim.Optimizer) -> None:
+        of: dict[int, float] = {}
+        for group in optimizer.param_groups:
+            eps = group.get("eps")
+            # Adam and what is like it, and RMSprop.
+            if isinstance(eps, Real) and ("betas" in group or "alpha" in group):
+                of.update(dict.fromkeys(map(id, group["params"]), float(eps)))
+        found = {}
+        for node, name, parameter in parameters_of(self._nodes, set(of)) if of else ():
+            whole = node.site("param_grad", name, 0)
+            site = node.part_site("param_grad", name) if is_part(parameter) else whole
+            found[site] = of[id(parameter)]
+        if found:
+            self._on_epsilon(found)
+
+    def _begin_turn(self, optimizer: torch.optim.Optimizer, turns: _Turns) -> None:
         for _ in range(2):
             while turns.next < len(turns.places):
                 node, name = turns.places[turns.next]
@@ -89,9 +130,11 @@ class UpdateReadings:
                 stored = None if parameter is None else _values(parameter)
                 if parameter is None or stored is None:
                     continue
-                with torch.no_grad(), unobserved():
-                    before = part_of(stored, turns.rounds, _MOST_ELEMENTS).clone()
-                self._copied = _Copied(optimizer, node, name, parameter, before, turns.rounds)
+                before = None
+                if self._compares:
+                    with torch.no_grad(), unobserved():
+                        before = part_of(stored, turns.rounds, _MOST_ELEMENTS).clone()
+                self._turn = _Turn(optimizer, node, name, parameter, before, turns.rounds)
                 self._last_step = self._session.step.index
                 return
             turns.rounds += len(turns.places) > 0
@@ -100,22 +143,47 @@ class UpdateReadings:
             turns.next = 0
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped: compares, and reads the numbers."""
-        copied = self._copied
-        if copied is None or copied.optimizer is not optimizer:
+        """It has stepped: compares, and reads the numbers and the states."""
+        turn = self._turn
+        is_due = turn is not None and turn.optimizer is optimizer
+        if is_due:
+            self._turn = None
+        if self._is_off or self._session.tape is not None:
             return
-        self._copied = None
         try:
-            self._compare(copied)
+            if turn is not None and is_due and turn.before is not None:
+                self._compare(turn, turn.before)
+            if self._moments == "all":
+                owned = parameter_ids(optimizer)
+                self._read_states(optimizer, parameters_of(self._nodes, owned))
+            elif self._moments == "turns" and turn is not None and is_due:
+                self._read_states(optimizer, [(turn.node, turn.name, turn.parameter)])
         except Exception as error:
             self._switch_off(error)
 
-    def _compare(self, copied: _Copied) -> None:
-        stored, before = _values(copied.parameter), copied.before
+    def _read_states(
+        self, optimizer: torch.optim.Optimizer, parameters: Iterable[StoredTensor]
+    ) -> None:
+        tensors, sites = [], []
+        for node, name, parameter in parameters:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+                    continue
+                values = unwrapped(local(value.detach()))
+                is_dense = values.layout is torch.strided and values.dtype.is_floating_point
+                if is_dense and can_read(values) and has_memory(values):
+                    tensors.append(values)
+                    sites.append(node.site("optimizer_state", f"{name}.{key}", 0))
+        if tensors:
+            roles = ["optimizer_state"] * len(sites)
+            self._session.observe_list(tensors, sites, roles, 0, Judge.optimizer_state, False)
+
+    def _compare(self, turn: _Turn, before: torch.Tensor) -> None:
+        stored = _values(turn.parameter)
         if stored is None:
             return
         with torch.no_grad(), unobserved():
-            now = part_of(stored, copied.round, _MOST_ELEMENTS)
+            now = part_of(stored, turn.round, _MOST_ELEMENTS)
             if now.shape != before.shape or now.dtype != before.dtype:
                 return
             wide = torch.float64 if now.dtype is torch.float64 else torch.float32
@@ -124,20 +192,20 @@ class UpdateReadings:
             # Of a weight that was all zero, or is not finite, there is no ratio: 0.
             ratio = torch.nan_to_num(ratio, nan=0.0, posinf=0.0, neginf=0.0)
             lost = None
-            gradient = copied.parameter.grad
+            gradient = turn.parameter.grad
             if now.dtype in _NARROW and gradient is not None:
                 gradient = unwrapped(local(gradient))
                 if gradient.layout is torch.strided and gradient.shape == stored.shape:
-                    is_due = part_of(gradient, copied.round, _MOST_ELEMENTS) != 0
+                    is_due = part_of(gradient, turn.round, _MOST_ELEMENTS) != 0
                     count = (is_due & (now == before)).sum()
                     lost = count / is_due.sum().clamp(min=1)
-        self._read("update_ratio", copied, ratio)
+        self._read("update_ratio", turn, ratio)
         if lost is not None:
-            self._read("lost_updates", copied, lost)
+            self._read("lost_updates", turn, lost)
 
-    def _read(self, role: str, copied: _Copied, number: torch.Tensor) -> None:
+    def _read(self, role: str, turn: _Turn, number: torch.Tensor) -> None:
         if number.is_cpu or streams_of(number.device) is not None:
-            self._session.read_number(number, copied.node.site(role, copied.name, 0))
+            self._session.read_number(number, turn.node.site(role, turn.name, 0))
 
     def _switch_off(self, error: Exception) -> None:
         self._is_off = True
