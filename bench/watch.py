@@ -1,7 +1,7 @@
 """install(watch=True): alarms in healthy runs, faults that are seen, forecasts, and the cost.
 
     python bench/watch.py [--steps N] [--seeds N] [--only healthy|faults|forecast|cost]
-    writes bench/results/watch.json
+    writes bench/results/watch.json, or watch-PART.json with --only PART
 
 Healthy runs: the models of healthy_models.py in float32 and, with a GradScaler, in float16, the
 programs of watch_programs.py with warm-up and decay, and those of watch_healthy.py. Faults: the
@@ -300,8 +300,8 @@ def main() -> int:
     found = {n: run() for n, run in parts.items() if options.only in (None, n)}
     for name, part in found.items():
         print(name, {key: value for key, value in part.items() if key != "rows"})
-    if options.only is None:
-        harness.write_results("watch", [], **found)
+    name = "watch" if options.only is None else f"watch-{options.only}"
+    harness.write_results(name, [], **found)
     return 0
 
 
