@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fastcheck
+from fastcheck.log.reader import read_batches
 from support.programs.training import overflow_at_update, where
 from support.trackers import Kept
 from support.trainers import in_lab, scaled_on_cpu
@@ -100,6 +101,8 @@ def test_losses_and_weights_are_the_same(accumulation: int) -> None:
         assert torch.equal(one, other)
     assert callback.monitor is not None and callback.monitor.events == ()
     assert set(callback.monitor.records()["step"]) == set(range(6))
+    last = f"{5 * accumulation}" + (f" to {6 * accumulation - 1}" if accumulation > 1 else "")
+    assert read_batches("log", 0)[5] == f"{last} of epoch 0"
 
 
 def test_a_fault_stops_before_the_update_and_the_checkpoint() -> None:
@@ -108,6 +111,7 @@ def test_a_fault_stops_before_the_update_and_the_checkpoint() -> None:
     with pytest.raises(fastcheck.OverflowDetected) as caught:
         run.train()
     assert caught.value.step == 3 == run.state.global_step
+    assert caught.value.report.batch == "3 of epoch 0"
     assert caught.value.culprit.site.module.startswith("model.layers.1.mlp")
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     assert sorted(path.name for path in Path("out").iterdir()) == [
@@ -124,6 +128,7 @@ def test_steps_go_on_after_a_resume() -> None:
     with pytest.raises(fastcheck.OverflowDetected) as caught:
         run.train(resume_from_checkpoint="out/checkpoint-4")
     assert caught.value.step == 6
+    assert caught.value.report.batch == "6 of epoch 0"
 
 
 def test_a_second_training_is_observed_anew() -> None:

@@ -74,6 +74,8 @@ def test_losses_and_weights_are_the_same(accumulation: int) -> None:
         assert torch.equal(one, other)
     assert callback.monitor is not None and callback.monitor.events == ()
     assert callback.monitor.step_index == 5
+    name = "5 of epoch 0" if accumulation == 1 else "2 of epoch 1, 3 of epoch 1"
+    assert callback.monitor._session.batches.of(5) == name
 
 
 def test_a_fault_stops_the_fit() -> None:
@@ -81,6 +83,7 @@ def test_a_fault_stops_the_fit() -> None:
     with pytest.raises(fastcheck.OverflowDetected) as caught:
         fit(program, callback)
     assert caught.value.step == 3
+    assert caught.value.report.batch == "3 of epoch 0"
     assert caught.value.culprit.site.module.startswith("layers")
     assert all(bool(parameter.isfinite().all()) for parameter in program.parameters())
     assert "removed" in repr(callback.monitor)

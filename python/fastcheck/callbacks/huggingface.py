@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, Optional, Union
 
 from fastcheck.errors import ConfigError, warn
@@ -30,7 +31,8 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any whe
 
     Steps have the numbers of ``state.global_step``, after a resume too: the step that is number 7
     in a stop report has ``global_step == 7`` while it runs. A step of several micro-batches is one
-    step. ``Trainer.train()`` raises OverflowDetected, before the optimizer applies the step's
+    step; its batches are named "4 to 7 of epoch 0" where the length of an epoch is known.
+    ``Trainer.train()`` raises OverflowDetected, before the optimizer applies the step's
     gradients where install() promises that (``sync=``), so that no checkpoint follows.
 
     A training that ends by an exception leaves the model observed, until the next ``train()`` or
@@ -65,6 +67,17 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any whe
             self.monitor.remove()
         self.monitor = install(kwargs["model"], **{"sinks": _sinks(args), **self._options})
         self.monitor.begin_at(state.global_step)
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        name = None if args.ignore_data_skip else _batch_name(args, state, kwargs)
+        if self.monitor is not None and name is not None:
+            self.monitor.batch(name)
 
     def on_step_end(
         self,
@@ -101,6 +114,22 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any whe
     ) -> None:
         if self.monitor is not None:
             self.monitor.remove()
+
+
+def _batch_name(
+    args: TrainingArguments, state: TrainerState, given: Mapping[str, Any]
+) -> Optional[str]:
+    """The places in the epoch of the step's micro-batches; None where its length is not known."""
+    try:
+        length = len(given["train_dataloader"])
+    except (KeyError, TypeError):  # of an IterableDataset
+        return None
+    epoch = int(state.epoch or 0)
+    first = round(((state.epoch or 0) - epoch) * length)
+    if first == length:
+        epoch, first = epoch + 1, 0
+    last = min(first + args.gradient_accumulation_steps, length) - 1
+    return f"{first} of epoch {epoch}" if last <= first else f"{first} to {last} of epoch {epoch}"
 
 
 def _sinks(args: TrainingArguments) -> list[ScalarSink]:

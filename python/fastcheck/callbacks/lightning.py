@@ -27,7 +27,8 @@ class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightn
 
         lightning.Trainer(callbacks=[fastcheck.callbacks.Lightning()])
 
-    Steps have the numbers of ``trainer.global_step``, after a resume too. ``Trainer.fit()`` raises
+    Steps have the numbers of ``trainer.global_step``, after a resume too, and their batches the
+    names "3 of epoch 0". ``Trainer.fit()`` raises
     OverflowDetected, after the callbacks' ``on_exception``.
 
     Args:
@@ -93,6 +94,12 @@ class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightn
         others = [one.log_metrics for one in trainer.loggers if one not in direct]
         self._rows = WaitingRows(others)
         return [one.experiment for one in direct] + ([self._rows] if others else [])
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self.monitor is not None:
+            self.monitor.batch(f"{batch_idx} of epoch {trainer.current_epoch}")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any

@@ -27,6 +27,7 @@ from .view import LogView, RankLog, merge_ranks
 __all__ = [
     "find_logs",
     "log_parts",
+    "read_batches",
     "read_event_lines",
     "read_log",
     "read_logs",
@@ -121,6 +122,22 @@ def read_event_lines(directory: str, rank: int) -> tuple[list[dict[str, Any]], i
 def read_schedule(directory: str, rank: int) -> list[dict[str, Any]]:
     """One rank's lines of what the run changed by plan; empty where it changed nothing."""
     return _read_lines(os.path.join(directory, f"schedule-rank{rank}.jsonl"))[0]
+
+
+def read_batches(directory: str, rank: int) -> dict[int, int | str]:
+    """What the steps of a rank were trained on, where the training loop named it: from its lines,
+    or from the meta file of a log that was written by a stop.
+    """
+    written = read_meta(os.path.join(directory, f"meta-rank{rank}.json")).get("batches")
+    lines = written if isinstance(written, list) else []
+    lines = lines + _read_lines(os.path.join(directory, f"batches-rank{rank}.jsonl"))[0]
+    return {
+        line["step"]: line["batch"]
+        for line in lines
+        if isinstance(line, dict)
+        and type(line.get("step")) is int
+        and isinstance(line.get("batch"), (int, str))
+    }
 
 
 def read_watch(path: str) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ In the directory, for rank R:
     events-rankR.jsonl            verdict and reason of every event
     schedule-rankR.jsonl          learning rates and other numbers that the run changes by plan
     watch-rankR.jsonl             events of install(watch=)
-  range-rankR.jsonl             exponents of install(record="range")
+    batches-rankR.jsonl           what each step was trained on, if monitor.batch() named it
+    range-rankR.jsonl             exponents of install(record="range")
 
 Every write is one os.write of whole records or lines, so that the log of a killed process is whole.
 A log that fails while the run goes on switches itself off and warns once.

@@ -39,6 +39,7 @@ from fastcheck.report.error import OverflowDetected
 from fastcheck.utils.names.style import check_style
 from fastcheck.utils.torch.rank import Ranks, group_size, own_rank
 
+from .batch_names import NamedBatches
 from .notes import compiled_notes, device_notes, lost_notes, monitor_notes, summary_of
 from .pictures import Pictures
 from .replay import Replay, Replayer
@@ -53,7 +54,7 @@ __all__ = ["Monitor"]
 _hook_ids = itertools.count(-1, -1)
 
 
-class Monitor(Pictures, PrecisionResults):
+class Monitor(Pictures, PrecisionResults, NamedBatches):
     """Observes the modules given to install(), until remove(). May be used in a ``with``
     statement.
 
@@ -140,13 +141,16 @@ class Monitor(Pictures, PrecisionResults):
         if isinstance(self._session, OpSession):
             self._session.begin(self._nodes)
 
-    def step(self, loss: Any = None) -> None:
+    def step(self, loss: Any = None, *, batch_id: Any = None) -> None:
         """Ends the step. From the first call on only this does: the optimizer's steps no longer do.
 
         Call it once per iteration, after the optimizer. ``loss``: a tensor (or a number, or a
-        structure of tensors); it is read like any other, as role ``loss``. Raises OverflowDetected
-        like a hook does. After remove() it does nothing, and warns of that once.
+        structure of tensors); it is read like any other, as role ``loss``. ``batch_id``: what the
+        step was trained on, see batch(). Raises OverflowDetected like a hook does, and ConfigError
+        for a batch_id that can't be used. After remove() it does nothing, and warns of that once.
         """
+        if batch_id is not None:
+            self._name_ended(batch_id)
         if self._session.removed and not self._has_warned:
             self._has_warned = True
             warn("monitor.step() after remove(): nothing is observed any more")

@@ -49,7 +49,9 @@ def write_report(
             _write(log.directory, path, style, against)
             return
         with tempfile.TemporaryDirectory() as directory:
-            saved = save_held(event_store, session.sites, os.path.join(directory, "memory"))
+            saved = save_held(
+                event_store, session.sites, os.path.join(directory, "memory"), session.batches
+            )
             if saved is None:
                 raise LogError("the records in memory could not be written to a temporary folder")
             _write(saved, path, style, against, "held in memory")

@@ -85,6 +85,7 @@ class Watching:
         self._warnings = 0
         session.event_store.step_listeners.append(self._step_ended)
         session.event_store.watch_lines = self.lines
+        self._watcher.autopsy.batch_of = session.batches.of
         session.event_store.on_setting = self._watcher.setting_changed
 
     def on(self, kind: str, callback: Callable[[WatchEvent], object]) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
+from fastcheck.log.reader import read_batches
 from fastcheck.record.format import overflowed
 
 from .build import argument_records, make_report
@@ -29,7 +30,15 @@ def report_from_log(view: LogView, event: Optional[Event], style: str) -> Option
     meta = view.meta.get(event.rank, {})
     left_out_by = [name for name in ("include", "exclude") if meta.get(name)]
     left_out_by += ["every"] if meta.get("every", 1) != 1 else []
-    return make_report(records, event, events, inputs, style=style, left_out_by=tuple(left_out_by))
+    return make_report(
+        records,
+        event,
+        events,
+        inputs,
+        style=style,
+        left_out_by=tuple(left_out_by),
+        batch=read_batches(view.directory, event.rank).get(event.step),
+    )
 
 
 class _LogRecords:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fastcheck.errors import printable
 from fastcheck.record.format import Verdict
 from fastcheck.record.naming import OUTSIDE, module_name
 from fastcheck.record.statistics import RecordStatistics, statistics_of
@@ -110,7 +111,7 @@ def parts(report: StopReport, width: int) -> list[tuple[str, list[str]]]:
     lines = wrap(_headline(report, reading), width)
     if report.culprit.line:
         lines += wrap(report.culprit.line, width, "line      ", " " * 10)
-    lines += wrap(_verdict_text(report.culprit), width)
+    lines += wrap(_verdict_text(report.culprit), width) + _batch_lines(report, width)
     found = [
         ("culprit", lines + last_healthy_lines(Trend.of(report.trend), width)),
         ("inputs", input_lines(report, width) if report.inputs else []),
@@ -238,6 +239,7 @@ def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str
     if reading.call > 0 and not report.culprit.site.op:
         when += f", call {reading.call + 1} of this module in the step"
     lines = wrap(when + ".", width)
+    lines += _batch_lines(report, width)
     if report.overflow_nums > 0:
         limit = (
             "overflow_nums=1: the first event stops the run."
@@ -253,6 +255,10 @@ def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str
     if report.scale is not None:
         lines += wrap(f"Loss scale {format_number(report.scale)}.", width)
     return lines
+
+
+def _batch_lines(report: StopReport, width: int) -> list[str]:
+    return [] if report.batch is None else wrap(f"Batch {printable(str(report.batch))}.", width)
 
 
 def _advice_lines(report: StopReport, width: int) -> list[str]:

@@ -82,7 +82,8 @@ class StopReport:
     ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``. ``learning_rates``: those of
     the optimizers' groups, by the optimizer's class, where they are numbers. ``left_out_by``: the
     options that leave modules or steps unread. ``page``: the path of the log as an HTML page, if
-    this rank has written one.
+    this rank has written one. ``batch``: what the step trains on, if ``monitor.batch()`` or
+    ``monitor.step(batch_id=)`` named it.
     """
 
     culprit: Event
@@ -106,3 +107,4 @@ class StopReport:
     learning_rates: tuple[tuple[str, float], ...] = ()
     left_out_by: tuple[str, ...] = ()
     page: str | None = None
+    batch: int | str | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from collections.abc import Sequence
+from typing import Callable, NamedTuple, Optional, Union
 
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.site import Site, SiteTable
@@ -16,6 +17,8 @@ __all__ = ["NO_ORIGIN", "Autopsy", "Origin"]
 # After an event of a kind there is none of the same kind for so many steps.
 _PAUSE = 32
 _RATE_FACTOR = 2.0
+# Events that a bad batch makes again where it comes again.
+_SPIKES = ("loss_spike", "gradient_spike")
 
 
 class Origin(NamedTuple):
@@ -40,6 +43,11 @@ class Autopsy:
         self._rate: Optional[float] = None
         self._rate_rose_at: Optional[int] = None
         self._last_of: dict[str, int] = {}
+        #: The name of what a step was trained on; set where the training loop gives names.
+        self.batch_of: Callable[[int], Union[int, str, None]] = lambda step: None
+        # The batches that came with a spike when they came last: in which step, and which kind.
+        self._spiked: dict[Union[int, str], tuple[int, str]] = {}
+        self._batch_before: Union[int, str, None] = None
 
     def note_rate(self, step: int, row: Optional[StepRow]) -> None:
         """The learning rate of a step: a large rise of it explains what comes after."""
@@ -65,11 +73,17 @@ class Autopsy:
         """An event whose text ends with what ``origin`` found. ``site``: the tensor, if it is of
         one.
         """
+        blamed = self._blamed_batch(step, kind)
+        if blamed:
+            origin = Origin(origin.movers, "data", blamed)
         lines = f"step {step:,}: " + (text if site is None else f"{site}: {text}")
         if origin.movers:
             lines += f". First out of its range: {origin.movers[0]}"
         if origin.why:
             lines += f"; {origin.why}"
+        batch = self.batch_of(origin.movers[0].step if origin.movers and not blamed else step)
+        if batch is not None:
+            lines += f"; batch {batch}"
         return WatchEvent(
             step=step,
             kind=kind,
@@ -83,7 +97,27 @@ class Autopsy:
             movers=origin.movers,
             cause=origin.cause,
             interval=interval,
+            batch=batch,
         )
+
+    def _blamed_batch(self, step: int, kind: str) -> str:
+        """Why it is the batch: it came with a spike when it came last. Or ""."""
+        name = self.batch_of(step)
+        earlier = None if name is None else self._spiked.get(name)
+        if kind not in _SPIKES or earlier is None or name == self._batch_before:
+            return ""
+        return f"the batch came with the {earlier[1]} of step {earlier[0]:,} too"
+
+    def step_ended(self, step: int, found: Sequence[WatchEvent]) -> None:
+        """All events of a step are known."""
+        name = self._batch_before = self.batch_of(step)
+        if name is None:
+            return
+        kinds = [event.kind for event in found if event.kind in _SPIKES]
+        if kinds:
+            self._spiked[name] = step, kinds[0]
+        else:
+            self._spiked.pop(name, None)
 
     def origin(self, step: int, is_narrow: bool) -> Origin:
         """What left its range within the last steps. ``is_narrow``: a tensor is near the end of

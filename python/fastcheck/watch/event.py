@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -80,6 +80,8 @@ class WatchEvent:
     last 64 steps, first mover first. ``cause``: ``"data"``, ``"optimizer"``, ``"layer"``,
     ``"gradient"``, ``"precision"``, ``"hardware"``, or "" where the records do not tell.
     ``interval``: of a forecast, in how many steps at the earliest and at the latest.
+    ``batch``: what the step of the first mover (without one: of the event) trained on, if
+    ``monitor.step(batch_id=)`` or ``monitor.batch()`` named it.
     """
 
     step: int
@@ -94,6 +96,7 @@ class WatchEvent:
     movers: tuple[Mover, ...] = ()
     cause: str = ""
     interval: Optional[tuple[float, float]] = None
+    batch: Union[int, str, None] = None
 
     @property
     def first_mover(self) -> Optional[Mover]:
@@ -120,6 +123,7 @@ class WatchEvent:
             "is_warning": self.is_warning,
             "cause": self.cause,
             "interval": self.interval,
+            **({} if self.batch is None else {"batch": self.batch}),
             "movers": [
                 {
                     "step": mover.step,
@@ -145,6 +149,7 @@ def _watch_event_html(event: WatchEvent) -> str:
         ("score", event.score if event.score == event.score else None),
         ("warns", event.is_warning),
         ("cause", event.cause),
+        ("batch", event.batch),
         ("in steps", None if interval is None else f"{interval[0]:.0f} to {interval[1]:.0f}"),
     ]
     moved = [

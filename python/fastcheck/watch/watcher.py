@@ -73,7 +73,8 @@ class Watcher:
         self._norm = NormBand(options.threshold, window, warm_up)
         self._update = UpdateBand(window, warm_up)
         self._scale = ScaleRule()
-        self._autopsy = Autopsy(sites, rank, self._movers, self._loss)
+        #: What the events are made by.
+        self.autopsy = Autopsy(sites, rank, self._movers, self._loss)
         # Of the last step.
         self._signals: Optional[StepSignals] = None
         # Of the step before, whose update the parameters of this one show.
@@ -99,7 +100,7 @@ class Watcher:
         self._signals = signals
         self._grow(int(signals.sites.max()) + 1)
         found = self._setting_events(step)
-        self._autopsy.note_rate(step, row)
+        self.autopsy.note_rate(step, row)
         exploded = self._explosions(signals)
         scores = self._move(step, signals)
         readings = [] if row is None else self._readings(step, row, signals)
@@ -116,6 +117,7 @@ class Watcher:
         ruled += self._updates.add(chunks, is_skipped, rate)
         found += self._found_events(step, ruled, is_narrow)
         found += self._shift_event(step, signals, is_narrow)
+        self.autopsy.step_ended(step, found)
         self.events.extend(found)
         self.count += len(found)
         return found
@@ -148,20 +150,20 @@ class Watcher:
     def replicas_differ(self, step: int, text: str) -> WatchEvent:
         """The ranks hold other weights than each other. The event; whoever found it has warned."""
         reading = Reading("replicas", _NONE, _NONE, _NONE, False)
-        event = self._autopsy.event(step, "replicas", text, reading, Origin((), "hardware", ""))
+        event = self.autopsy.event(step, "replicas", text, reading, Origin((), "hardware", ""))
         self.events.append(event)
         self.count += 1
         return event
 
     def _setting_events(self, step: int) -> list[WatchEvent]:
         changes, self._changes = self._changes, []
-        if not changes or self._autopsy.is_recent(step, "settings"):
+        if not changes or self.autopsy.is_recent(step, "settings"):
             return []
         name, reading = changes[0]
         text = f"{name} was changed from {reading.reference:g} to {reading.value:g}"
         if len(changes) > 1:
             text += f", and {len(changes) - 1} more"
-        return [self._autopsy.event(step, "settings", text, reading, Origin((), "optimizer", ""))]
+        return [self.autopsy.event(step, "settings", text, reading, Origin((), "optimizer", ""))]
 
     def _grow(self, count: int) -> None:
         for band in self._bands:
@@ -240,36 +242,36 @@ class Watcher:
         return any(self._sites[number].role == "param_grad" for number in scaled.tolist())
 
     def _number_event(self, step: int, reading: Reading, is_narrow: bool) -> list[WatchEvent]:
-        if self._autopsy.is_recent(step, reading.kind):
+        if self.autopsy.is_recent(step, reading.kind):
             return []
-        origin = self._autopsy.origin(step, is_narrow)
+        origin = self.autopsy.origin(step, is_narrow)
         if reading.kind == "loss_scale":
             origin = NO_ORIGIN
         elif reading.kind == "update" and not origin.movers:
             why = "no tensor of the model left its range before"
             origin = Origin((), "optimizer", why)
-        return [self._autopsy.event(step, reading.kind, text_of(reading), reading, origin)]
+        return [self.autopsy.event(step, reading.kind, text_of(reading), reading, origin)]
 
     def _explosion_event(
         self, step: int, signals: StepSignals, exploded: list[tuple[int, int, float]], narrow: bool
     ) -> list[WatchEvent]:
-        if not exploded or self._autopsy.is_recent(step, "explosion"):
+        if not exploded or self.autopsy.is_recent(step, "explosion"):
             return []
         at, row, highest = exploded[0]
         reading = Reading(
             "explosion", _power(signals.values[row, at]), _power(highest), _NONE, True
         )
-        origin = self._autopsy.origin(step, narrow)
+        origin = self.autopsy.origin(step, narrow)
         text = f"its {NAMES[row]} is {format_number(reading.value)}, "
         text += f"and was {format_number(reading.reference)} at most before"
         origin = Origin(origin.movers, origin.cause or "layer", origin.why)
         return [
-            self._autopsy.event(step, "explosion", text, reading, origin, self._site(signals, at))
+            self.autopsy.event(step, "explosion", text, reading, origin, self._site(signals, at))
         ]
 
     def _batch_event(self, step: int, signals: StepSignals, scores: np.ndarray) -> list[WatchEvent]:
         unusual = self._unusual_batch(signals, scores)
-        if unusual is None or self._autopsy.is_recent(step, "batch"):
+        if unusual is None or self.autopsy.is_recent(step, "batch"):
             return []
         at, row = unusual
         usual = _power(self._bands[row].median[signals.sites[at]])
@@ -277,7 +279,7 @@ class Watcher:
         text = f"its {NAMES[row]} is {format_number(value)}, usual is {format_number(usual)}"
         reading = Reading("batch", value, usual, score, False)
         origin = Origin((), "data", "")
-        return [self._autopsy.event(step, "batch", text, reading, origin, self._site(signals, at))]
+        return [self.autopsy.event(step, "batch", text, reading, origin, self._site(signals, at))]
 
     def _forecast_events(self, step: int, signals: StepSignals) -> list[WatchEvent]:
         found = []
@@ -290,11 +292,11 @@ class Watcher:
                 f"its largest magnitude {format_number(reached)} grows towards the largest {dtype} "
                 f"({format_number(limit)}), which it reaches in about {steps} steps"
             )
-            warns = not self._autopsy.is_recent(step, "headroom")
+            warns = not self.autopsy.is_recent(step, "headroom")
             reading = Reading("headroom", reached, limit, _NONE, warns)
             origin, site = Origin((), "precision", ""), self._site(signals, at)
             found.append(
-                self._autopsy.event(step, "headroom", text, reading, origin, site, (near, far))
+                self.autopsy.event(step, "headroom", text, reading, origin, site, (near, far))
             )
         return found
 
@@ -308,9 +310,9 @@ class Watcher:
                 "dead": f"{share:.1%} of its elements have been zero for {STUCK_STEPS} steps",
                 "constant": f"all its elements have been equal for {STUCK_STEPS} steps",
             }[kind]
-            reading = Reading(kind, share, 0.0, _NONE, not self._autopsy.is_recent(step, kind))
+            reading = Reading(kind, share, 0.0, _NONE, not self.autopsy.is_recent(step, kind))
             site = self._site(signals, at)
-            found.append(self._autopsy.event(step, kind, text, reading, NO_ORIGIN, site))
+            found.append(self.autopsy.event(step, kind, text, reading, NO_ORIGIN, site))
         return found
 
     def _found_events(self, step: int, ruled: Sequence[Found], is_narrow: bool) -> list[WatchEvent]:
@@ -318,15 +320,15 @@ class Watcher:
         for number, reading, text in ruled:
             origin, site = Origin((), "optimizer", ""), self._sites[number]
             if reading.kind == "gradient":
-                if self._autopsy.is_recent(step, "gradient"):
+                if self.autopsy.is_recent(step, "gradient"):
                     continue
-                origin = self._autopsy.origin(step, is_narrow)
-            found.append(self._autopsy.event(step, reading.kind, text, reading, origin, site))
+                origin = self.autopsy.origin(step, is_narrow)
+            found.append(self.autopsy.event(step, reading.kind, text, reading, origin, site))
         return found
 
     def _shift_event(self, step: int, signals: StepSignals, is_narrow: bool) -> list[WatchEvent]:
         shifted = self._movers.still_outside(step, _SHIFT_STEPS)
-        if shifted is None or self._autopsy.is_recent(step, "shift"):
+        if shifted is None or self.autopsy.is_recent(step, "shift"):
             return []
         row, number = shifted
         (at,) = np.flatnonzero(signals.sites == number)
@@ -335,8 +337,8 @@ class Watcher:
         text = f"its {NAMES[row]} has been {format_number(value)} for {_SHIFT_STEPS} steps, "
         text += f"usual was {format_number(usual)}"
         reading = Reading("shift", value, usual, _NONE, False)
-        origin, site = self._autopsy.origin(step, is_narrow), self._site(signals, int(at))
-        return [self._autopsy.event(step, "shift", text, reading, origin, site)]
+        origin, site = self.autopsy.origin(step, is_narrow), self._site(signals, int(at))
+        return [self.autopsy.event(step, "shift", text, reading, origin, site)]
 
     def _site(self, signals: StepSignals, at: int) -> Site:
         return self._sites[int(signals.sites[at])]

@@ -36,6 +36,7 @@ def build_report(
         event_count=event_store.policy.counter.total,
         overflow_nums=session.config.overflow_nums,
         log_path=log_path,
+        batch=session.batches.of(step.index),
         scale=_loss_scale(session, step),
         world_size=world_size,
         style=session.config.stop.style,

@@ -24,6 +24,7 @@ from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.allowed import Allowance, tell_allowances
 from fastcheck.verdict.module_level import Judge
 
+from .batches import BatchIds
 from .config import Config
 from .numbers import StepNumbers
 from .readings import SessionReadings
@@ -44,6 +45,8 @@ class Session(SessionReadings):
 
     def __init__(self, config: Config, sites: SiteTable, ranks: Ranks) -> None:
         super().__init__(config, sites, ranks)
+        #: What each step trains on, where the training loop names it.
+        self.batches = BatchIds()
         tell_allowances(self)
 
     def allow(self, allowances: list[Allowance]) -> None:

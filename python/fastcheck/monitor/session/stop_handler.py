@@ -228,7 +228,8 @@ class StopHandler:
         """Writes what is held in memory, unless all of it is in the log already."""
         if directory is None or self._log_directory() is not None:
             return None
-        return save_held(self._session.event_store, self._session.sites, directory)
+        session = self._session
+        return save_held(session.event_store, session.sites, directory, session.batches)
 
 
 def _culprit(due: Due) -> Finding:
