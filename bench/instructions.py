@@ -25,7 +25,7 @@ import environments
 import harness
 import machine_code
 
-SOURCES = ("records_floats", "records_bytes")
+SOURCES = ("records_floats", "records_bytes", "exponents")
 NVCC_FLAGS = ("-std=c++17", "-fmad=false", "-arch=sm_90", f"-I{harness.ROOT / 'csrc'}", "-cubin")
 DEPTHS = ("health", "stats", "full")
 BATCHES = 4  # of four rows, in a run
@@ -94,6 +94,23 @@ def slots(kernels: Kernels, dtype: str, depth: str) -> float:
     return opcodes(kernels, dtype, depth).total() * 32 / TILE
 
 
+def exponent_slots(kernels: Kernels, dtype: str) -> float:
+    """Issue slots for one component of a batch that the window of the exponent kernel holds, of a
+    whole tile; without what empties the registers once in some thousand components of a thread.
+    """
+    form = FORMATS[dtype]
+    (blocks,) = (b for n, b in kernels.items() if form.mangled in n and "exponents_kernel" in n)
+    loops = machine_code.loops(blocks)
+    load = rf"LDG\.E\.{64 if form.size == 1 else 128}\.CONSTANT"
+    (via,) = (i for i, block in enumerate(blocks) if block.count(load) >= 4)
+    head = min((head for head in loops if via in loops[head]), key=lambda h: len(loops[h]))
+    components = 4 * (8 if form.size == 1 else 16 // form.size)
+    # A shift makes the word of a component's bin, in each of three histograms.
+    needs = {"VOTEU?": 1, "SHF": 3 * components}
+    turn = machine_code.shortest_turn(blocks, head, loops[head], via, needs)
+    return turn.total() / components
+
+
 def compiled() -> Kernels:
     kernels: Kernels = {}
     program = machine_code.nvdisasm()
@@ -128,6 +145,14 @@ def measure() -> list[dict[str, Any]]:
                     "opcodes": {op: round(n * 32 / TILE, 2) for op, n in by_name.most_common()},
                 }
             )
+        rows.append(
+            {
+                "dtype": dtype,
+                "depth": "exponents",
+                "slots": round(exponent_slots(kernels, dtype), 2),
+                "budget": round(BUDGET[form.size], 1),
+            }
+        )
     return rows
 
 
@@ -135,8 +160,9 @@ def as_table(rows: list[dict[str, Any]]) -> str:
     lines = []
     for dtype, form in FORMATS.items():
         of = {row["depth"]: f"{row['slots']:.1f}" for row in rows if row["dtype"] == dtype}
-        lines.append([dtype, *(of[depth] for depth in DEPTHS), f"{BUDGET[form.size]:.0f}"])
-    return harness.table(["dtype", *DEPTHS, "budget"], lines)
+        columns = (*DEPTHS, "exponents")
+        lines.append([dtype, *(of[column] for column in columns), f"{BUDGET[form.size]:.0f}"])
+    return harness.table(["dtype", *DEPTHS, "exponents", "budget"], lines)
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "compat/test_device.py",
         "backends/cuda/test_binding.py",
         "backends/cuda/test_binding_errors.py",
+        "backends/cuda/test_binding_exponents.py",
         "backends/cuda/test_binding_launches.py",
         "monitor/hooks/test_cuda.py",
         "monitor/sinks/test_device.py",

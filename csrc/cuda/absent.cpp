@@ -1,4 +1,5 @@
 // The C interface of the CUDA kernels for a build without them: every call returns kErrorAbsent.
+#include "cuda/exponents.h"
 #include "cuda/launch.h"
 
 using namespace fastcheck::cuda;
@@ -20,6 +21,14 @@ int fastcheck_cuda_found_nonfinite(const TensorArgument*, int, float*, const Wor
 }
 int fastcheck_cuda_stream_number(void*, std::uint64_t*) { return kErrorAbsent; }
 int fastcheck_cuda_exchange_capture_mode(int) { return kErrorAbsent; }
+int fastcheck_cuda_find_exponents() { return kErrorAbsent; }
+int fastcheck_cuda_exponents_workspace(const TensorArgument*, WorkspaceSize*) {
+  return kErrorAbsent;
+}
+int fastcheck_cuda_exponents(const TensorArgument*, std::int64_t*, const Workspace*, const Tuning*,
+                             void*) {
+  return kErrorAbsent;
+}
 const char* fastcheck_cuda_error_name(int) { return "a build without the kernels"; }
 int fastcheck_cuda_is_device_lost(int) { return 0; }
 }

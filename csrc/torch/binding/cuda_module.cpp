@@ -26,6 +26,16 @@ py::object found_nonfinite_in(const py::sequence& tensors) {
   return wrap(found_nonfinite(readable_list(tensors, kDeviceType)));
 }
 
+// int64 (kExponentWords,), on the tensor's device.
+py::object exponents_of(py::handle object, bool logical) {
+  const at::Tensor& tensor = readable(object, kDeviceType);
+  if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type())) {
+    throw py::type_error(c10::str("expected a floating-point or complex dtype, got ",
+                                  tensor.scalar_type(), ", which has no exponents"));
+  }
+  return wrap(exponents(tensor, logical));
+}
+
 }  // namespace
 
 void define_functions(py::module_& m) {
@@ -35,6 +45,7 @@ void define_functions(py::module_& m) {
   m.def("cuda_observe_list", observe_list, py::arg("tensors"), py::arg("slots"), py::arg("first"),
         py::arg("depth"), py::arg("logical") = false);
   m.def("cuda_exchange_capture_mode", fastcheck_cuda_exchange_capture_mode, py::arg("mode"));
+  m.def("cuda_exponents", exponents_of, py::arg("tensor"), py::arg("logical") = false);
   m.def("cuda_found_nonfinite", found_nonfinite_in, py::arg("tensors"));
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "cuda/exponents.h"
 #include "cuda/launch.h"
 #include "torch/cuda/device.h"
 #include "torch/cuda/workspace.h"
@@ -90,7 +91,8 @@ std::string problem(std::int64_t index) {
   try {
     current_stream(device.index());
     const c10::DeviceGuard guard(device);
-    const int error = fastcheck_cuda_device(&multiprocessors);
+    int error = fastcheck_cuda_device(&multiprocessors);
+    if (error == 0) error = fastcheck_cuda_find_exponents();
     return error == 0 ? std::string() : fastcheck_cuda_error_name(error);
   } catch (const std::exception& error) {
     return error.what();
@@ -128,6 +130,27 @@ at::Tensor found_nonfinite(at::ArrayRef<at::Tensor> tensors) {
                                                    workspace, tuning, stream);
            });
   return found;
+}
+
+at::Tensor exponents(const at::Tensor& tensor, bool logical) {
+  const c10::Device device = tensor.device();
+  const c10::DeviceGuard guard(device);
+  const Arguments arguments(tensor, device, 0, logical);
+  const TensorArgument& argument = arguments.all()[0];
+  WorkspaceSize size;
+  check(fastcheck_cuda_exponents_workspace(&argument, &size), "planning a launch");
+  at::Tensor words;
+  {
+    const PlainTorch plain;
+    words = at::empty({kExponentWords}, at::TensorOptions(device).dtype(at::kLong));
+  }
+  void* const stream = current_stream(device.index());
+  Workspaces workspaces(device, stream);
+  const Workspace workspace = workspaces.fit(size);
+  check(fastcheck_cuda_exponents(&argument, static_cast<std::int64_t*>(words.mutable_data_ptr()),
+                                 &workspace, &workspaces.tuning(), stream),
+        "a launch");
+  return words;
 }
 
 }  // namespace fastcheck::cuda

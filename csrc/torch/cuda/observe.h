@@ -27,4 +27,8 @@ void observe(at::ArrayRef<at::Tensor> tensors, const at::Tensor& slots, std::int
 // CPU for no tensors.
 at::Tensor found_nonfinite(at::ArrayRef<at::Tensor> tensors);
 
+// int64 (kExponentWords,), on the tensor's device: its exponent counts (docs/record-format.md,
+// section 10). The tensor is readable, of floating-point components. `logical` as of observe().
+at::Tensor exponents(const at::Tensor& tensor, bool logical);
+
 }  // namespace fastcheck::cuda

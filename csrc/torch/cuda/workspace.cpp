@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/exponents.h"
 #include "torch/cuda/device.h"
 #include "torch/read/unobserved.h"
 
@@ -54,6 +55,7 @@ std::int32_t multiprocessors_of(c10::DeviceIndex device) {
   if (found != known.end()) return found->second;
   std::int32_t count = 0;
   check(fastcheck_cuda_device(&count), "looking for the kernels");
+  check(fastcheck_cuda_find_exponents(), "looking for the kernels");
   return known[device] = count;
 }
 

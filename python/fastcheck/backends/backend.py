@@ -49,6 +49,10 @@ class Backend:
     found_nonfinite: Callable[[Sequence[torch.Tensor]], torch.Tensor]
     #: observe_list in row-major order, whatever the strides.
     observe_list_logical: Callable[[Sequence[torch.Tensor], torch.Tensor, int, int], None]
+    #: (tensor, logical) -> int64 (328,) on the tensor's device: its exponent counts, without
+    #: synchronising, outside of autograd. The tensor is of floating-point components.
+    #: None where ``portable.exponents`` counts them.
+    exponents: Optional[Callable[[torch.Tensor, bool], torch.Tensor]] = None
     #: observe and observe_list may be captured in a graph: at each replay they read and write the
     #: same memory again, and need nothing else but what belongs to the graph.
     is_capturable: bool = False

@@ -42,6 +42,7 @@ def cuda_backend(module: Any) -> Backend:
         observe=module.cuda_observe,
         observe_list=module.cuda_observe_list,
         found_nonfinite=module.cuda_found_nonfinite,
+        exponents=module.cuda_exponents,
         is_capturable=True,
         exchange_capture_mode=module.cuda_exchange_capture_mode,
         observe_list_logical=functools.partial(module.cuda_observe_list, logical=True),

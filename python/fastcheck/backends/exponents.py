@@ -7,6 +7,7 @@ import torch
 from fastcheck.extension import compiled, extension
 
 from .portable.exponents import count_exponents
+from .table import backend_for
 
 __all__ = ["exponent_words"]
 
@@ -17,4 +18,5 @@ def exponent_words(tensor: torch.Tensor, logical: bool = False) -> torch.Tensor:
     """
     if tensor.is_cpu and compiled() is not None:
         return extension.exponents(tensor, logical)
-    return count_exponents(tensor, logical)
+    count = backend_for(tensor.device).exponents or count_exponents
+    return count(tensor, logical)

@@ -38,6 +38,9 @@ SLOTS = {
     "float8_e4m3fn": (4.9, 12.3, 13.5),
 }
 
+# Of the kernel that counts exponents.
+EXPONENT_SLOTS = {"float32": 27, "bfloat16": 23.5, "float16": 26.5, "float8_e4m3fn": 26.5}
+
 
 @pytest.fixture(scope="module")
 def kernels() -> instructions.Kernels:
@@ -57,6 +60,12 @@ def test_slots_of_a_whole_tile(dtype: str, kernels: instructions.Kernels) -> Non
         slots = instructions.slots(kernels, dtype, depth)
         # Below half of the bar, the path that was found is not that of a tile.
         assert bar / 2 < slots <= bar, depth
+
+
+@pytest.mark.parametrize("dtype", EXPONENT_SLOTS)
+def test_slots_of_an_exponent(dtype: str, kernels: instructions.Kernels) -> None:
+    bar = EXPONENT_SLOTS[dtype]
+    assert bar / 2 < instructions.exponent_slots(kernels, dtype) <= bar
 
 
 # ---- PTX ----------------------------------------------------------------------------------------

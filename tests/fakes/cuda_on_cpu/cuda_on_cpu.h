@@ -199,6 +199,24 @@ T atomicAdd(T* at, T x) {
 }
 
 template <class T>
+T atomicMax(T* at, T x) {
+  cuda_on_cpu::give_way();
+  const T old = *at;
+  *at = old > x ? old : x;
+  cuda_on_cpu::give_way();
+  return old;
+}
+
+template <class T>
+T atomicMin(T* at, T x) {
+  cuda_on_cpu::give_way();
+  const T old = *at;
+  *at = old < x ? old : x;
+  cuda_on_cpu::give_way();
+  return old;
+}
+
+template <class T>
 T atomicExch(T* at, T x) {
   cuda_on_cpu::give_way();
   const T old = *at;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/arguments.h"
+#include "cuda/exponent_arguments.h"
 #include "cuda_on_cpu/fibers.h"
 
 namespace cuda_on_cpu {
@@ -63,6 +64,17 @@ inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::FoundLaunch& 
   return locate(launch.list);
 }
 
+inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::ExponentsLaunch& launch) {
+  if (launch.entry.components > 0) locate(launch.entry.data);
+  locate(launch.words);
+  locate(launch.totals);
+  locate(launch.blocks_done);
+  return {};
+}
+
+inline const char* name_of(const fastcheck::cuda::ExponentsLaunch&) {
+  return "fastcheck exponents";
+}
 inline const char* name_of(const fastcheck::cuda::RecordsLaunch&) { return "fastcheck records"; }
 inline const char* name_of(const fastcheck::cuda::FoundLaunch&) {
   return "fastcheck found_nonfinite";

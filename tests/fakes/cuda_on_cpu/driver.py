@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +22,13 @@ from typing import Optional
 
 import torch
 
+from fastcheck.record.exponents import EXPONENT_WORDS
 from support.records.reference import DEPTHS, DTYPES, RECORD_BYTES, dtype_of, is_dense
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build" / "cuda_on_cpu"
 SOURCES = (
+    "csrc/cuda/exponents.cu",
     "csrc/cuda/launch.cu",
     "csrc/cuda/records_floats.cu",
     "csrc/cuda/records_bytes.cu",
@@ -305,6 +308,33 @@ class Call:
             )
         )
         return word.value
+
+
+def exponent_words(
+    x: torch.Tensor,
+    order: str = "storage",
+    cut: Cut = Cut(),
+    lib: Optional[ctypes.CDLL] = None,
+) -> list[int]:
+    """The words that the CUDA kernel counts of one tensor (csrc/cuda/exponents.h)."""
+    call = Call([x], order, cut, lib)
+    size = WorkspaceSize()
+    call.check(call.lib.fastcheck_cuda_exponents_workspace(call.arguments, ctypes.byref(size)))
+    assert size.partials_bytes == size.table_bytes == 0
+    counters = Garbage(4 * size.counters, fill=0)
+    words = Garbage(8 * EXPONENT_WORDS)
+    workspace = Workspace(counters.address, None, 0, None, None, 0)
+    call.check(
+        call.lib.fastcheck_cuda_exponents(
+            call.arguments,
+            ctypes.c_void_p(words.address),
+            ctypes.byref(workspace),
+            ctypes.byref(call.tuning),
+            None,
+        )
+    )
+    assert not any(counters.bytes()), "a launch left its counters"
+    return list(struct.unpack(f"<{EXPONENT_WORDS}q", words.bytes()))
 
 
 def record(x: torch.Tensor, depth: str = "full", order: str = "storage", cut: Cut = Cut()) -> bytes:
