@@ -26,6 +26,7 @@ from fastcheck.fleet.schema import (
     FLOAT_COLUMNS,
     RECORD_COLUMNS,
     record_table,
+    rounded,
     small_table,
     table_bytes,
 )
@@ -239,7 +240,8 @@ def _step_table(
     rows["dtype"] = np.full(size, 3, np.int32)
     rows[COUNT_COLUMNS[0]] = np.full(size, _NUMEL, np.int64)
     for name, values in made.items():
-        rows[name] = values[order][:, kept].reshape(-1)
+        column = values[order][:, kept].reshape(-1)
+        rows[name] = rounded(column) if name in ("mean", "mean_abs", "rms") else column
     rows["flags"] = (rows["nan_count"] > 0).astype(np.int32)
     rows["verdict"] = (rows["nan_count"] > 0).astype(np.int32)
     return record_table(rows)

@@ -7,8 +7,10 @@ import { detail } from "./detail";
 import { h } from "./dom";
 import { type DumpHeader, dumpParts } from "./dump";
 import { environment } from "./environment";
+import { fleetParts } from "./fleet";
 import { heatmap } from "./heatmap";
 import { Model } from "./model";
+import { rankMap } from "./rank_map";
 import { ranks } from "./ranks";
 import { sites } from "./sites";
 import { spread } from "./spread";
@@ -21,9 +23,11 @@ async function main(): Promise<void> {
   const app = document.getElementById("app")!;
   const text = (id: string): string => document.getElementById(id)?.textContent ?? "";
   const opened = await openContainer(text("header"), text("arrays"));
-  if ((opened.header as { kind?: string }).kind === "dump") {
-    app.append(...dumpParts(opened.header as DumpHeader));
-    listenToTheme(() => {});
+  const { kind } = opened.header as { kind?: string };
+  if (kind === "dump" || kind === "fleet") {
+    const fleet = kind === "fleet" ? fleetParts(opened) : null;
+    app.append(...(fleet?.parts ?? dumpParts(opened.header as DumpHeader)));
+    listenToTheme(() => fleet?.themeChanged());
     document.documentElement.dataset.ready = "true";
     return;
   }
@@ -46,6 +50,7 @@ function runParts(store: Store): (HTMLElement | null)[] {
     watched(store),
     spread(store),
     sites(store),
+    rankMap(store),
     ranks(store),
     weights(store),
     environment(store),

@@ -1,14 +1,7 @@
 // The events of the watch on the heat map: a diamond in the cell, and the interval of a forecast.
+import type { Area } from "./matrix";
 import { isShown, type Watched } from "./watched";
 import type { Store } from "./store";
-
-interface Area {
-  left: number;
-  width: number;
-  height: number;
-  lineHeight: number;
-  scrolled: number;
-}
 
 const SIZE = 5;
 

@@ -10,8 +10,12 @@ export const MOST_DEVIATIONS = 8;
 export const MOST_DIFFERENCE = 10;
 /** The same of the abs max of one side over that of the other. */
 export const MOST_RATIO = 4;
+/** Robust standard deviations from the peers of a fleet beyond which the colour no longer changes. */
+export const MOST_OUTLYING = 100;
 /** A score beyond all others: not finite. */
 export const NOT_FINITE = 2;
+/** A score beyond all finite ones: bits that replicas do not have. */
+export const DIFFERS = 1.5;
 
 /**
  * A score for each cell: 0 to 1, for "unusual" -1 to 1; NaN without a value, NOT_FINITE where one was

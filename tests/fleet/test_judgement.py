@@ -150,7 +150,7 @@ class TestStopped:
 
 
 def test_the_work_is_divided_by_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcheck.fleet.engines.DuckEngine.chunk_rows", 2000)
+    monkeypatch.setattr("fastcheck.fleet.engines._CHUNK_ROWS", 2000)
     fault = synthetic.choose_fault(SHAPE, "scale", 5)
     assert judged(fleet(tmp_path, fault)).accused == fault.ranks
 

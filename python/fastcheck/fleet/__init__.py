@@ -4,6 +4,7 @@
 node (``positions`` read what is new in it, ``tables`` its small tables, ``manifest`` what has been
 written), ``compaction`` merges small files. ``questions`` is the SQL, ``engines`` runs it, and
 ``judgement`` makes ``findings`` of the answers, with what ``chance`` explains left out.
+``cells`` are those of the heat map, and ``page`` writes all of it as HTML.
 
-Imports ``log`` and ``record``.
+Imports ``log``, ``record`` and ``report``.
 """

@@ -16,7 +16,10 @@ from .store import Folder
 __all__ = ["ENGINES", "Engine", "open_engine", "printed_sql", "run_of"]
 
 _SMALL = {"all_sites": "sites", "all_ranks": "ranks"}
-_CHUNK_ROWS = 100_000_000
+# So many rows of quartiles fit into the processor's caches. But the files of a node hold all steps
+# of their span, and most of them is read again for each part of the steps.
+_CHUNK_ROWS = 10_000_000
+_CHUNK_ROWS_OF_NODES = 100_000_000
 
 
 class Engine(Protocol):
@@ -62,13 +65,15 @@ class DuckEngine:
     """DuckDB, in memory; what exceeds ``memory`` goes to a temporary folder."""
 
     dialect = DIALECTS["duckdb"]
-    chunk_rows: Optional[int] = _CHUNK_ROWS
+    chunk_rows: Optional[int] = _CHUNK_ROWS_OF_NODES
 
     def __init__(
         self, folder: Folder, run: str, memory: str = "4GB", threads: Optional[int] = None
     ) -> None:
         duckdb = need("duckdb")
         files_of = _files(folder, run)
+        if not any("/node=" in path for path in files_of["records"]):
+            self.chunk_rows = _CHUNK_ROWS
         self._scratch = tempfile.TemporaryDirectory(prefix="fastcheck-fleet-")
         self._connection = duckdb.connect()
         settings = {
@@ -77,6 +82,7 @@ class DuckEngine:
             "temp_directory": self._scratch.name,
             "preserve_insertion_order": False,
             "enable_progress_bar": False,
+            "parquet_metadata_cache": True,
         }
         for name, value in settings.items():
             self._connection.execute(f"SET {name} = '{value}'")

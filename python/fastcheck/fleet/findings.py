@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
-__all__ = ["Finding", "FleetRank", "FleetReport", "Suspect"]
+__all__ = ["Cell", "Finding", "FleetRank", "FleetReport", "Suspect"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,19 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """What is unusual of a rank in a step. ``kind``: ``outlying``, by ``z`` robust standard
+    deviations, ``replicas`` or ``nonfinite``; ``sites``: at how many sites.
+    """
+
+    rank: int
+    step: int
+    kind: str
+    z: float
+    sites: int
+
+
+@dataclass(frozen=True)
 class FleetReport:
     """The findings on a run, accusations first, and what was looked at."""
 
@@ -78,14 +91,24 @@ class FleetReport:
     first_step: int
     last_step: int
     findings: tuple[Finding, ...]
-    #: Rank, step and how unusual the rank is there: robust standard deviations, or inf.
-    cells: tuple[tuple[int, int, float], ...] = field(default=(), repr=False)
+    #: Of the page: what is unusual, and the steps that have records.
+    cells: tuple[Cell, ...] = field(default=(), repr=False)
+    steps: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def accused(self) -> tuple[int, ...]:
         """All ranks that an accusation names, sorted."""
         found = {rank for one in self.findings if one.is_accusation for rank in one.ranks}
         return tuple(sorted(found))
+
+    @property
+    def extent(self) -> str:
+        """What was looked at, in words."""
+        hosts = len({one.host for one in self.ranks.values()})
+        return (
+            f"{len(self.ranks):,} ranks on {hosts:,} hosts, {self.site_count:,} sites, "
+            f"steps {self.first_step:,} to {self.last_step:,}, {self.row_count:,} rows"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: without the cells."""
@@ -114,12 +137,7 @@ class FleetReport:
 
     def text(self, most: int = 16) -> str:
         """The report as plain text; of each finding ``most`` ranks."""
-        hosts = len({one.host for one in self.ranks.values()})
-        lines = [
-            f"run       {self.run}: {len(self.ranks):,} ranks on {hosts:,} hosts, "
-            f"{self.site_count:,} sites, steps {self.first_step:,} to {self.last_step:,}, "
-            f"{self.row_count:,} rows"
-        ]
+        lines = [f"run       {self.run}: {self.extent}"]
         if not any(one.is_accusation for one in self.findings):
             lines.append("verdict   no rank is suspect")
         for finding in self.findings:

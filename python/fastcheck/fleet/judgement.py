@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from .cells import cell_answers, is_any_bad, unusual_cells
 from .chance import Chance, fewest_by_chance, usual_count
 from .engines import Engine
 from .findings import Finding, FleetRank, FleetReport, Suspect
@@ -22,7 +23,6 @@ __all__ = ["examine"]
 # Of all ranks: beyond this it is no fault of ranks.
 _MOST_ACCUSED = 0.25
 _MANY_VOTES = 20_000_000
-_MOST_CELLS = 200_000
 _MOST_SITES = 64
 
 _SWAP = (
@@ -33,12 +33,21 @@ Row = dict[str, Any]
 
 
 def examine(
-    engine: Engine, run: str, kind: str, *, are_replicas: bool = False, lag: int = 2
+    engine: Engine,
+    run: str,
+    kind: str,
+    *,
+    are_replicas: bool = False,
+    lag: int = 2,
+    with_cells: bool = False,
 ) -> FleetReport:
     """The findings on a run. ``lag``: so many steps a rank may be behind the others.
-    ``are_replicas``: ranks whose replica group is unknown hold the same weights.
+    ``are_replicas``: ranks whose replica group is unknown hold the same weights. ``with_cells``:
+    also what is unusual of each rank in each step, for the page.
     """
     answers = _answers(engine, are_replicas)
+    if with_cells:
+        answers.update(cell_answers(engine))
     ranks = {int(row["rank"]): _rank(row) for row in answers["ranks"]}
     names = {int(row["site"]): str(row["name"]) for row in answers["sites"]}
     findings = [
@@ -59,7 +68,8 @@ def examine(
         first_step=min(first for first, _ in steps),
         last_step=max(last for _, last in steps),
         findings=tuple(findings),
-        cells=_cells(answers),
+        cells=unusual_cells(answers),
+        steps=tuple(int(row["step"]) for row in answers.get("step_list", ())),
     )
 
 
@@ -76,7 +86,7 @@ def _answers(engine: Engine, are_replicas: bool) -> dict[str, list[Row]]:
     answers = {
         name: engine.ask(statement(text, engine.dialect))
         for name, text in ANSWERS.items()
-        if name != "nonfinite" or engine.ask(_IS_BAD)[0]["ranks"]
+        if name != "nonfinite" or is_any_bad(engine)
     }
     chance = Chance(answers)
     sites = {int(row["site"]) for row in answers["outliers"] if chance.excludes(row)}
@@ -92,9 +102,6 @@ def _answers(engine: Engine, are_replicas: bool) -> dict[str, list[Row]]:
 
 def _steps_at(answers: dict[str, list[Row]], site: int) -> int:
     return sum(int(row["steps"]) for row in answers["outliers"] if int(row["site"]) == site)
-
-
-_IS_BAD = "SELECT count(first_bad) AS ranks FROM progress"
 
 
 def _spans(engine: Engine) -> list[str]:
@@ -157,7 +164,7 @@ def _nonfinite(
     what = "the first NaN or infinity of the run"
     advice = (
         "fastcheck show on this rank's log: what it was computed from; if that was finite, run the "
-        "same batch on another device. " + _SWAP.format(step=step)
+        "same batch on another device, " + _SWAP.format(step=step)
     )
     return [Finding("nonfinite", True, what + spread, advice, step, suspects)]
 
@@ -347,13 +354,3 @@ def _stopped(
         advice = "collect the logs of all nodes; if they are, these ranks wrote nothing"
         found.append(Finding("stopped", False, what, advice, 0))
     return found
-
-
-def _cells(answers: dict[str, list[Row]]) -> tuple[tuple[int, int, float], ...]:
-    cells: dict[tuple[int, int], float] = {}
-    for row in answers["outlying_steps"]:
-        cells[int(row["rank"]), int(row["step"])] = float(row["z"])
-    for row in answers.get("nonfinite", ()):
-        cells[int(row["rank"]), int(row["step"])] = math.inf
-    ordered = sorted(cells.items(), key=lambda item: -item[1])[:_MOST_CELLS]
-    return tuple((rank, step, z) for (rank, step), z in sorted(ordered))

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fastcheck.record.format import Verdict
+from fastcheck.record.format import NONFINITE_COUNTS, Verdict
 
 __all__ = [
     "ALL_OUTLYING",
     "ANSWERS",
+    "CELL_ANSWERS",
     "DIALECTS",
     "TABLES_IN_ORDER",
     "Dialect",
@@ -91,12 +92,26 @@ _HARMLESS = ", ".join(
     for verdict in (Verdict.INTENDED, Verdict.ABSORBED, Verdict.SCALED, Verdict.BENIGN)
 )
 _BAD = f"r.nan_count + r.posinf_count + r.neginf_count > 0 AND r.verdict NOT IN ({_HARMLESS})"
+# A condition on one column, by whose extremes an engine leaves out what a file has none of.
+_ONE_BAD = "\n    UNION ALL\n".join(
+    f"    SELECT rank, step FROM records WHERE {name} > 0 AND verdict NOT IN ({_HARMLESS})"
+    for name in NONFINITE_COUNTS
+)
 
 _PROGRESS = f"""\
-SELECT r.rank, min(r.step) AS first_step, max(r.step) AS last_step, count(*) AS row_count,
-       min(CASE WHEN {_BAD} THEN r.step END) AS first_bad
-FROM records r
-GROUP BY r.rank"""
+SELECT p.rank, p.first_step, p.last_step, p.row_count, b.first_bad
+FROM (
+    SELECT rank, min(step) AS first_step, max(step) AS last_step, count(*) AS row_count
+    FROM records
+    GROUP BY rank
+) p
+LEFT JOIN (
+    SELECT rank, min(step) AS first_bad
+    FROM (
+{_ONE_BAD}
+    ) bad
+    GROUP BY rank
+) b ON p.rank = b.rank"""
 
 _SITES = """\
 SELECT site, min(position) AS position, min(name) AS name, min(role) AS role
@@ -283,6 +298,20 @@ GROUP BY m.step
 HAVING 2 * sum(CASE WHEN abs(m.move) > 9 * u.usual AND abs(m.move) > 0.2 THEN 1 ELSE 0 END)
        > count(*)
 ORDER BY m.step""",
+}
+
+#: What is unusual of each rank in each step, beside ANSWERS["outlying_steps"]; for the page.
+CELL_ANSWERS: dict[str, str] = {
+    "step_list": "SELECT DISTINCT step FROM records ORDER BY step",
+    "replica_cells": """\
+SELECT rank, step, count(DISTINCT site) AS site_count
+FROM minority
+GROUP BY rank, step""",
+    "bad_cells": f"""\
+SELECT r.rank, r.step, count(DISTINCT r.site) AS site_count
+FROM records r
+WHERE {_BAD}
+GROUP BY r.rank, r.step""",
 }
 
 

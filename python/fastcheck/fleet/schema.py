@@ -28,6 +28,7 @@ __all__ = [
     "need",
     "record_rows",
     "record_table",
+    "rounded",
     "site_id",
     "small_table",
     "sorted_rows",
@@ -39,9 +40,13 @@ RECORD_FORMAT = 1
 _ROW_GROUP = 1 << 20
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _LOW_FLAGS = 0xFF
+# Of a float32 all ones: an infinity or NaN.
+_EXPONENT = np.uint32(0x7F800000)
 
 COUNT_COLUMNS = COUNTS
 FLOAT_COLUMNS = ("min", "max", "mean", "mean_abs", "rms")
+# Of the others the last bits are noise: they are what two random rows differ by, and a byte each.
+_ROUNDED = ("mean", "mean_abs", "rms")
 _KEYS = {"step": "int64", "site": "int64", "rank": "int32", "call": "int32"}
 #: The columns of the records by name, with their types.
 RECORD_COLUMNS: dict[str, str] = {
@@ -120,9 +125,10 @@ def record_rows(
 ) -> dict[str, np.ndarray]:
     """Records of one rank as columns, in their order; a float is NaN where the record has none.
 
-    min, max, mean, mean_abs and rms are rounded to float32; what is beyond its range is its largest
-    number. A checksum is kept of parameters, gradients, buffers and optimizer states, which other
-    ranks may hold too, and 0 (null in a table) elsewhere; of all with ``all_checksums``.
+    min, max, mean, mean_abs and rms are rounded to float32, and the last three to 16 bits of it;
+    what is beyond its range is its largest number. A checksum is kept of parameters, gradients,
+    buffers and optimizer states, which other ranks may hold too, and 0 (null in a table) elsewhere;
+    of all with ``all_checksums``.
     """
     numbers, places = np.unique(records["site"], return_inverse=True)
     ids, is_stored = [], []
@@ -148,10 +154,22 @@ def record_rows(
         columns["mean_abs"] = columns["abs_sum"] / finite
     for name in FLOAT_COLUMNS:
         values = np.clip(columns[name], -_LARGEST_FLOAT32, _LARGEST_FLOAT32)
-        rows[name] = values.astype(np.float32)
+        single = values.astype(np.float32)
+        rows[name] = rounded(single) if name in _ROUNDED else single
     kept = np.array(is_stored, bool)[places] & (records["depth"] >= Depth.FULL)
     rows["checksum"] = np.where(kept, records["checksum"].view("<i8"), 0).astype(np.int64)
     return rows
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """float32 with 16 significant bits, to the nearest, ties to even, and never to an infinity:
+    the lowest byte of each is 0. NaN stays NaN. Off by 2 ** -16 of a value at most.
+    """
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    up = bits + np.uint32(0x7F) + ((bits >> np.uint32(8)) & np.uint32(1))
+    up = np.where((up & _EXPONENT) == _EXPONENT, bits, up) & np.uint32(0xFFFFFF00)
+    found: np.ndarray = np.where(np.isnan(values), np.float32(np.nan), up.view(np.float32))
+    return found
 
 
 def sorted_rows(pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastcheck.log.reader import read_log, read_watch
+from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.report.page.write import write_page
 from support.browser import PROGRAM, Tab, browser
 from support.paths import ROOT
@@ -208,6 +210,39 @@ def test_nothing_is_wider_than_the_window(tab: Tab, width: int) -> None:
     tab.size(width, 900)
     tab.wait_for(f"document.querySelector('.stage canvas').clientWidth <= {width}")
     assert tab.value("document.documentElement.scrollWidth") <= width
+
+
+def test_ranks_by_steps(window: Tab, tmp_path: Path) -> None:
+    """Each cell is that of the rank's site which is farthest from the median of the ranks."""
+    synthetic_logs.write(tmp_path, 12, 20, ranks=3, event_step=-1)
+    path = tmp_path / "records-rank0-000000.bin"
+    data = np.fromfile(path, RECORD_DTYPE)
+    # All ranks have the records of the first, but one.
+    data["max"][(data["step"] == 6) & (data["site"] == 3)] = 2.0
+    data["min"][(data["step"] == 6) & (data["site"] == 3)] = -2.0
+    for rank in (0, 2):
+        data.tofile(tmp_path / f"records-rank{rank}-000000.bin")
+    data["max"][(data["step"] == 6) & (data["site"] == 3)] = 64.0
+    data["nan_count"][(data["step"] == 11) & (data["site"] == 1)] = 7
+    data.tofile(tmp_path / "records-rank1-000000.bin")
+    write_page(tmp_path, tmp_path / "report.html")
+    window.problems.clear()
+    window.size(1280, 900, dark=False)
+    window.open(tmp_path / "report.html", READY)
+    window.value("document.getElementById('rank-map-view').focus()")
+    for key in ("ArrowDown", *["ArrowRight"] * 6):
+        window.press(key)
+    status = text(window, "#rank-map .status")
+    assert status.startswith("rank 1, step 6: ")
+    assert "abs max 64, 32 times the median of the ranks" in status
+    window.press("Enter")
+    assert text(window, "#site-name").endswith(", rank 1")
+    assert text(window, "#around strong") == "6"
+    for key in ["ArrowRight"] * 5:
+        window.press(key)
+    status = text(window, "#rank-map .status")
+    assert status.startswith("rank 1, step 11: ") and status.endswith(", not finite")
+    assert window.problems == []
 
 
 def test_hostile_names_are_text(window: Tab, tmp_path: Path) -> None:

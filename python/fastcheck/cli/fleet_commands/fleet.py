@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import Any
 
 from fastcheck.errors import printable
 from fastcheck.fleet.engines import ENGINES, open_engine, printed_sql, run_of
 from fastcheck.fleet.judgement import examine
+from fastcheck.fleet.page.write import write_fleet_page
 from fastcheck.fleet.questions import DIALECTS
 from fastcheck.fleet.store import Folder
 from fastcheck.utils.text.numbers import to_json
@@ -22,6 +24,7 @@ _EPILOG = """\
 examples:
   fastcheck fleet fleet                           the only run there
   fastcheck fleet s3://bucket/fleet --run 7b-3 --json
+  fastcheck fleet fleet --html                    and a page with a heat map of ranks by steps
   fastcheck fleet fleet --engine spark            the same questions, by Spark
   fastcheck fleet fleet --sql clickhouse          the questions, to be asked elsewhere
 
@@ -54,6 +57,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--threads", type=int, help="of DuckDB; default: all cores")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument(
+        "--html",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="also write a page: the findings, and a heat map of ranks by steps; default: "
+        "fleet-RUN.html in the folder, or here where the folder is a URL",
+    )
+    parser.add_argument(
         "--sql",
         nargs="?",
         choices=sorted(DIALECTS),
@@ -76,11 +87,24 @@ def run(options: argparse.Namespace) -> int:
         settings = {"memory": options.memory, "threads": options.threads}
     engine = open_engine(options.engine, folder, name, **settings)
     try:
-        report = examine(engine, name, options.engine, are_replicas=are_replicas, lag=options.lag)
+        report = examine(
+            engine,
+            name,
+            options.engine,
+            are_replicas=are_replicas,
+            lag=options.lag,
+            with_cells=options.html is not None,
+        )
     finally:
         engine.close()
-    if options.json:
-        print(json.dumps(to_json(report.to_dict()), indent=1))
-    else:
-        print(printable(report.text(), keep="\n"))
+    found = to_json(report.to_dict())
+    text = report.text()
+    if options.html is not None:
+        page = options.html or os.path.join(
+            folder.url("") if folder.is_local else ".", f"fleet-{name}.html"
+        )
+        size = write_fleet_page(report, page)
+        found["page"] = page
+        text += f"\n\npage      {page}: {size:,} bytes"
+    print(json.dumps(found, indent=1) if options.json else printable(text, keep="\n"))
     return 1 if report.accused else 0
