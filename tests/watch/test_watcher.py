@@ -364,6 +364,27 @@ class TestNumbers:
             kinds += run.steps(1, scale=2.0**power, overflow=True)
         assert kinds == ["loss_scale"]
 
+    @pytest.mark.parametrize(("halvings", "kinds"), [(3, []), (4, ["loss_scale"])])
+    def test_a_scale_that_is_halved_in_a_row(self, halvings: int, kinds: list[str]) -> None:
+        run = Run()
+        run.steps(150, scale=65536.0)
+        found = []
+        for power in range(15, 15 - halvings, -1):
+            found += run.steps(1, scale=2.0**power, overflow=True)
+        assert found + run.steps(5, scale=2.0 ** (16 - halvings)) == kinds
+
+    @pytest.mark.parametrize(("every", "kinds"), [(4, ["loss_scale"]), (8, [])])
+    def test_a_fifth_of_the_steps_skipped(self, every: int, kinds: list[str]) -> None:
+        """It grows back in between, so that no two halvings are in a row."""
+        run = Run()
+        run.steps(150, scale=65536.0)
+        found = []
+        for step in range(120):
+            is_skipped = step % every == every - 1
+            found += run.steps(1, scale=65536.0 / (1 + is_skipped), overflow=is_skipped)
+        assert found == kinds
+        assert all(0.2 <= event.reference < 0.25 for event in run.watcher.events)
+
     def test_the_search_of_a_new_scaler_is_none(self) -> None:
         run = Run()
         for power in range(16, 6, -1):

@@ -27,7 +27,7 @@ from fastcheck.verdict.module_level import Judge
 __all__ = ["UpdateReadings", "part_of"]
 
 # Of a larger parameter a part is copied: another one at each of its turns.
-_MOST_ELEMENTS = 1 << 20
+_MOST_ELEMENTS = 1 << 18
 _NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -91,7 +91,7 @@ class UpdateReadings:
         turns = self._turns.get(optimizer)
         if turns is None:
             turns = self._turns[optimizer] = _Turns(len(self._turns))
-        if session.tape is not None or self._is_off:
+        if self._is_off or self._session.tape is not None:
             return
         try:
             # One that is a tensor on a device would have to be waited for.
