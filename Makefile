@@ -17,7 +17,7 @@ PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-quick test-fake-device test-fake-accelerator test-fake-statistics test-fake-cuda \
-	test-fake-npu test-fake-mlu test-neon test-triton test-npu-lab test-old-torch test-trainers test-spark lint types \
+	test-fake-npu test-fake-mlu test-neon test-sanitizers test-triton test-npu-lab test-old-torch test-trainers test-spark lint types \
 	format build wheel sdist test-wheel clean frontend frontend-check screenshots
 help:
 	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-quick        those of them that take little, in under 90 seconds"
 	@echo "make test-fake-device  tests of accelerators, on a fake accelerator"
 	@echo "make test-neon         the AArch64 kernel, emulated; skipped where no emulator can be had"
+	@echo "make test-sanitizers   the CPU kernels with address, undefined-behaviour and thread sanitizers"
 	@echo "make test-triton       the Triton kernels, in Triton's interpreter"
 	@echo "make test-npu-lab      torch_npu's own wheel over a substitute runtime; the Triton kernels through"
 	@echo "                       Ascend's compiler, as far as it goes without CANN"
@@ -95,6 +96,9 @@ test-fake-mlu: $(VENV)/.built $(VENV)/.tools
 
 test-neon: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/lab/neon.sh
+
+test-sanitizers: $(VENV)/.built $(VENV)/.tools
+	FASTCHECK_ALL_SANITIZERS=1 $(PY) -m pytest tests/backends/test_sanitizers.py
 
 test-triton: $(VENV)/.built $(VENV)/.tools
 	TRITON_INTERPRET=1 $(PY) -m pytest tests/backends/triton/test_kernels.py tests/backends/triton/test_lists.py

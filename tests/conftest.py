@@ -95,6 +95,7 @@ SLOW = (
     "backends/portable/test_values.py",
     "backends/test_extension.py",
     "backends/test_pure_python.py::TestInAProcessOfItsOwn",
+    "backends/test_sanitizers.py",
     "backends/triton/test_backend.py::test_importing_and_using",
     "backends/triton/test_compilers.py",
     "callbacks/test_docs_programs.py",

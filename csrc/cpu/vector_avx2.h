@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "core/dtypes.h"
@@ -18,6 +19,10 @@ constexpr int kVectorBytes = 32;
 constexpr int kBlockSums = 2;
 // A comparison gives a vector, which is counted with the next one.
 constexpr bool kCountsInLanes = true;
+
+// Sixteen registers hold either a tile's sums or its checksum chains: each has a reading of its
+// own.
+constexpr bool kChecksumApart = true;
 
 template <class T>
 struct VectorOf {
@@ -135,8 +140,10 @@ FASTCHECK_FN Vec<double> to_double(const std::int32_t* p) {
 // AVX2 converts nothing wider: the compiler's scalar conversions round to nearest as well.
 template <class T>
 FASTCHECK_FN Vec<double> to_double(const T* p) {
-  return Vec<double>{static_cast<double>(p[0]), static_cast<double>(p[1]),
-                     static_cast<double>(p[2]), static_cast<double>(p[3])};
+  T x[4];
+  memcpy(x, p, sizeof(x));  // of any alignment
+  return Vec<double>{static_cast<double>(x[0]), static_cast<double>(x[1]),
+                     static_cast<double>(x[2]), static_cast<double>(x[3])};
 }
 
 }  // namespace

@@ -19,6 +19,9 @@ constexpr int kBlockSums = 4;
 // A comparison gives a mask, whose bits are counted at once.
 constexpr bool kCountsInLanes = false;
 
+// The registers hold sums and checksum chains at once.
+constexpr bool kChecksumApart = false;
+
 template <class T>
 struct VectorOf {
   typedef T type __attribute__((vector_size(kVectorBytes)));

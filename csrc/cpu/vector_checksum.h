@@ -79,6 +79,34 @@ struct Chains {
   }
 };
 
+// A whole tile. Where a row is few vectors, runs are read side by side: four chains of each half
+// are what hides the latency of a multiplication.
+template <int kComponentSize>
+FASTCHECK_FN void checksum_tile(const std::byte* data, std::uint64_t tile, ChecksumTerms& terms) {
+  constexpr int kWidth = words_per_row(kComponentSize);
+  constexpr int kVectors = kWidth / kWordLanes < 4 ? kWidth / kWordLanes : 4;
+  constexpr int kRunBytes = 4 * kRunRows * kWidth;
+  constexpr int kAtOnce = 4 / kVectors;
+  for (int run = 0; run < kRuns; run += kAtOnce) {
+    for (int lane = 0; lane < kWidth; lane += kVectors * kWordLanes) {
+      Chains<kVectors> chains[kAtOnce];
+      for (int k = 0; k < kAtOnce; ++k) chains[k].start((tile * kRuns + run + k) * kWidth, lane);
+      const std::byte* at = data + run * kRunBytes + 4 * lane;
+#pragma GCC unroll 2
+      for (int row = 0; row < kRunRows; ++row, at += 4 * kWidth) {
+#pragma GCC unroll 4
+        for (int k = 0; k < kAtOnce; ++k) {
+#pragma GCC unroll 4
+          for (int j = 0; j < kVectors; ++j) {
+            chains[k].add(j, load<std::uint32_t>(at + k * kRunBytes + j * kVectorBytes));
+          }
+        }
+      }
+      for (int k = 0; k < kAtOnce; ++k) chains[k].end(terms);
+    }
+  }
+}
+
 // A tile of `rows` whole rows, and of `last_words` words of one more row, which is read from
 // `last_row`: readable to its end, zero beyond its words.
 template <int kComponentSize>

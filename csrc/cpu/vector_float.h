@@ -256,7 +256,9 @@ class FloatTiles {
   Sums whole(const std::byte* data, std::uint64_t tile) {
     Extremes<Format> extremes;
     TileLanes<Accumulator> lanes;
-    const int negative = scan<kDepth == Depth::kFull>(data, kRows, tile, extremes, lanes);
+    constexpr bool kIsFull = kDepth == Depth::kFull;
+    const int negative = scan < kIsFull && !kChecksumApart > (data, kRows, tile, extremes, lanes);
+    if constexpr (kIsFull && kChecksumApart) checksum_tile<sizeof(Bits)>(data, tile, terms_);
     LastRow<Format> none(nullptr, 0);
     return finish_tile(data, kRows, none, negative, extremes, lanes);
   }

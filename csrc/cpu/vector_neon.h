@@ -20,6 +20,9 @@ constexpr int kBlockSums = 4;
 // A comparison gives a vector, which is counted with the next one.
 constexpr bool kCountsInLanes = true;
 
+// The registers hold sums and checksum chains at once.
+constexpr bool kChecksumApart = false;
+
 template <class T>
 struct VectorOf {
   typedef T type __attribute__((vector_size(kVectorBytes)));
