@@ -202,7 +202,8 @@ class Replayer:
     def _differences(self, stop: Optional[OverflowDetected]) -> Iterator[str]:
         """What is known not to be as it was when the step began."""
         session, capture = self._session, self._capture
-        intact = session.step.update_count == 0 or are_skipped(session.step)
+        step = session.step
+        intact = not step.is_partly_updated and (step.update_count == 0 or are_skipped(step))
         if stop is not None:
             intact = bool(stop.report.weights_intact)
             since = session.step.index - stop.step

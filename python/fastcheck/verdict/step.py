@@ -41,6 +41,9 @@ class Step:
         self.guarded_count = 0
         # Why an update that was applied could not be skipped.
         self.why_updated = ""
+        # The closure of an optimizer's step was called again: what the evaluations before it made
+        # was applied.
+        self.is_partly_updated = False
         self.state_read = False
         self.scaler: Optional[weakref.ref[GradScaler]] = None
         # What its loss is multiplied by, where that is known: a number or a tensor.

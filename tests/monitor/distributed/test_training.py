@@ -48,6 +48,29 @@ def test_with_sync_no_rank_applies_the_bad_gradient(sync: str, tmp_path: pathlib
     assert "No weight has been updated in this step." in text
 
 
+@pytest.mark.parametrize(
+    ("sync", "kind", "bad", "evaluations"),
+    [
+        ("never", "SGD", 3, 4),
+        ("never", "AdamW fused", 3, 4),
+        ("step", "SGD", 3, 3),
+        # Its second evaluation: in the step after it the ranks meet.
+        ("step", "LBFGS", 4, 5),
+    ],
+)
+def test_gradients_that_a_closure_makes_are_judged_before_they_are_used(
+    sync: str, kind: str, bad: int, evaluations: int
+) -> None:
+    results = values(
+        run_ranks(training_work.trains_with_closures, {"sync": sync}, kind, bad, world_size=2)
+    )
+    for step, rank, role, count, is_intact, weights in results:
+        assert (step, rank, role) == (2 if kind != "LBFGS" else 1, 1, "input")
+        assert count == evaluations, "where the ranks stop"
+        assert is_intact
+        assert weights == results[0][-1]
+
+
 def test_without_log_dir_all_ranks_write_to_one_directory(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

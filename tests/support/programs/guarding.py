@@ -60,8 +60,7 @@ def guarding(*guards: UpdateGuard) -> Iterator[None]:
 
 def _before(guard: UpdateGuard) -> Callable[..., None]:
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        guard.before_update(optimizer, has_closure=closure is not None)
+        guard.before_update(optimizer)
 
     return hook
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,40 @@ def trains(rank: int, kind: str, faulty: int, log_dir: Optional[str], options: A
         gradients = [e for e in monitor.events if e.site.role == "param_grad"]
         said = (step, str(stop), stop.step, where(stop.culprit), stop.report.rank, is_intact)
         return said, {(e.verdict.name, e.reason[-90:]) for e in gradients[:1]}
+    return None
+
+
+def trains_with_closures(rank: int, options: Any, kind: str, bad: int) -> Any:
+    """Under DDP; in one evaluation (the second of each step is LBFGS's) one rank's batch is bad.
+    The stop, the number of evaluations, whether the bad one has changed no weight, the weights.
+    """
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net())
+    fastcheck.install(model, **options)
+    makers: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+        "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+        "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=2, tolerance_grad=0.0),
+    }
+    optimizer = makers[kind](model.parameters())
+    before: list[Any] = []
+
+    def closure() -> torch.Tensor:
+        x = torch.randn(4, 8)
+        before.append([p.tolist() for p in model.parameters()])
+        optimizer.zero_grad()
+        loss = model(poison(x) if (rank, len(before)) == (1, bad) else x).square().mean()
+        loss.backward()
+        return loss
+
+    try:
+        for _ in range(8):
+            optimizer.step(closure)
+    except fastcheck.OverflowDetected as stop:
+        weights = [p.tolist() for p in model.parameters()]
+        count = len(before)
+        is_intact = [*before, weights][bad] == before[bad - 1]
+        return stop.step, stop.report.rank, where(stop.culprit)[1], count, is_intact, weights
     return None
 
 

@@ -23,11 +23,14 @@ from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.versions import GradScaler
 
 from .functions import wrap_backward, wrap_clipping
+from .protect.closures import closure_of, with_watched_closure
 from .step_watcher import StepWatcher
 
 __all__ = ["step_ends", "tell_step_end", "watchers"]
 
 _handles: list[Any] = []
+# What is called before an evaluation of a closure, and after it.
+_at_evaluations: list[Callable[[torch.optim.Optimizer], None]] = []
 _methods = WrappedMethods()
 
 
@@ -36,6 +39,7 @@ def _begin() -> None:
     eager: Any = torch.compiler.disable  # untyped
     _handles.append(register_optimizer_step_pre_hook(eager(_before_update)))
     _handles.append(register_optimizer_step_post_hook(eager(_after_update)))
+    _at_evaluations[:] = eager(_evaluation_began), eager(_evaluation_ended)
     _wrap_scaler()
     wrap_backward(_methods, _backward_began, _backward_ended)
     wrap_clipping(_methods, _before_clipping, _after_clipping)
@@ -81,12 +85,26 @@ def _unread() -> Iterator[None]:
         yield
 
 
-def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    _tell("optimizer steps", StepWatcher.before_update, optimizer, _has_closure(args, kwargs))
+def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    """Its arguments, where they are others from now on."""
+    has_closure = closure_of(args, kwargs) is not None
+    _tell("optimizer steps", StepWatcher.before_update, optimizer, has_closure)
+    if not has_closure:
+        return None
+    return with_watched_closure(optimizer, args, kwargs, *_at_evaluations)
+
+
+def _evaluation_began(optimizer: torch.optim.Optimizer) -> None:
+    _tell("optimizer steps", StepWatcher.evaluation_began, optimizer)
+
+
+def _evaluation_ended(optimizer: torch.optim.Optimizer) -> None:
+    _tell("optimizer steps", StepWatcher.evaluation_ended, optimizer)
 
 
 def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    _tell("optimizer steps", StepWatcher.after_update, optimizer, _has_closure(args, kwargs))
+    has_closure = closure_of(args, kwargs) is not None
+    _tell("optimizer steps", StepWatcher.after_update, optimizer, has_closure)
     tell_step_end()
 
 
@@ -108,12 +126,6 @@ def _after_clipping(
     gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor], threshold: object
 ) -> None:
     _tell("gradient clipping", StepWatcher.after_clipping, gradients, norm, threshold)
-
-
-def _has_closure(args: Any, kwargs: Any) -> bool:
-    # args[0] is the optimizer itself.
-    closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    return callable(closure)
 
 
 def _wrap_scaler() -> None:

@@ -13,9 +13,9 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from fastcheck.errors import LearningRateWarning, warn
 from fastcheck.monitor.hooks.boundaries.turns import Turns, other_optimizers
 from fastcheck.monitor.hooks.boundaries.unfinished import UnfinishedSteps
+from fastcheck.monitor.hooks.protect.closures import Evaluations
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
 from fastcheck.monitor.hooks.protect.protection import WeightProtection
 from fastcheck.monitor.hooks.stored.gradients import GradientWatcher
@@ -27,6 +27,7 @@ from fastcheck.utils.torch.versions import GradScaler
 
 from .losses import LossReader
 from .module_tree import ModuleTree
+from .step_warnings import warn_in_child, warn_of_step
 
 __all__ = ["StepWatcher"]
 
@@ -73,6 +74,7 @@ class StepWatcher:
         # The records of the scaler's own found_inf, where its value is on a device.
         self._scaler_words: list[int] = []
         self.protection = WeightProtection(session)
+        self._evaluations = Evaluations(session, self.protection, state.read_gradients)
         # Set by Monitor and install(): objects that follow captured graphs and look for new
         # modules, and that live as long as this one.
         self.graphs: Optional[object] = None
@@ -109,12 +111,28 @@ class StepWatcher:
                 scaled=UpdateGuard.scaler_found_inf(optimizer) is not None,
             )
             self.session.settle_update()
+        self._evaluations.step_began(optimizer)
+        if not has_closure:
+            self._uses_gradients(optimizer)
+        self.session.update_began()
+        return True
+
+    def _uses_gradients(self, optimizer: torch.optim.Optimizer, evaluation: int = 0) -> None:
         if self.session.config.sync != "never":
             # Every rank has judged its records: if one stops, none applies its update.
             self._reach_boundary()
-        self.protection.before_update(optimizer, has_closure)
-        self.session.update_began()
-        return True
+        self.protection.before_update(optimizer, evaluation)
+
+    def evaluation_began(self, optimizer: torch.optim.Optimizer) -> bool:
+        """The optimizer calls the closure of its step."""
+        return self._concerns(optimizer) and self._evaluations.began(optimizer)
+
+    def evaluation_ended(self, optimizer: torch.optim.Optimizer) -> bool:
+        """The closure has made the gradients, and the optimizer uses them next."""
+        is_ours = self._concerns(optimizer)
+        if is_ours:
+            self._uses_gradients(optimizer, self._evaluations.ended(optimizer))
+        return is_ours
 
     def _reach_boundary(self) -> None:
         step = self.session.step
@@ -129,7 +147,7 @@ class StepWatcher:
         self._gradients.evaluating = None
         session = self.session
         session.update_ended(optimizer)
-        if has_closure and session.is_active:
+        if has_closure and session.is_active and not self._evaluations.count(optimizer):
             self._state.read_gradients(optimizer, scaled=False)
         if session.is_active:
             self._state.read_optimizer_state(optimizer)
@@ -324,20 +342,8 @@ class StepWatcher:
         return True
 
     def emit_warnings(self) -> None:
-        """Warns of weights that don't move or are not protected, outside of all locks."""
-        stalled_weights = self._state.stalled_weights
-        warnings = self.protection.take_warnings()
-        news = "" if self.tree is None else self.tree.take_news()
-        if news:
-            self.session.notes[news] = None
-            warnings.append(news)
-        for text in warnings:
-            warn(text)
-        rates = "" if self._meta is None else self._meta.schedule.take_warning()
-        if rates:
-            warn(rates, LearningRateWarning)
-        for text in () if stalled_weights is None else stalled_weights.take_warnings():
-            warn(text)
+        """Outside of all locks."""
+        warn_of_step(self._state, self._meta, self.protection, self.tree, self.session.notes)
         for report in self.reporters:
             report()
 
@@ -350,14 +356,6 @@ class StepWatcher:
         self.release()
         for part in self.parts:
             part.close()
-
-    def _warn_in_child(self, optimizer: torch.optim.Optimizer, *rest: Any) -> None:
-        if self._concerns(optimizer):
-            self.session.is_forked = False
-            warn(
-                "this process was forked from the one that called fastcheck.install(), and trains: "
-                "nothing is observed here. Call install() in it"
-            )
 
     # Shared
 
@@ -379,8 +377,10 @@ class StepWatcher:
         """
         session = self.session
         if self._is_off or session.removed:
-            if session.is_forked and what == "optimizer steps":
-                self._warn_in_child(*args)
+            is_step = session.is_forked and what == "optimizer steps"
+            if is_step and self._concerns(*args[:1]):
+                session.is_forked = False
+                warn_in_child()
             return
         is_ours = False
         try:

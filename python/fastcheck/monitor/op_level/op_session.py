@@ -225,6 +225,9 @@ class OpSession(OpReadings):
         self._ops.set_optimizer(False)
         self.consequences.state(optimizer)
 
+    def evaluation_began(self) -> None:
+        self._ops.set_optimizer(False)
+
     def update_uses(self, optimizer: torch.optim.Optimizer) -> None:
         self.consequences.update(optimizer)
 

@@ -48,6 +48,8 @@ def build_report(
 
 def _update(session: Session, step: Step) -> dict[str, Any]:
     """Whether the weights were updated in the step, and what with."""
+    if step.is_partly_updated:
+        return {"weights_intact": False, "why_updated": "its closure was evaluated several times"}
     if not step.update_count and (step is session.step or not step.guarded_count):
         return {"weights_intact": True if step is session.step else None}
     if step.why_updated or step.update_count > step.guarded_count > 0:

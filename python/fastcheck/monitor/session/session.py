@@ -183,6 +183,9 @@ class Session(SessionReadings):
     def update_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """The opposite of update_began()."""
 
+    def evaluation_began(self) -> None:
+        """The optimizer calls the closure of its step; update_began() once it has returned."""
+
     def update_uses(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to use its gradients, which carry no loss scale."""
 

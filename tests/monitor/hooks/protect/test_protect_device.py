@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fastcheck
 from fakes import fake_device
 from fastcheck.backends.table import backend_for
 from fastcheck.monitor.hooks.protect import found_inf as protect
@@ -224,3 +225,38 @@ def test_what_it_costs_in_launches() -> None:
             optimizer.step()
     assert sum("masked_fill" in name for name in first) == len(params)
     assert len(second) == 1 and "_fused_sgd_" in second[0]
+
+
+def test_a_closure_is_guarded_at_its_end() -> None:
+    """Two bad steps of six leave no bit behind, without a wait."""
+
+    def run(bad: tuple[int, ...], is_observed: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).to(NAME)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        x, factors = torch.ones(4, 8).to(NAME), [torch.ones(()).to(NAME) for _ in range(6)]
+        for step in bad:
+            factors[step].fill_(NAN)
+        monitor = None
+        if is_observed:
+            stop = fastcheck.Stop(protect_weights=True, max_lag=None)
+            monitor = fastcheck.install(model, overflow_nums=-1, record="health", stop=stop)
+
+        def closure(step: int) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(x).square().mean()
+            (loss * factors[step]).backward()
+            return loss
+
+        for step in range(6):
+            before = fake.counters()
+            if is_observed or step not in bad:
+                optimizer.step(lambda: closure(step))  # noqa: B023  # called within this step
+            used = fake.counters() - before
+            assert step == 0 or used.synchronisations == 0
+        if monitor is not None:
+            monitor.remove()
+            assert sorted({event.step for event in monitor.events}) == list(bad)
+        return state_of(optimizer)
+
+    assert same_bits(run((1, 3), True), run((1, 3), False))

@@ -154,18 +154,6 @@ def test_a_group_that_is_fused_and_foreach_runs_foreach() -> None:
         optimizer.step()  # torch raises where foreach is handed a found_inf
 
 
-def test_a_closure_leaves_the_step_unguarded() -> None:
-    params = parameters()
-    optimizer = fused("sgd", params)
-    guard = a_guard()
-    give_gradients(params, 0, bad=NAN)  # of the last step: they decide nothing
-    before = [p.detach().clone() for p in params]
-    with guarding(guard):
-        optimizer.step(lambda: give_gradients(params, 1))
-    assert "closure" in (guard.why_unguarded or "")
-    assert not same_bits(before, [p.detach() for p in params])
-
-
 def test_a_step_that_is_being_compiled_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     params = parameters()
     optimizer = fused("adam", params)

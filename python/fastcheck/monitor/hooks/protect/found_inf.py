@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from fastcheck.errors import UnsupportedTensorError
 from fastcheck.utils.torch.versions import is_compiling
 
-__all__ = ["UpdateGuard", "gradients_by_device"]
+__all__ = ["UpdateGuard", "gradients_by_device", "has_step_of_torch"]
 
 #: The classes with fused kernels, and where the step() is defined that hands them found_inf.
 _FUSED_CLASSES = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
@@ -99,8 +99,9 @@ class UpdateGuard:
             return found
         return None if update.previous is _ABSENT else update.previous
 
-    def before_update(self, optimizer: Optimizer, *, has_closure: bool = False) -> Optional[Tensor]:
-        """Sets ``optimizer.found_inf`` for the step that begins now.
+    def before_update(self, optimizer: Optimizer) -> Optional[Tensor]:
+        """Sets ``optimizer.found_inf`` for the step that begins now, or for what a step does with
+        the gradients that its closure has just made.
 
         Returns:
             The word that decides it, 0-dim float32 on the device, 1.0: skipped. It includes what a
@@ -112,7 +113,7 @@ class UpdateGuard:
             # A step that raised never came to its post-hook.
             _put_back(optimizer, update)
             update = None
-        self.why_unguarded = _why_not(optimizer, has_closure)
+        self.why_unguarded = _why_not(optimizer)
         if self.why_unguarded is not None:
             return None
         is_first = update is None
@@ -200,6 +201,12 @@ def gradients_by_device(optimizer: Optimizer) -> dict[torch.device, list[Tensor]
     return found
 
 
+def has_step_of_torch(optimizer: Optimizer) -> bool:
+    """Whether its class keeps the ``step()`` of an optimizer of torch.optim."""
+    module: str = inspect.unwrap(type(optimizer).step).__module__
+    return module.startswith("torch.optim.")
+
+
 def _momentum_starts(optimizer: Optimizer) -> list[Tensor]:
     # Fused SGD allocates its momentum buffers uninitialised and has the kernel fill them, which
     # returns before that where it skips. Adam and Adagrad start theirs from values.
@@ -253,16 +260,11 @@ def _let_go(key: int) -> None:
                 _put_back(optimizer, update)
 
 
-def _why_not(optimizer: Optimizer, has_closure: bool = False) -> Optional[str]:
+def _why_not(optimizer: Optimizer) -> Optional[str]:
     """What keeps the optimizer, or this step of it, from being guarded, whatever its devices."""
     if is_compiling():
         return 'its step is being compiled; use sync="step"'
     name = type(optimizer).__name__
-    if has_closure:
-        return (
-            f"{name} was given a closure, which makes the gradients within the step; call "
-            "step() without one, or stop at the gradients' own records"
-        )
     if inspect.unwrap(type(optimizer).step).__module__ not in _FUSED_MODULES:
         return _contract_problem(optimizer, name)
     for index, group in enumerate(optimizer.param_groups):

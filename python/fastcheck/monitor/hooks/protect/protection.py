@@ -14,7 +14,7 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_found_inf
 
-from .found_inf import UpdateGuard
+from .found_inf import UpdateGuard, has_step_of_torch
 from .hold_back import HostGuard
 
 __all__ = ["WeightProtection"]
@@ -38,10 +38,14 @@ class WeightProtection:
         self._has_combined = False
         self._warnings: list[str] = []
 
-    def before_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
-        """The optimizer is about to step, unless it is to skip that."""
+    def before_update(self, optimizer: torch.optim.Optimizer, evaluation: int = 0) -> None:
+        """The optimizer is about to use its gradients, unless it is to skip that.
+
+        ``evaluation``: which call of the closure of its step has made them, from 1 on; 0: there is
+        no closure.
+        """
         session = self._session
-        if not self._protects():
+        if not self._protects(evaluation):
             return
         if self._cannot_protect:
             join_reduction(optimizer)
@@ -50,8 +54,10 @@ class WeightProtection:
         # Of a GradScaler that leaves it to the fused kernel to divide by it.
         self._scale = getattr(optimizer, "grad_scale", None)
         try:
-            word = self._guard.before_update(optimizer, has_closure=has_closure)
-            if self._guard.why_unguarded is not None and not has_closure:
+            word = self._guard.before_update(optimizer)
+            # A step of one's own may evaluate several times, and count on gradients after each.
+            can_lack_gradients = not evaluation or has_step_of_torch(optimizer)
+            if self._guard.why_unguarded is not None and can_lack_gradients:
                 word = self._host_guard.before_update(optimizer)
         except Exception as error:
             # The ranks that hold the other shards wait for this one, now and in later updates.
@@ -62,7 +68,7 @@ class WeightProtection:
             session.report_internal_error("the protection of the weights", error)
             return
         if word is not None:
-            session.step.guarded_count += 1
+            session.step.guarded_count += evaluation <= 1
             return
         reason = self._guard.why_unguarded
         if reason is None:
@@ -78,7 +84,7 @@ class WeightProtection:
                 )
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped."""
+        """It has stepped, or its closure is called again."""
         self._guard.after_update(optimizer)
         self._host_guard.after_update(optimizer)
 
@@ -92,15 +98,18 @@ class WeightProtection:
         self._guard.close()
         self._host_guard.close()
 
-    def _protects(self) -> bool:
+    def _protects(self, evaluation: int) -> bool:
         """Whether the update may be applied before its gradients are known to be finite."""
         session, asked = self._session, self._session.config.stop.protect_weights
         if self.norm_limit is not None:
             return True
-        if asked == "auto":
-            is_late = session.is_deferred or session.world_size > 1
-            return is_late and session.config.sync == "never" and session.config.may_stop
-        return bool(asked)
+        if asked != "auto":
+            return bool(asked)
+        # In the other modes ranks meet after the first evaluation of a closure, and not again:
+        # they may differ in how many there are.
+        are_apart = session.world_size > 1 and (session.config.sync == "never" or evaluation > 1)
+        is_late = session.is_deferred and session.config.sync == "never"
+        return (is_late or are_apart) and session.config.may_stop
 
     def _is_bad(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """1.0 where any of them is not finite, or their norm is above the limit; else 0.0: a 0-dim
