@@ -75,7 +75,7 @@ test-fake-accelerator: $(VENV)/.built $(VENV)/.tools
 		tests/monitor/hooks/graphs/test_graph_streams.py tests/monitor/hooks/graphs/test_graph_ends.py \
 		tests/monitor/hooks/test_observe_elsewhere.py tests/monitor/sinks/test_device.py \
 		tests/monitor/hooks/test_transforms.py tests/monitor/on_request/test_device.py \
-		tests/monitor/precision/test_device.py
+		tests/monitor/precision/test_device.py tests/monitor/devices/test_lost_device.py
 
 test-fake-statistics: $(VENV)/.built $(VENV)/.tools
 	$(FAKE) FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/statistics/test_stats_values.py \

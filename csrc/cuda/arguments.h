@@ -45,6 +45,7 @@ struct RecordsLaunch {
   Counter* counters;
   Partial* partials;  // one per chunk
   Sums* levels;       // of the last block's tree
+  BoxArgument box;
 };
 
 struct FoundLaunch {

@@ -5,6 +5,8 @@
 // a long list is written to the caller's pinned memory and copied from there by the stream.
 #include "cuda/launch.h"
 
+#include <cstring>
+
 #include "cuda/plan.h"
 #include "cuda/records.cuh"
 #include "cuda/start.h"
@@ -178,6 +180,8 @@ int records(const Request& request, Depth depth, Record* slots, const Workspace&
     if (const int error = tables.fill(group, cut, group.size(), launch.list)) return error;
     launch.slots = slots;
     launch.counters = workspace.counters;
+    launch.box = workspace.box;
+    launch.box.slots = reinterpret_cast<std::uintptr_t>(slots);
     launch.partials = static_cast<Partial*>(workspace.partials);
     launch.levels = reinterpret_cast<Sums*>(launch.partials + cut.chunks);
     const auto block = static_cast<unsigned>(cut.warps * kWarp);
@@ -250,6 +254,25 @@ int fastcheck_cuda_exchange_capture_mode(int mode) {
   auto exchanged = static_cast<cudaStreamCaptureMode>(mode);
   const cudaError_t error = cudaThreadExchangeStreamCaptureMode(&exchanged);
   return error == cudaSuccess ? static_cast<int>(exchanged) : -1;
+}
+
+int fastcheck_cuda_new_box(BlackBox** host, BoxArgument* argument) {
+  void* mapped = nullptr;
+  void* claims = nullptr;
+  cudaError_t error = cudaHostAlloc(&mapped, sizeof(BlackBox), cudaHostAllocMapped);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  std::memset(mapped, 0, sizeof(BlackBox));
+  *host = static_cast<BlackBox*>(mapped);
+  error = cudaHostGetDevicePointer(&mapped, mapped, 0);
+  if (error == cudaSuccess) {
+    error = cudaMalloc(&claims, kBoxStretches * sizeof(*argument->claims));
+  }
+  if (error != cudaSuccess) {
+    static_cast<void>(cudaFreeHost(*host));
+    return static_cast<int>(error);
+  }
+  *argument = {static_cast<BlackBox*>(mapped), static_cast<unsigned long long*>(claims), 0, 0};
+  return 0;
 }
 
 int fastcheck_cuda_workspace(const TensorArgument* tensors, int count, const Tuning* tuning,

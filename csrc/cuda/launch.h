@@ -33,6 +33,30 @@ struct TensorArgument {
   std::uint8_t reserved;
 };
 
+// The first non-finite records of each of the last stretches of launches, in memory of the host: it
+// can be read when the device is lost.
+constexpr int kBoxRows = 16;
+constexpr int kBoxStretches = 4;
+
+struct BoxRow {
+  Record record;
+  std::uint64_t slot;     // the device address that the record was written to
+  std::uint64_t stretch;  // 0: the row holds nothing, or is being written
+};
+
+struct BlackBox {
+  BoxRow rows[kBoxStretches][kBoxRows];
+};
+
+// Where launches find the box: the device's address of it, and in the device's memory how many rows
+// of each stretch are taken (any contents).
+struct BoxArgument {
+  BlackBox* box;  // null: there is none
+  unsigned long long* claims;
+  unsigned long long stretch;  // from 1 on; launches of a later one have a higher number
+  std::uint64_t slots;         // the address of the launch's slots; set by the launcher
+};
+
 // Buffers of a launch. They may serve any number of launches one after the other on one stream;
 // launches that may overlap need their own.
 struct Workspace {
@@ -46,6 +70,7 @@ struct Workspace {
   void* table_host;
   void* table_device;
   std::int64_t table_bytes;
+  BoxArgument box;
 };
 
 // How the work is cut. Any choice gives the same bits.
@@ -83,6 +108,9 @@ int fastcheck_cuda_stream_number(void* stream, std::uint64_t* number);
 // Sets which calls of this thread end another thread's capture in failure, and returns what it was:
 // 0 (global) is a thread's own; with 2 (relaxed) an event may be queried. Negative: it failed.
 int fastcheck_cuda_exchange_capture_mode(int mode);
+
+// Memory for a BlackBox, all zeros, and its claims. Allocates; may wait for the device.
+int fastcheck_cuda_new_box(BlackBox** host, BoxArgument* argument);
 
 // What the two launchers need for these tensors.
 int fastcheck_cuda_workspace(const TensorArgument* tensors, int count, const Tuning* tuning,

@@ -60,6 +60,38 @@ FASTCHECK_DEVICE int components_per_element(DType dtype) {
   return dtype == DType::k_complex64 || dtype == DType::k_complex128 ? 2 : 1;
 }
 
+// Which of the stretch's rows is this record's; one thread.
+FASTCHECK_DEVICE unsigned claim_row(const BoxArgument& box) {
+  unsigned long long* const claims = box.claims + box.stretch % kBoxStretches;
+  const unsigned long long first = box.stretch * 256;
+  unsigned long long before = first;
+  for (;;) {
+    // An older stretch's count, or what the memory held before, is no count of this one.
+    const bool is_ours = before / 256 == box.stretch;
+    const auto row = static_cast<unsigned>(is_ours ? before % 256 : 0);
+    if (row >= kBoxRows) return row;
+    const unsigned long long found = atomicCAS(claims, before, first + row + 1);
+    if (found == before) return row;
+    before = found;
+  }
+}
+
+// Copies a non-finite record to the box: where the device is lost before the slots are copied, the
+// host finds it there. One thread. The number of the stretch is written last, behind a fence for
+// the whole system.
+FASTCHECK_DEVICE_CALLED void put_in_box(const BoxArgument& box, std::int64_t slot,
+                                        const Record& record) {
+  const unsigned row = claim_row(box);
+  if (row >= kBoxRows) return;
+  BoxRow& to = box.box->rows[box.stretch % kBoxStretches][row];
+  to.stretch = 0;
+  __threadfence_system();
+  to.slot = box.slots + static_cast<std::uint64_t>(slot) * sizeof(Record);
+  to.record = record;
+  __threadfence_system();
+  to.stretch = box.stretch;
+}
+
 // One warp; shared.parts[0] is the tensor's.
 FASTCHECK_DEVICE_CALLED void write_record(const RecordsLaunch& launch, int index,
                                           int component_size, Extreme extreme, Depth depth,
@@ -79,6 +111,9 @@ FASTCHECK_DEVICE_CALLED void write_record(const RecordsLaunch& launch, int index
   __syncwarp();
   if (has_word)
     reinterpret_cast<unsigned long long*>(launch.slots + entry.slot)[lane] = words[lane];
+  if (lane == 0 && launch.box.box != nullptr && (shared.record.flags & kFlagNonfinite) != 0) {
+    put_in_box(launch.box, entry.slot, shared.record);
+  }
 }
 
 // ---- chunks -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 #include "torch/binding/cuda_module.h"
 
 #include "cuda/launch.h"
+#include "torch/cuda/black_box.h"
 #include "torch/cuda/device.h"
 #include "torch/cuda/observe.h"
 #include "torch/python/tensors.h"
@@ -44,6 +45,10 @@ void define_functions(py::module_& m) {
         py::arg("depth"));
   m.def("cuda_observe_list", observe_list, py::arg("tensors"), py::arg("slots"), py::arg("first"),
         py::arg("depth"), py::arg("logical") = false);
+  m.def("cuda_begin_stretch", begin_stretch, py::arg("device"));
+  m.def(
+      "cuda_box", [](c10::DeviceIndex device) { return py::bytes(box_contents(device)); },
+      py::arg("device"));
   m.def("cuda_exchange_capture_mode", fastcheck_cuda_exchange_capture_mode, py::arg("mode"));
   m.def("cuda_exponents", exponents_of, py::arg("tensor"), py::arg("logical") = false);
   m.def("cuda_found_nonfinite", found_nonfinite_in, py::arg("tensors"));

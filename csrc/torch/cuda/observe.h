@@ -1,8 +1,8 @@
 // CUDA tensors to records in slots on their device, launched on torch's current stream.
 //
-// Nothing here waits for the device, and nothing is copied to the host. Memory is allocated only
-// when a stream needs more than ever before, and while a graph is captured. With or without
-// Python's lock.
+// Nothing here waits for the device, and nothing is copied to the host but non-finite records, by
+// the kernels themselves (black_box.h). Memory is allocated only when a stream needs more than ever
+// before, and while a graph is captured. With or without Python's lock.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "cuda/exponents.h"
+#include "torch/cuda/black_box.h"
 #include "torch/cuda/device.h"
+#include "torch/cuda/relaxed_capture.h"
 #include "torch/read/unobserved.h"
 
 namespace fastcheck::cuda {
@@ -83,21 +85,6 @@ std::int64_t grown(std::int64_t wanted, std::int64_t size) {
 bool is_smaller(const at::Tensor& buffer, std::int64_t wanted) {
   return !buffer.defined() || buffer.numel() < wanted;
 }
-
-// Within it this thread may query events although another thread captures a graph.
-class RelaxedCapture {
- public:
-  RelaxedCapture() : before_(fastcheck_cuda_exchange_capture_mode(kRelaxed)) {}
-  ~RelaxedCapture() {
-    if (before_ >= 0) fastcheck_cuda_exchange_capture_mode(before_);
-  }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  static constexpr int kRelaxed = 2;
-  const int before_;
-};
 
 c10::Stream stream_of(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -177,7 +164,10 @@ Workspace Workspaces::fit(const WorkspaceSize& size) {
                   partials.numel(),
                   nullptr,
                   nullptr,
-                  0};
+                  0,
+                  {}};
+  // A replay would write to the stretch of its capture.
+  if (!is_capturing_) space.box = box_of(device_.index());
   if (size.table_bytes == 0) return space;
   if (is_smaller(kept_->table, size.table_bytes)) {
     kept_->table = at::empty({grown(size.table_bytes, kFirstBytes)}, bytes);

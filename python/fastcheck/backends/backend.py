@@ -10,7 +10,7 @@ import torch
 
 from fastcheck.record.format import DeviceMode
 
-__all__ = ["Backend", "OverflowStatus"]
+__all__ = ["Backend", "BlackBox", "OverflowStatus"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,19 @@ class OverflowStatus:
     #: A tensor of one element on the device: its bits are zero while nothing has overflowed.
     read: Callable[[torch.device], torch.Tensor]
     clear: Callable[[torch.device], None]
+
+
+@dataclass(frozen=True)
+class BlackBox:
+    """The first non-finite records of the last stretches of launches on a device, in memory of the
+    host: what is left of them when the device is lost. Of both functions the argument is the
+    device's index, and neither waits (the first call of ``begin`` allocates).
+    """
+
+    #: A stretch of launches begins; its number, above all earlier ones. 0: there is no box.
+    begin: Callable[[int], int]
+    #: Rows of ``record.format.BOX_DTYPE``, as bytes; of a row without a record ``stretch`` is 0.
+    contents: Callable[[int], bytes]
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,8 @@ class Backend:
     is_capturable: bool = False
     #: None where the device has none, or where its values show every overflow.
     overflow_status: Optional[OverflowStatus] = None
+    #: None where a device that is lost takes all its records along.
+    black_box: Optional[BlackBox] = None
     #: Sets which calls of this thread end another thread's graph capture in failure (2: a query of
     #: an event does not), and returns what it was; negative where it failed.
     exchange_capture_mode: Optional[Callable[[int], int]] = None

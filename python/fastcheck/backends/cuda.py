@@ -13,7 +13,7 @@ import torch
 from fastcheck.extension import status
 from fastcheck.record.format import DeviceMode
 
-from .backend import Backend
+from .backend import Backend, BlackBox
 
 __all__ = ["cuda_backend", "cuda_problem"]
 
@@ -44,6 +44,7 @@ def cuda_backend(module: Any) -> Backend:
         found_nonfinite=module.cuda_found_nonfinite,
         exponents=module.cuda_exponents,
         is_capturable=True,
+        black_box=BlackBox(begin=module.cuda_begin_stretch, contents=module.cuda_box),
         exchange_capture_mode=module.cuda_exchange_capture_mode,
         observe_list_logical=functools.partial(module.cuda_observe_list, logical=True),
     )

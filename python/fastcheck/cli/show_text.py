@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fastcheck.errors import printable
+from fastcheck.log.lost_device import lost_lines
 from fastcheck.log.reader import read_ranges, read_watch
 from fastcheck.log.step_table import step_rows
 from fastcheck.log.unobserved import from_meta
@@ -117,6 +118,7 @@ def _log_lines(others: list[str], view: LogView) -> list[str]:
         origin.insert(0, f"ranks {', '.join(map(str, ranks))}")
     if origin:
         lines.append(" · ".join(origin))
+    lines += lost_lines(view.meta)
     if view.dropped_bytes:
         lines.append(
             f"{view.dropped_bytes:,} bytes at the end were cut short (the process died while "

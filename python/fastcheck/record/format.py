@@ -52,6 +52,10 @@ RECORD_DTYPE = np.dtype(
 )
 assert RECORD_DTYPE.itemsize == RECORD_BYTES
 
+#: A row of a device's black box (csrc/cuda/launch.h): a record, the device address of the slot that
+#: it was written to, and the number of its stretch of launches; 0: the row is empty.
+BOX_DTYPE = np.dtype([("record", RECORD_DTYPE), ("slot", "<u8"), ("stretch", "<u8")])
+
 
 NONFINITE_COUNTS = ("nan_count", "posinf_count", "neginf_count")
 #: Counts of finite components. One component may be in several of them.

@@ -18,7 +18,7 @@ import torch
 
 from fastcheck.backends.backend import Backend
 from fastcheck.backends.portable.traversal import dtype_and_order
-from fastcheck.record.format import Identity
+from fastcheck.record.format import BOX_DTYPE, Identity
 from fastcheck.utils.torch.streams import DeviceStreams
 
 from .cursor import Cursor
@@ -60,6 +60,7 @@ class DeviceRing:
         self.lost_count = 0
         self._streams = streams
         streams.exchange_capture_mode = backend.exchange_capture_mode
+        self._index = streams.device.index or 0
         self._depth = int(depth)
         self._segment_slots = segment_slots
         self._max_segments = max_segments
@@ -214,6 +215,18 @@ class DeviceRing:
             segment.pool.append(segment)
         return records
 
+    def rescue(self, segment: Segment) -> np.ndarray:
+        """take(), of a segment that is lost with its device: those of its non-finite records that
+        the device's black box holds.
+        """
+        box = self.backend.black_box
+        rows = b"" if box is None else box.contents(self._index)
+        return segment.rescue(np.frombuffer(rows, BOX_DTYPE), self._depth, self.backend)
+
+    def check(self) -> None:
+        """Raises what the device reports if it is lost. Does not wait."""
+        self._streams.is_done(self._streams.current())
+
     def _new_reserve(self) -> Reserve:
         if self._spare:
             spare = self._spare.popleft()
@@ -237,11 +250,16 @@ class DeviceRing:
             if not self._free:
                 self._take_early()
             if self._free:
-                self._filling.append(self._free.popleft())
+                self._fill(self._free.popleft())
             elif self._segment_count < self._max_segments:
                 self._segment_count += 1
-                self._filling.append(self._new_segment())
+                self._fill(self._new_segment())
         return self._filling[0] if self._filling else None
+
+    def _fill(self, segment: Segment) -> None:
+        if self.backend.black_box is not None:
+            segment.stretch = self.backend.black_box.begin(self._index)
+        self._filling.append(segment)
 
     def _take_early(self) -> None:
         """Takes the segments whose copies are done, to reuse them within a step of very many

@@ -105,6 +105,8 @@ class Reserve(Segment):
             return False
         self._copying, self._waiting = self._waiting, {}
         self.start_copy(copier)
+        if self._failure is not None:
+            return True
         with self._streams.on(copier):
             self.slots[0].zero_()
         self._copied.record(copier)

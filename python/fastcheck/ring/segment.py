@@ -9,6 +9,7 @@ import numpy as np
 
 from fastcheck.backends.backend import Backend
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, VALUE_BYTES, Identity, identify
+from fastcheck.utils.torch.lost_device import is_lost
 from fastcheck.utils.torch.streams import DeviceStreams
 
 from .cursor import new_cursor
@@ -35,6 +36,11 @@ class Segment:
         self.cursor = new_cursor()
         self._written: dict[Any, Any] = {}  # stream: the event behind its last write
         self._copied = streams.new_event()
+        self._address = self.slots.data_ptr()
+        # The first stretch of launches (backends.backend.BlackBox) that wrote to it.
+        self.stretch = 0
+        # Why the copy could not be started: the device is lost.
+        self._failure: Optional[RuntimeError] = None
         # The segment is appended to it when its records have been taken.
         self.pool: Optional[deque[Segment]] = None
 
@@ -53,7 +59,17 @@ class Segment:
             self.slots.record_stream(stream)
 
     def start_copy(self, copier: Any) -> None:
-        """Puts the copy to the mirror on the stream ``copier``, behind all writes. No waiting."""
+        """Puts the copy to the mirror on the stream ``copier``, behind all writes. No waiting. On a
+        device that is lost nothing happens: ``is_ready`` raises then.
+        """
+        try:
+            self._start_copy(copier)
+        except RuntimeError as error:
+            if not is_lost(error):
+                raise
+            self._failure = error
+
+    def _start_copy(self, copier: Any) -> None:
         for stream, event in self._written.items():
             event.record(stream)
             copier.wait_event(event)
@@ -65,7 +81,9 @@ class Segment:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the copy is done. Does not wait."""
+        """Whether the copy is done. Does not wait. Raises what the device reports if it is lost."""
+        if self._failure is not None:
+            raise self._failure
         return self._streams.is_done(self._copied)
 
     def wait(self) -> None:
@@ -80,4 +98,14 @@ class Segment:
         rows[:, :VALUE_BYTES] = self.rows[:used, :VALUE_BYTES]
         identify(records, self.identities[:used], depth, backend.device_mode)
         self.cursor = new_cursor()
+        return records
+
+    def rescue(self, box: np.ndarray, depth: int, backend: Backend) -> np.ndarray:
+        """The complete records of this segment that ``box`` holds, rows of BOX_DTYPE."""
+        places = box["slot"].astype(np.int64) - self._address
+        mine = (box["stretch"] >= max(self.stretch, 1)) & (places >= 0)
+        mine &= places < self.cursor.slot * RECORD_BYTES
+        rows = places[mine] // RECORD_BYTES
+        records: np.ndarray = box["record"][mine][np.argsort(rows)]
+        identify(records, self.identities[np.sort(rows)], depth, backend.device_mode)
         return records

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fakes.cuda_on_cpu import driver
-from fakes.cuda_on_cpu.driver import Call, Cut, LaunchError, record
+from fakes.cuda_on_cpu.driver import Call, Cut, Garbage, LaunchError, record
 from fakes.layouts import LAYOUTS
 from support.helpers import SIZES, assert_same, even, expected, kernel, kinds, tensor_of
 from support.records.reference import (
@@ -299,6 +299,37 @@ def test_slots_in_any_order() -> None:
         assert [got[name] for name in ("seq", "step", "call", "site")] == [0] * 4
         assert (got["flags"], got["device_mode"]) == (int(i == 1), 0)
         assert_same(raw, kernel(tensors[i]))
+
+
+BOX_ROW = np.dtype([("record", "V192"), ("slot", "<u8"), ("stretch", "<u8")])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_black_box(seed: int) -> None:
+    """Of each stretch of launches the first sixteen non-finite records, with their addresses."""
+    tensors = [torch.full((5 + 2000 * (i % 4),), float(i)) for i in range(24)]
+    bad = [i for i in range(24) if i % 6 != 0]
+    for i in bad:
+        tensors[i][3] = float("nan")
+    box, claims = Garbage(4 * 16 * BOX_ROW.itemsize, fill=0), Garbage(4 * 8)
+    call = Call(tensors, cut=Cut(seed=seed, resident=4))
+    call.workspace.box, call.workspace.claims = box.address, claims.address
+    rows: list[np.ndarray] = []
+    for stretch in (1, 2, 6):  # the last one has the place of the second
+        call.workspace.stretch = stretch
+        wanted = [kernel(x) for x in tensors]
+        assert call.records() == wanted
+        all_rows = np.frombuffer(box.bytes(), BOX_ROW).reshape(4, 16)
+        rows.append(all_rows[stretch % 4])
+        assert set(rows[-1]["stretch"]) == {stretch}
+        numbers = (rows[-1]["slot"] - np.uint64(call.slots.address)) // np.uint64(192)
+        assert len(set(numbers)) == 16 and set(numbers) <= set(bad)
+        assert [bytes(row) for row in rows[-1]["record"]] == [wanted[int(n)] for n in numbers]
+    assert not all_rows[3]["stretch"].any()
+    assert set(all_rows[1]["stretch"]) == {1}
+    # One more in the same stretch finds no room.
+    call.records()
+    assert box.bytes() == all_rows.tobytes()
 
 
 @pytest.mark.parametrize("dtype", FLOAT_NAMES)

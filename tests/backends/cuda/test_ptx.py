@@ -13,6 +13,7 @@ import pytest
 
 from backends.cuda.test_kernels import (
     test_alignment,
+    test_black_box,
     test_cuts,
     test_depths,
     test_found_nonfinite,
@@ -30,6 +31,7 @@ from fakes.cuda_on_cpu import driver
 
 __all__ = [
     "test_alignment",
+    "test_black_box",
     "test_cuts",
     "test_depths",
     "test_found_nonfinite",

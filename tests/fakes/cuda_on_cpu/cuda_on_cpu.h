@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 
@@ -79,6 +80,29 @@ inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mo
 
 inline cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
   *id = cuda_on_cpu::number_of(stream);
+  return cudaSuccess;
+}
+
+enum { cudaHostAllocMapped = 2 };
+
+inline cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {
+  *memory = std::malloc(bytes);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  *device = host;
+  return cudaSuccess;
+}
+
+// Not the device's memory: kernels find it without locate().
+inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  *memory = std::memset(std::malloc(bytes), 0xa5, bytes);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaFreeHost(void* memory) {
+  std::free(memory);
   return cudaSuccess;
 }
 
@@ -174,6 +198,7 @@ inline int __all_sync(unsigned mask, int x, int line = __builtin_LINE(),
 // ---- memory -------------------------------------------------------------------------------------
 
 inline void __threadfence() { cuda_on_cpu::give_way(); }
+inline void __threadfence_system() { cuda_on_cpu::give_way(); }
 
 template <class T>
 T __ldg(const T* at) {
@@ -221,6 +246,15 @@ T atomicExch(T* at, T x) {
   cuda_on_cpu::give_way();
   const T old = *at;
   *at = x;
+  cuda_on_cpu::give_way();
+  return old;
+}
+
+template <class T>
+T atomicCAS(T* at, T expected, T x) {
+  cuda_on_cpu::give_way();
+  const T old = *at;
+  if (old == expected) *at = x;
   cuda_on_cpu::give_way();
   return old;
 }

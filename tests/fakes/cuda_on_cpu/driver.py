@@ -138,6 +138,10 @@ class Workspace(ctypes.Structure):
         ("table_host", ctypes.c_void_p),
         ("table_device", ctypes.c_void_p),
         ("table_bytes", ctypes.c_int64),
+        ("box", ctypes.c_void_p),
+        ("claims", ctypes.c_void_p),
+        ("stretch", ctypes.c_uint64),
+        ("box_slots", ctypes.c_uint64),
     )
 
 

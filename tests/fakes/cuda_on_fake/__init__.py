@@ -27,6 +27,7 @@ BUILD = ROOT / "build" / "cuda_on_fake"
 NAME = "cuda_on_fake_C"
 SOURCES = (
     "csrc/torch/binding/cuda_module.cpp",
+    "csrc/torch/cuda/black_box.cpp",
     "csrc/torch/cuda/observe.cpp",
     "csrc/torch/cuda/workspace.cpp",
     "csrc/torch/python/tensors.cpp",

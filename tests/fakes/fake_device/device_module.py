@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Callable, Optional, Union
 
@@ -365,10 +365,13 @@ class recorded_launches:  # noqa: N801  # a context manager, named as torch's ar
 
 def lose(message: str = "CUDA error: device-side assert triggered") -> None:
     """A kernel on the current stream fails, in its turn, in a way that CUDA does not recover from:
-    from then on no kernel runs, and every launch, query and wait raises ``message``.
+    from then on no kernel runs, and every launch, query and wait raises ``message``. Returns when
+    it has failed.
     """
     index = current_device()
     _C.lose(index, _C.current_stream(index), message)
+    with suppress(RuntimeError):
+        synchronize(index)
 
 
 def find_again(device: DeviceLike = None) -> None:

@@ -136,6 +136,21 @@ void accesses(Table& table) {
   atomic<uint64_t>(table, "atom.add.u64", add);
   atomic<uint64_t>(table, "atom.or.b64", [](auto old, auto b) { return old | b; });
   atomic<uint64_t>(table, "atom.exch.b64", [](auto, auto b) { return b; });
+  // Its operands: where the old value goes, the address, what is expected there, what is written.
+  table.define("atom.cas.b64", 4, [](Thread& t, const Instruction& i) {
+    cuda_on_cpu::give_way();
+    const uint64_t address = t.get<uint64_t>(i.operand[1]) + static_cast<uint64_t>(i.offset);
+    Bytes bytes = t.launch.memory.load_newest(t, address, 8);
+    uint64_t old;
+    std::memcpy(&old, bytes.data(), 8);
+    if (old == t.get<uint64_t>(i.operand[2])) {
+      const uint64_t now = t.get<uint64_t>(i.operand[3]);
+      std::memcpy(bytes.data(), &now, 8);
+      t.launch.memory.commit(t, address, 8, bytes);
+    }
+    t.put<uint64_t>(i.operand[0], old);
+    cuda_on_cpu::give_way();
+  });
   atomic<uint32_t>(table, "atom.inc.u32", [](auto old, auto b) { return old >= b ? 0 : old + 1; });
   const auto as_it_is = [](uint64_t a) { return a; };
   table.unary<uint64_t, uint64_t>("cvta.param.u64", as_it_is);

@@ -45,6 +45,7 @@ void shuffle(Thread& t, const Instruction& i) {
 
 void meetings(Table& table) {
   table.define("membar.gl", 0, fence);
+  table.define("membar.sys", 0, fence);
   table.define("bar.sync", 1, [](Thread& t, const Instruction& i) {
     if (t.get<uint32_t>(i.operand[0]) != 0) fail(t, "another barrier than the first");
     meet(t, [&] { cuda_on_cpu::block_barrier({t.launch.module.name.c_str(), i.line}); });

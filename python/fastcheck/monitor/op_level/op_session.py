@@ -165,7 +165,7 @@ class OpSession(OpReadings):
             if begins_again:
                 self.note(self.event_store.settle, self.step)
             if not len(self.drain):
-                self._submit()
+                self.submit()
             return
         with self.event_store.lock:
             # A served model never closes a step.

@@ -146,7 +146,7 @@ class OpReadings(Session):
             self._gather()
         super().note(function, *args)
 
-    def _submit(self, closes_step: bool = False) -> None:
+    def submit(self, closes_step: bool = False) -> None:
         if self._sites is None or self.tape is not None:  # after the capture
             return
         with self._aside():

@@ -24,6 +24,7 @@ from fastcheck.verdict.journal import Journal
 from fastcheck.verdict.step import Step
 
 from .event_store import EventStore
+from .faults import Faults
 
 __all__ = ["Drain", "Part"]
 
@@ -47,20 +48,37 @@ class Part:
         self.step = step
         self.journal = journal
         self.closes_step = closes_step
+        #: What a device reported in the place of records.
+        self.failure: Optional[Exception] = None
         self._records = records
         self._segments = segments
+        self._lost: set[int] = set()  # segments, by id()
 
     @property
     def is_ready(self) -> bool:
-        return all(segment.is_ready for _, segment in self._segments)
+        return all(self._has_come(segment, lambda s: s.is_ready) for _, segment in self._segments)
 
     def wait(self) -> None:
         for _, segment in self._segments:
-            segment.wait()
+            self._has_come(segment, Segment.wait)
+
+    def _has_come(self, segment: Segment, look: Callable[[Segment], Optional[bool]]) -> bool:
+        """What ``look`` returns; True for one that will never come, because its device is lost."""
+        if id(segment) in self._lost:
+            return True
+        try:
+            return bool(look(segment))
+        except Exception as error:
+            self.failure = error
+            self._lost.add(id(segment))
+            return True
 
     def take(self) -> np.ndarray:
         """All records, in the order of their sequence numbers."""
-        parts = [*self._records, *(ring.take(segment) for ring, segment in self._segments)]
+        parts = list(self._records)
+        for ring, segment in self._segments:
+            is_lost = id(segment) in self._lost
+            parts.append(ring.rescue(segment) if is_lost else ring.take(segment))
         parts = [part for part in parts if len(part)] or [np.zeros(0, RECORD_DTYPE)]
         records = parts[0] if len(parts) == 1 else np.concatenate(parts)
         numbers = records["seq"]
@@ -76,14 +94,14 @@ class Drain:
         self,
         event_store: EventStore,
         max_lag: Optional[int],
-        report_internal_error: Callable[[str, Exception], None],
+        faults: Faults,
         report_at_exit: Callable[[], None],
     ) -> None:
         # How often the training thread had to wait because it was max_lag steps ahead.
         self.wait_count = 0
         self._event_store = event_store
         self._max_lag = max_lag
-        self._trouble = report_internal_error
+        self._faults = faults
         self._report_at_exit = report_at_exit
         self._parts: deque[Part] = deque()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -114,10 +132,13 @@ class Drain:
         with self._event_store.lock:
             while self._parts and self._parts[0].is_ready:
                 part = self._parts.popleft()
+                if part.failure is not None:
+                    self._faults.report("what a device recorded", part.failure)
                 try:
                     self._event_store.replay(part.step, part.journal, part.take())
                 except Exception as error:
-                    self._trouble("what a device recorded", error)
+                    self._faults.report("what a device recorded", error)
+        self._faults.settle()
         return len(self._parts)
 
     def wait(self) -> None:

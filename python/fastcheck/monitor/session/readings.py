@@ -15,7 +15,7 @@ from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import Call
 from fastcheck.calls.recorder import make_lock, make_recorder
-from fastcheck.errors import FastcheckError, warn_of_fault
+from fastcheck.errors import FastcheckError
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.site import SiteTable
 from fastcheck.ring.cursor import new_cursor
@@ -47,6 +47,7 @@ from fastcheck.verdict.journal import (
 from .config import Config
 from .drain import Drain, Part
 from .event_store import EventStore
+from .faults import Faults
 from .overflow_status import StatusReader
 
 if TYPE_CHECKING:
@@ -67,9 +68,8 @@ class SessionReadings:
         self.sites = sites
         self.lock = make_lock()
         self.event_store = EventStore(config, sites, ranks.own, ranks.has_others)
-        self.drain = Drain(
-            self.event_store, config.stop.max_lag, self.report_internal_error, self._report_at_exit
-        )
+        self.faults = Faults(self)
+        self.drain = Drain(self.event_store, config.stop.max_lag, self.faults, self._report_at_exit)
         self.cursor = new_cursor()
         self.host = HostRing(config.depth, when_full=self._make_room, cursor=self.cursor)
         self.rings: dict[torch.device, DeviceRing] = {}
@@ -303,7 +303,7 @@ class SessionReadings:
     def flush(self) -> None:
         """Waits for the devices, and takes in everything."""
         if self.is_deferred:
-            self._submit()
+            self.submit()
             self.drain.wait()
         self.collect()
 
@@ -311,13 +311,13 @@ class SessionReadings:
         """The end of a hook, if ``settles_calls``: with sync="call" nothing is left open behind
         it.
         """
-        self._submit()
+        self.submit()
         self.drain.wait()
 
     def settle_update(self) -> None:
         """An optimizer is about to step: with sync="step" it waits for the verdicts."""
         if self.is_deferred and self.config.sync != "never":
-            self._submit()
+            self.submit()
             self.drain.wait()
 
     @property
@@ -327,7 +327,7 @@ class SessionReadings:
         """
         return self.settles_calls
 
-    def _submit(self, closes_step: bool = False) -> None:
+    def submit(self, closes_step: bool = False) -> None:
         step = self.step
         journal, step.journal = step.journal, Journal()
         if self.tape is not None:
@@ -365,7 +365,7 @@ class SessionReadings:
 
     def _make_room(self) -> None:
         if self.is_deferred:
-            self._submit()
+            self.submit()
             return
         with self.event_store.lock:
             self.collect()
@@ -376,6 +376,7 @@ class SessionReadings:
     def _report_at_exit(self) -> None:
         """The process ends: no hook will run any more that could raise what is due."""
         if not self.removed:
+            self.faults.look()
             try:
                 self.report_at_exit()
             except FastcheckError as stop:
@@ -393,7 +394,5 @@ class SessionReadings:
         """Warns once that fastcheck itself failed at ``where``, which the caller has switched
         off.
         """
-        note = f"fastcheck no longer observes {where}: {type(error).__name__}: {error}"
-        if note not in self.notes:
-            self.notes[note] = None
-            warn_of_fault(f"{note}. Training is not affected.")
+        self.faults.report(where, error)
+        self.faults.settle()

@@ -95,7 +95,7 @@ class Session(SessionReadings):
         if len(self.seen) > _MAX_SEEN:
             self.seen.clear()
         if len(self.step.journal.entries) > _MAX_SEEN:
-            self._submit()
+            self.submit()
         if not self.is_deferred:
             with self.event_store.lock:
                 self.event_store.renew(self.step)
@@ -104,7 +104,7 @@ class Session(SessionReadings):
     def end_pass(self) -> None:
         """A forward that no backward will follow has left the observed modules."""
         if self.is_deferred and not len(self.drain):
-            self._submit()
+            self.submit()
 
     def begin_step_if_closed(self) -> None:
         """The first forward or gradient after a step was closed opens the next one."""
@@ -113,7 +113,7 @@ class Session(SessionReadings):
         step = self.step
         self.note(self.event_store.end, step)
         if self.is_deferred:
-            self._submit()
+            self.submit()
         for handle in step.leaf_handles:
             handle.remove()
         self.seen.clear()
@@ -162,7 +162,7 @@ class Session(SessionReadings):
         self.overflow.read()
         self.note(self.event_store.close, self.step)
         if self.is_deferred:
-            self._submit(closes_step=True)
+            self.submit(closes_step=True)
             if self.config.sync == "never":
                 self.drain.bound()
             else:
@@ -173,7 +173,7 @@ class Session(SessionReadings):
         # Where ranks meet before an update, they do it before the next one too.
         self.step.has_met = False
         if self.is_active and self.is_deferred:
-            self._submit()
+            self.submit()
             if self.config.sync != "never":
                 self.drain.wait()
 
