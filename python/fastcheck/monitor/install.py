@@ -24,6 +24,7 @@ from fastcheck.monitor.on_request.requests import Requests
 from fastcheck.monitor.op_level.filter import check_ops
 from fastcheck.monitor.op_level.launch import why_not
 from fastcheck.monitor.precision.results import check_level
+from fastcheck.monitor.reruns.on_spike import SpikeReruns, check_rerun
 from fastcheck.monitor.session.config import Config, unknown_option
 from fastcheck.monitor.session.options import Filter, Log, Patterns, Stop, Training
 from fastcheck.monitor.session.request_options import OnRequest
@@ -151,6 +152,8 @@ def _install(
     named = _named_modules((model, *others))
     observed = _selected(named, config)
     check_hookable(observed)
+    if watched is not None and watched.rerun is not False:
+        check_rerun(config)
     if not is_alone:
         _warn_of_the_same(model, config)
     is_op_level = config.level == "op"
@@ -198,6 +201,17 @@ def _install(
                 watched.updates,
                 watched.moments,
                 monitor._watching.set_epsilon,
+            )
+        if watched.rerun is not False:
+            watching = monitor._watching
+            monitor._spike_reruns = SpikeReruns(
+                monitor._session,
+                lambda: list(monitor._watcher._updated_in),
+                monitor._replays.alive,
+                functools.partial(_install, is_alone=True),
+                () if watched.rerun is True else watched.rerun,
+                lambda: [(event.step, event.kind) for event in watching.events],
+                watching.rerun_done,
             )
         if watched.skip_above is not None:
             monitor._watcher.protection.norm_limit = monitor._watching.norm_limit

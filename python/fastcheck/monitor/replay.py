@@ -76,7 +76,7 @@ class Replayer:
         tensors = [tensor for _, tensor in flatten((args, kwargs), "batch")]
         self._capture = _Capture(
             Generators(),
-            SavedTensors(b for model in self._alive() for b in model.buffers()),
+            SavedTensors(b for model in self.alive() for b in model.buffers()),
             [(weakref.ref(t), t._version) for t in tensors if not t.is_inference()],
         )
         try:
@@ -116,7 +116,7 @@ class Replayer:
         with self._as_it_began():
             try:
                 with self._install(
-                    *self._alive(),
+                    *self.alive(),
                     level="op",
                     sync="call",
                     record="stats",
@@ -181,17 +181,18 @@ class Replayer:
             else session.config.training.scaler
         )
         scaler = own if isinstance(own, GradScaler) else None
-        with TrainingState(self._alive(), scaler), self._aside():
+        with TrainingState(self.alive(), scaler), self._aside():
             if capture is not None:
                 capture.buffers.put_back()
                 capture.generators.put_back()
             yield
 
-    def _alive(self) -> list[torch.nn.Module]:
+    def alive(self) -> list[torch.nn.Module]:
+        """The models that there are still."""
         return [model for ref in self._models if (model := ref()) is not None]
 
     def _why_not(self) -> str:
-        if not self._alive():
+        if not self.alive():
             return "the model is gone"
         if self._session.config.level == "op":
             return "this monitor is at op level itself: its report has the operator and the line"

@@ -167,6 +167,12 @@ class Watching:
         with self._lock:
             self._watcher.set_epsilon(epsilon)
 
+    def rerun_done(self, step: int, text: str, cause: str) -> None:
+        """What a step that was run again after a spike has shown."""
+        with self._lock:
+            if not self._is_off:
+                self._take([self._watcher.rerun_done(step, text, cause)])
+
     def _take(self, found: Sequence[WatchEvent]) -> None:
         self._pending.extend(found)
         self._warnings += sum(event.is_warning for event in found)

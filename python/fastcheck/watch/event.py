@@ -33,6 +33,7 @@ KINDS: Mapping[str, str] = {
     "underflow": "most of a low-precision gradient has become zero",
     "dead": "nearly all of an activation has become zero",
     "constant": "all elements of an activation have become equal",
+    "rerun": "a step was run again from the same state, after a spike",
     "replicas": "weights are not the same on all ranks",
 }
 
@@ -78,7 +79,8 @@ class WatchEvent:
     and ``reference`` what is usual there, both as the text names them. ``score``: in robust
     standard deviations, NaN where the rule has none. ``movers``: what left its range within the
     last 64 steps, first mover first. ``cause``: ``"data"``, ``"optimizer"``, ``"layer"``,
-    ``"gradient"``, ``"precision"``, ``"hardware"``, or "" where the records do not tell.
+    ``"gradient"``, ``"precision"``, ``"hardware"`` (of a rerun also ``"program"``, ``"input"`` or
+    ``"unknown"``), or "" where the records do not tell.
     ``interval``: of a forecast, in how many steps at the earliest and at the latest.
     ``batch``: what the step of the first mover (without one: of the event) trained on, if
     ``monitor.step(batch_id=)`` or ``monitor.batch()`` named it.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Optional
+from typing import Any, Optional, Union
 
 from fastcheck.errors import ConfigError, explain
+from fastcheck.utils.torch.training_state import is_stateful
 
 __all__ = ["Watch"]
 
@@ -32,6 +34,11 @@ class Watch:
             ``level="module"``.
         skip_above: skip an update whose gradients have a norm of more than so many times the median
             norm of the steps before, without waiting for a device (docs/watch.md); None: none.
+        rerun: at a spike, ``monitor.run(step, batch)`` runs that step again from the same state
+            before the next one, and an event ``rerun`` names the cause: ``"hardware"`` where it has
+            other numbers then, or ``"program"``. A list: what else has a state that the step
+            changes, such as a scheduler. Costs a copy of weights, gradients, buffers, the
+            optimizer's states and the batch at each step, and waits for the device. For one rank.
 
     Raises:
         ConfigError: an option has a value that can't be used.
@@ -44,6 +51,7 @@ class Watch:
     skip_above: Optional[float] = None
     updates: bool = True
     moments: str = "turns"
+    rerun: Union[bool, Sequence[Any]] = False
 
     def __post_init__(self) -> None:
         if isinstance(self.threshold, bool) or not isinstance(self.threshold, Real):
@@ -58,6 +66,10 @@ class Watch:
             self._refuse("skip_above", "a number above 1, or None")
         if not isinstance(self.updates, bool):
             self._refuse("updates", "True or False")
+        if not isinstance(self.rerun, bool):
+            if not isinstance(self.rerun, Sequence) or not all(map(is_stateful, self.rerun)):
+                self._refuse("rerun", "True, False, or a list of objects with state_dict()")
+            object.__setattr__(self, "rerun", tuple(self.rerun))
         if self.moments not in ("turns", "all", "none"):
             self._refuse("moments", '"turns", "all" or "none"')
         for name, least in (("window", 8), ("warm_up", 8), ("horizon", 1)):

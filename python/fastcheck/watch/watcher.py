@@ -149,8 +149,17 @@ class Watcher:
 
     def replicas_differ(self, step: int, text: str) -> WatchEvent:
         """The ranks hold other weights than each other. The event; whoever found it has warned."""
-        reading = Reading("replicas", _NONE, _NONE, _NONE, False)
-        event = self.autopsy.event(step, "replicas", text, reading, Origin((), "hardware", ""))
+        return self._from_outside(step, "replicas", text, "hardware", False)
+
+    def rerun_done(self, step: int, text: str, cause: str) -> WatchEvent:
+        """A step was run again after a spike. The event."""
+        return self._from_outside(step, "rerun", text, cause, cause != "program")
+
+    def _from_outside(
+        self, step: int, kind: str, text: str, cause: str, is_warning: bool
+    ) -> WatchEvent:
+        reading = Reading(kind, _NONE, _NONE, _NONE, is_warning)
+        event = self.autopsy.event(step, kind, text, reading, Origin((), cause, ""))
         self.events.append(event)
         self.count += 1
         return event

@@ -1,6 +1,7 @@
 """Runs a training step again from the same state, and compares the checksums of every tensor.
 
-``trace`` has what one run left, ``runner`` makes the runs, ``result`` is what came of them.
+``trace`` has what one run left, ``runner`` makes the runs, ``result`` is what came of them;
+``on_spike`` runs a step again after a spike.
 
 Imports ``monitor.hooks``, ``monitor.session``, ``record``, ``statistics`` and ``utils``.
 """

@@ -1,0 +1,121 @@
+"""Watch(rerun=True): a step with a spike is run again, and training goes on as if it were not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from support.programs.training_state import same, state_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+
+SPIKE, STEPS = 35, 39
+NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)
+
+
+class Loop:
+    """A model with dropout and a scheduler. In step SPIKE the batch is far off, or the first run
+    of the step computes one wrong element, or each run another one.
+    """
+
+    def __init__(self, fault: str, watch: Any, calls_step: bool = False) -> None:
+        torch.manual_seed(0)
+        self.fault, self.number, self.runs = fault, 0, 0
+        self.model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 4))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.001)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.999)
+        self.monitor = fastcheck.install(self.model, watch=watch, record="stats")
+        self.calls_step = calls_step
+        self.model[0].register_forward_hook(self.spoil)
+
+    def spoil(self, module: Any, args: Any, output: torch.Tensor) -> Any:
+        is_due = self.number == SPIKE and bool(args[0][0, 0] == 7)
+        self.runs += is_due
+        if is_due and (self.fault == "each" or (self.fault == "once" and self.runs == 1)):
+            return torch.cat([output[:1] + 1000.0 * self.runs, output[1:]])
+        return None
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = (self.model(x) - x[:, :4]).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        if self.calls_step:
+            self.monitor.step(loss)
+        return loss.detach()
+
+    def train(self) -> list[torch.Tensor]:
+        losses = []
+        for number in range(STEPS):
+            x = torch.randn(32, 8)
+            x[0, 0] = 7.0 if number == SPIKE else 0.0
+            if number == SPIKE and self.fault == "batch":
+                x[1:] *= 100
+            self.number = number if number <= SPIKE else SPIKE
+            losses.append(self.monitor.run(self.step, x))
+        self.monitor.remove()
+        return losses
+
+    def events(self) -> list[Any]:
+        return [event for event in self.monitor.watch.events if event.kind == "rerun"]
+
+
+def run(fault: str, **options: Any) -> tuple[Loop, list[torch.Tensor]]:
+    loop = Loop(fault, False, **options)
+    loop.monitor.remove()
+    loop.monitor = fastcheck.install(
+        loop.model,
+        watch=fastcheck.Watch(window=32, warm_up=16, rerun=[loop.schedule]),
+        record="stats",
+    )
+    return loop, loop.train()
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "text"),
+    [
+        ("batch", "program", "the step has the same numbers"),
+        ("once", "hardware", "the step has other numbers at 0 (Linear) · forward · output"),
+        ("each", "unknown", "with other bits. First that differs: 0 (Linear)"),
+    ],
+)
+@pytest.mark.parametrize("calls_step", [False, True])
+def test_the_cause_and_the_state_afterwards(
+    fault: str, cause: str, text: str, calls_step: bool
+) -> None:
+    plain = Loop(fault, False, calls_step=calls_step)
+    wanted = plain.train()
+    loop, losses = run(fault, calls_step=calls_step)
+    (event,) = loop.events()
+    assert (event.step, event.cause, event.is_warning) == (SPIKE, cause, cause != "program")
+    assert text in str(event)
+    assert all(map(torch.equal, losses, wanted))
+    assert same(
+        state_of(loop.model, loop.optimizer, NO_SCALER, schedule=loop.schedule.state_dict()),
+        state_of(plain.model, plain.optimizer, NO_SCALER, schedule=plain.schedule.state_dict()),
+    )
+
+
+def test_a_healthy_run_runs_nothing_again() -> None:
+    loop, _ = run("none")
+    assert loop.events() == [] and loop.runs == 1
+
+
+def test_options_that_cannot_be_used() -> None:
+    with pytest.raises(fastcheck.ConfigError, match=r"Watch\(rerun=\)"):
+        fastcheck.Watch(rerun=3)  # type: ignore[arg-type]  # refused
+    with pytest.raises(fastcheck.ConfigError, match=r"Watch\(rerun=\)"):
+        fastcheck.Watch(rerun=[object()])
+
+
+def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastcheck.monitor.reruns.on_spike.group_size", lambda group: 2)
+    model = nn.Linear(2, 2)
+    with pytest.raises(fastcheck.ConfigError, match="among several ranks"):
+        fastcheck.install(model, watch=fastcheck.Watch(rerun=True), record="stats")
+    assert not model._forward_hooks
