@@ -7,7 +7,7 @@ VENV ?= .venv
 # replace it. Where the default wheel brings CUDA, point TORCH_INDEX_URL at PyTorch's CPU index.
 TORCH ?= torch==2.13.0
 TORCH_INDEX_URL ?=
-# Of `make wheel`: cpu, cuda or generic.
+# Of `make wheel`: cpu, cuda, cpu-any, cuda-any or generic.
 ACCELERATOR ?= cpu
 # Passed to pytest, for example TESTS="tests/statistics/test_checksum.py -x".
 TESTS ?= tests
@@ -39,7 +39,7 @@ help:
 	@echo "make frontend-check    check their types and style, and that what is committed is what they build"
 	@echo "make screenshots       the pictures of docs/report.md (needs Chromium)"
 	@echo "make bench             the CPU benches, about ten minutes; results under bench/results"
-	@echo "make wheel             build a wheel into dist/; ACCELERATOR=cpu, cuda or generic"
+	@echo "make wheel             build a wheel into dist/; ACCELERATOR=cpu, cuda, cpu-any, cuda-any or generic"
 	@echo "make sdist             build a source distribution into dist/"
 	@echo "make test-wheel        install each wheel of dist/ into a fresh environment and test it"
 	@echo "make clean             remove the environment and all builds"
@@ -168,7 +168,7 @@ sdist: $(VENV)/.wheel-tools
 
 # Where there is no wheel, those that take no nvcc are made first.
 test-wheel:
-	$(if $(wildcard dist/*.whl),,$(MAKE) wheel ACCELERATOR=cpu && $(MAKE) wheel ACCELERATOR=generic)
+	$(if $(wildcard dist/*.whl),,$(foreach kind,cpu cpu-any generic,$(MAKE) wheel ACCELERATOR=$(kind) &&) true)
 	PYTHON=$(PYTHON) TORCH=$(TORCH) TORCH_INDEX_URL=$(TORCH_INDEX_URL) wheels/test.sh
 
 # ---- the environment -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 
 import fastcheck
 import harness
-from fastcheck import _C
+from fastcheck import _kernels
 
 PASSES = 50  # of one case in one round
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -196,7 +196,7 @@ CASES = [
 
 
 def vector_isa() -> str:
-    for name, usable, _ in _C.cpu_isas():
+    for name, usable, _ in _kernels.cpu_isas():
         if usable and name.startswith("avx"):
             return name
     raise SystemExit("choices.py times the AVX-512 or the AVX2 kernel; this machine runs neither")
@@ -244,7 +244,9 @@ class Variant:
         self._library = ctypes.CDLL(str(library))
 
     def _arguments(self, x: torch.Tensor) -> list[Any]:
-        code = next(code for code, name, *_ in _C.dtype_table() if DTYPES.get(name) is x.dtype)
+        code = next(
+            code for code, name, *_ in _kernels.dtype_table() if DTYPES.get(name) is x.dtype
+        )
         address = ctypes.c_void_p(x.data_ptr())
         return [code, DEPTHS[self.case.depth], address, ctypes.c_int64(x.numel())]
 

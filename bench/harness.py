@@ -82,13 +82,13 @@ def _cpu_model() -> str:
 def machine() -> dict[str, Any]:
     """What a figure depends on: processor, memory, commit and versions."""
     import fastcheck
-    from fastcheck import _C
+    from fastcheck import _kernels
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": _cpu_model(),
         "cores": cores,
-        "isa": _C.cpu_isa(),
+        "isa": _kernels.cpu_isa(),
         "load_at_start": round(os.getloadavg()[0], 2),
         "commit": _git("rev-parse", "--short=12", "HEAD") or "none",
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", "csrc", "python")),
@@ -96,7 +96,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
-        "compiler": _C.compiler(),
+        "compiler": _kernels.compiler(),
         "system": f"{platform.system()} {platform.release()}",
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

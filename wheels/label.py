@@ -5,6 +5,8 @@ The environment variable ``FASTCHECK_ACCELERATOR`` chooses the kind of wheel and
 ===========  ================  ====================================================================
 cpu          ``+pt213.cpu``    built against torch 2.13, without CUDA kernels
 cuda         ``+pt213.cu13``   with CUDA kernels, by nvcc of CUDA 13
+cpu-any      ``+cpu``          the kernels alone, for any torch and any Python from 3.9 on
+cuda-any     ``+cu13``         with CUDA kernels
 generic      ``+generic``      pure Python: any torch, any accelerator
 ===========  ================  ====================================================================
 
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 VARIABLE = "FASTCHECK_ACCELERATOR"
-ACCELERATORS = ("cpu", "cuda", "generic")
+ACCELERATORS = ("cpu", "cuda", "cpu-any", "cuda-any", "generic")
 VERSION_FILE = Path("python", "fastcheck", "_version.py")
 
 _state = "wheel"
@@ -64,7 +66,9 @@ def label(accelerator: Optional[str]) -> str:
         )
     if accelerator == "generic":
         return "+generic"
-    return f"+pt{torch_release()}.{'cpu' if accelerator == 'cpu' else f'cu{_cuda_major()}'}"
+    kind, _, is_for_any_torch = accelerator.partition("-")
+    torch = "" if is_for_any_torch else f"pt{torch_release()}."
+    return f"+{torch}{'cpu' if kind == 'cpu' else f'cu{_cuda_major()}'}"
 
 
 def torch_release() -> str:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds one wheel into dist/. `make wheel` calls it.
 #
-# ACCELERATOR: cpu (default), cuda or generic, explained in wheels/label.py. The wheel is built against
-# the torch of PYTHON. FASTCHECK_CUDA_ARCHS: the compute capabilities of a cuda
+# ACCELERATOR: cpu (default), cuda, cpu-any, cuda-any or generic, explained in wheels/label.py. cpu and
+# cuda are built against the torch of PYTHON. FASTCHECK_CUDA_ARCHS: the compute capabilities of a cuda
 # wheel, by default all that the toolkit has. PYTHON: an environment with torch and what
 # requirements-build.txt and requirements-wheel.txt name.
 set -euo pipefail
@@ -14,9 +14,9 @@ rm -rf "$out"
 mkdir -p "$out" dist
 
 options=()
-if test "$accelerator" = cuda; then
+if [[ $accelerator == cuda* ]]; then
   # A folder of its own, so that a CPU build in between does not discard minutes of nvcc.
-  options=("-Cbuild-dir=build/cuda-{wheel_tag}"
+  options=("-Cbuild-dir=build/$accelerator-{wheel_tag}"
     "-Ccmake.define.FASTCHECK_CUDA_ARCHS=${FASTCHECK_CUDA_ARCHS:-}")
 fi
 FASTCHECK_ACCELERATOR=$accelerator "$python" -m build --wheel --no-isolation --outdir "$out" \

@@ -3,7 +3,6 @@
 // Three instructions a word and one store at most per warp: it runs as fast as memory is read.
 #pragma once
 
-#include "cuda/plan.h"
 #include "cuda/records.cuh"
 
 namespace fastcheck::cuda {
@@ -11,7 +10,6 @@ namespace fastcheck::cuda {
 // ---- policy -------------------------------------------------------------------------------------
 
 constexpr int kFoundBlocksPerSm = 3;  // leaves a thread 80 registers
-static_assert(kFoundBlocksPerSm * kMaxWarps == kFoundWarpsPerMultiprocessor);
 
 // A magnitude plus `kReach` has its top bit set when it is not finite; several to a word.
 template <class Format>

@@ -16,7 +16,7 @@ import torch
 from fakes.layouts import LAYOUTS
 from fakes.neon import driver
 from fakes.neon.driver import Case, records
-from fastcheck import _C
+from fastcheck import _kernels
 from support.helpers import SIZES, assert_same, even, every_isa, kernel, kinds, tensor_of
 from support.records.reference import DTYPES, FLOAT_NAMES, VALUE_BYTES
 from support.records.vectors import PATH, pattern
@@ -181,4 +181,4 @@ def test_floating_point_modes_of_the_caller(isa: str, threads: int) -> None:
 def test_the_extensions_own_kernels_agree() -> None:
     """What neon is held to here is what this machine's fastest kernel gives."""
     x = tensor_of(pattern("random", "float16", 30_001, 1), "float16")
-    assert records([Case(x)])[0].record == kernel(x), _C.cpu_isa()
+    assert records([Case(x)])[0].record == kernel(x), _kernels.cpu_isa()

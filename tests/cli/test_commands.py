@@ -13,6 +13,7 @@ import pytest
 
 import fastcheck
 from fastcheck import extension as extension_module
+from fastcheck import kernels
 from fastcheck.cli import doctor, show
 from fastcheck.cli.main import main
 from support.processes import run_python
@@ -130,16 +131,11 @@ def test_doctor_with_a_bad_kernel_name_has_exit_code_1() -> None:
 def test_doctor_without_the_extension_says_what_reads_instead(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = extension_module.Status(
-        module=None,
-        problem="fastcheck's compiled extension is not installed; build it",
-        built_for=None,
-        accelerator=None,
-        compiler=None,
-    )
-    monkeypatch.setattr(doctor, "status", missing)
+    problem = "fastcheck's compiled extension is not installed; build it"
+    monkeypatch.setattr(doctor, "kernel_status", kernels.Status(None, problem))
+    monkeypatch.setattr(doctor, "status", extension_module.Status(None, problem))
     code, out, _ = run(capsys, "doctor")
     assert code == 0 and "problems" not in out
     assert "pure Python: portable backend" in out
-    assert re.search(r"cpu +no +no compiled extension", out)
+    assert re.search(r"cpu +no +no compiled kernels", out)
     assert re.search(r"portable +usable +pure Python, for .*, the CPU too", out)

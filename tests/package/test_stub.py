@@ -1,4 +1,6 @@
-"""_C.pyi agrees with the extension: the same names, parameters and defaults."""
+"""_C.pyi and _kernels.pyi agree with the compiled modules: the same names, and of _C the same
+parameters and defaults.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fastcheck
-from fastcheck import _C
+from fastcheck import _C, _kernels
 
 STUB = ast.parse((Path(fastcheck.__file__).parent / "_C.pyi").read_text())
 FUNCTIONS = {node.name: node for node in STUB.body if isinstance(node, ast.FunctionDef)}
@@ -73,15 +75,32 @@ def test_methods(cls: str) -> None:
     assert compiled == stub
 
 
+KERNELS = ast.parse((Path(fastcheck.__file__).parent / "_kernels.pyi").read_text())
+KERNEL_FUNCTIONS = {node.name: node for node in KERNELS.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_names_of_the_kernels() -> None:
+    public = {name for name in dir(_kernels) if not name.startswith("_")}
+    assert public == {*KERNEL_FUNCTIONS, "table"}
+
+
+@pytest.mark.parametrize("name", sorted(KERNEL_FUNCTIONS))
+def test_how_many_arguments_a_kernel_takes(name: str) -> None:
+    count = len(KERNEL_FUNCTIONS[name].args.posonlyargs)
+    for wrong in {count - 1, count + 1} - {-1}:
+        with pytest.raises(TypeError, match=rf"expected {count} arguments, got a tuple of {wrong}"):
+            getattr(_kernels, name)(*[object()] * wrong)
+
+
 def test_return_types_that_can_be_tried() -> None:
-    assert isinstance(_C.cpu_isa(), str)
-    assert isinstance(_C.compiler(), str)
+    assert isinstance(_kernels.cpu_isa(), str)
+    assert isinstance(_kernels.compiler(), str)
     assert isinstance(_C.torch_version(), str)
-    isas = _C.cpu_isas()
+    isas = _kernels.cpu_isas()
     assert [tuple(map(type, row)) for row in isas] == [(str, bool, str)] * len(isas)
-    assert {type(row) for row in _C.dtype_table()} == {tuple}
-    assert {tuple(map(type, row)) for row in _C.dtype_table()} == {(int, str, int, int)}
-    assert {tuple(map(type, row)) for row in _C.record_layout().values()} == {(int, int)}
+    assert {type(row) for row in _kernels.dtype_table()} == {tuple}
+    assert {tuple(map(type, row)) for row in _kernels.dtype_table()} == {(int, str, int, int)}
+    assert {tuple(map(type, row)) for row in _kernels.record_layout().values()} == {(int, int)}
 
 
 def test_every_annotation_is_there() -> None:

@@ -60,6 +60,7 @@ def test_nvcc_is_the_one_in_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     nvcc(tmp_path, "release 14.1, V14.1.0")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert label.label("cuda") == f"+pt{TORCH}.cu14"
+    assert label.label("cuda-any") == "+cu14"
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match="needs nvcc, and there is none in PATH"):
         label.label("cuda")
@@ -72,7 +73,10 @@ def test_what_nvcc_says_must_be_a_release(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_unknown_accelerator() -> None:
-    with pytest.raises(ValueError, match="is 'rocm'; expected one of cpu, cuda, generic, or unset"):
+    with pytest.raises(
+        ValueError,
+        match="is 'rocm'; expected one of cpu, cuda, cpu-any, cuda-any, generic, or unset",
+    ):
         label.label("rocm")
 
 
@@ -81,6 +85,7 @@ def test_a_torch_to_build_against_is_needed(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(RuntimeError, match="install torch first and build without isolation"):
         label.label("cpu")
     assert label.label("generic") == "+generic"
+    assert label.label("cpu-any") == "+cpu"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +95,8 @@ def test_a_torch_to_build_against_is_needed(monkeypatch: pytest.MonkeyPatch) -> 
         ("generic", "+generic, for any torch and any accelerator: pure Python"),
         ("pt213.cpu", "+pt213.cpu, for the CPU"),
         ("pt213.cu13", "+pt213.cu13, for the CPU and CUDA 13"),
+        ("cpu", "+cpu, for the CPU, for any torch; hooks in pure Python"),
+        ("cu13", "+cu13, for the CPU and CUDA 13, for any torch; hooks in pure Python"),
     ],
 )
 def test_doctor_says_what_a_wheel_is_for(name: str, expected: str) -> None:
@@ -194,7 +201,7 @@ def test_the_source_distribution_is_what_git_holds(unpacked: Path) -> None:
 
 def test_the_generic_wheel_is_for_any_python_and_platform(wheel: wheel_smoke.Wheel) -> None:
     assert wheel.path.name.endswith("+generic-py3-none-any.whl")
-    wheel_smoke.it_holds_its_own_library_and_no_other(wheel)
+    wheel_smoke.it_holds_its_own_libraries_and_no_others(wheel)
     wheel_smoke.it_holds_these_sources(wheel)
 
 
@@ -206,10 +213,11 @@ def test_the_generic_wheel_says_what_it_is(wheel: wheel_smoke.Wheel, tmp_path: P
     code = """
 import fastcheck, torch
 from fastcheck.extension import extension, status
+from fastcheck.kernels import status as kernels
 print(fastcheck.__file__)
-print(status.label, status.text, status.is_broken, fastcheck.stats(torch.ones(3)).numel)
+print(kernels.label, status.text, status.is_broken, fastcheck.stats(torch.ones(3)).numel)
 try:
-    extension.cpu_isa()
+    extension.record()
 except fastcheck.ExtensionError as error:
     print(error)
 """

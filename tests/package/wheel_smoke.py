@@ -54,6 +54,7 @@ class Wheel:
         self.label = self.version.partition("+")[2]
         self.torch, _, self.accelerator = self.label.rpartition(".")
         self.is_generic = self.label == "generic"
+        self.is_for_any_torch = not self.torch
         self.has_cuda = self.accelerator.startswith("cu")
         with zipfile.ZipFile(path) as archive:
             self.files = archive.namelist()
@@ -106,16 +107,18 @@ def it_holds_these_sources(wheel: Wheel) -> None:
 def its_version_names_torch_and_the_accelerator(wheel: Wheel) -> None:
     assert importlib.metadata.version("fastcheck") == wheel.version
     assert wheel.version.partition("+")[0] == fastcheck.__version__
-    if not wheel.is_generic:
+    if not wheel.is_for_any_torch:
         assert wheel.torch == "pt" + "".join(torch.__version__.split("+")[0].split(".")[:2])
-        assert re.fullmatch(r"cpu|cu\d+", wheel.accelerator), wheel.label
+    assert wheel.is_generic or re.fullmatch(r"cpu|cu\d+", wheel.accelerator), wheel.label
 
 
-def it_holds_its_own_library_and_no_other(wheel: Wheel) -> None:
+def it_holds_its_own_libraries_and_no_others(wheel: Wheel) -> None:
     if wheel.is_generic:
         assert wheel.path.name.endswith("-py3-none-any.whl") and wheel.libraries == []
         return
-    assert [re.sub(r"\..*", "", name) for name in wheel.libraries] == ["fastcheck/_C"]
+    hooks = set() if wheel.is_for_any_torch else {"fastcheck/_C"}
+    assert {re.sub(r"\..*", "", name) for name in wheel.libraries} == {"fastcheck/_kernels"} | hooks
+    assert ("-cp39-abi3-" in wheel.path.name) == wheel.is_for_any_torch, wheel.path.name
     assert re.match(r"manylinux_2_\d+_", wheel.platform), wheel.platform
 
 
@@ -131,8 +134,9 @@ def doctor_names_the_accelerator(wheel: Wheel) -> None:
         assert kernels == set()
         return
     assert "CPU" in versions["wheel"] and ("CUDA" in versions["wheel"]) == wheel.has_cuda, versions
-    assert re.fullmatch(r"for torch [\w.+]+", versions["extension"]), versions
-    assert table["cpu"] == "compiled extension", table
+    hooks = "hooks in pure Python" if wheel.is_for_any_torch else r"for torch [\w.+]+"
+    assert re.fullmatch(hooks, versions["extension"]), versions
+    assert table["cpu"] == "compiled kernels", table
     if platform.machine() == "x86_64":
         assert kernels >= {"avx512", "avx2", "scalar"}, kernels
     assert table["cuda"].startswith("built; ") == wheel.has_cuda, table
@@ -246,9 +250,10 @@ def op_level_names_the_operator(wheel: Wheel) -> None:
     try:
         monitor = fastcheck.install(model, level="op")
     except fastcheck.ExtensionError as error:
-        assert wheel.is_generic and "generic wheel" in str(error), error
+        expected = "generic wheel" if wheel.is_generic else "wheel of kernels for any torch"
+        assert wheel.is_for_any_torch and expected in str(error), error
         return
-    assert not wheel.is_generic
+    assert not wheel.is_for_any_torch
     try:
         torch.sqrt(model(torch.ones(1, 2)) * 0.0 - 1.0)
         monitor.flush()
@@ -277,8 +282,9 @@ assert fastcheck.checksum(torch.ones(3)) == {fastcheck.checksum(torch.ones(3))}
 print(fastcheck.backends.table.backend_for(torch.device("cpu")).name)
 """
     done = command("-c", code)
-    assert (done.returncode, done.stdout) == (0, "portable\n"), done
-    if wheel.is_generic:
+    reads = "portable" if wheel.is_generic else "cpu"
+    assert (done.returncode, done.stdout) == (0, f"{reads}\n"), done
+    if wheel.is_for_any_torch:
         assert done.stderr == "", done
         return
     assert "FastcheckWarning" in done.stderr, done
@@ -290,7 +296,7 @@ CHECKS: tuple[Callable[[Wheel], None], ...] = (
     it_is_what_is_imported,
     it_holds_these_sources,
     its_version_names_torch_and_the_accelerator,
-    it_holds_its_own_library_and_no_other,
+    it_holds_its_own_libraries_and_no_others,
     doctor_names_the_accelerator,
     its_gpu_code_is_what_doctor_says,
     it_reads_what_the_reference_reads,

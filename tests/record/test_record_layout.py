@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import fastcheck
-from fastcheck import _C
+from fastcheck import _C, _kernels
 from fastcheck.record import format as record_format
 from support.paths import ROOT
 from support.records.reference import (
@@ -33,7 +33,7 @@ MIRROR: dict[str, tuple[Any, ...]] = dict(fastcheck.RECORD_DTYPE.fields or {})
 
 
 def test_cpp_has_the_references_layout() -> None:
-    layout = _C.record_layout()
+    layout = _kernels.record_layout()
     assert list(layout) == NAMES
     for name, (offset, code) in LAYOUT.items():
         assert layout[name] == (offset, struct.calcsize(code)), name
@@ -47,7 +47,7 @@ def test_numpy_mirror_has_the_layout_of_cpp() -> None:
     assert dtype.itemsize == RECORD_BYTES == record_format.RECORD_BYTES
     assert record_format.VALUE_BYTES == VALUE_BYTES
     assert record_format.RECORD_VERSION == 1
-    for name, (offset, size) in _C.record_layout().items():
+    for name, (offset, size) in _kernels.record_layout().items():
         field, at = MIRROR[name][:2]
         assert (at, field.itemsize) == (offset, size), name
 
@@ -72,7 +72,7 @@ def test_numpy_mirror_is_little_endian_and_of_the_right_kind() -> None:
 
 def test_fields_do_not_overlap_and_leave_no_gap() -> None:
     at = 0
-    for name, (offset, size) in sorted(_C.record_layout().items(), key=lambda item: item[1]):
+    for name, (offset, size) in sorted(_kernels.record_layout().items(), key=lambda item: item[1]):
         assert offset == at, name
         at += size
     assert at == RECORD_BYTES
@@ -90,7 +90,7 @@ def test_every_field_is_read_where_it_lies() -> None:
 
 def test_dtype_table() -> None:
     rows = [(row.code, row.name, row.components, row.itemsize) for row in TABLE]
-    assert _C.dtype_table() == rows
+    assert _kernels.dtype_table() == rows
     assert [(i.code, i.name, i.components, i.component_bytes) for i in record_format.DTYPES] == rows
     kinds = {"float": "f8", "int": "i8", "uint": "u8", "bool": "u8"}
     assert [info.kind for info in record_format.DTYPES] == [kinds[row.kind] for row in TABLE]

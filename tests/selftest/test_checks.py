@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fastcheck
-from fastcheck import _C
+from fastcheck import _C, _kernels
 from fastcheck.cli.main import main
 from fastcheck.errors import ConfigError
 from fastcheck.record.format import RECORD_DTYPE, Depth
@@ -102,11 +102,11 @@ def test_passes_without_the_extension() -> None:
 
 
 def test_draws_no_random_number_and_leaves_the_kernel() -> None:
-    before = torch.get_rng_state(), _C.cpu_isa()
+    before = torch.get_rng_state(), _kernels.cpu_isa()
     for name in ("values", "kernels", "install"):
         one(name)
     assert torch.equal(torch.get_rng_state(), before[0])
-    assert _C.cpu_isa() == before[1]
+    assert _kernels.cpu_isa() == before[1]
 
 
 # --- and fails where something is ----------------------------------------------------------------
@@ -180,7 +180,7 @@ BREAKS: dict[str, tuple[str, dict[str, Callable[..., Any]], str]] = {
         "kernels",
         {
             "record_list": lambda true, *args: (
-                true(*args) + (_C.cpu_isa() != "scalar" and args[1] == 3)
+                true(*args) + (_kernels.cpu_isa() != "scalar" and args[1] == 3)
             )
         },
         "and scalar differ",

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from fastcheck import _C
+from fastcheck import _kernels
 from support.helpers import (
     ISAS,
     SIZES,
@@ -249,8 +249,8 @@ def test_more_than_2_31_elements() -> None:
 def test_the_environment_variable_chooses(isa: str) -> None:
     code = (
         "from support.helpers import *\n"
-        "from fastcheck import _C\n"
-        "assert _C.cpu_isa() == %r, _C.cpu_isa()\n"
+        "from fastcheck import _kernels\n"
+        "assert _kernels.cpu_isa() == %r, _kernels.cpu_isa()\n"
         "for dtype in ('float32', 'bfloat16', 'int16', 'float64'):\n"
         "    x = tensor_of(pattern('random', dtype, 9000, 1), dtype)\n"
         "    assert_same(kernel(x), expected('random', dtype, 9000, 1), dtype)\n"
@@ -274,10 +274,10 @@ def test_a_bad_environment_variable_is_an_error() -> None:
 
 @cpu_only
 def test_a_bad_instruction_set_name_is_an_error() -> None:
-    before = _C.cpu_isa()
+    before = _kernels.cpu_isa()
     with pytest.raises(Exception, match="avx1024"):
-        _C.set_cpu_isa("avx1024")
-    assert _C.cpu_isa() == before
+        _kernels.set_cpu_isa("avx1024")
+    assert _kernels.cpu_isa() == before
 
 
 def test_dtype_table_covers_the_parameters() -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import fastcheck
-from fastcheck import _C
+from fastcheck import _C, _kernels
 from fastcheck.backends.table import backend_for
 from fastcheck.cli.main import main
 from support.records.reference import (
@@ -53,7 +53,9 @@ canonical_sums = pytest.mark.skipif(
 SUMS = ("sum", "abs_sum", "sum_sq")
 # Around the ends of a row, of a run, of a tile and of several tiles; 9 tiles make an uneven tree.
 SIZES = (0, 1, 2, 63, 64, 65, 1023, 1024, 1025, 4095, 4096, 4097, 3 * 4096 + 1000, 9 * 4096 + 17)
-ISAS = tuple(name for name, supported, _ in _C.cpu_isas() if supported) if ON_CPU else (DEVICE,)
+ISAS = (
+    tuple(name for name, supported, _ in _kernels.cpu_isas() if supported) if ON_CPU else (DEVICE,)
+)
 
 
 def tensor_of(raw: bytes, dtype: str, offset: int = 0) -> torch.Tensor:
@@ -159,14 +161,14 @@ def every_isa(names: Sequence[str] = ISAS) -> Iterator[str]:
     if not ON_CPU:
         yield from names
         return
-    before = _C.cpu_isa()
+    before = _kernels.cpu_isa()
     try:
         for name in names:
-            _C.set_cpu_isa(name)
-            assert _C.cpu_isa() == name
+            _kernels.set_cpu_isa(name)
+            assert _kernels.cpu_isa() == name
             yield name
     finally:
-        _C.set_cpu_isa(before)
+        _kernels.set_cpu_isa(before)
 
 
 def doctors_row(name: str, capsys: pytest.CaptureFixture[str]) -> tuple[bool, str]:

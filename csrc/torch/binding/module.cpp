@@ -12,13 +12,13 @@
 
 #include "core/exponents.h"
 #include "core/record.h"
-#include "cpu/dispatch.h"
 #include "torch/binding/cuda_module.h"
 #include "torch/dump/module.h"
 #include "torch/hooks/call.h"
 #include "torch/hooks/module_recorder.h"
 #include "torch/hooks/reader.h"
 #include "torch/hooks/recorder.h"
+#include "torch/kernels/imported.h"
 #include "torch/op_level/module.h"
 #include "torch/python/lock.h"
 #include "torch/python/observe.h"
@@ -122,61 +122,12 @@ std::int64_t add_seen(SeenTensors& seen, py::handle object, std::int64_t token) 
   return seen.add(unpack(object), token);
 }
 
-std::vector<std::tuple<std::string, bool, std::string>> cpu_isas() {
-  std::vector<std::tuple<std::string, bool, std::string>> rows;
-  for (const cpu::IsaStatus& status : cpu::isa_statuses()) {
-    rows.emplace_back(status.name, status.usable, status.reason);
-  }
-  return rows;
-}
-
-py::dict record_layout() {
-  py::dict layout;
-#define FASTCHECK_FIELD(field) \
-  layout[#field] = py::make_tuple(offsetof(Record, field), sizeof(Record::field));
-  FASTCHECK_FIELD(numel)
-  FASTCHECK_FIELD(nan_count)
-  FASTCHECK_FIELD(posinf_count)
-  FASTCHECK_FIELD(neginf_count)
-  FASTCHECK_FIELD(zero_count)
-  FASTCHECK_FIELD(subnormal_count)
-  FASTCHECK_FIELD(negative_count)
-  FASTCHECK_FIELD(saturated_count)
-  FASTCHECK_FIELD(min)
-  FASTCHECK_FIELD(max)
-  FASTCHECK_FIELD(sum)
-  FASTCHECK_FIELD(abs_sum)
-  FASTCHECK_FIELD(sum_sq)
-  FASTCHECK_FIELD(checksum)
-  FASTCHECK_FIELD(seq)
-  FASTCHECK_FIELD(step)
-  FASTCHECK_FIELD(call)
-  FASTCHECK_FIELD(site)
-  FASTCHECK_FIELD(flags)
-  FASTCHECK_FIELD(version)
-  FASTCHECK_FIELD(dtype)
-  FASTCHECK_FIELD(order)
-  FASTCHECK_FIELD(depth)
-  FASTCHECK_FIELD(device_mode)
-  FASTCHECK_FIELD(reserved)
-#undef FASTCHECK_FIELD
-  return layout;
-}
-
-std::vector<std::tuple<int, std::string, int, int>> dtype_table() {
-  std::vector<std::tuple<int, std::string, int, int>> rows;
-  for (int code = 0; code < kDTypeCount; ++code) {
-    const DTypeInfo& info = kDTypes[code];
-    rows.emplace_back(code, info.name, info.components, info.component_size);
-  }
-  return rows;
-}
-
 }  // namespace
 }  // namespace fastcheck
 
 PYBIND11_MODULE(_C, m) {
   using namespace fastcheck;
+  import_kernels();
   m.doc() = "fastcheck's compiled part; use fastcheck, not this.";
   m.def("record", record, py::arg("tensor"), py::arg("depth") = 3, py::arg("logical") = false);
   m.def("record_list", record_list, py::arg("tensors"), py::arg("depth") = 3,
@@ -202,11 +153,5 @@ PYBIND11_MODULE(_C, m) {
   dump::define_op_recorder(m);
   cuda::define_functions(m);
   op_level::bind(m);
-  m.def("cpu_isa", [] { return std::string(cpu::active_kernels().name); });
-  m.def("set_cpu_isa", cpu::set_active_kernels, py::arg("name"));
-  m.def("cpu_isas", cpu_isas);
-  m.def("compiler", [] { return std::string("g++ " __VERSION__); });
   m.def("torch_version", [] { return std::string(TORCH_VERSION); });
-  m.def("record_layout", record_layout);
-  m.def("dtype_table", dtype_table);
 }

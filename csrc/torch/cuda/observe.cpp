@@ -8,6 +8,7 @@
 
 #include "cuda/exponents.h"
 #include "cuda/launch.h"
+#include "kernels/cuda_errors.h"
 #include "torch/cuda/device.h"
 #include "torch/cuda/workspace.h"
 #include "torch/read/slots.h"

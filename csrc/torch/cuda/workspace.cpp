@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cuda/exponents.h"
+#include "kernels/cuda_errors.h"
 #include "torch/cuda/black_box.h"
 #include "torch/cuda/device.h"
 #include "torch/cuda/relaxed_capture.h"
@@ -91,16 +92,6 @@ c10::Stream stream_of(c10::Device device) {
 }
 
 }  // namespace
-
-void check(int error, const char* call) {
-  if (error == 0) return;
-  const std::string name = fastcheck_cuda_error_name(error);
-  if (fastcheck_cuda_is_device_lost(error) == 0) {
-    throw std::runtime_error(std::string("fastcheck's CUDA kernels: ") + call + " failed: " + name);
-  }
-  throw std::runtime_error("CUDA error: " + name + " (in a kernel that ran before " + call +
-                           " of fastcheck, which CUDA has reported it at)");
-}
 
 Workspaces::Workspaces(c10::Device device, void* stream) : device_(device), lock_(lock()) {
   tuning_.multiprocessors = multiprocessors_of(device.index());

@@ -9,9 +9,6 @@
 
 namespace fastcheck::cuda {
 
-// Throws std::runtime_error with the call that failed and the reason, unless `error` is 0.
-void check(int error, const char* call);
-
 struct StreamBuffers;
 
 // A launch's hold on the buffers of a stream. The device must be current, and stay so.

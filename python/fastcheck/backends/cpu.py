@@ -1,43 +1,75 @@
-"""The backend of CPU tensors: the compiled extension's kernels."""
+"""The backend of CPU tensors: the compiled kernels."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from fastcheck.extension import extension
-from fastcheck.record.format import VALUE_BYTES, DeviceMode
+from fastcheck.record.exponents import EXPONENT_WORDS
+from fastcheck.record.format import RECORD_BYTES, DeviceMode
 
+from .arguments import arguments_of
 from .backend import Backend
 
 __all__ = ["cpu_backend"]
 
+_HEALTH = 1
 
-def cpu_backend() -> Backend:
-    """The backend of the compiled extension, which has to be there."""
+
+def cpu_backend(module: Any) -> Backend:
+    """The backend of the kernels of ``module``, ``fastcheck._kernels``."""
+    observe_list = functools.partial(_observe_list, module)
     return Backend(
         name="cpu",
         determinism="bitwise",
         device_mode=DeviceMode.IEEE,
-        observe=_observe,
-        observe_list=_observe_list,
-        found_nonfinite=extension.found_nonfinite,
-        observe_list_logical=functools.partial(_observe_list, logical=True),
+        observe=functools.partial(_observe, module),
+        observe_list=observe_list,
+        found_nonfinite=functools.partial(_found_nonfinite, module),
+        exponents=functools.partial(_exponents, module),
+        observe_list_logical=functools.partial(observe_list, logical=True),
     )
 
 
-def _observe(tensor: torch.Tensor, slots: torch.Tensor, index: int, depth: int) -> None:
-    slots[index, :VALUE_BYTES] = extension.record(tensor, depth)[:VALUE_BYTES]
+def _observe(
+    module: Any, tensor: torch.Tensor, slots: torch.Tensor, index: int, depth: int
+) -> None:
+    _observe_list(module, [tensor], slots, index, depth)
 
 
 def _observe_list(
+    module: Any,
     tensors: Sequence[torch.Tensor],
     slots: torch.Tensor,
     first: int,
     depth: int,
     logical: bool = False,
 ) -> None:
-    rows = extension.record_list(tensors, depth, logical)
-    slots[first : first + len(tensors), :VALUE_BYTES] = rows[:, :VALUE_BYTES]
+    _read(module, tensors, depth, logical, slots[first : first + len(tensors)])
+
+
+def _found_nonfinite(module: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    records = torch.empty((len(tensors), RECORD_BYTES), dtype=torch.uint8, device="cpu")
+    found = _read(module, tensors, _HEALTH, False, records)
+    return torch.tensor(1.0 if found else 0.0, device="cpu")
+
+
+def _exponents(module: Any, tensor: torch.Tensor, logical: bool) -> torch.Tensor:
+    words = torch.empty(EXPONENT_WORDS, dtype=torch.int64, device="cpu")
+    arguments, kept = arguments_of([tensor])
+    module.exponents(arguments, logical, torch.get_num_threads(), words.data_ptr())
+    del kept  # read by now
+    return words
+
+
+def _read(
+    module: Any, tensors: Sequence[torch.Tensor], depth: int, logical: bool, rows: torch.Tensor
+) -> int:
+    """Writes whole records to ``rows``, uint8 (n, 192) without gaps; how many are non-finite."""
+    arguments, kept = arguments_of(tensors)
+    found: int = module.records(arguments, depth, logical, torch.get_num_threads(), rows.data_ptr())
+    del kept  # read by now
+    return found

@@ -7,7 +7,7 @@ from typing import Callable, Optional
 
 import torch
 
-from fastcheck.extension import status
+from fastcheck.kernels import kernels
 
 from . import cuda, mlu, npu
 from .backend import Backend
@@ -22,10 +22,11 @@ __all__ = ["backend_for"]
 def _of_type(device_type: str, index: Optional[int] = None) -> Backend:
     if triton.triton_problem(device_type) is None:
         return triton.triton_backend(device_type)
-    if device_type == "cpu" and status.module is not None:
-        return cpu_backend()
+    module = kernels()
+    if device_type == "cpu" and module is not None:
+        return cpu_backend(module)
     if device_type == "cuda" and cuda.cuda_problem(index) is None:
-        return cuda.cuda_backend(status.module)
+        return cuda.cuda_backend()
     return portable.portable_backend(device_type)
 
 

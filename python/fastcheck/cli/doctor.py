@@ -15,6 +15,7 @@ from typing import Any
 from fastcheck._version import __version__
 from fastcheck.errors import first_line
 from fastcheck.extension import status
+from fastcheck.kernels import status as kernel_status
 from fastcheck.utils.text.layout import Part, Section, Table, paint, wants_color, wrap
 from fastcheck.utils.text.numbers import to_json
 
@@ -33,7 +34,8 @@ _EPILOG = f"""\
 environment:
   {_ISA_VARIABLE}=avx512|avx2|scalar   force one CPU kernel (all give the same bits); on
                                          AArch64 neon|scalar
-  FASTCHECK_NO_EXTENSION=1               pure Python, as if the extension were not installed
+  FASTCHECK_NO_EXTENSION=1               pure Python, as if nothing compiled were installed
+  FASTCHECK_NO_BINDING=1                 compiled kernels, with hooks in pure Python
   FASTCHECK_TRITON=auto|on|off           Triton's kernels: devices without a kernel of their own,
                                          CUDA too (to cross-check), none
   NO_COLOR=1                             no colours
@@ -117,10 +119,11 @@ def _tools() -> str:
 
 
 def _build(found: Findings) -> None:
-    found.versions["wheel"] = _wheel(status.label)
+    found.versions["wheel"] = _wheel(kernel_status.label)
+    found.versions["kernels"] = kernel_status.text
     found.versions["extension"] = status.text
-    if status.compiler:
-        found.versions["compiler"] = status.compiler
+    if kernel_status.compiler:
+        found.versions["compiler"] = kernel_status.compiler
     found.versions["cuda"] = _cuda() if _has_cuda() else "not built"
     if status.is_broken:
         found.problems.append(status.problem[:1].upper() + status.problem[1:] + ".")
@@ -128,34 +131,34 @@ def _build(found: Findings) -> None:
 
 def _wheel(label: str) -> str:
     """What the wheel that was installed is for, from its version's label (``wheels/label.py``)."""
-    accelerator = label.rpartition(".")[2]
+    torch_release, _, accelerator = label.rpartition(".")
     if not label:
         return "none: built from source"
     if accelerator == "generic":
         return "+generic, for any torch and any accelerator: pure Python"
-    if accelerator == "cpu":
-        return f"+{label}, for the CPU"
-    return f"+{label}, for the CPU and CUDA {accelerator[2:]}"
+    read = "the CPU" if accelerator == "cpu" else f"the CPU and CUDA {accelerator[2:]}"
+    hooks = "" if torch_release else ", for any torch; hooks in pure Python"
+    return f"+{label}, for {read}{hooks}"
 
 
 def _cuda() -> str:
-    archs = f" for {status.cuda_archs}" if status.cuda_archs else ""
-    return f"built ({status.accelerator}{archs})"
+    archs = f" for {kernel_status.cuda_archs}" if kernel_status.cuda_archs else ""
+    return f"built ({kernel_status.accelerator}{archs})"
 
 
 def _has_cuda() -> bool:
-    return (status.accelerator or "").lower().startswith("cuda")
+    return (kernel_status.accelerator or "").lower().startswith("cuda")
 
 
 def _kernels(found: Findings) -> None:
-    extension: Any = status.module
-    if extension is None:
+    kernels: Any = kernel_status.module
+    if kernels is None:
         return
-    for name, usable, reason in extension.cpu_isas():
+    for name, usable, reason in kernels.cpu_isas():
         found.cpu_kernels.append((str(name), bool(usable), str(reason)))
     forced = os.environ.get(_ISA_VARIABLE)
     try:
-        found.cpu_kernel = str(extension.cpu_isa())
+        found.cpu_kernel = str(kernels.cpu_isa())
     except Exception as error:
         found.problems.append(f"{_ISA_VARIABLE}={forced!r} can't be used: {first_line(error)}.")
         return
@@ -168,8 +171,8 @@ def _kernels(found: Findings) -> None:
 
 
 def _backends(torch: Any, found: Findings) -> None:
-    usable = status.module is not None
-    reason = "compiled extension" if usable else "no compiled extension: portable reads the CPU"
+    usable = kernel_status.module is not None
+    reason = "compiled kernels" if usable else "no compiled kernels: portable reads the CPU"
     found.backends.append(("cpu", usable, reason))
     devices = _cuda_devices(torch)
     visible = f"{_counted(devices, 'CUDA device')} visible to torch"

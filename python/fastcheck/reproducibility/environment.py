@@ -17,6 +17,7 @@ import torch
 
 from fastcheck._version import __version__
 from fastcheck.extension import status
+from fastcheck.kernels import status as kernel_status
 
 __all__ = ["environment", "environment_or_error", "package_versions"]
 
@@ -147,6 +148,7 @@ def _versions() -> dict[str, Any]:
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "fastcheck": __version__,
+        "fastcheck_kernels": kernel_status.text,
         "fastcheck_extension": status.text,
         "torch": torch.__version__,
         "torch_git": torch.version.git_version,

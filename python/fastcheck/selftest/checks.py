@@ -17,8 +17,8 @@ import torch
 from fastcheck.backends import npu
 from fastcheck.backends.backend import Backend
 from fastcheck.backends.table import backend_for
-from fastcheck.extension import status
-from fastcheck.record.format import DEPTHS, RECORD_DTYPE, DeviceMode, DTypeInfo
+from fastcheck.kernels import kernels
+from fastcheck.record.format import DEPTHS, DeviceMode, DTypeInfo
 from fastcheck.statistics.functions import found_nonfinite, stats
 from fastcheck.utils.torch.streams import DeviceStreams, streams_of
 
@@ -58,8 +58,8 @@ class Subject:
 
     @property
     def compares_with_kernels(self) -> bool:
-        """Whether the compiled extension reads the CPU, and is not itself under test."""
-        return self.device.type != "cpu" and status.module is not None
+        """Whether compiled kernels read the CPU, and are not themselves under test."""
+        return self.device.type != "cpu" and kernels() is not None
 
     @property
     def exact_sums(self) -> bool:
@@ -70,12 +70,11 @@ class Subject:
             self.module.synchronize(self.device)
 
     def expected(self, tensor: torch.Tensor, depth: str = "full", logical: bool = False) -> np.void:
-        """The Record of a CPU tensor: the extension's, else the oracle's."""
-        if not self.compares_with_kernels or status.module is None:
+        """The Record of a CPU tensor: the CPU kernels', else the oracle's."""
+        if not self.compares_with_kernels:
             return oracle(tensor, DEPTHS[depth], logical)
-        rows = status.module.record(tensor, int(DEPTHS[depth]), logical)
-        record: np.void = np.frombuffer(rows.numpy().tobytes(), RECORD_DTYPE)[0]
-        return record
+        order = "logical" if logical else "storage"
+        return stats(tensor, depth=depth, order=order).record
 
     def check(
         self, samples: Sequence[Sample], *, depth: str = "full", order: str = "storage"
@@ -188,15 +187,15 @@ def _expect_found(subject: Subject, samples: Iterable[Sample], want: float) -> N
 
 def check_kernels(subject: Subject) -> str:
     """every kernel that this CPU can run gives the same bits"""
-    extension: Any = status.module
-    if subject.device.type != "cpu" or extension is None:
-        raise NotCheckable("about the compiled extension's kernels for the CPU")
-    names = [name for name, usable, _ in extension.cpu_isas() if usable]
-    before = extension.cpu_isa()
+    module: Any = kernels()
+    if subject.device.type != "cpu" or module is None:
+        raise NotCheckable("about the compiled kernels for the CPU")
+    names = [name for name, usable, _ in module.cpu_isas() if usable]
+    before = module.cpu_isa()
     samples = [s for row in dtype_rows() for s in (*values(row), *special(row))]
 
     def records(name: str) -> list[bytes]:
-        extension.set_cpu_isa(name)
+        module.set_cpu_isa(name)
         return [record.tobytes() for record in stats([s.tensor for s in samples]).numpy()]
 
     try:
@@ -206,7 +205,7 @@ def check_kernels(subject: Subject) -> str:
                 if got != want:
                     raise Fault(f"{name} and scalar differ: {sample.what}")
     finally:
-        extension.set_cpu_isa(before)
+        module.set_cpu_isa(before)
     return f"{', '.join(names)}: {len(samples)} tensors"
 
 

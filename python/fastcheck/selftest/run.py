@@ -18,6 +18,7 @@ import torch
 from fastcheck._version import __version__
 from fastcheck.errors import ConfigError, did_you_mean, explain
 from fastcheck.extension import status
+from fastcheck.kernels import status as kernel_status
 from fastcheck.reproducibility.environment import package_versions
 
 from .checks import (
@@ -214,6 +215,7 @@ def _is_available(kind: str) -> bool:
 def _versions() -> dict[str, str]:
     found = {
         "fastcheck": __version__,
+        "kernels": kernel_status.text,
         "extension": status.text,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -236,8 +238,8 @@ def _about(subject: Subject) -> dict[str, str]:
             about["name"] = "unknown"
     about["backend"] = backend.name
     about["kernels"] = {"portable": "none, torch's own operators"}.get(backend.name, "compiled")
-    if status.module is not None:
-        about["cpu kernel"] = str(status.module.cpu_isa())
+    if kernel_status.module is not None:
+        about["cpu kernel"] = str(kernel_status.module.cpu_isa())
     about["sums"] = (
         "the CPU's bits" if backend.determinism == "bitwise" else "within 1e-6 of abs_sum"
     )

@@ -2,7 +2,8 @@
 csrc/cuda compiled over the host shim and launched on the fake device's streams.
 
 `load()` gives the module that has what `fastcheck._C` has of CUDA; `use()` puts it in the table of
-backends. Of the binding, only csrc/torch/cuda/device.cpp is another one.
+backends. Of the binding, only csrc/torch/cuda/device.cpp is another one. `python_entry()` is the
+backend without it: launched by Python, through what `fastcheck._kernels` has of CUDA.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ import ctypes
 import functools
 import importlib.machinery
 import importlib.util
+import operator
 import os
+import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Callable
 
 import torch
 
 from fakes import fake_device
 from fakes.cuda_on_cpu import driver
 from fakes.fake_device.build import compile_flags
+from fastcheck.backends import cuda_launches
 from fastcheck.backends import table as backends
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,7 +42,22 @@ SOURCES = (
     "tests/fakes/cuda_on_fake/module.cpp",
     "tests/fakes/cuda_on_fake/stream.cpp",
 )
-HEADERS = ("csrc/core/*.h", "csrc/cpu/*.h", "csrc/cuda/launch.h", "csrc/torch/*/*.h")
+HEADERS = (
+    "csrc/core/*.h",
+    "csrc/cpu/*.h",
+    "csrc/cuda/launch.h",
+    "csrc/kernels/*.h",
+    "csrc/torch/*/*.h",
+)
+
+
+KERNELS = "cuda_on_fake_kernels"
+KERNEL_SOURCES = (
+    "csrc/abi3/arguments.cpp",
+    "csrc/abi3/cuda.cpp",
+    "tests/fakes/cuda_on_fake/kernels.cpp",
+)
+KERNEL_HEADERS = ("csrc/*/*.h",)
 
 
 def build() -> Path:
@@ -46,21 +67,42 @@ def build() -> Path:
     """
     compiler = driver.compiler()
     assert compiler is not None
+    libraries = Path(torch.__file__).parent / "lib"
+    command = [compiler, *compile_flags(), f"-DTORCH_VERSION={torch.__version__}"]
+    link = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
+    return _build(NAME, command, SOURCES, HEADERS, link)
+
+
+def build_kernels() -> Path:
+    """The same of the module of python_entry(), in which there is no torch."""
+    compiler = driver.compiler()
+    assert compiler is not None
+    include = f"-isystem{sysconfig.get_path('include')}"
+    command = [compiler, "-std=c++17", "-O1", "-fPIC", "-Wall", include]
+    return _build(
+        KERNELS, [*command, "-DPy_LIMITED_API=0x03090000"], KERNEL_SOURCES, KERNEL_HEADERS
+    )
+
+
+def _build(
+    name: str,
+    command: list[str],
+    sources: tuple[str, ...],
+    headers: tuple[str, ...],
+    link: Sequence[str] = (),
+) -> Path:
     kernels = driver.build()
-    command = [compiler, *compile_flags(), "-Werror", f"-I{ROOT}", f"-I{ROOT / 'csrc'}"]
-    command.append(f"-DTORCH_VERSION={torch.__version__}")
-    folder = BUILD / driver.fingerprint([*command, str(kernels)], (*SOURCES, *HEADERS), ROOT)
-    target = folder / f"{NAME}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    command = [*command, "-Werror", f"-I{ROOT}", f"-I{ROOT / 'csrc'}"]
+    folder = BUILD / driver.fingerprint([*command, str(kernels)], (*sources, *headers), ROOT)
+    target = folder / f"{name}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    source = folder / f"{NAME}.cpp"
-    source.write_text("".join(f'#include "{path}"\n' for path in SOURCES))
-    libraries = Path(torch.__file__).parent / "lib"
+    source = folder / f"{name}.cpp"
+    source.write_text("".join(f'#include "{path}"\n' for path in sources))
     unfinished = target.with_suffix(f".{os.getpid()}")
-    link = ["-shared", str(source), str(kernels), "-o", str(unfinished)]
-    link += [f"-L{libraries}", f"-Wl,-rpath,{libraries}:{kernels.parent}"]
-    driver.run([*command, *link, "-ltorch_python", "-ltorch_cpu", "-lc10"], ROOT)
+    shared = ["-shared", str(source), str(kernels), f"-Wl,-rpath,{kernels.parent}"]
+    driver.run([*command, *shared, *link, "-o", str(unfinished)], ROOT)
     unfinished.replace(target)
     return target
 
@@ -68,6 +110,10 @@ def build() -> Path:
 @functools.cache
 def load() -> ModuleType:
     """Builds the module if need be, and connects the shim to the fake device, which is loaded."""
+    return _load(NAME, build)
+
+
+def _load(name: str, build: Callable[[], Path]) -> ModuleType:
     fake_device.load()
     path = build()
     device = ctypes.CDLL(str(fake_device.library()))
@@ -77,7 +123,7 @@ def load() -> ModuleType:
         ctypes.cast(device.fake_device_is_capturing, ctypes.c_void_p),
         ctypes.cast(device.fake_device_exchange_capture_mode, ctypes.c_void_p),
     )
-    spec = importlib.util.spec_from_file_location(NAME, path)
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -87,7 +133,15 @@ def load() -> ModuleType:
 @functools.cache
 def entry() -> backends.Backend:
     """How the table of backends describes the module."""
-    return backends.cuda.cuda_backend(load())
+    return backends.cuda.backend_of(load())
+
+
+@functools.cache
+def python_entry() -> backends.Backend:
+    """The backend that Python launches."""
+    handle = operator.attrgetter("native_handle")
+    kernels = _load(KERNELS, build_kernels)
+    return backends.cuda.backend_of(cuda_launches.Launches(kernels, fake_device.load(), handle))
 
 
 def use() -> None:

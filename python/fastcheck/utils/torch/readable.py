@@ -7,8 +7,8 @@ from typing import Optional
 
 import torch
 
-from fastcheck.errors import ConfigError, UnsupportedTensorError
-from fastcheck.extension import status
+from fastcheck.errors import UnsupportedTensorError
+from fastcheck.kernels import kernels
 from fastcheck.record.format import DTYPES
 
 __all__ = [
@@ -132,16 +132,14 @@ def not_a_tensor(x: object, expected: str = "a torch.Tensor") -> UnsupportedTens
 
 
 def check(x: torch.Tensor) -> None:
-    if status.error is ConfigError:  # FASTCHECK_CPU_ISA is not usable here
-        raise status.error(status.problem)
+    kernels()  # raises where FASTCHECK_CPU_ISA is not usable
     reason = unreadable_reason(x)
     if reason is not None:
         raise UnsupportedTensorError(reason)
 
 
 def check_list(tensors: Sequence[object]) -> None:
-    if status.error is ConfigError:
-        raise status.error(status.problem)
+    kernels()
     for number, x in enumerate(tensors):
         reason = unreadable_reason(x) if isinstance(x, torch.Tensor) else str(not_a_tensor(x))
         if reason is not None:
