@@ -121,6 +121,43 @@ FASTCHECK_FN Vec<double> add_pairs(Vec<double> a, Vec<double> b) {
   return _mm256_permute4x64_pd(_mm256_hadd_pd(a, b), _MM_SHUFFLE(3, 1, 2, 0));
 }
 
+// ---- narrow integers (cpu/vector_narrow.h) -----------------------------------------------------
+
+template <class T>
+FASTCHECK_FN void count_where_equal(Vec<T>& counter, Vec<T> x, Vec<T> y) {
+  using Count = std::make_unsigned_t<T>;  // a signed one may not pass 127
+  counter = (Vec<T>)((Vec<Count>)counter - (Vec<Count>)(x == y));
+}
+template <class T>
+FASTCHECK_FN void count_where_less(Vec<T>& counter, Vec<T> x, Vec<T> y) {
+  using Count = std::make_unsigned_t<T>;  // a signed one may not pass 127
+  counter = (Vec<T>)((Vec<Count>)counter - (Vec<Count>)(x < y));
+}
+
+FASTCHECK_FN Vec<std::uint8_t> absolute_bytes(Vec<std::int8_t> x) {
+  return (Vec<std::uint8_t>)_mm256_abs_epi8((__m256i)x);
+}
+
+// Bytes, added to sums of eight neighbours each.
+FASTCHECK_FN Vec<std::int32_t> add_bytes(Vec<std::int32_t> sums, Vec<std::uint8_t> x) {
+  return (Vec<std::int32_t>)_mm256_add_epi64((__m256i)sums,
+                                             _mm256_sad_epu8((__m256i)x, _mm256_setzero_si256()));
+}
+
+// Products of bytes, added to sums of four neighbours each; two neighbours must fit 16 bits.
+FASTCHECK_FN Vec<std::int32_t> add_products(Vec<std::int32_t> sums, Vec<std::uint8_t> x,
+                                            Vec<std::int8_t> y) {
+  const __m256i pairs = _mm256_maddubs_epi16((__m256i)x, (__m256i)y);
+  return sums + (Vec<std::int32_t>)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+
+// Of two neighbours each.
+FASTCHECK_FN Vec<std::int32_t> sum_of_products(Vec<std::int16_t> x, Vec<std::int16_t> y) {
+  return (Vec<std::int32_t>)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+}
+
+// ---- wider integers ----------------------------------------------------------------------------
+
 // Four integers as doubles, rounded to nearest.
 FASTCHECK_FN Vec<double> to_double(const std::int8_t* p) {
   return _mm256_cvtepi32_pd(_mm_cvtepi8_epi32(_mm_loadu_si32(p)));

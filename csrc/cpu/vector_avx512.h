@@ -132,6 +132,56 @@ FASTCHECK_FN Vec<double> add_pairs(Vec<double> a, Vec<double> b) {
   return _mm512_permutex2var_pd(a, even, b) + _mm512_permutex2var_pd(a, odd, b);
 }
 
+// ---- narrow integers (cpu/vector_narrow.h) -----------------------------------------------------
+
+// One more where the mask has a bit.
+template <class T>
+FASTCHECK_FN void count_where(Vec<T>& counter, __mmask64 mask) {
+  const __m512i c = (__m512i)counter, minus_one = _mm512_set1_epi32(-1);
+  if constexpr (sizeof(T) == 1) {
+    counter = (Vec<T>)_mm512_mask_sub_epi8(c, mask, c, minus_one);
+  } else {
+    counter = (Vec<T>)_mm512_mask_sub_epi16(c, static_cast<__mmask32>(mask), c, minus_one);
+  }
+}
+template <class T>
+FASTCHECK_FN void count_where_equal(Vec<T>& counter, Vec<T> x, Vec<T> y) {
+  const __m512i a = (__m512i)x, b = (__m512i)y;
+  if constexpr (sizeof(T) == 1) count_where<T>(counter, _mm512_cmpeq_epi8_mask(a, b));
+  if constexpr (sizeof(T) == 2) count_where<T>(counter, _mm512_cmpeq_epi16_mask(a, b));
+}
+// Signed.
+template <class T>
+FASTCHECK_FN void count_where_less(Vec<T>& counter, Vec<T> x, Vec<T> y) {
+  const __m512i a = (__m512i)x, b = (__m512i)y;
+  if constexpr (sizeof(T) == 1) count_where<T>(counter, _mm512_cmplt_epi8_mask(a, b));
+  if constexpr (sizeof(T) == 2) count_where<T>(counter, _mm512_cmplt_epi16_mask(a, b));
+}
+
+FASTCHECK_FN Vec<std::uint8_t> absolute_bytes(Vec<std::int8_t> x) {
+  return (Vec<std::uint8_t>)_mm512_abs_epi8((__m512i)x);
+}
+
+// Bytes, added to sums of eight neighbours each.
+FASTCHECK_FN Vec<std::int32_t> add_bytes(Vec<std::int32_t> sums, Vec<std::uint8_t> x) {
+  return (Vec<std::int32_t>)_mm512_add_epi64((__m512i)sums,
+                                             _mm512_sad_epu8((__m512i)x, _mm512_setzero_si512()));
+}
+
+// Products of bytes, added to sums of four neighbours each; two neighbours must fit 16 bits.
+FASTCHECK_FN Vec<std::int32_t> add_products(Vec<std::int32_t> sums, Vec<std::uint8_t> x,
+                                            Vec<std::int8_t> y) {
+  const __m512i pairs = _mm512_maddubs_epi16((__m512i)x, (__m512i)y);
+  return sums + (Vec<std::int32_t>)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+}
+
+// Of two neighbours each.
+FASTCHECK_FN Vec<std::int32_t> sum_of_products(Vec<std::int16_t> x, Vec<std::int16_t> y) {
+  return (Vec<std::int32_t>)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+}
+
+// ---- wider integers ----------------------------------------------------------------------------
+
 // Eight integers as doubles, rounded to nearest.
 FASTCHECK_FN Vec<double> to_double(const std::int8_t* p) {
   return _mm512_cvtepi32_pd(_mm256_cvtepi8_epi32(_mm_loadu_si64(p)));

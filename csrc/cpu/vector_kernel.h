@@ -13,18 +13,30 @@
 #include "cpu/vector_checksum.h"
 #include "cpu/vector_float.h"
 #include "cpu/vector_integer.h"
+#if defined(__x86_64__)
+#include "cpu/vector_narrow.h"
+#endif
 
 namespace fastcheck::cpu {
 namespace {
+
+template <class Component, Depth kDepth>
+struct TilesOf {
+#if defined(__x86_64__)
+  using Integers = std::conditional_t<kIsNarrow<Component>, NarrowTiles<Component, kDepth>,
+                                      IntegerTiles<Component, kDepth>>;
+#else
+  using Integers = IntegerTiles<Component, kDepth>;
+#endif
+  using Type = std::conditional_t<Component::kIsFloat, FloatTiles<Component, kDepth>, Integers>;
+};
 
 template <class Component, Depth kDepth>
 struct Reduce {
   static void run(const std::byte* data, std::int64_t components, std::uint64_t tile,
                   Partial* out) {
     constexpr int kSize = sizeof(typename Component::Bits);
-    using Tiles = std::conditional_t<Component::kIsFloat, FloatTiles<Component, kDepth>,
-                                     IntegerTiles<Component, kDepth>>;
-    Tiles tiles;
+    typename TilesOf<Component, kDepth>::Type tiles;
     SumTree tree;
     for (; components >= kTile; components -= kTile, data += kTile * kSize) {
       const Sums sums = tiles.whole(data, tile++);

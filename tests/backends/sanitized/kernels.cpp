@@ -29,15 +29,21 @@ std::uint64_t random_bits() {  // Marsaglia's xorshift64*
   return state * 2685821657736338717ull;
 }
 
+// kOrdinary: bytes that make ordinary values of every format. kSmallest: 0x80, the squares of which
+// are the largest that integers of 8 bits have.
+enum class Bytes { kAny, kOrdinary, kSmallest };
+
 // `first` bytes before the tensor, none behind it.
 class Memory {
  public:
-  Memory(std::size_t first, std::size_t bytes, bool ordinary)
+  Memory(std::size_t first, std::size_t bytes, Bytes kind)
       : block_(new std::byte[first + bytes]), data_(block_.get() + first) {
     for (std::size_t i = 0; i < bytes; ++i) {
       const std::uint64_t bits = random_bits() >> 40;
-      // Bytes that make ordinary values of every format, or any at all.
-      data_[i] = static_cast<std::byte>(ordinary ? 0x35 + bits % 16 : bits);
+      const std::uint64_t byte = kind == Bytes::kAny        ? bits
+                                 : kind == Bytes::kOrdinary ? 0x35 + bits % 16
+                                                            : 0x80;
+      data_[i] = static_cast<std::byte>(byte);
     }
   }
   const std::byte* data() const { return data_; }
@@ -128,13 +134,16 @@ int check_all(const char* isa) {
     for (const Layout& layout : layouts()) {
       first += 3;
       const auto bytes = static_cast<std::size_t>(layout.span()) * element;
-      const Memory memory(first, bytes, first % 2 != 0);
-      for (int depth = 1; depth <= 3; ++depth)
-        failed += check(isa, memory, layout, dtype, depth, 1);
+      for (const Bytes kind : {Bytes::kAny, Bytes::kOrdinary, Bytes::kSmallest}) {
+        const Memory memory(first, bytes, kind);
+        for (int depth = 1; depth <= 3; ++depth) {
+          failed += check(isa, memory, layout, dtype, depth, 1);
+        }
+      }
     }
   }
   const Layout large = dense(200 * 1000);
-  const Memory memory(5, 4 * 200 * 1000, false);
+  const Memory memory(5, 4 * 200 * 1000, Bytes::kAny);
   failed += check(isa, memory, large, static_cast<int>(DType::k_float32), 3, 4);
   return failed;
 }
@@ -142,7 +151,7 @@ int check_all(const char* isa) {
 // Several threads read, each with threads of its own, while another one changes the kernels.
 int check_threads() {
   const Layout large = dense(300 * 1000);
-  const Memory memory(0, 4 * 300 * 1000, false);
+  const Memory memory(0, 4 * 300 * 1000, Bytes::kAny);
   const int dtype = static_cast<int>(DType::k_float32);
   cpu::set_active_kernels("scalar");
   const Reading wanted = read(memory, large, dtype, 3, 1);
