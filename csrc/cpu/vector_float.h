@@ -257,7 +257,8 @@ class FloatTiles {
     Extremes<Format> extremes;
     TileLanes<Accumulator> lanes;
     constexpr bool kIsFull = kDepth == Depth::kFull;
-    const int negative = scan < kIsFull && !kChecksumApart > (data, kRows, tile, extremes, lanes);
+    constexpr bool kWithChecksum = kIsFull && !kChecksumApart;
+    const int negative = scan<kWithChecksum>(data, kRows, tile, extremes, lanes);
     if constexpr (kIsFull && kChecksumApart) checksum_tile<sizeof(Bits)>(data, tile, terms_);
     LastRow<Format> none(nullptr, 0);
     return finish_tile(data, kRows, none, negative, extremes, lanes);
