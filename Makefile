@@ -67,7 +67,7 @@ test-fake-accelerator: $(VENV)/.built $(VENV)/.tools
 		tests/substitution/test_override_device.py tests/monitor/hooks/protect/test_protect_device.py \
 		tests/ring/test_device.py tests/ring/test_reader.py tests/monitor/hooks/test_recorder.py tests/monitor/hooks/test_recorder_ends.py \
 		tests/monitor/hooks/stored/test_clipping.py tests/monitor/hooks/stored/test_hand_clipping.py tests/monitor/hooks/test_losses.py \
-		tests/backends/cuda/test_binding.py tests/backends/cuda/test_binding_launches.py \
+		tests/backends/cuda/test_binding.py tests/backends/cuda/test_binding_launches.py tests/backends/cuda/test_python_launches.py \
 		tests/backends/cuda/test_binding_errors.py \
 		tests/backends/cuda/test_binding_exponents.py \
 		tests/monitor/hooks/test_cuda.py tests/selftest/test_device.py tests/fakes/test_fake_graphs.py \
