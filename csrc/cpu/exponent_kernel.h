@@ -21,6 +21,7 @@ struct ExponentKernels {
 // Each lives in a file of its own, compiled for its instruction set (cpu/kernels.cmake).
 const ExponentKernels* scalar_exponents();
 const ExponentKernels* avx2_exponents();
+const ExponentKernels* avx512_exponents();
 const ExponentKernels* neon_exponents();
 
 #define FASTCHECK_EXPONENT_ROW(code, name, component, components) counter<component>(),

@@ -9,7 +9,7 @@ namespace fastcheck::cpu {
 
 const KernelSet* avx512_kernels() {
   static constexpr KernelSet kSet{
-      "avx512", avx2_exponents, {FASTCHECK_FOR_EACH_DTYPE(FASTCHECK_KERNEL_ROW)}};
+      "avx512", avx512_exponents, {FASTCHECK_FOR_EACH_DTYPE(FASTCHECK_KERNEL_ROW)}};
   return &kSet;
 }
 

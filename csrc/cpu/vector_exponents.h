@@ -3,21 +3,27 @@
 // Included by each exponents_<isa>.cpp behind its kVectorBytes. There are no instructions of one
 // machine here: the loops are for the compiler to vectorize. Where every component of a tile is
 // zero or a normal number, its exponents are bytes: one array is rounded down (for the maxima of
-// blocks), one rounded up. A tensor's tile has some 15 binades, and comparing every byte with each
-// of them costs less than adding to a table in memory, where equal neighbours wait for each other.
-// All other tiles, and all other formats, are counted one by one.
+// blocks), one rounded up. A tensor's tile has some 15 binades, and adding to a table in memory
+// makes equal neighbours wait for each other: bytes are counted by positional population counts
+// (cpu/positional.h), and where there are no instructions for these, or few bytes, by comparing
+// every byte with each binade. All other tiles, and all other formats, are counted one by one.
 #pragma once
 
 #include <type_traits>
 
 #include "core/order.h"
 #include "cpu/exponent_kernel.h"
+#if defined(FASTCHECK_COUNTS_POSITIONS)
+#include "cpu/positional.h"
+#endif
 
 namespace fastcheck::cpu {
 namespace {
 
 using Byte = std::uint8_t;
+#if !defined(FASTCHECK_COUNTS_POSITIONS)
 typedef Byte Bytes __attribute__((vector_size(kVectorBytes)));
+#endif
 
 constexpr int kPart = 2048;  // bytes counted at once: no lane's count passes 255
 static_assert(kPart / kVectorBytes <= 255 && kTile % kPart == 0);
@@ -31,6 +37,9 @@ FASTCHECK_FN Bytes load(const Byte* p) {
 // Adds how often each of the bytes [low, high] is among `n`, a multiple of kVectorBytes, to
 // out[byte].
 void count_bytes(const Byte* bytes, int n, int low, int high, std::int64_t* out) {
+#if defined(FASTCHECK_COUNTS_POSITIONS)
+  if (n >= kPart / 2 && high > low) return count_positions(bytes, n, low, high, out);
+#endif
   constexpr int kAtOnce = 4;
   for (int first = 0; first < n; first += kPart) {
     const int vectors = (n - first < kPart ? n - first : kPart) / kVectorBytes;
