@@ -17,6 +17,8 @@ inline Bytes look_up(Bytes table, Bytes index) {
 inline Bytes add_saturated(Bytes x, Bytes y) {
   return (Bytes)_mm256_adds_epu8((__m256i)x, (__m256i)y);
 }
+inline Bytes larger(Bytes x, Bytes y) { return (Bytes)_mm256_max_epu8((__m256i)x, (__m256i)y); }
+inline Bytes smaller(Bytes x, Bytes y) { return (Bytes)_mm256_min_epu8((__m256i)x, (__m256i)y); }
 // Adds to a plane of sums; what carries over.
 inline Bytes carry(Bytes& sum, Bytes x, Bytes y) {
   const Bytes odd = sum ^ x;

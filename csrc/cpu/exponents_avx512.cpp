@@ -17,6 +17,8 @@ inline Bytes look_up(Bytes table, Bytes index) {
 inline Bytes add_saturated(Bytes x, Bytes y) {
   return (Bytes)_mm512_adds_epu8((__m512i)x, (__m512i)y);
 }
+inline Bytes larger(Bytes x, Bytes y) { return (Bytes)_mm512_max_epu8((__m512i)x, (__m512i)y); }
+inline Bytes smaller(Bytes x, Bytes y) { return (Bytes)_mm512_min_epu8((__m512i)x, (__m512i)y); }
 // Adds to a plane of sums; what carries over.
 inline Bytes carry(Bytes& sum, Bytes x, Bytes y) {
   const auto a = (__m512i)sum, b = (__m512i)x, c = (__m512i)y;

@@ -24,18 +24,18 @@ struct Bins {
   Bytes plane[kPlanes] = {};
 
   template <int kLevel>
-  Bytes add(const Bytes* words) {
+  Bytes add(Bytes table, const Bytes* index) {
     if constexpr (kLevel == 0) {
-      return carry(plane[0], words[0], words[1]);
+      return carry(plane[0], look_up(table, index[0]), look_up(table, index[1]));
     } else {
-      const Bytes a = add<kLevel - 1>(words);
-      const Bytes b = add<kLevel - 1>(words + (1 << kLevel));
+      const Bytes a = add<kLevel - 1>(table, index);
+      const Bytes b = add<kLevel - 1>(table, index + (1 << kLevel));
       return carry(plane[kLevel], a, b);
     }
   }
 
-  void add(const Bytes (&words)[kAdded]) {
-    Bytes over = add<3>(words);
+  void add_all(Bytes table, const Bytes (&index)[kAdded]) {
+    Bytes over = add<3>(table, index);
     for (int p = 4; p < kPlanes; ++p) {
       const Bytes next = plane[p] & over;
       plane[p] ^= over;
@@ -62,6 +62,55 @@ inline Bytes bits_from(int first) {
   return x;
 }
 
+// The bytes of x, each from the place whose number differs in the bits of `by`, below 32.
+template <int kBy>
+inline Bytes swapped(Bytes x) {
+  Bytes from;
+  for (int i = 0; i < kVectorBytes; ++i) from[i] = static_cast<std::uint8_t>(i ^ kBy);
+  return __builtin_shuffle(x, from);
+}
+
+inline std::uint8_t highest(Bytes x) {
+  std::uint8_t high = 0;
+  for (int i = 0; i < kVectorBytes; ++i) high = x[i] > high ? x[i] : high;
+  return high;
+}
+
+// How many binades each byte of `up` is below the maximum of `down` in its block, up to `most`; 255
+// for a zero. The largest of them, and the maxima.
+struct Blocks {
+  alignas(64) std::uint8_t below32[kTile], below16[kTile];
+  alignas(64) std::uint8_t maxima32[kTile / 32 + kVectorBytes], maxima16[kTile / 16 + kVectorBytes];
+  int high32, high16;
+};
+
+inline void find_blocks(const std::uint8_t* up, const std::uint8_t* down, int n, std::uint8_t most,
+                        Blocks& out) {
+  const Bytes limit = Bytes{} + most;
+  Bytes high[2] = {};
+  const auto put = [&](Bytes top, Bytes x, std::uint8_t* to, Bytes& highest_yet) {
+    const Bytes below = smaller(top + 1 - x, limit) | (Bytes)(x == 0);
+    std::memcpy(to, &below, kVectorBytes);
+    highest_yet = larger(highest_yet, below + 1);  // of a zero: 0
+  };
+  for (int i = 0; i < n; i += kVectorBytes) {
+    Bytes x, m;
+    std::memcpy(&x, up + i, kVectorBytes);
+    std::memcpy(&m, down + i, kVectorBytes);
+    m = larger(m, swapped<8>(m));
+    m = larger(m, swapped<4>(m));
+    m = larger(m, swapped<2>(m));
+    m = larger(m, swapped<1>(m));
+    const Bytes whole = larger(m, swapped<16>(m));
+    put(m, x, out.below16 + i, high[0]);
+    put(whole, x, out.below32 + i, high[1]);
+    for (int k = 0; k < kVectorBytes; k += 16) out.maxima16[(i + k) / 16] = m[k];
+    for (int k = 0; k < kVectorBytes; k += 32) out.maxima32[(i + k) / 32] = whole[k];
+  }
+  out.high16 = highest(high[0]) - 1;
+  out.high32 = highest(high[1]) - 1;
+}
+
 // Adds how often each of [low, high] is among `n` bytes, a multiple of kVectorBytes and no more
 // than a tile, to out[byte].
 void count_positions(const std::uint8_t* bytes, int n, int low, int high, std::int64_t* out) {
@@ -73,19 +122,16 @@ void count_positions(const std::uint8_t* bytes, int n, int low, int high, std::i
     const Bytes most = Bytes{} + static_cast<std::uint8_t>(0x70);
     Bins bins[2];
     for (int group = 0; group < vectors; group += kAdded) {
-      Bytes words[2][kAdded];
-      for (int i = 0; i < kAdded; ++i) {
-        Bytes index = Bytes{} + static_cast<std::uint8_t>(0x80);
-        if (group + i < vectors) {
-          Bytes x;
-          std::memcpy(&x, bytes + (group + i) * kVectorBytes, kVectorBytes);
-          index = add_saturated(x - first, most);
-        }
-        words[0][i] = look_up(lower, index);
-        words[1][i] = look_up(upper, index);
+      const int there = vectors - group < kAdded ? vectors - group : kAdded;
+      Bytes index[kAdded];
+      for (int i = 0; i < there; ++i) {
+        Bytes x;
+        std::memcpy(&x, bytes + (group + i) * kVectorBytes, kVectorBytes);
+        index[i] = add_saturated(x - first, most);
       }
-      bins[0].add(words[0]);
-      bins[1].add(words[1]);
+      for (int i = there; i < kAdded; ++i) index[i] = Bytes{} + static_cast<std::uint8_t>(0x80);
+      bins[0].add_all(lower, index);
+      bins[1].add_all(upper, index);
     }
     for (int k = 0; k < 16 && base + k <= high; ++k) out[base + k] += bins[k / 8].count(k % 8);
   }

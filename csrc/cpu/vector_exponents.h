@@ -137,7 +137,7 @@ typename Format::Bits fields(const std::byte* data, int n, TileExponents& out) {
 }
 
 // to[i] = the larger of from[2i] and from[2i + 1].
-void fold_pairs(const Byte* __restrict from, Byte* __restrict to, int n) {
+[[maybe_unused]] void fold_pairs(const Byte* __restrict from, Byte* __restrict to, int n) {
   for (int i = 0; i < n; ++i) {
     const Byte a = from[2 * i], b = from[2 * i + 1];
     to[i] = a > b ? a : b;
@@ -160,7 +160,8 @@ void count_maxima(Byte* maxima, int n, std::int64_t* out) {
 
 // How many binades each component is below the maximum of its block, into `out`; the most of them.
 template <int kSize>
-int distances(const Byte* __restrict up, const Byte* maxima, int n, Byte* __restrict out) {
+[[maybe_unused]] int distances(const Byte* __restrict up, const Byte* maxima, int n,
+                               Byte* __restrict out) {
   constexpr Byte kMost = kExponentBins - 1;
   for (int block = 0; block < n / kSize; ++block) {
     std::memset(out + block * kSize, maxima[block] + 1, kSize);
@@ -200,12 +201,21 @@ bool count_tile(const std::byte* data, int n, std::int64_t* totals) {
     totals[kTotalLargest] = static_cast<std::int64_t>(largest);
   }
   std::int64_t by_field[256 + 4] = {};
-  count_bytes(tile.up, n, 0, 0, by_field);
-  totals[kTotalZero] += by_field[0];
   count_bytes(tile.up, n, tile.low, tile.high, by_field);
+  std::int64_t zeros = n;
   for (int field = tile.low; field <= tile.high; ++field) {
     elements[kFieldBase<Format> + field] += by_field[field];
+    zeros -= by_field[field];
   }
+  totals[kTotalZero] += zeros;
+#if defined(FASTCHECK_COUNTS_POSITIONS)
+  Blocks blocks;
+  find_blocks(tile.up, tile.down, n, kExponentBins - 1, blocks);
+  count_maxima(blocks.maxima16, n / kHalfBlock, maxima16 + kFieldBase<Format>);
+  count_maxima(blocks.maxima32, n / kBlock, maxima32 + kFieldBase<Format>);
+  count_bytes(blocks.below32, n, 0, blocks.high32, totals + kTotalBelow32);
+  count_bytes(blocks.below16, n, 0, blocks.high16, totals + kTotalBelow16);
+#else
   alignas(64) Byte pairs[kTile / 2], fours[kTile / 4], eights[kTile / 8];
   alignas(64) Byte blocks16[kTile / kHalfBlock + kVectorBytes];
   alignas(64) Byte blocks32[kTile / kBlock + kVectorBytes];
@@ -221,6 +231,7 @@ bool count_tile(const std::byte* data, int n, std::int64_t* totals) {
   count_bytes(below, n, 0, high, totals + kTotalBelow32);
   high = distances<kHalfBlock>(tile.up, blocks16, n, below);
   count_bytes(below, n, 0, high, totals + kTotalBelow16);
+#endif
   return true;
 }
 
