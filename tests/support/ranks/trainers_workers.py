@@ -1,4 +1,6 @@
-"""Ranks of the tests of trainers under DDP. Each is a process of its own, as torchrun starts it."""
+"""Ranks of the tests of trainers under DDP and FSDP2. Each is a process of its own, as torchrun
+starts it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,10 @@ from typing import Any, Callable, Optional
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import fastcheck
+from fastcheck.utils.torch.sharding import local
 from support.programs.training import Net, poison, where
 
 STEPS, BAD_STEP, BAD_RANK = 4, 2, 1
@@ -63,15 +67,20 @@ def trains(rank: int, trainer: str, is_observed: bool, is_bad: bool) -> Any:
         return {"x": x}
 
     model = _Loss()
-    train = {"huggingface": _huggingface, "lightning": _lightning, "accelerate": _accelerate}
+    train = {
+        "huggingface": _huggingface,
+        "lightning": _lightning,
+        "lightning-fsdp2": _lightning_sharded,
+        "accelerate": _accelerate,
+    }
     found: dict[str, Any] = {"stop": None}
     try:
         found["monitor"] = train[trainer](model, _Rows(4 * ranks * STEPS), collate, is_observed)
     except fastcheck.OverflowDetected as stop:
         found["stop"] = stop.step, stop.report.rank, where(stop.culprit)[1]
     found["losses"] = model.losses
-    found["weights"] = [parameter.tolist() for parameter in model.parameters()]
-    found["is_intact"] = all(bool(p.isfinite().all()) for p in model.parameters())
+    found["weights"] = [local(parameter).tolist() for parameter in model.parameters()]
+    found["is_intact"] = all(bool(local(p).isfinite().all()) for p in model.parameters())
     return found
 
 
@@ -111,13 +120,29 @@ def _huggingface(model: _Loss, data: _Rows, collate: Collate, is_observed: bool)
     return _seen(callback.monitor if callback is not None else None)
 
 
-def _lightning(model: _Loss, data: _Rows, collate: Collate, is_observed: bool) -> Any:
+def _lightning_sharded(model: _Loss, data: _Rows, collate: Collate, is_observed: bool) -> Any:
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    ranks = dist.get_world_size()
+    strategy = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
+    return _lightning(model, data, collate, is_observed, strategy)
+
+
+def _lightning(
+    model: _Loss, data: _Rows, collate: Collate, is_observed: bool, strategy: Any = "ddp"
+) -> Any:
     import lightning
 
     class Program(lightning.LightningModule):  # type: ignore[misc]  # its base is Any where lightning is missing
         def __init__(self) -> None:
             super().__init__()
             self.model = model
+
+        def configure_model(self) -> None:
+            if strategy != "ddp":
+                for block in self.model.net.blocks:
+                    fully_shard(block, mesh=self.device_mesh["data_parallel"])
+                fully_shard(self.model, mesh=self.device_mesh["data_parallel"])
 
         def training_step(self, batch: Any, index: int) -> Any:
             return self.model(**batch)["loss"]
@@ -130,7 +155,7 @@ def _lightning(model: _Loss, data: _Rows, collate: Collate, is_observed: bool) -
         max_steps=STEPS,
         accelerator="cpu",
         devices=dist.get_world_size(),
-        strategy="ddp",
+        strategy=strategy,
         callbacks=[callback] if callback is not None else [],
         logger=False,
         enable_checkpointing=False,
