@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastcheck.cli.main import main
+from fastcheck.fleet import questions
 from fastcheck.fleet.chance import fewest_by_chance
 from fastcheck.fleet.engines import open_engine, printed_sql
 from fastcheck.fleet.findings import FleetReport
@@ -231,3 +233,22 @@ def test_nothing_is_left_open_in_the_printed_questions(kind: str) -> None:
     assert "{" not in text and "}" not in text
     for name in (*TABLES_IN_ORDER, *ANSWERS):
         assert re.search(rf"\b{name}\b", text)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 7, (1 << 20) - 1])
+@pytest.mark.parametrize("scale", [1e-44, 1e-38, 3e-7, 1.0, 1.9999999, 3e38])
+def test_a_double_holds_a_value_and_its_rank(rank: int, scale: float) -> None:
+    import duckdb
+
+    connection = duckdb.connect()
+    select = f"SELECT {questions._KEY} AS key FROM (SELECT ?::REAL AS rms, ?::INT AS rank) r"
+    decoded = f"SELECT CAST(key AS REAL), {questions._rank_of('key')} FROM ({select})"
+    value, found = connection.execute(decoded, [scale, rank]).fetchall()[0]
+    assert (np.float32(value), found) == (np.float32(scale), rank)
+    # A larger value has a larger key, whatever the ranks are.
+    above = float(np.nextafter(np.float32(scale), np.float32(np.inf)))
+    keys = [
+        connection.execute(select, [one, number]).fetchall()[0][0]
+        for one, number in ((scale, (1 << 20) - 1), (above, 0))
+    ]
+    assert keys[0] < keys[1]
