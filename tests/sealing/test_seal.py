@@ -122,7 +122,9 @@ def test_other_differences() -> None:
     assert json.loads(json.dumps(found.to_dict()))["ok"] is False
 
 
-def test_weights_that_are_not_finite_are_marked_or_refused() -> None:
+def test_weights_that_are_not_finite_are_marked_or_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     model = Tied()
     with torch.no_grad():
         model.layer.bias[2] = float("nan")
@@ -135,6 +137,9 @@ def test_weights_that_are_not_finite_are_marked_or_refused() -> None:
     found = fastcheck.verify("model.pt")
     assert not found and found.verdict == "non-finite" and found.nonfinite == {"layer.bias": 1}
     assert found.differing == {}
+    for options in ([], ["--json"]):
+        assert main(["verify", "model.pt", *options]) == 1
+        assert "layer.bias" in capsys.readouterr().out
 
 
 def test_layouts_and_state_dicts_are_the_same() -> None:
