@@ -3,6 +3,7 @@
 // Three instructions a word and one store at most per warp: it runs as fast as memory is read.
 #pragma once
 
+#include "cuda/plan.h"
 #include "cuda/records.cuh"
 
 namespace fastcheck::cuda {
@@ -10,6 +11,7 @@ namespace fastcheck::cuda {
 // ---- policy -------------------------------------------------------------------------------------
 
 constexpr int kFoundBlocksPerSm = 3;  // leaves a thread 80 registers
+static_assert(kFoundBlocksPerSm * kMaxWarps == kFoundWarpsPerMultiprocessor);
 
 // A magnitude plus `kReach` has its top bit set when it is not finite; several to a word.
 template <class Format>

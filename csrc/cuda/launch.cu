@@ -50,12 +50,12 @@ struct Group {
     return n;
   }
 
-  Cut cut() const {
+  Cut cut(int warps_per_multiprocessor = kRecordsWarpsPerMultiprocessor) const {
     return cuda::cut(
         [&](const auto& body) {
           for_each([&](const TensorArgument& tensor) { body(tile_count(tensor)); });
         },
-        request.tuning);
+        request.tuning, warps_per_multiprocessor);
   }
 };
 
@@ -200,7 +200,7 @@ int found_nonfinite(const Request& request, float* found, const Workspace& works
                     cudaStream_t stream) {
   TableSpace tables(workspace, stream);
   return for_each_group(request, [&](const Group& group) -> int {
-    const Cut cut = group.cut();
+    const Cut cut = group.cut(kFoundWarpsPerMultiprocessor);
     FoundLaunch launch;
     if (const int error = tables.fill(group, cut, group.size(), launch.list)) return error;
     launch.found = found;

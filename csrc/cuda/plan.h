@@ -74,6 +74,11 @@ inline Layout layout_of(const TensorArgument& tensor) {
 
 // ---- chunks -------------------------------------------------------------------------------------
 
+// Of 128 registers a thread, as the record kernels are built (kBlocksPerSm).
+constexpr int kRecordsWarpsPerMultiprocessor = 16;
+// Of 80 registers (kFoundBlocksPerSm).
+constexpr int kFoundWarpsPerMultiprocessor = 24;
+
 struct Cut {
   int warps;
   int tiles_per_warp;
@@ -105,10 +110,11 @@ std::int64_t count_chunks(const Each& each, std::int64_t chunk_tiles) {
 
 // Small launches are spread over the multiprocessors, a warp to a block if need be; large ones take
 // the share per warp that wastes least in the last round, each chunk costing a quarter of a tile.
+// `warps_per_multiprocessor`: how many of the kernel's are resident at once.
 template <class Each>
-Cut cut(const Each& each, const Tuning& tuning) {
+Cut cut(const Each& each, const Tuning& tuning,
+        int warps_per_multiprocessor = kRecordsWarpsPerMultiprocessor) {
   constexpr int kMaxShare = 32;
-  constexpr int kWarpsPerMultiprocessor = 16;  // 128 registers a thread
   const std::int64_t multiprocessors = tuning.multiprocessors > 0 ? tuning.multiprocessors : 64;
   std::int64_t tiles = 0, largest = 0;
   each([&](std::int64_t n) {
@@ -123,7 +129,7 @@ Cut cut(const Each& each, const Tuning& tuning) {
       best.warps *= 2;
     }
   }
-  const std::int64_t resident = multiprocessors * kWarpsPerMultiprocessor / best.warps;
+  const std::int64_t resident = multiprocessors * warps_per_multiprocessor / best.warps;
   if (best.tiles_per_warp == 0) {
     double least = 0;
     for (int share = 1; share <= kMaxShare; share *= 2) {

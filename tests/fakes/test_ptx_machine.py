@@ -73,10 +73,13 @@ def test_no_fault_in_the_kernels_as_they_are(tmp_path: Path) -> None:
     assert list(faults(changed(tmp_path, "records.cuh", 0, 0), seeds=12)) == []
 
 
+# Atomics of shared memory are not defined here.
+NOT_RUN_HERE = "exponents.cuh"
 SYNCHRONISATION = re.compile(r"^ *__(syncwarp|syncthreads|threadfence)\(\);.*\n", re.M)
 PLACES = [
     (path.name, match.start(), match.end(), text[: match.start()].count("\n") + 1, match[1])
     for path in sorted((ROOT / "csrc" / "cuda").glob("*.cuh"))
+    if path.name != NOT_RUN_HERE
     for text in [path.read_text()]
     for match in SYNCHRONISATION.finditer(text)
 ]

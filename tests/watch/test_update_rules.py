@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import pytest
@@ -25,10 +25,15 @@ class Updates(Run):
         }
 
     def read(
-        self, role: str, value: float, name: Optional[str] = None, overflow: bool = False
+        self,
+        role: str,
+        value: float,
+        name: Optional[str] = None,
+        overflow: bool = False,
+        changed: Any = None,
     ) -> list[str]:
         """A step in which this number was read; the kinds of its events."""
-        records = self.healthy()
+        records = self.healthy(changed)
         one = np.zeros(1, RECORD_DTYPE)
         site = self.places[role, name or ("first", "second")[self.count % 2]]
         fields = {"site": site, "step": self.count, "seq": self.count * 100 + 99, "numel": 1}
@@ -63,7 +68,19 @@ class TestLostUpdates:
         found = [run.read("lost_updates", 0.97) for _ in range(20)]
         assert found == [[]] * 4 + [["lost_updates"]] * 2 + [[]] * 14
         assert [event.is_warning for event in run.watcher.events] == [False, True]
-        assert "97.0% on average" in str(run.watcher.events[1])
+        assert "all such parameters it is 97.0%" in str(run.watcher.events[1])
+
+    @pytest.mark.parametrize(("numel", "steps"), [(16, [4, 6]), (1024, [4])])
+    def test_a_parameter_that_moves_counts_by_its_elements(
+        self, numel: int, steps: list[int]
+    ) -> None:
+        """A bias that was 0 at first loses no updates."""
+        run = Updates()
+        for _ in range(10):
+            run.read("lost_updates", 0.97, "first")
+            run.read("lost_updates", 0.1, "second", changed={5: {"numel": numel}})
+        found = [(event.step, event.is_warning) for event in run.watcher.events]
+        assert found == [(step, step == 6) for step in steps]
 
     def test_where_the_learning_rate_has_come_down_it_is_not(self) -> None:
         run = Updates()

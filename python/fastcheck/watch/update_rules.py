@@ -46,6 +46,11 @@ class UpdateRules:
         self._past: dict[int, deque[float]] = {}
         # In how many readings in a row; after an event more than is counted.
         self._lost: dict[int, int] = {}
+        # How many readings there were, and the elements of the parameter.
+        self._readings: dict[int, int] = {}
+        self._numel: dict[int, int] = {}
+        # The number of each parameter by module and label.
+        self._parameters: dict[tuple[str, str], int] = {}
         self._highest_rate = 0.0
         self._has_warned = False
         #: The last readings, by number of the site.
@@ -63,21 +68,26 @@ class UpdateRules:
             roles = (self._sites[number].role for number in range(known, len(self._sites)))
             new = [UPDATE_ROLES.index(r) + 1 if r in UPDATE_ROLES else 0 for r in roles]
             self._codes = np.concatenate([self._codes, np.array(new, np.int8)])
+            for number in range(known, len(self._sites)):
+                site = self._sites[number]
+                if site.role == "param":
+                    self._parameters[site.module, site.label] = number
         found: list[Found] = []
         for records in () if is_skipped else chunks:
             sites = records["site"]
             is_known = (sites >= 0) & (sites < len(self._codes))
             for at in np.flatnonzero(self._codes[np.where(is_known, sites, 0)] * is_known):
-                site, value = int(sites[at]), float(records["sum"][at])
-                if self._codes[site] == 1:
-                    found += self._add_ratio(site, value)
+                number, value = int(sites[at]), float(records["sum"][at])
+                if self._codes[number] == 1:
+                    found += self._add_ratio(number, value)
                 else:
-                    found += self._add_lost(site, value, has_decayed)
+                    self._numel[number] = self._elements(number, chunks)
+                    found += self._add_lost(number, value, has_decayed)
         return found
 
     def scalars(self) -> dict[str, float]:
         """Over all parameters with a reading: the median of the last ratios, and the mean of the
-        last shares.
+        last shares by elements.
         """
         found = {}
         if self.ratios:
@@ -85,6 +95,13 @@ class UpdateRules:
         if self.shares:
             found["lost_updates"] = self._mean()
         return found
+
+    def _elements(self, number: int, chunks: Sequence[np.ndarray]) -> int:
+        """Of the parameter that this site is about: as many as were read of it in the step."""
+        site = self._sites[number]
+        parameter = self._parameters.get((site.module, site.label), -1)
+        counts = [records["numel"][records["site"] == parameter] for records in chunks]
+        return max((int(one[-1]) for one in counts if len(one)), default=1)
 
     def _add_ratio(self, site: int, ratio: float) -> list[Found]:
         if not 0 < ratio < math.inf:  # there was no update, or no weight to compare it with
@@ -101,11 +118,12 @@ class UpdateRules:
 
     def _add_lost(self, site: int, share: float, has_decayed: bool) -> list[Found]:
         self.shares[site] = share
+        self._readings[site] = self._readings.get(site, 0) + 1
         count = self._lost.get(site, 0)
         is_over = share < _LOST_NO_MORE or (share < _LOST and count < _LOST_IN_A_ROW)
         count = self._lost[site] = 0 if is_over else count + (share >= _LOST)
         warns = self._is_of_all() and not has_decayed and not self._has_warned
-        if share < _LOST or (count != _LOST_IN_A_ROW and not warns):
+        if share < _LOST or count < _LOST_IN_A_ROW or (count > _LOST_IN_A_ROW and not warns):
             return []
         self._has_warned = self._has_warned or warns
         text = (
@@ -113,15 +131,16 @@ class UpdateRules:
             "smaller than half the distance to the next number of its dtype. "
         )
         if warns:
-            text += f"Of all parameters in few bits it is {self._mean():.1%} on average. "
+            text += f"Of the elements of all such parameters it is {self._mean():.1%}. "
         text += "Keep the weights, or a copy that the optimizer updates, in float32; or round "
         text += "stochastically"
         return [Found(site, Reading("lost_updates", share, 0.0, math.nan, warns), text)]
 
     def _is_of_all(self) -> bool:
         """Whether nearly all is lost, in enough readings of each parameter."""
-        is_enough = all(self._lost[site] >= _LOST_IN_A_ROW for site in self.shares)
+        is_enough = min(self._readings.values()) >= _LOST_IN_A_ROW
         return is_enough and self._mean() >= _LOST_OF_ALL
 
     def _mean(self) -> float:
-        return float(np.mean(list(self.shares.values())))
+        weights = [self._numel[site] for site in self.shares]
+        return float(np.average(list(self.shares.values()), weights=weights))

@@ -21,6 +21,7 @@ SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
 ARCHS = os.environ.get("FASTCHECK_CUDA_ARCHS", "90").split()
 # Kernels by file: three depths of each component type, one found_nonfinite of each format.
 KERNELS = {
+    "exponents": 6,
     "found_nonfinite": 6,
     "launch": 0,
     "records_bytes": 15,

@@ -263,14 +263,19 @@ def test_all_kernels_are_loaded_with_the_device() -> None:
     """A kernel's first launch may wait for the device, unless something referred to it before."""
     lib = driver.library()
     assert lib.fastcheck_cuda_device(ctypes.byref(ctypes.c_int32())) == 0
+    assert lib.fastcheck_cuda_find_exponents() == 0
     tensors = [tensor_of(pattern("random", dtype, 4, 1), dtype) for dtype in ALL]
     for depth in ("health", "stats", "full"):
         Call(tensors).records(depth)
     Call(tensors).found_nonfinite()
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            driver.exponent_words(tensor)
     found, unfound = ctypes.c_int(), ctypes.c_int()
     lib.cuda_on_cpu_found(ctypes.byref(found), ctypes.byref(unfound))
-    # Of 15 component types at three depths, and of six formats.
-    assert (found.value, unfound.value) == (3 * 15 + 6, 0)
+    # Of 15 component types at three depths, and of six formats: whether any is non-finite, and
+    # exponents.
+    assert (found.value, unfound.value) == (3 * 15 + 6 + 6, 0)
 
 
 def test_small_workspace_is_refused() -> None:
@@ -330,6 +335,15 @@ def test_black_box(seed: int) -> None:
     # One more in the same stretch finds no room.
     call.records()
     assert box.bytes() == all_rows.tobytes()
+
+
+def test_blocks_fill_a_multiprocessor() -> None:
+    """found_nonfinite takes fewer registers than the record kernels: three blocks, not two."""
+    call = Call([torch.ones(4096 * 70)], cut=Cut(warps=8, share=1, multiprocessors=2))
+    call.records("health")
+    of_records = call.lib.cuda_on_cpu_grid()
+    call.found_nonfinite()
+    assert (of_records, call.lib.cuda_on_cpu_grid()) == (2 * 2, 2 * 3)
 
 
 @pytest.mark.parametrize("dtype", FLOAT_NAMES)

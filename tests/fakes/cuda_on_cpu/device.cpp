@@ -18,6 +18,7 @@ std::atomic<int> lasting_error{0};
 bool capturing = false;
 std::mutex of_kernels;
 std::set<const void*> found, launched;
+unsigned last_grid = 0;
 
 // The fibers' scheduler runs one grid at a time, whichever stream's thread calls it.
 std::mutex one_grid;
@@ -66,8 +67,9 @@ void note_found(const void* kernel) {
   const std::lock_guard<std::mutex> lock(of_kernels);
   found.insert(kernel);
 }
-void note_launched(const void* kernel) {
+void note_launched(const void* kernel, unsigned grid) {
   const std::lock_guard<std::mutex> lock(of_kernels);
+  last_grid = grid;
   launched.insert(kernel);
 }
 
@@ -100,6 +102,8 @@ void cuda_on_cpu_found(int* found, int* launched_unfound) {
   for (const void* kernel : cuda_on_cpu::launched)
     *launched_unfound += cuda_on_cpu::found.count(kernel) == 0;
 }
+
+unsigned cuda_on_cpu_grid() { return cuda_on_cpu::last_grid; }
 
 void cuda_on_cpu_pretend_capture(int is_capturing) { cuda_on_cpu::capturing = is_capturing != 0; }
 }

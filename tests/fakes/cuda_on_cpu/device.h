@@ -29,7 +29,7 @@ int take_error();
 bool has_lasting_error();
 // A kernel that was looked for, as cudaFuncGetAttributes does, which loads it.
 void note_found(const void* kernel);
-void note_launched(const void* kernel);
+void note_launched(const void* kernel, unsigned grid);
 
 template <class T>
 void locate(T*& pointer) {
@@ -84,7 +84,7 @@ inline const char* name_of(const fastcheck::cuda::FoundLaunch&) {
 template <class Arguments>
 bool launch_on(void* stream, void (*kernel)(Arguments), unsigned grid, unsigned block,
                const Arguments& arguments) {
-  note_launched(reinterpret_cast<const void*>(kernel));
+  note_launched(reinterpret_cast<const void*>(kernel), grid);
   if (!has_device()) return run_grid(grid, block, [&] { kernel(arguments); });
   enqueue(stream, name_of(arguments), [=] {
     Arguments there = arguments;
@@ -117,6 +117,8 @@ void cuda_on_cpu_set_error(int error, int lasts);
 void cuda_on_cpu_renumber_streams();
 // Streams say that they are being captured; what is put on them runs nevertheless.
 void cuda_on_cpu_pretend_capture(int is_capturing);
+// The blocks of the last launch.
+unsigned cuda_on_cpu_grid();
 // How many kernels were looked for, and how many were launched that were not.
 void cuda_on_cpu_found(int* found, int* launched_unfound);
 }
