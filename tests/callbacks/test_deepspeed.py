@@ -15,6 +15,7 @@ from support.engines import Engine
 from support.programs.training import Net, batches, nan_gradient, stopped, where
 from support.ranks import deepspeed_workers
 from support.ranks.ranks_harness import run_ranks, values
+from support.trainers import in_lab
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
@@ -206,7 +207,7 @@ def skip_what_it_cannot(stage: int, world_size: int) -> None:
 
 @real
 @pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=in_lab)])
 def test_deepspeed_itself(stage: int, world_size: int) -> None:
     skip_what_it_cannot(stage, world_size)
     ranks = run_ranks(deepspeed_workers.trains, stage, "fp32", 3, world_size=world_size)

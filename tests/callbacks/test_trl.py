@@ -10,6 +10,7 @@ import torch
 
 import fastcheck
 from support.programs.training import overflow_at_update, poison, where
+from support.tiny_llama import TEXTS, llama, tokenizer
 from support.trainers import scaled_on_cpu
 
 for _name in ("trl", "datasets", "tokenizers"):
@@ -20,35 +21,6 @@ pytestmark = [
     pytest.mark.usefixtures("fresh_start"),
     pytest.mark.filterwarnings("default:::(?!fastcheck)"),
 ]
-
-WORDS = [f"w{number}" for number in range(28)]
-TEXTS = [" ".join(WORDS[(row * 5 + step) % 28] for step in range(8)) for row in range(16)]
-
-
-def tokenizer() -> Any:
-    tokenizers: Any = importlib.import_module("tokenizers")
-    vocabulary = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", *WORDS])}
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    )
-
-
-def llama() -> Any:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=32,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-    )
-    return transformers.LlamaForCausalLM(config)
 
 
 def options(**more: Any) -> dict[str, Any]:

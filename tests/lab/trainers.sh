@@ -88,8 +88,8 @@ check host "$T tests/cli/test_run.py tests/monitor/sinks"
 check transformers-4 "$T/test_huggingface.py $ranks $docs huggingface" transformers==4.57.6
 check lightning-2.5 "$T/test_lightning.py $ranks $docs lightning" lightning==2.5.6
 check accelerate-1.10 "$T/test_accelerate.py $ranks $docs accelerate" accelerate==1.10.1
-check trl-1 "$T/test_trl.py $docs trl" trl==1.16.0
-check trl-0 "$T/test_trl.py $docs trl" trl==0.29.1 requests
+check trl-1 "$T/test_trl.py $ranks $docs trl" trl==1.16.0
+check trl-0 "$T/test_trl.py $ranks $docs trl" trl==0.29.1 requests
 check ray-2 "$T/test_ray.py $docs ray" "ray[train]==2.60.0"
 check ray-2.51 "$T/test_ray.py $docs ray" "ray[train]==2.51.2"
 # Ranks that both wait for the compiler may take longer than a test may.
@@ -102,8 +102,8 @@ before=
 # Composer asks for an older torch, so it is installed without what it names.
 of_composer=("torch_optimizer<0.4" "coolname<3" tabulate==0.9.0 "py-cpuinfo<10" "importlib-metadata<9" requests psutil
   pillow pyyaml tqdm)
-check composer-0.32 "$T/test_composer.py $docs composer" "${of_composer[@]}" -- mosaicml==0.32.1
-check composer-0.31 "$T/test_composer.py $docs composer" "${of_composer[@]}" -- mosaicml==0.31.0
+check composer-0.32 "$T/test_composer.py $ranks $docs composer" "${of_composer[@]}" -- mosaicml==0.32.1
+check composer-0.31 "$T/test_composer.py $ranks $docs composer" "${of_composer[@]}" -- mosaicml==0.31.0
 
 # Checkpoints alone: its optimizers need CUDA.
 check megatron-0.16 "$T/test_megatron.py" megatron-core==0.16.1

@@ -15,7 +15,9 @@ from torch.distributed.fsdp import fully_shard
 
 import fastcheck
 from fastcheck.utils.torch.sharding import local
+from support.composer_imports import import_composer, replaced
 from support.programs.training import Net, poison, where
+from support.tiny_llama import TEXTS, llama, tokenizer
 
 STEPS, BAD_STEP, BAD_RANK = 4, 2, 1
 
@@ -48,15 +50,8 @@ class _Loss(nn.Module):
 
 def trains(rank: int, trainer: str, is_observed: bool, is_bad: bool) -> Any:
     """A training of STEPS steps with a batch of 4 rows for each rank; one batch may have a NaN."""
-    warnings.simplefilter("ignore")
+    _as_of_torchrun(rank)
     ranks = dist.get_world_size()
-    # The process group is there already: the address is looked for, and not used.
-    os.environ.update(
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(ranks),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="29500",
-    )
     collated = 0
 
     def collate(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -72,13 +67,31 @@ def trains(rank: int, trainer: str, is_observed: bool, is_bad: bool) -> Any:
         "lightning": _lightning,
         "lightning-fsdp2": _lightning_sharded,
         "accelerate": _accelerate,
+        "composer": _composer,
     }
+    data = _Rows(4 * ranks * STEPS)
+    return _outcome(model, model.losses, lambda: train[trainer](model, data, collate, is_observed))
+
+
+def _as_of_torchrun(rank: int) -> None:
+    """The process group is there already: the address is looked for, and not used."""
+    warnings.simplefilter("ignore")
+    os.environ.update(
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(dist.get_world_size()),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29500",
+    )
+
+
+def _outcome(model: nn.Module, losses: list[float], train: Callable[[], Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"stop": None}
     try:
-        found["monitor"] = train[trainer](model, _Rows(4 * ranks * STEPS), collate, is_observed)
+        found["monitor"] = train()
     except fastcheck.OverflowDetected as stop:
         found["stop"] = stop.step, stop.report.rank, where(stop.culprit)[1]
-    found["losses"] = model.losses
+    found["losses"] = losses
+    found["names"] = {name.rpartition("net.")[2] for name, _ in model.named_parameters()}
     found["weights"] = [local(parameter).tolist() for parameter in model.parameters()]
     found["is_intact"] = all(bool(local(p).isfinite().all()) for p in model.parameters())
     return found
@@ -181,3 +194,78 @@ def _accelerate(model: _Loss, data: _Rows, collate: Collate, is_observed: bool) 
     if monitor is not None:
         monitor.remove()
     return _seen(monitor)
+
+
+def _composer(model: _Loss, data: _Rows, collate: Collate, is_observed: bool) -> Any:
+    composer = import_composer()
+
+    class Program(composer.ComposerModel):  # type: ignore[misc,name-defined]  # untyped
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, batch: dict[str, torch.Tensor]) -> Any:
+            return self.model(**batch)["loss"]
+
+        def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+            return outputs
+
+    callback = fastcheck.callbacks.Composer() if is_observed else None
+    sampler = torch.utils.data.DistributedSampler(data, shuffle=False)
+    with replaced():
+        composer.Trainer(
+            model=Program(),
+            train_dataloader=torch.utils.data.DataLoader(
+                data, batch_size=4, collate_fn=collate, sampler=sampler
+            ),
+            optimizers=torch.optim.AdamW(model.parameters(), lr=0.01),
+            callbacks=[callback] if callback is not None else [],
+            max_duration=f"{STEPS}ba",
+            device="cpu",
+            progress_bar=False,
+        ).fit()
+    return _seen(callback.monitor if callback is not None else None)
+
+
+def trains_trl(rank: int, is_observed: bool, is_bad: bool) -> Any:
+    """``trains()`` with a Llama and SFTTrainer. Tokens hold no NaN: it is put into the embedding of
+    a batch.
+    """
+    _as_of_torchrun(rank)
+    import datasets
+    import trl
+
+    model = llama()
+    losses: list[float] = []
+
+    def spoil(module: nn.Module, inputs: Any) -> Any:
+        is_it = is_bad and (rank, len(losses)) == (BAD_RANK, BAD_STEP)
+        return (poison(inputs[0]), *inputs[1:]) if is_it else None
+
+    model.model.layers[0].register_forward_pre_hook(spoil)
+    model.register_forward_hook(lambda module, inputs, out: losses.append(out.loss.item()))
+    callback = fastcheck.callbacks.HuggingFace() if is_observed else None
+    arguments = trl.SFTConfig(
+        "out",
+        max_steps=STEPS,
+        per_device_train_batch_size=2,
+        max_length=16,
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
+    )
+    run = trl.SFTTrainer(
+        model,
+        arguments,
+        train_dataset=datasets.Dataset.from_dict({"text": TEXTS}),
+        processing_class=tokenizer(),
+        callbacks=[callback] if callback is not None else [],
+    )
+
+    def train() -> Any:
+        run.train()
+        return _seen(callback.monitor if callback is not None else None)
+
+    return _outcome(model, losses, train)
