@@ -143,9 +143,7 @@ def test_a_dump_without_the_extension_is_the_same(
 ) -> None:
     """The records but for their sums, which the portable backend has in another order."""
     with_it = dumped(tmp_path / "with", training())
-    monkeypatch.setattr(
-        "fastcheck.dump.storage.record_writer.status", Status(None, "gone")
-    )
+    monkeypatch.setattr("fastcheck.dump.storage.record_writer.status", Status(None, "gone"))
     without = dumped(tmp_path / "without", training())
     assert with_it["calls.jsonl"] == without["calls.jsonl"]
 
