@@ -89,6 +89,12 @@ class Tensors {
 PyObject* called(PyObject* arguments, Py_ssize_t count,
                  PyObject* (*body)(const std::vector<PyObject*>&));
 
+// The same as the function of a PyMethodDef.
+template <Py_ssize_t kCount, PyObject* (*kBody)(const std::vector<PyObject*>&)>
+PyObject* method(PyObject*, PyObject* arguments) {
+  return called(arguments, kCount, kBody);
+}
+
 // Without Python's lock while it lives.
 class WithoutLock {
  public:

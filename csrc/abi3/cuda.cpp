@@ -2,6 +2,7 @@
 
 #include "abi3/arguments.h"
 #include "cuda/launch.h"
+#include "kernels/cuda_arguments.h"
 #include "kernels/cuda_errors.h"
 
 namespace fastcheck::abi3 {
@@ -13,19 +14,7 @@ using cuda::TensorArgument;
 std::vector<TensorArgument> arguments_of(const Tensors& tensors, bool logical, std::int64_t slot) {
   std::vector<TensorArgument> arguments;
   for (const cpu::TensorView& view : tensors.views()) {
-    const bool dense = logical ? view.contiguous : view.dense;
-    TensorArgument argument{};
-    argument.data = view.data;
-    argument.numel = view.numel;
-    argument.sizes = view.sizes;
-    argument.strides = view.strides;
-    argument.slot = slot++;
-    argument.ndim = view.ndim;
-    argument.dtype = static_cast<std::uint8_t>(view.dtype);
-    argument.order =
-        static_cast<std::uint8_t>(dense && !logical ? Order::kStorage : Order::kLogical);
-    argument.dense = dense;
-    arguments.push_back(argument);
+    arguments.push_back(cuda::argument_of(view, slot++, logical));
   }
   return arguments;
 }
@@ -113,11 +102,6 @@ PyObject* found_nonfinite(const std::vector<PyObject*>& given) {
   }
   check(error, "a launch");
   Py_RETURN_NONE;
-}
-
-template <Py_ssize_t kCount, PyObject* (*kBody)(const std::vector<PyObject*>&)>
-PyObject* method(PyObject*, PyObject* arguments) {
-  return called(arguments, kCount, kBody);
 }
 
 }  // namespace

@@ -139,11 +139,6 @@ PyObject* dtype_table(Given) {
   return rows.release();
 }
 
-template <Py_ssize_t kCount, PyObject* (*kBody)(Given)>
-PyObject* method(PyObject*, PyObject* arguments) {
-  return called(arguments, kCount, kBody);
-}
-
 constexpr PyMethodDef kMethods[] = {
     {"records", method<5, records>, METH_VARARGS, nullptr},
     {"exponents", method<4, exponents>, METH_VARARGS, nullptr},

@@ -1,7 +1,5 @@
 #include "kernels/table.h"
 
-#include "cpu/exponents.h"
-
 namespace fastcheck {
 namespace {
 
@@ -22,18 +20,12 @@ void reduce(const cpu::TensorView& tensor, Depth depth, bool logical, int thread
   cpu::reduce(tensor, depth, logical, threads, as_function(parallel_for), record);
 }
 
-void count_exponents(const cpu::TensorView& tensor, bool logical, int threads,
-                     const PlainParallelFor& parallel_for, std::int64_t* words) {
-  cpu::count_exponents(tensor, logical, threads, as_function(parallel_for), words);
-}
-
 }  // namespace
 
 const KernelTable& kernel_table() {
   static const KernelTable table{sizeof(KernelTable),
                                  sizeof(Record),
                                  reduce,
-                                 count_exponents,
                                  cuda::fastcheck_cuda_device,
                                  cuda::fastcheck_cuda_is_capturing,
                                  cuda::fastcheck_cuda_stream_number,

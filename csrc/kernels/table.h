@@ -29,11 +29,9 @@ struct KernelTable {
   std::uint32_t bytes = sizeof(KernelTable);
   std::uint32_t record_bytes = sizeof(Record);
 
-  // cpu/reduce.h and cpu/exponents.h.
+  // cpu/reduce.h.
   void (*reduce)(const cpu::TensorView& tensor, Depth depth, bool logical, int threads,
                  const PlainParallelFor& parallel_for, Record& record);
-  void (*count_exponents)(const cpu::TensorView& tensor, bool logical, int threads,
-                          const PlainParallelFor& parallel_for, std::int64_t* words);
 
   // cuda/launch.h and cuda/exponents.h.
   decltype(&cuda::fastcheck_cuda_device) cuda_device;

@@ -8,9 +8,6 @@
 #include <pybind11/stl.h>
 #include <torch/version.h>
 
-#include <algorithm>
-
-#include "core/exponents.h"
 #include "core/record.h"
 #include "torch/binding/cuda_module.h"
 #include "torch/dump/module.h"
@@ -55,22 +52,6 @@ py::object record_list(const py::sequence& objects, std::int64_t depth, bool log
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       observe(tensors[i], checked, logical, {}, records[i]);
     }
-  }
-  return wrap(std::move(out));
-}
-
-py::object exponents(py::handle object, bool logical) {
-  const at::Tensor& tensor = readable(object);
-  if (!may_be_nonfinite(tensor.scalar_type())) {
-    throw py::type_error(c10::str("expected a floating-point or complex dtype, got ",
-                                  tensor.scalar_type(), ", which has no exponents"));
-  }
-  at::Tensor out = at::detail::empty_cpu({kExponentWords}, at::kLong);
-  auto* const words = static_cast<std::int64_t*>(out.mutable_data_ptr());
-  std::fill_n(words, static_cast<int>(kExponentWords), 0);
-  {
-    const py::gil_scoped_release release;
-    count_exponents(tensor, logical, words);
   }
   return wrap(std::move(out));
 }
@@ -132,7 +113,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("record", record, py::arg("tensor"), py::arg("depth") = 3, py::arg("logical") = false);
   m.def("record_list", record_list, py::arg("tensors"), py::arg("depth") = 3,
         py::arg("logical") = false);
-  m.def("exponents", exponents, py::arg("tensor"), py::arg("logical") = false);
   m.def("found_nonfinite", found_nonfinite, py::arg("tensors"));
   m.def("observe", observe_one, py::arg("tensor"), py::arg("slots"), py::arg("index"),
         py::arg("depth"), py::arg("site"), py::arg("call"), py::arg("step"), py::arg("seq"),

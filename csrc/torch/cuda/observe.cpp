@@ -8,6 +8,7 @@
 
 #include "cuda/exponents.h"
 #include "cuda/launch.h"
+#include "kernels/cuda_arguments.h"
 #include "kernels/cuda_errors.h"
 #include "torch/cuda/device.h"
 #include "torch/cuda/workspace.h"
@@ -42,22 +43,6 @@ class Arguments {
   static at::Tensor resolve(const at::Tensor& tensor) {
     const PlainTorch plain;
     return resolve_views(tensor);
-  }
-
-  static TensorArgument argument_of(const cpu::TensorView& view, std::int64_t slot, bool logical) {
-    TensorArgument argument{};
-    const bool dense = logical ? view.contiguous : view.dense;
-    argument.data = view.data;
-    argument.numel = view.numel;
-    argument.sizes = view.sizes;
-    argument.strides = view.strides;
-    argument.slot = slot;
-    argument.ndim = view.ndim;
-    argument.dtype = static_cast<std::uint8_t>(view.dtype);
-    argument.order =
-        static_cast<std::uint8_t>(dense && !logical ? Order::kStorage : Order::kLogical);
-    argument.dense = dense;
-    return argument;
   }
 
   c10::SmallVector<TensorArgument, 4> arguments_;

@@ -1,4 +1,4 @@
-// The functions of cpu/reduce.h, cpu/exponents.h, cuda/launch.h and cuda/exponents.h, as
+// The functions of cpu/reduce.h, cuda/launch.h and cuda/exponents.h, as
 // fastcheck._kernels has them.
 #include "torch/kernels/imported.h"
 
@@ -6,7 +6,6 @@
 
 #include <stdexcept>
 
-#include "cpu/exponents.h"
 #include "cpu/reduce.h"
 #include "cuda/exponents.h"
 #include "cuda/launch.h"
@@ -42,11 +41,6 @@ namespace cpu {
 void reduce(const TensorView& tensor, Depth depth, bool logical, int threads,
             const ParallelFor& parallel_for, Record& record) {
   table->reduce(tensor, depth, logical, threads, {call, &parallel_for}, record);
-}
-
-void count_exponents(const TensorView& tensor, bool logical, int threads,
-                     const ParallelFor& parallel_for, std::int64_t* words) {
-  table->count_exponents(tensor, logical, threads, {call, &parallel_for}, words);
 }
 
 }  // namespace cpu

@@ -5,7 +5,6 @@
 
 #include <cstring>
 
-#include "cpu/exponents.h"
 #include "cpu/reduce.h"
 #include "torch/read/tensor_view.h"
 
@@ -39,13 +38,6 @@ void observe(const at::Tensor& tensor, Depth depth, bool logical, const Identity
   fresh.site = identity.site;
   fresh.flags |= identity.flags;
   record = fresh;
-}
-
-void count_exponents(const at::Tensor& tensor, bool logical, std::int64_t* words) {
-  const bool is_lazy = tensor.is_conj() || tensor.is_neg();
-  const at::Tensor resolved = is_lazy ? resolve_views(tensor) : at::Tensor();
-  cpu::count_exponents(view_of(is_lazy ? resolved : tensor), logical, threads_for(tensor),
-                       parallel_groups, words);
 }
 
 }  // namespace fastcheck

@@ -23,8 +23,4 @@ struct Identity {
 void observe(const at::Tensor& tensor, Depth depth, bool logical, const Identity& identity,
              Record& record);
 
-// The exponent counts of a readable tensor of floating-point components: kExponentWords words,
-// which must be zeroed (docs/record-format.md, section 10).
-void count_exponents(const at::Tensor& tensor, bool logical, std::int64_t* words);
-
 }  // namespace fastcheck

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from fastcheck.extension import compiled, extension
-
 from .portable.exponents import count_exponents
 from .table import backend_for
 
@@ -16,7 +14,5 @@ def exponent_words(tensor: torch.Tensor, logical: bool = False) -> torch.Tensor:
     """int64 (328,) on the tensor's device (``docs/record-format.md``, section 10). The tensor is
     readable, of a floating-point or complex dtype. Without synchronisation, outside of autograd.
     """
-    if tensor.is_cpu and compiled() is not None:
-        return extension.exponents(tensor, logical)
     count = backend_for(tensor.device).exponents or count_exponents
     return count(tensor, logical)
