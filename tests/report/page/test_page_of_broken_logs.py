@@ -81,6 +81,15 @@ def test_a_log_that_was_cut_short(tmp_path: Path, cut: int) -> None:
     assert header["dropped_bytes"] == (80 * 192 - cut) % 192
 
 
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_segment_without_a_whole_record(tmp_path: Path, size: int) -> None:
+    """Another rank has just begun to write it."""
+    synthetic_logs.write(tmp_path, 8, 10)
+    (tmp_path / "records-rank1-000000.bin").write_bytes(b"\0" * size)
+    header = PageData(page_of_log(tmp_path)).header
+    assert (header["records"], header["dropped_bytes"]) == (80, size)
+
+
 def test_damaged_records_are_left_out(tmp_path: Path) -> None:
     synthetic_logs.write(tmp_path, 8, 10, event_step=-1)
     path = tmp_path / "records-rank0-000000.bin"

@@ -101,7 +101,7 @@ def _span(directory: str, segments: Mapping[int, list[str]]) -> tuple[int, int]:
     for path in (path for paths in segments.values() for path in paths):
         try:
             count = count_records(path)
-            ends = [read_span(path, 0, 1), read_span(path, count - 1, count)]
+            ends = [read_span(path, 0, 1), read_span(path, max(count - 1, 0), count)]
         except OSError as error:
             raise LogError(f"{path} can't be read: {error.strerror}") from error
         found = np.concatenate(ends)
