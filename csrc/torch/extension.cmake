@@ -24,7 +24,9 @@ pybind11_add_module(_C MODULE NO_EXTRAS
   ${CMAKE_CURRENT_LIST_DIR}/hooks/recorder.cpp
   ${CMAKE_CURRENT_LIST_DIR}/kernels/imported.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/arrivals.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/op_level/device_launches.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/forward_ops.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/op_level/line_numbers.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/module.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/op_observer.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/op_reading.cpp
@@ -33,9 +35,11 @@ pybind11_add_module(_C MODULE NO_EXTRAS
   ${CMAKE_CURRENT_LIST_DIR}/op_level/readability.cpp
   ${CMAKE_CURRENT_LIST_DIR}/operators/filter.cpp
   ${CMAKE_CURRENT_LIST_DIR}/operators/op_table.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/python/cursor.cpp
   ${CMAKE_CURRENT_LIST_DIR}/python/line.cpp
   ${CMAKE_CURRENT_LIST_DIR}/python/lock.cpp
   ${CMAKE_CURRENT_LIST_DIR}/python/observe.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/python/rows.cpp
   ${CMAKE_CURRENT_LIST_DIR}/python/tensors.cpp
   ${CMAKE_CURRENT_LIST_DIR}/read/observe.cpp
   ${CMAKE_CURRENT_LIST_DIR}/read/seen_tensors.cpp

@@ -2,12 +2,17 @@
 // before another thread could have taken it.
 #include "torch/binding/cuda_module.h"
 
+#include <stdexcept>
+#include <string>
+
 #include "cuda/launch.h"
 #include "torch/cuda/black_box.h"
 #include "torch/cuda/device.h"
 #include "torch/cuda/observe.h"
 #include "torch/python/tensors.h"
+#include "torch/read/direct.h"
 #include "torch/read/slots.h"
+#include "torch/read/tensor_view.h"
 
 namespace py = pybind11;
 
@@ -17,6 +22,15 @@ namespace {
 void observe_one(py::handle tensor, py::handle slots, std::int64_t index, std::int64_t depth) {
   observe(readable(tensor, kDeviceType), unpack(slots), index, checked_depth(depth), false);
 }
+
+void observe_directly(const at::Tensor& tensor, const at::Tensor& slots, std::int64_t row,
+                      Depth depth) {
+  const std::string reason = unreadable_reason(tensor, kDeviceType);
+  if (!reason.empty()) throw std::invalid_argument(reason);
+  observe(tensor, slots, row, depth, false);
+}
+
+constexpr DirectObserve kDirectObserve{observe_directly};
 
 void observe_list(const py::sequence& tensors, py::handle slots, std::int64_t first,
                   std::int64_t depth, bool logical) {
@@ -45,6 +59,7 @@ void define_functions(py::module_& m) {
         py::arg("depth"));
   m.def("cuda_observe_list", observe_list, py::arg("tensors"), py::arg("slots"), py::arg("first"),
         py::arg("depth"), py::arg("logical") = false);
+  m.def("cuda_direct_observe", [] { return py::capsule(&kDirectObserve, kDirectObserveName); });
   m.def("cuda_begin_stretch", begin_stretch, py::arg("device"));
   m.def(
       "cuda_box", [](c10::DeviceIndex device) { return py::bytes(box_contents(device)); },

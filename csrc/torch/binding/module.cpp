@@ -17,6 +17,7 @@
 #include "torch/hooks/recorder.h"
 #include "torch/kernels/imported.h"
 #include "torch/op_level/module.h"
+#include "torch/python/cursor.h"
 #include "torch/python/lock.h"
 #include "torch/python/observe.h"
 #include "torch/python/tensors.h"
@@ -127,6 +128,7 @@ PYBIND11_MODULE(_C, m) {
       .def("__len__", &SeenTensors::size);
   define_hook_reader(m);
   define_session_lock(m);
+  define_cursor(m);
   define_hook_call(m);
   define_hook_recorder(m);
   define_module_recorder(m);

@@ -1,48 +1,11 @@
 #include "torch/hooks/call.h"
 
 #include <string>
-#include <type_traits>
 
 namespace py = pybind11;
 
 namespace fastcheck {
 namespace {
-
-template <class Fields>
-Fields& fields_of(PyTypeObject* type, py::handle object) {
-  if (Py_TYPE(object.ptr()) != type) {
-    throw py::type_error(std::string("expected a ") + type->tp_name + ", got a " +
-                         Py_TYPE(object.ptr())->tp_name);
-  }
-  return Object<Fields>::of(object.ptr());
-}
-
-// A field as a property.
-template <class Fields, auto kField>
-PyObject* get(PyObject* self, void*) {
-  const auto value = Object<Fields>::of(self).*kField;
-  if constexpr (std::is_same_v<decltype(value), const bool>) {
-    return PyBool_FromLong(value);
-  } else if constexpr (std::is_unsigned_v<decltype(value)>) {
-    return PyLong_FromUnsignedLongLong(value);
-  } else if constexpr (std::is_integral_v<decltype(value)>) {
-    return PyLong_FromLongLong(value);
-  } else {
-    return py::object(value).release().ptr();
-  }
-}
-
-template <class Fields, auto kField>
-int set(PyObject* self, PyObject* value, void*) {
-  if (value == nullptr) {
-    PyErr_SetString(PyExc_AttributeError, "it can't be deleted");
-    return -1;
-  }
-  const long long number = PyLong_AsLongLong(value);
-  if (number == -1 && PyErr_Occurred() != nullptr) return -1;
-  Object<Fields>::of(self).*kField = number;
-  return 0;
-}
 
 PyObject* list_of(const std::int64_t* first, std::size_t count, std::size_t stride) {
   return translated([&] {
@@ -50,35 +13,6 @@ PyObject* list_of(const std::int64_t* first, std::size_t count, std::size_t stri
     for (std::size_t i = 0; i < count; ++i) list[i] = py::int_(first[i * stride]);
     return list.release().ptr();
   });
-}
-
-// ---- Cursor -------------------------------------------------------------------------------------
-
-using CursorObject = Object<Cursor>;
-
-PyObject* new_cursor(PyTypeObject* type, PyObject*, PyObject*) {
-  return translated([&] { return CursorObject::make(type, 0LL, 0LL); });
-}
-
-PyGetSetDef kCursorProperties[] = {
-    {"seq", &get<Cursor, &Cursor::seq>, &set<Cursor, &Cursor::seq>, nullptr, nullptr},
-    {"slot", &get<Cursor, &Cursor::slot>, &set<Cursor, &Cursor::slot>, nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
-};
-
-PyType_Slot kCursorSlots[] = {
-    {Py_tp_new, as_slot(&new_cursor)},
-    {Py_tp_dealloc, as_slot(&CursorObject::destroy)},
-    {Py_tp_getset, kCursorProperties},
-    {0, nullptr},
-};
-
-PyType_Spec kCursorSpec = {"fastcheck._C.Cursor", sizeof(CursorObject), 0, Py_TPFLAGS_DEFAULT,
-                           kCursorSlots};
-
-PyTypeObject* cursor_type() {
-  static PyTypeObject* const made = new_type(kCursorSpec);
-  return made;
 }
 
 // ---- Call ---------------------------------------------------------------------------------------
@@ -140,16 +74,16 @@ PyObject* outputs(PyObject* self, void*) {
 }
 
 PyGetSetDef kCallProperties[] = {
-    {"node", &get<Call, &Call::node>, nullptr, nullptr, nullptr},
-    {"parent", &get<Call, &Call::parent>, nullptr, nullptr, nullptr},
-    {"index", &get<Call, &Call::index>, nullptr, nullptr, nullptr},
-    {"depth", &get<Call, &Call::depth>, nullptr, nullptr, nullptr},
-    {"thread", &get<Call, &Call::thread>, nullptr, nullptr, nullptr},
-    {"first_seq", &get<Call, &Call::first_seq>, nullptr, nullptr, nullptr},
-    {"outputs_seq", &get<Call, &Call::outputs_seq>, nullptr, nullptr, nullptr},
-    {"is_recompute", &get<Call, &Call::is_recompute>, nullptr, nullptr, nullptr},
-    {"is_complete", &get<Call, &Call::is_complete>, nullptr, nullptr, nullptr},
-    {"watched", &get<Call, &Call::watched>, &set_watched, nullptr, nullptr},
+    {"node", &get_field<Call, &Call::node>, nullptr, nullptr, nullptr},
+    {"parent", &get_field<Call, &Call::parent>, nullptr, nullptr, nullptr},
+    {"index", &get_field<Call, &Call::index>, nullptr, nullptr, nullptr},
+    {"depth", &get_field<Call, &Call::depth>, nullptr, nullptr, nullptr},
+    {"thread", &get_field<Call, &Call::thread>, nullptr, nullptr, nullptr},
+    {"first_seq", &get_field<Call, &Call::first_seq>, nullptr, nullptr, nullptr},
+    {"outputs_seq", &get_field<Call, &Call::outputs_seq>, nullptr, nullptr, nullptr},
+    {"is_recompute", &get_field<Call, &Call::is_recompute>, nullptr, nullptr, nullptr},
+    {"is_complete", &get_field<Call, &Call::is_complete>, nullptr, nullptr, nullptr},
+    {"watched", &get_field<Call, &Call::watched>, &set_watched, nullptr, nullptr},
     {"inputs", &inputs, nullptr, nullptr, nullptr},
     {"input_sites", &input_sites, nullptr, nullptr, nullptr},
     {"outputs", &outputs, nullptr, nullptr, nullptr},
@@ -201,8 +135,8 @@ PyObject* recomputed_call(PyObject* self, PyObject* step) {
 }
 
 PyGetSetDef kCounterProperties[] = {
-    {"total", &get<CallCounter, &CallCounter::total>, &set<CallCounter, &CallCounter::total>,
-     nullptr, nullptr},
+    {"total", &get_field<CallCounter, &CallCounter::total>,
+     &set_field<CallCounter, &CallCounter::total>, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -266,10 +200,8 @@ CallCounter& CallCounter::of(py::handle object) {
   return fields_of<CallCounter>(counter_type(), object);
 }
 
-Cursor& cursor_of(py::handle object) { return fields_of<Cursor>(cursor_type(), object); }
-
 void define_hook_call(py::module_& m) {
-  for (PyTypeObject* const type : {cursor_type(), call_type(), counter_type()}) {
+  for (PyTypeObject* const type : {call_type(), counter_type()}) {
     const std::string name = type->tp_name;
     m.attr(name.substr(name.rfind('.') + 1).c_str()) =
         py::handle(reinterpret_cast<PyObject*>(type));

@@ -1,4 +1,4 @@
-// Call, CallCounter and Cursor: what the hooks keep of module calls.
+// Call and CallCounter: what the hooks keep of module calls.
 // python/fastcheck/calls/module_calls.py has the same in Python.
 #pragma once
 
@@ -11,12 +11,6 @@
 #include "torch/python/types.h"
 
 namespace fastcheck {
-
-// The number of the next record, and the slot of the host's ring that it goes to.
-struct Cursor {
-  long long seq;
-  long long slot;
-};
 
 // One call of one module: the tokens that went in and came out, and where it stood. It holds
 // numbers only, never tensors or modules, so that nothing is kept alive.
@@ -63,9 +57,7 @@ struct CallCounter {
   static CallCounter& of(pybind11::handle object);
 };
 
-Cursor& cursor_of(pybind11::handle object);
-
-// Defines the types Cursor, Call and CallCounter.
+// Defines the types Call and CallCounter.
 void define_hook_call(pybind11::module_& m);
 
 }  // namespace fastcheck

@@ -52,9 +52,7 @@ std::int64_t HookReader::read(py::handle object, std::int64_t index, const Ident
 }
 
 std::int64_t HookReader::elsewhere(const at::Tensor& tensor, DType dtype) {
-  const bool is_dense = tensor.is_conj() || tensor.is_neg() || tensor.is_contiguous() ||
-                        tensor.is_non_overlapping_and_dense();
-  const auto order = static_cast<std::int64_t>(is_dense ? Order::kStorage : Order::kLogical);
+  const auto order = static_cast<std::int64_t>(order_of(tensor));
   const c10::Stream stream =
       c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device());
   const bool is_same = last_stream_.has_value() && *last_stream_ == stream;

@@ -1,17 +1,11 @@
 #include "torch/hooks/recorder.h"
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 
 namespace py = pybind11;
 
 namespace fastcheck {
-namespace {
-
-constexpr long long kIdentityNumbers = 7;  // seq, step, call, site, flags, dtype, order
-
-}  // namespace
 
 void HookRecorder::refuse(PyObject* tensor, std::int64_t site) const {
   py::error_already_set error;
@@ -21,14 +15,14 @@ void HookRecorder::refuse(PyObject* tensor, std::int64_t site) const {
 
 bool HookRecorder::read_elsewhere(PyObject* tensor, std::int64_t found, std::int64_t site,
                                   long long call, std::uint32_t flags) {
-  if (rows == 0 || row->slot == rows || (found & code::kNewStream) != 0) {
+  if (!rows.has_room() || (found & code::kNewStream) != 0) {
     return session()
         .attr("read_elsewhere")(py::handle(tensor), found, site, call, flags)
         .cast<bool>();
   }
-  const py::object at_row = owned(PyLong_FromLongLong(row->slot));
+  const py::object at_row = owned(PyLong_FromLongLong(rows.next()));
   const py::object depth = owned(PyLong_FromLong(static_cast<long>(reader->depth())));
-  std::array<PyObject*, 4> arguments{tensor, slots.ptr(), at_row.ptr(), depth.ptr()};
+  std::array<PyObject*, 4> arguments{tensor, rows.slots().ptr(), at_row.ptr(), depth.ptr()};
   PyObject* const done =
       PyObject_Vectorcall(observe.ptr(), arguments.data(), arguments.size(), nullptr);
   if (done == nullptr) {
@@ -36,15 +30,9 @@ bool HookRecorder::read_elsewhere(PyObject* tensor, std::int64_t found, std::int
     return false;
   }
   Py_DECREF(done);
-  const std::array<long long, kIdentityNumbers> identity{cursor->seq,
-                                                         step,
-                                                         call,
-                                                         site,
-                                                         flags,
-                                                         (found >> code::kDTypeShift) & 31,
-                                                         (found >> code::kOrderShift) & 1};
-  std::copy(identity.begin(), identity.end(), numbers + row->slot * kIdentityNumbers);
-  ++row->slot;
+  rows.put(
+      {cursor->seq, step, static_cast<std::int32_t>(call), static_cast<std::int32_t>(site), flags},
+      (found >> code::kDTypeShift) & 31, (found >> code::kOrderShift) & 1);
   return true;
 }
 
@@ -165,24 +153,16 @@ PyObject* set_target(PyObject* self, PyObject* arguments) {
   }
   return translated([&] {
     HookRecorder& recorder = hook_recorder_of(self);
-    recorder.row = &cursor_of(row);
-    Py_buffer view;
-    checked(PyObject_GetBuffer(identities, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE));
-    recorder.numbers = static_cast<long long*>(view.buf);
-    recorder.rows = view.len / static_cast<Py_ssize_t>(kIdentityNumbers * sizeof(long long));
-    PyBuffer_Release(&view);  // the array keeps its memory
+    recorder.rows.set(borrowed(slots), borrowed(identities), borrowed(row));
     recorder.observe = borrowed(observe);
-    recorder.slots = borrowed(slots);
-    recorder.identities = borrowed(identities);
-    recorder.row_object = borrowed(row);
     Py_RETURN_NONE;
   });
 }
 
 PyObject* clear_target(PyObject* self, PyObject*) {
   HookRecorder& recorder = hook_recorder_of(self);
-  recorder.observe = recorder.slots = recorder.identities = recorder.row_object = py::none();
-  recorder.rows = 0;
+  recorder.observe = py::none();
+  recorder.rows.clear();
   Py_RETURN_NONE;
 }
 

@@ -8,7 +8,9 @@
 
 #include "torch/hooks/call.h"
 #include "torch/hooks/reader.h"
+#include "torch/python/cursor.h"
 #include "torch/python/lock.h"
+#include "torch/python/rows.h"
 #include "torch/python/types.h"
 
 namespace fastcheck {
@@ -34,12 +36,8 @@ struct HookRecorder {
   pybind11::object entries = pybind11::none(), gradients = pybind11::none();
 
   // Where records from elsewhere go.
-  pybind11::object observe = pybind11::none(), slots = pybind11::none(),
-                   identities = pybind11::none();
-  pybind11::object row_object = pybind11::none();
-  Cursor* row = nullptr;
-  long long* numbers = nullptr;  // of the identities, row by row
-  long long rows = 0;
+  pybind11::object observe = pybind11::none();
+  RingRows rows{};
 
   bool is_deferred() const { return !entries.is_none(); }
 
@@ -68,10 +66,10 @@ struct HookRecorder {
   int each(const Visit& visit) const {
     for (const pybind11::object* held :
          {&reader_object, &cursor_object, &lock_object, &observer, &local, &due, &add_call,
-          &findings, &entries, &gradients, &observe, &slots, &identities, &row_object}) {
+          &findings, &entries, &gradients, &observe}) {
       if (const int status = visit(held->ptr())) return status;
     }
-    return 0;
+    return rows.each(visit);
   }
   // What may lead back to the recorder.
   void clear() {

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "torch/op_level/device_launches.h"
 #include "torch/op_level/op_observer.h"
 #include "torch/python/tensors.h"
 #include "torch/read/observe.h"
@@ -39,42 +40,26 @@ std::function<std::string()> as_line(const py::object& function) {
 
 using Launcher = std::function<void(std::vector<Launch>)>;
 
-// (tensor, seq, step, call, site, flags, whether the status word of its device is meant) of each.
-py::list as_list(std::vector<Launch>& launches) {
-  py::list rows;
-  for (Launch& one : launches) {
-    const Identity& identity = one.identity;
-    rows.append(py::make_tuple(
-        py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(one.tensor))), identity.seq,
-        identity.step, identity.call, identity.site, identity.flags, one.is_status));
-  }
-  return rows;
-}
-
-// What it raises is its own affair: nothing may come up through an op.
-Launcher as_launcher(const py::object& function) {
-  if (function.is_none()) return {};
-  return [shared = shared_between_threads(function)](std::vector<Launch> launches) {
+Launcher as_launcher(const py::object& launches) {
+  if (launches.is_none()) return {};
+  auto* const own = launches.cast<DeviceLaunches*>();
+  return [shared = shared_between_threads(launches), own](std::vector<Launch> list) {
     if (!Py_IsInitialized()) return;
     const py::gil_scoped_acquire acquire;
-    try {
-      (*shared)(as_list(launches));
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("fastcheck");
-    }
+    own->launch(std::move(list));
   };
 }
 
 std::uint64_t start(OpObserver& observer, std::int64_t depth, py::function line,
                     std::vector<std::string> ops, std::vector<std::string> not_ops,
                     std::vector<std::uint8_t> modules, bool outside, std::uint32_t roles,
-                    bool copies, const py::object& launch) {
+                    bool copies, const py::object& launches) {
   Options options;
   options.depth = checked_depth(depth);
   options.filter = {std::move(ops), std::move(not_ops), std::move(modules), outside, roles};
   options.copies = copies;
   options.line = as_line(line);
-  options.launch = as_launcher(launch);
+  options.launch = as_launcher(launches);
   const py::gil_scoped_release release;
   return observer.start(std::move(options));
 }
@@ -210,6 +195,7 @@ py::list unread(OpObserver& observer) {
 }  // namespace
 
 void bind(py::module_& m) {
+  bind_device_launches(m);
   const auto without_lock = py::call_guard<py::gil_scoped_release>();
   py::class_<Waiting>(m, "WaitingOps");
   py::class_<OpObserver, std::unique_ptr<OpObserver, py::nodelete>>(m, "OpObserver")
@@ -218,7 +204,7 @@ void bind(py::module_& m) {
            py::arg("not_ops") = std::vector<std::string>(),
            py::arg("modules") = std::vector<std::uint8_t>(), py::arg("outside") = true,
            py::arg("roles") = Filter().roles, py::arg("copies") = false,
-           py::arg("launch") = py::none())
+           py::arg("launches") = py::none())
       .def("stop", stop, py::arg("run"))
       .def("run", &OpObserver::run)
       .def("begin_step", &OpObserver::begin_step, py::arg("step"), without_lock)

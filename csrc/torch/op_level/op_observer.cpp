@@ -71,6 +71,7 @@ std::uint64_t OpObserver::start(Options options) {
     modes_.clear();
     with_status_.clear();
     mode_ = nullptr;
+    backward_flags_ = 0;
     provenance_.clear();
     arrivals_.clear();
     unread_.clear();

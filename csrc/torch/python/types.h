@@ -5,6 +5,8 @@
 #include <pybind11/pybind11.h>
 
 #include <stdexcept>
+#include <string>
+#include <type_traits>
 
 namespace fastcheck {
 
@@ -70,6 +72,43 @@ struct Object {
     Py_DECREF(type);
   }
 };
+
+// The fields of an object that has to be of `type`.
+template <class Fields>
+Fields& fields_of(PyTypeObject* type, pybind11::handle object) {
+  if (Py_TYPE(object.ptr()) != type) {
+    throw pybind11::type_error(std::string("expected a ") + type->tp_name + ", got a " +
+                               Py_TYPE(object.ptr())->tp_name);
+  }
+  return Object<Fields>::of(object.ptr());
+}
+
+// A field as a property.
+template <class Fields, auto kField>
+PyObject* get_field(PyObject* self, void*) {
+  const auto value = Object<Fields>::of(self).*kField;
+  if constexpr (std::is_same_v<decltype(value), const bool>) {
+    return PyBool_FromLong(value);
+  } else if constexpr (std::is_unsigned_v<decltype(value)>) {
+    return PyLong_FromUnsignedLongLong(value);
+  } else if constexpr (std::is_integral_v<decltype(value)>) {
+    return PyLong_FromLongLong(value);
+  } else {
+    return pybind11::object(value).release().ptr();
+  }
+}
+
+template <class Fields, auto kField>
+int set_field(PyObject* self, PyObject* value, void*) {
+  if (value == nullptr) {
+    PyErr_SetString(PyExc_AttributeError, "it can't be deleted");
+    return -1;
+  }
+  const long long number = PyLong_AsLongLong(value);
+  if (number == -1 && PyErr_Occurred() != nullptr) return -1;
+  Object<Fields>::of(self).*kField = number;
+  return 0;
+}
 
 // Slots of types that take part in garbage collection: fields.each(visit) shows what they hold,
 // fields.clear() lets go of what may lead back. Py_VISIT wants the name `arg`.

@@ -88,6 +88,12 @@ std::string unreadable_reason(const at::Tensor& tensor, c10::DeviceType device) 
 
 at::Tensor resolve_views(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg(); }
 
+Order order_of(const at::Tensor& tensor) {
+  const bool is_dense = tensor.is_conj() || tensor.is_neg() || tensor.is_contiguous() ||
+                        tensor.is_non_overlapping_and_dense();
+  return is_dense ? Order::kStorage : Order::kLogical;
+}
+
 cpu::TensorView view_of(const at::Tensor& tensor) {
   const bool contiguous = tensor.is_contiguous();
   return {static_cast<const std::byte*>(tensor.const_data_ptr()),

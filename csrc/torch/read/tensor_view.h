@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/dtypes.h"
+#include "core/record.h"
 #include "cpu/reduce.h"
 
 namespace fastcheck {
@@ -44,6 +45,9 @@ std::string unreadable_reason(const at::Tensor& tensor,
 
 // Conjugate and negative views hold other bits than they show: these are written out.
 at::Tensor resolve_views(const at::Tensor& tensor);
+
+// The order that a record of `tensor` is read in, and has. Resolving a lazy view makes it dense.
+Order order_of(const at::Tensor& tensor);
 
 // `tensor` must be readable and resolved, and must outlive the view.
 cpu::TensorView view_of(const at::Tensor& tensor);

@@ -51,9 +51,10 @@ def cuda_backend() -> Backend:
 
 def backend_of(launches: Any) -> Backend:
     """The backend of an object with the ``cuda_`` functions of the extension. Python's launches
-    have no black box, and no count of exponents.
+    have no black box, no count of exponents, and no function for C++.
     """
     box = getattr(launches, "cuda_box", None)
+    direct = getattr(launches, "cuda_direct_observe", None)
     return Backend(
         name="cuda",
         determinism="bitwise",
@@ -67,5 +68,6 @@ def backend_of(launches: Any) -> Backend:
         if box is None
         else BlackBox(begin=launches.cuda_begin_stretch, contents=box),
         exchange_capture_mode=launches.cuda_exchange_capture_mode,
+        direct_observe=None if direct is None else direct(),
         observe_list_logical=functools.partial(launches.cuda_observe_list, logical=True),
     )

@@ -1,12 +1,16 @@
-"""level="op" on an accelerator: with sync="call" each tensor is copied to the host to be read."""
+"""level="op" on an accelerator: with sync="call" each tensor is copied to the host to be read; and
+with the CUDA kernels, which C++ launches.
+"""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -14,14 +18,18 @@ import torch
 from torch import nn
 
 import fastcheck
-from fakes import fake_device
+from fakes import cuda_on_fake, fake_device
+from fastcheck.backends import table
+from fastcheck.monitor.op_level.launch import Launcher
 from fastcheck.record.format import DeviceMode
-from support.programs.op_level import culprit
+from fastcheck.ring.device import DeviceRing
+from support.programs.op_level import culprit, loop, model_with
 from support.programs.training import Apply, Net, batches, stopped
 
 pytestmark = pytest.mark.usefixtures("op_observer")
 fake: Any = fake_device.load()
 NAME = fake.name()
+INVALID_CONFIGURATION = 9  # of cudaError_t
 
 
 def broken(function: Any) -> nn.Module:
@@ -121,3 +129,99 @@ def test_a_stop_is_dumped(tmp_path: Path) -> None:
         [sys.executable, str(script), "--device", "cpu"], capture_output=True, text=True, check=True
     )
     assert told.stdout.startswith("output: 16 NaN, 0 +Inf, 0 -Inf; in the run: 16 NaN")
+
+
+def python_calls(function: Callable[[], object]) -> list[str]:
+    """The functions of fastcheck that Python calls meanwhile, on this thread."""
+    calls: list[str] = []
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and str(frame.f_globals.get("__name__")).startswith("fastcheck"):
+            calls.append(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.usefixtures("cuda_on_fake_device")
+class TestLaunchedByC:
+    def test_no_python_runs_between_an_operator_and_its_record(self) -> None:
+        x = torch.ones(4, 8, device=NAME)
+        with fastcheck.install(nn.Linear(8, 8).to(NAME), level="op") as monitor:
+
+            def work() -> None:
+                for _ in range(100):
+                    x.mul(2)
+
+            x.mul(2)  # the first of its stream and segment
+            before = monitor._session.next_seq
+            assert python_calls(work) == []
+            assert monitor._session.next_seq == before + 100
+            monitor.flush()
+            assert (monitor.records()["numel"] == 32).sum() >= 101
+
+    @pytest.mark.parametrize("segments", [(1024, 64), (7, 64)])
+    def test_records_and_lines_are_those_of_launches_by_python(
+        self, segments: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On two streams, with segments that are filled within a step, and views of all orders."""
+        monkeypatch.setattr(DeviceRing.__init__, "__defaults__", segments)
+        by_c = cuda_on_fake.entry()
+        by_python = dataclasses.replace(by_c, direct_observe=None)
+        calls: list[int] = []
+        call = Launcher.__call__
+
+        def counted(self: Launcher, launches: Any) -> None:
+            calls.append(len(launches))
+            call(self, launches)
+
+        monkeypatch.setattr(Launcher, "__call__", counted)
+
+        def odd(x: torch.Tensor) -> torch.Tensor:
+            side = fake.Stream(device=NAME)
+            side.wait_stream(fake.current_stream(NAME))
+            with fake.stream(side):
+                y = (x.t() * 2)[:, ::2].half() + torch.exp(x.t()[:, ::2].abs() * 1e9)
+            fake.current_stream(NAME).wait_stream(side)
+            y.record_stream(fake.current_stream(NAME))
+            return x + y.detach().sum().nan_to_num(0, 0, 0) + torch.complex(x, x).conj().real
+
+        def run(backend: Any) -> tuple[list[Any], bytes, int]:
+            monkeypatch.setattr(table, "_of_type", lambda kind, index: backend)
+            torch.manual_seed(0)
+            model = model_with(odd).to(NAME)
+            data = [x.to(NAME) for x in batches(3)]
+            calls.clear()
+            with fastcheck.install(model, level="op", overflow_nums=-1) as monitor:
+                loop(model, data)
+                monitor.flush()
+                records = monitor.records()
+                events = [(str(e.site), e.verdict, e.line) for e in monitor.events]
+            return events, records[np.argsort(records["seq"])].tobytes(), sum(calls)
+
+        (events, records, direct), (wanted_events, wanted, all_of_them) = run(by_c), run(by_python)
+        assert records == wanted and len(records) > 100 * 192
+        assert events == wanted_events and any("in odd" in line for _, _, line in events)
+        assert all_of_them > 2 * direct > 0
+
+    def test_what_fails_is_reported_by_python(self) -> None:
+        """Which tries it again, leaves the site out, and then reads all others."""
+        x = torch.ones(4, 8, device=NAME)
+        monitor = fastcheck.install(nn.Linear(8, 8).to(NAME), level="op")
+        x.mul(2)
+        assert python_calls(lambda: x.mul(2)) == []
+        shim = cuda_on_fake.shim()
+        shim.cuda_on_cpu_set_error(INVALID_CONFIGURATION, 1)
+        try:
+            with pytest.warns(fastcheck.FastcheckWarning, match="a launch failed"):
+                y = x.mul(2)
+        finally:
+            shim.cuda_on_cpu_set_error(0, 1)
+        assert "ring_for" in python_calls(lambda: x.add(2)) + python_calls(lambda: x.add(2))
+        monitor.flush()
+        assert len(monitor.records()) == 5 and torch.equal(y.cpu(), torch.full((4, 8), 2.0))
+        monitor.remove()

@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
+from fastcheck.record.format import Flag
 from support.programs.op_level import model_with, train
 from support.programs.training import Net, batches, stopped
 
@@ -57,6 +59,22 @@ def test_a_module_level_monitor_beside_it() -> None:
     train(model, 1)
     assert [e.site.op for e in ops.events if e.counted][:1] == ["aten.sqrt"]
     assert [e.site.module for e in modules.events if e.counted][:1] == ["1"]
+
+
+def test_gradients_are_scaled_in_the_run_of_the_scaler_alone() -> None:
+    model = Net()
+
+    def scaled(scaler: torch.amp.GradScaler) -> bool:
+        with fastcheck.install(model, level="op", record="stats") as monitor:
+            scaler.scale(model(next(batches(1))).square().mean()).backward()
+            records = monitor.records()
+            backward = {n for n, site in enumerate(monitor.sites) if site.direction == "backward"}
+            flags = records["flags"][np.isin(records["site"], list(backward))]
+            assert len(flags)
+            return any(int(flag) & Flag.SCALED for flag in flags)
+
+    assert scaled(torch.amp.GradScaler("cpu"))
+    assert not scaled(torch.amp.GradScaler("cpu", enabled=False))
 
 
 def test_every_skips_steps() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Protocol
 
 import numpy as np
 
@@ -19,10 +19,17 @@ from fastcheck.verdict.op_level.incident import Incident
 from fastcheck.verdict.op_level.judge import OpJudge
 from fastcheck.verdict.step import Step
 
-from .launch import LineNumbers
 from .sites import OpSites
 
 __all__ = ["DeferredOps", "OpPart", "OpReading"]
+
+
+class LineNumbers(Protocol):
+    """The extension's: where Python was when the records of a step were requested."""
+
+    def of(self, seq: int) -> str:
+        """``train.py:12 in forward``; empty where it is not known."""
+        ...
 
 
 class OpPart(Part):

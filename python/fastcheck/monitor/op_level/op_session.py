@@ -30,7 +30,7 @@ from fastcheck.verdict.op_level.judge import OpJudge
 from .consequence_marks import Named, Reach, plain_tensors
 from .deferred import OpReading
 from .filter import filter_options
-from .launch import Launcher, LineNumbers, where
+from .launch import Launcher, where
 from .mode import CallMode, Captures
 from .readings import OpReadings
 from .sites import OpSites
@@ -77,7 +77,7 @@ class OpSession(OpReadings):
         # Where a device reads: records of the host that wait for those of the device, and where
         # Python was when the step's records were asked for.
         self._rows: list[np.ndarray] = []
-        self._launcher = Launcher(self)
+        self.launches = extension.DeviceLaunches(self.lock, Launcher(self), int(config.depth))
         #: Modules that ran compiled: what calls no operators.
         self.compiled: dict[str, int] = {}
         self._unread_ops: list[UnreadOp] = []
@@ -98,7 +98,7 @@ class OpSession(OpReadings):
             where,
             **filters,
             copies=self.config.may_wait,
-            launch=None if self.config.may_wait else self._launcher,
+            launches=None if self.config.may_wait else self.launches,
         )
         self._ops.set_active(self.is_active)
         if self.config.sync == "call":
@@ -113,6 +113,7 @@ class OpSession(OpReadings):
         )
         # A model that is deleted takes its monitor along, without remove().
         weakref.finalize(self, self._ops.stop, self._run)
+        weakref.finalize(self, self.launches.clear_rows)
 
     def _learn_modes(self, nodes: Sequence[ModuleNode]) -> None:
         """Of the devices that the models lie on: copies are read as if they still were there."""
@@ -132,6 +133,7 @@ class OpSession(OpReadings):
         self._last_seq = self.next_seq
         self._close_mode()
         self._ops.stop(self._run)
+        self.launches.clear_rows()
 
     @property
     def is_running(self) -> bool:
@@ -183,7 +185,7 @@ class OpSession(OpReadings):
             return
         super().begin_step_if_closed()
         self._entered.clear()
-        self._launcher.lines = LineNumbers()
+        self.launches.begin_step()
         if not self.is_running:
             return
         self._ops.begin_step(self.step.index)

@@ -20,7 +20,7 @@ from fastcheck.verdict.op_level.judge import OpIncident, OpJudge
 from fastcheck.verdict.step import Step
 
 from .deferred import DeferredOps, OpPart
-from .launch import Launcher, why_not
+from .launch import why_not
 from .sites import OpSites
 
 __all__ = ["OpReadings"]
@@ -40,7 +40,7 @@ class OpReadings(Session):
     _ops: Any  # the extension's OpObserver
     _sites: Optional[OpSites]
     _rows: list[np.ndarray]
-    _launcher: Launcher
+    launches: Any  # the extension's DeviceLaunches
 
     @property
     def is_running(self) -> bool:
@@ -139,7 +139,7 @@ class OpReadings(Session):
             def judge(incidents: list[Incident], bad: BadRecords) -> None:
                 self._judge_incidents(step, is_scaled, incidents, bad)
 
-            step.journal.note(DeferredOps(judge, waiting, stop, self._launcher.lines))
+            step.journal.note(DeferredOps(judge, waiting, stop, self.launches.lines()))
 
     def note(self, function: Callable[..., Any], *args: Any) -> None:
         if self.is_deferred:
@@ -155,13 +155,14 @@ class OpReadings(Session):
             journal, step.journal = step.journal, Journal()
             self.recorder.redirect(step.journal.entries)
             self.recorder.clear_target()
+            self.launches.clear_rows()
             records, self._rows = self._rows, []
             segments = []
             for ring in self.rings.values():
                 early, in_flight = ring.cut()
                 records += early
                 segments += [(ring, segment) for segment in in_flight]
-        overflow, lines = self.overflow, self._launcher.lines
+        overflow, lines = self.overflow, self.launches.lines()
         self.drain.submit(
             OpPart(self._sites, step, journal, records, segments, closes_step, overflow, lines)
         )

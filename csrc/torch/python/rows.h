@@ -1,0 +1,48 @@
+// RingRows: the rows of a device's ring that C++ fills without a call into Python.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+#include "core/record.h"
+#include "torch/python/cursor.h"
+#include "torch/read/observe.h"
+
+namespace fastcheck {
+
+// A kernel writes a record to row cursor.slot of `slots`; its identity goes to that row of
+// `identities`, a NumPy array of int64 (rows, 7) that python/fastcheck/ring/segment.py reads. All
+// with the interpreter's lock and, as Python moves the cursor too, the session's.
+class RingRows {
+ public:
+  // Python's objects, which are kept.
+  void set(pybind11::object slots, pybind11::object identities, pybind11::object cursor);
+  void clear();
+
+  bool has_room() const { return count_ != 0 && cursor_->slot != count_; }
+  const pybind11::object& slots() const { return slots_; }
+  long long next() const { return cursor_->slot; }
+  // The next row was written to: who it is of.
+  void put(const Identity& identity, std::int64_t dtype, std::int64_t order);
+  // Whether both fill the same rows.
+  bool has_cursor(pybind11::handle cursor) const { return cursor_object_.is(cursor); }
+
+  // For garbage collection.
+  template <class Visit>
+  int each(const Visit& visit) const {
+    for (const pybind11::object* held : {&slots_, &identities_, &cursor_object_}) {
+      if (const int status = visit(held->ptr())) return status;
+    }
+    return 0;
+  }
+
+ private:
+  pybind11::object slots_ = pybind11::none(), identities_ = pybind11::none(),
+                   cursor_object_ = pybind11::none();
+  Cursor* cursor_ = nullptr;
+  long long* numbers_ = nullptr;  // of the identities, row by row
+  long long count_ = 0;
+};
+
+}  // namespace fastcheck

@@ -1,0 +1,21 @@
+// How a backend's observe() gets from the module that has it to another one's C++: in a capsule.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "core/record.h"
+
+namespace fastcheck {
+
+constexpr const char* kDirectObserveName = "fastcheck.direct_observe";
+
+struct DirectObserve {
+  // Has row `row` of `slots`, a ring's segment on the tensor's device, written from the tensor on
+  // the current stream, in the order of order_of(). Throws a std::exception where it can't. With or
+  // without Python's lock, which it may let go of meanwhile.
+  void (*observe)(const at::Tensor& tensor, const at::Tensor& slots, std::int64_t row, Depth depth);
+};
+
+}  // namespace fastcheck
