@@ -8,6 +8,7 @@ from typing import Callable, Optional
 import torch
 
 from fastcheck.kernels import kernels
+from fastcheck.utils.torch.streams import DeviceStreams, streams_of
 
 from . import cuda, mlu, npu
 from .backend import Backend
@@ -15,7 +16,7 @@ from .cpu import cpu_backend
 from .portable import backend as portable
 from .triton import backend as triton
 
-__all__ = ["backend_for"]
+__all__ = ["backend_for", "guarded_streams"]
 
 
 @functools.cache
@@ -47,3 +48,13 @@ def backend_for(device: torch.device) -> Backend:
     # Kernels may run on one GPU and not on another; a query of another GPU would start it.
     kernels = _of_type(device.type, device.index if device.type == "cuda" else None)
     return _completed(device, kernels) if device.type in _COMPLETED else kernels
+
+
+def guarded_streams(device: torch.device) -> Optional[DeviceStreams]:
+    """The streams of a device, whose ``is_done`` ends no capture of a graph; None where it has no
+    streams and events.
+    """
+    streams = streams_of(device)
+    if streams is not None:
+        streams.exchange_capture_mode = backend_for(device).exchange_capture_mode
+    return streams

@@ -15,9 +15,12 @@ import torch
 
 from fakes import cuda_on_fake, fake_device
 from fakes.cuda_on_fake.checks import slots_for, spent
+from fastcheck.monitor.distributed.replicas import _Copies
+from fastcheck.monitor.precision.readings import ExponentReadings
+from fastcheck.record.site import SiteTable
 from fastcheck.ring.device import DeviceRing
 from fastcheck.utils.torch.lost_device import is_lost
-from fastcheck.utils.torch.streams import DeviceStreams
+from fastcheck.utils.torch.streams import DeviceStreams, streams_of
 from support.devices.on_device import assert_all_same, many, of_cpu, random
 from support.helpers import put
 
@@ -120,6 +123,22 @@ def test_a_query_of_a_list_s_table_ends_no_capture() -> None:
     CUDA.observe_list(there, slots, 0, 3)
     captured_while(lambda: CUDA.observe_list(there, slots, 0, 3))
     assert_all_same(slots, of_cpu(hosts))
+
+
+@pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="torch has no such graphs")
+def test_a_query_of_counted_exponents_ends_no_capture() -> None:
+    streams_of.cache_clear()  # no ring has prepared the device's streams
+    readings = ExponentReadings(SiteTable())
+    readings.read(put(random("float32", 100), NAME), 0, 0, False)
+    readings.send()
+    captured_while(lambda: readings.take_in(waits=False))
+
+
+@pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="torch has no such graphs")
+def test_a_query_of_replicas_ends_no_capture() -> None:
+    streams_of.cache_clear()
+    copies = _Copies(0, [put(random("float32", 100), NAME)])
+    captured_while(copies.are_here)
 
 
 # --- streams that were made outside of torch -----------------------------------------------------

@@ -1,4 +1,4 @@
 """Several ranks: their channel, the agreement to stop, and the comparison of replicas.
 
-Imports ``record``, ``statistics`` and ``utils``.
+Imports ``backends``, ``record``, ``statistics`` and ``utils``.
 """

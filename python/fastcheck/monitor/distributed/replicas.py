@@ -24,12 +24,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from fastcheck.backends.table import guarded_streams
 from fastcheck.errors import ConfigError, explain, warn
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.readable import has_memory, without_bytes
 from fastcheck.utils.torch.sharding import local
-from fastcheck.utils.torch.streams import streams_of
+from fastcheck.utils.torch.streams import DeviceStreams
 
 from .channel import Channel, Lost, Pending
 
@@ -309,7 +310,9 @@ class _Copies:
     def __init__(self, step: int, tensors: Sequence[Optional[torch.Tensor]]) -> None:
         self._words = torch.full((_HEADER + len(tensors),), _ABSENT, dtype=torch.int64)
         self._words[0] = step
-        self._parts: list[tuple[list[int], torch.Tensor, Any]] = []
+        self._parts: list[tuple[list[int], torch.Tensor]] = []
+        # Behind the copies, one for each device.
+        self._events: list[tuple[DeviceStreams, Any]] = []
         by_device: dict[torch.device, list[int]] = {}
         for position, tensor in enumerate(tensors):
             if tensor is not None:
@@ -317,24 +320,24 @@ class _Copies:
         for device, positions in by_device.items():
             # Not in storage order: the same numbers count as the same in any memory format.
             rows = stats(list(_at(tensors, positions)), order="logical").tensor
-            streams = None if rows.is_cpu else streams_of(device)
-            event = None
+            streams = None if rows.is_cpu else guarded_streams(device)
             if streams is not None:
                 on_host = streams.pinned(len(positions), RECORD_BYTES)
                 on_host.copy_(rows, non_blocking=True)
                 event = streams.new_event()
                 event.record(streams.current())
                 rows = on_host
-            self._parts.append((positions, rows, event))
+                self._events.append((streams, event))
+            self._parts.append((positions, rows))
 
     def are_here(self) -> bool:
-        return all(event is None or event.query() for _, _, event in self._parts)
+        return all(streams.is_done(event) for streams, event in self._events)
 
     def words(self, must_wait: bool) -> torch.Tensor:
         """int64 on the host: the step, then a checksum for each tensor."""
-        for positions, rows, event in self._parts:
-            if must_wait and event is not None:
-                event.synchronize()
+        for _, event in self._events if must_wait else ():
+            event.synchronize()
+        for positions, rows in self._parts:
             records = np.frombuffer(rows.cpu().numpy().tobytes(), RECORD_DTYPE)
             checksums = torch.from_numpy(records["checksum"].view(np.int64).copy())
             self._words[torch.tensor(positions) + _HEADER] = checksums

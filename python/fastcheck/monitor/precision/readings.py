@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from fastcheck.backends.exponents import exponent_words
+from fastcheck.backends.table import guarded_streams
 from fastcheck.record.exponents import EXPONENT_WORDS, Exponents
 from fastcheck.record.precision import PrecisionAdvice, advise
 from fastcheck.record.site import SiteTable
-from fastcheck.utils.torch.streams import streams_of
+from fastcheck.utils.torch.streams import DeviceStreams
 
 __all__ = ["ExponentReadings"]
 
@@ -40,8 +41,8 @@ class ExponentReadings:
         self._totals: dict[int, _Total] = {}
         # By device and stream: what was counted there, and is not on its way.
         self._on_device: dict[tuple[torch.device, Any], list[tuple[int, torch.Tensor]]] = {}
-        # The event behind a copy, its rows on the host, and their sites.
-        self._in_flight: list[tuple[Any, np.ndarray, list[int]]] = []
+        # The streams of its device, the event behind a copy, its rows on the host, and their sites.
+        self._in_flight: list[tuple[DeviceStreams, Any, np.ndarray, list[int]]] = []
         self.is_off = False
 
     def read(self, tensor: torch.Tensor, site: int, step: int, is_scaled: bool) -> None:
@@ -58,7 +59,7 @@ class ExponentReadings:
         if tensor.is_cpu:
             self._add(site, words.numpy())
             return
-        streams = streams_of(tensor.device)
+        streams = guarded_streams(tensor.device)
         if streams is not None:
             place = tensor.device, streams.current()
             self._on_device.setdefault(place, []).append((site, words))
@@ -72,7 +73,7 @@ class ExponentReadings:
         """Starts to copy what devices have counted. Waits for nothing."""
         places, self._on_device = self._on_device, {}
         for (device, stream), items in places.items():
-            streams = streams_of(device)
+            streams = guarded_streams(device)
             assert streams is not None
             mirror = streams.pinned(len(items), EXPONENT_WORDS * 8)
             with streams.on(stream), torch.no_grad():
@@ -81,16 +82,16 @@ class ExponentReadings:
                 copied = streams.new_event()
                 copied.record(stream)
             rows_on_host = mirror.numpy().view(np.int64)
-            self._in_flight.append((copied, rows_on_host, [site for site, _ in items]))
+            self._in_flight.append((streams, copied, rows_on_host, [site for site, _ in items]))
 
     def take_in(self, waits: bool) -> None:
         """Adds what has arrived; ``waits``: all of it."""
         left = []
-        for copied, rows, sites in self._in_flight:
+        for streams, copied, rows, sites in self._in_flight:
             if waits:
                 copied.synchronize()
-            elif not copied.query():
-                left.append((copied, rows, sites))
+            elif not streams.is_done(copied):
+                left.append((streams, copied, rows, sites))
                 continue
             for site, words in zip(sites, rows):
                 self._add(site, words)
