@@ -17,21 +17,16 @@ import argparse
 import contextlib
 import math
 import sys
-import time
 import warnings
 from typing import Any
 
-import numpy as np
 import torch
 
 import fastcheck
 import harness
 import healthy_models
 from fastcheck.log.step_table import StepRow
-from fastcheck.record.format import RECORD_DTYPE
-from fastcheck.record.site import Site, SiteTable
-from fastcheck.watch.options import Watch
-from fastcheck.watch.watcher import Watcher
+from watch_cost import arithmetic
 from watch_healthy import LOOPS
 from watch_peers import PEERS
 from watch_programs import FAULTS, PROGRAMS, Program, rate_at
@@ -260,29 +255,6 @@ def forecast(seeds: int) -> dict[str, Any]:
     }
 
 
-def cost(sites: int = 1000, steps: int = 300) -> dict[str, Any]:
-    """Seconds of the watch for one step of so many tensors, on one thread."""
-    table = SiteTable()
-    for number in range(sites):
-        table.intern(Site(f"layers.{number}", "Linear", "forward", "output", 0, "output"))
-    generator = np.random.default_rng(0)
-    watcher, seconds = Watcher(Watch(), table), []
-    for step in range(steps):
-        records = np.zeros(sites, RECORD_DTYPE)
-        size = np.exp(generator.normal(0, 0.1, sites))
-        for name, values in {
-            "site": np.arange(sites), "step": step, "depth": 3, "dtype": 1, "numel": 4096,
-            "seq": np.arange(sites) + step * sites, "max": 4 * size, "min": -4 * size,
-            "sum_sq": 4096 * size**2,
-        }.items():  # fmt: skip
-            records[name] = values
-        row = StepRow(0, step, float(generator.normal(2, 0.1)), False, None, 1e-3, 1.0)
-        began = time.perf_counter()
-        watcher.add(row, [records])
-        seconds.append(time.perf_counter() - began)
-    return {"sites": sites, "seconds": harness.spread(np.array(seconds[100:]))}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=2000)
@@ -292,7 +264,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     parts = {
-        "cost": cost,
+        "cost": arithmetic,
         "forecast": lambda: forecast(10),
         "faults": lambda: faults(options.seeds),
         "healthy": lambda: healthy(options.steps, 1),

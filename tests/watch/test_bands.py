@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from fastcheck.watch.bands import Bands
+from fastcheck.watch.bands import Band, Bands
 
 ONE = np.zeros(1, np.int64)
 INSIDE, OUTSIDE = np.array([False]), np.array([True])
@@ -84,3 +85,36 @@ def test_signals_are_independent() -> None:
         bands.add(numbers, np.array([1.0, 7.0]), np.zeros(2, bool))
     assert bands.scores(numbers, np.array([1.0, 7.0])).tolist() == [0.0, 0.0]
     assert np.isnan(bands.scores(np.array([4]), np.array([1.0])))[0]
+
+
+@pytest.mark.parametrize("window", [16, 63, 64])
+def test_one_signal_by_itself_has_the_same_range(window: int) -> None:
+    bands, band = Bands(window, 16, 0.01), Band(window, 16, 0.01)
+    bands.grow(1)
+    random = np.random.default_rng(window)
+    for step in range(300):
+        is_outside = 150 <= step < 200 or step % 17 == 0
+        value = float("nan") if step % 23 == 0 else float(random.normal(9 if is_outside else 5, 1))
+        assert np.array_equal(band.score(value), score(bands, value), equal_nan=True)
+        bands.add(ONE, np.array([value]), np.array([is_outside]))
+        band.add(value, is_outside)
+        for name in ("median", "spread"):
+            one, other = getattr(band, name), float(getattr(bands, name)[0])
+            assert np.array_equal(one, other, equal_nan=True)
+
+
+def test_signals_that_warm_up_at_different_steps_have_their_own_ranges() -> None:
+    bands = Bands(64, 16, 0.01)
+    bands.grow(32)
+    values = np.random.default_rng(0).normal(5, 1, (100, 32)).astype(np.float32)
+    for step, row in enumerate(values):
+        numbers = np.arange(32 if step >= 30 else 16)
+        bands.add(numbers, row[numbers], np.zeros(len(numbers), bool))
+        if step in (50, 61):  # fewer than the window: odd and even numbers of values
+            bands._renew(np.arange(32))
+            for number, first in ((0, 0), (31, 30)):
+                mine = values[first : step + 1, number]
+                median = np.median(mine)
+                assert bands.median[number] == median
+                spread = 1.4826 * np.median(np.abs(mine - median))
+                assert np.isclose(bands.spread[number], spread)

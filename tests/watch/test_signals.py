@@ -99,3 +99,26 @@ def test_without_statistics_there_is_none(fields: dict[str, int]) -> None:
 )
 def test_phases(module: str, role: str, phase: int) -> None:
     assert phase_of(Site(module, "Linear", "forward", role, 0, role)) == phase
+
+
+def test_steps_may_have_other_tensors_or_another_order() -> None:
+    sites = SiteTable()
+    for name in "abc":
+        sites.intern(Site(name, "Linear", "forward", "output", 0, "output"))
+    reader = SignalReader(sites)
+
+    def step(*read: int) -> tuple[list[int], list[float]]:
+        records = np.zeros(len(read), RECORD_DTYPE)
+        for place, site in enumerate(read):
+            for name, value in {"site": site, **tensor(rms=2.0**site)}.items():
+                records[place][name] = value
+        found = reader.read([records[:1], records[1:1], records[1:]], None)
+        assert found is not None
+        return found.sites.tolist(), found.values[1].round(6).tolist()
+
+    assert step(2, 0, 1) == ([2, 0, 1], [2.0, 0.0, 1.0])
+    assert step(2, 0, 1) == ([2, 0, 1], [2.0, 0.0, 1.0])
+    assert step(0, 1, 2) == ([0, 1, 2], [0.0, 1.0, 2.0])
+    assert step(1, 2) == ([1, 2], [1.0, 2.0])
+    assert step(2, 0, 2, 2) == ([2, 0], [2.0, 0.0])
+    assert step(2, 0, 2, 2) == ([2, 0], [2.0, 0.0])

@@ -8,9 +8,11 @@ one; a signal that stays outside for half a window has a new level, and is learn
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-__all__ = ["Bands"]
+__all__ = ["Band", "Bands"]
 
 _MAD_TO_DEVIATION = 1.4826
 # Medians are made again for one signal in so many at each step, in turn.
@@ -87,10 +89,60 @@ class Bands:
         if not len(numbers):
             return
         counts = np.minimum(self._counts[numbers], self._window)
-        for count in np.unique(counts):  # one, but while some are warming up
+        same = int(counts[0])  # of all, but while some are warming up
+        for count in [same] if (counts == same).all() else np.unique(counts).tolist():
             chosen = numbers[counts == count]
-            values = self._values[chosen, :count]
-            median = np.median(values, axis=1)
-            deviation = np.median(np.abs(values - median[:, None]), axis=1)
+            median, spread = _range_of(self._values[chosen, :count])
             self.median[chosen] = median
-            self.spread[chosen] = np.maximum(_MAD_TO_DEVIATION * deviation, self._least_spread)
+            self.spread[chosen] = np.maximum(spread, self._least_spread)
+
+
+class Band:
+    """The same of a single signal, by the same rules: arrays of one element cost ten times more."""
+
+    def __init__(self, window: int, warm_up: int, least_spread: float) -> None:
+        self._window = window
+        self._warm_up = warm_up
+        self._least_spread = least_spread
+        self._values = np.zeros((1, window), np.float32)
+        self._count = self._rejected = self._turn = 0
+        self.median = self.spread = math.nan
+
+    def score(self, value: float) -> float:
+        """By how many spreads it is above (below: negative) the median; NaN: not known yet."""
+        return (value - self.median) / self.spread
+
+    def add(self, value: float, is_outside: bool) -> None:
+        """Adds a value; not one outside, unless there were many in a row."""
+        self._rejected = self._rejected + 1 if is_outside else 0
+        is_new_level = self._rejected >= self._window // 2
+        if is_new_level:
+            self._rejected = self._count = 0
+            self.median = self.spread = math.nan
+        is_kept = math.isfinite(value) and (is_new_level or not is_outside)
+        self._turn = (self._turn + 1) % _TURNS
+        if not is_kept:
+            return
+        self._values[0, self._count % self._window] = value
+        self._count += 1
+        is_due = self._turn == 0 or self._count == self._warm_up
+        if is_due and self._count >= self._warm_up:
+            median, spread = _range_of(self._values[:, : self._count])
+            self.median, self.spread = float(median[0]), max(float(spread[0]), self._least_spread)
+
+
+def _range_of(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each row the median and the spread, as float32."""
+    median = _medians(values)
+    return median, np.float32(_MAD_TO_DEVIATION) * _medians(np.abs(values - median[:, None]))
+
+
+def _medians(values: np.ndarray) -> np.ndarray:
+    """As np.median() has them, in a quarter of its time: rows are short."""
+    values = np.sort(values, axis=1)
+    half = values.shape[1] // 2
+    if values.shape[1] % 2:
+        odd: np.ndarray = values[:, half]
+        return odd
+    even: np.ndarray = (values[:, half - 1] + values[:, half]) / np.float32(2)
+    return even

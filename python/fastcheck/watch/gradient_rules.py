@@ -10,7 +10,6 @@ import numpy as np
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.text.numbers import format_number
 
-from .bands import Bands
 from .numbers import Reading
 from .signals import GRADIENT, StepSignals
 from .update_rules import Found
@@ -49,14 +48,16 @@ class GradientRules:
             self._epsilon[number] = value
         self._is_reported = False
 
-    def add(self, signals: StepSignals, scores: np.ndarray, rms_band: Bands) -> list[Found]:
-        """One step: its signals, and how far each is out of its range. At most two findings."""
+    def add(self, signals: StepSignals, scores: np.ndarray, usual: np.ndarray) -> list[Found]:
+        """One step: its signals, how far each is out of its range, and by number of the site the
+        median of its rms. At most two findings.
+        """
         self._grow(len(self._sites))
         chosen = np.flatnonzero(signals.phases == GRADIENT)
         chosen = chosen[self._is_of_parameter[signals.sites[chosen]]]
         if not len(chosen):
             return []
-        found = self._rise(signals, chosen, scores[_RMS, chosen], rms_band)
+        found = self._rise(signals, chosen, scores[_RMS, chosen], usual)
         return found + self._below_epsilon(signals, chosen)
 
     def epsilon_of(self, number: int) -> float:
@@ -76,18 +77,18 @@ class GradientRules:
         self._steps_below = np.pad(self._steps_below, (0, more))
 
     def _rise(
-        self, signals: StepSignals, chosen: np.ndarray, scores: np.ndarray, rms_band: Bands
+        self, signals: StepSignals, chosen: np.ndarray, scores: np.ndarray, medians: np.ndarray
     ) -> list[Found]:
         sites, rms = signals.sites[chosen], signals.values[_RMS, chosen]
         with np.errstate(invalid="ignore"):
-            is_out = (scores >= self._threshold) & (rms - rms_band.median[sites] >= _LEAST_RISE)
+            is_out = (scores >= self._threshold) & (rms - medians[sites] >= _LEAST_RISE)
         count = int(is_out.sum())
         if not count:
             return []
         at = int(np.argmax(np.where(is_out, scores, -np.inf)))
         size = math.sqrt(float(signals.numel[chosen[at]]))
         value = 2.0 ** float(rms[at]) * size
-        usual = 2.0 ** float(rms_band.median[sites[at]]) * size
+        usual = 2.0 ** float(medians[sites[at]]) * size
         text = f"its norm is {format_number(value)}, usual is {format_number(usual)}"
         if count > 1:
             text += f"; {count - 1:,} other gradients of parameters are out of their range too"

@@ -63,7 +63,7 @@ class Movers:
         sites = signals.sites
         self._place[sites] = np.arange(len(sites))
         self._phase[sites] = signals.phases
-        for row in range(len(NAMES)):
+        for row in np.flatnonzero(outside.any(axis=1)).tolist():
             out = sites[outside[row]]
             has_come_back = self._last[row, out] < step - _GAP
             began = out[has_come_back]
@@ -103,7 +103,9 @@ class Movers:
         """The first mover of those that left their range ``steps`` steps ago, and are still
         outside: the row of NAMES, and the number of the site. None: there is none.
         """
-        rows, sites = np.nonzero((self._last == step) & (self._since == step - steps))
+        rows, sites = np.nonzero(self._since == step - steps)
+        is_out = self._last[rows, sites] == step
+        rows, sites = rows[is_out], sites[is_out]
         if not len(sites):
             return None
         first = np.lexsort((rows, self._place[sites], self._phase[sites]))[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from dataclasses import dataclass
 from typing import Optional
@@ -11,7 +12,7 @@ import numpy as np
 
 from fastcheck.utils.text.numbers import format_number
 
-from .bands import Bands
+from .bands import Band
 
 __all__ = [
     "LossBand",
@@ -23,7 +24,6 @@ __all__ = [
     "text_of",
 ]
 
-_ONE = np.zeros(1, np.int64)
 # A loss is out of its range only if it is also this much above its median, as a share of it.
 _LOSS_RISE = 0.2
 _RISE_IN_A_ROW = 5
@@ -77,10 +77,8 @@ class LossBand:
 
     def __init__(self, threshold: float, window: int, warm_up: int) -> None:
         self._threshold = threshold
-        self._raw = Bands(window, warm_up, 1e-12)
-        self._log = Bands(window, warm_up, 0.01)
-        for band in (self._raw, self._log):
-            band.grow(1)
+        self._raw = Band(window, warm_up, 1e-12)
+        self._log = Band(window, warm_up, 0.01)
         self._past: deque[float] = deque([-math.inf], maxlen=window // 2)
         self._jump_past = min(_JUMP_PAST, window // 2)
         self._first: list[float] = []
@@ -92,18 +90,13 @@ class LossBand:
 
     def add(self, step: int, loss: float) -> Optional[Reading]:
         """The loss of a step, finite."""
-        value = np.array([loss])
-        with np.errstate(all="ignore"):
-            logarithm = np.log2(value)
-        scores = [
-            float(band.scores(_ONE, one)[0])
-            for band, one in ((self._raw, value), (self._log, logarithm))
-        ]
+        logarithm = math.log2(loss) if loss > 0 else math.nan
+        scores = self._raw.score(loss), self._log.score(logarithm)
         score = scores[0] if math.isnan(scores[1]) else min(scores)
-        median = float(self._raw.median[0])
+        median = self._raw.median
         if len(self._first) < _FIRST:
             self._first.append(loss)
-        first = float(np.median(self._first))
+        first = statistics.median(self._first)
         is_small = loss < _LEAST_OF_FIRST * abs(first)
         rise = loss - median
         is_large = rise >= _LOSS_RISE * abs(median) and not is_small
@@ -114,8 +107,8 @@ class LossBand:
         is_jump = not is_small and len(last) >= self._jump_past and loss >= _JUMP * max(last) > 0
         is_outside = is_outside or is_jump
         is_spike = is_jump or (is_large and score >= self._threshold)
-        for band, one in ((self._raw, value), (self._log, logarithm)):
-            band.add(_ONE, one, np.array([is_outside]))
+        self._raw.add(loss, is_outside)
+        self._log.add(logarithm, is_outside)
         if not is_outside:
             self._past.append(loss)
         self._in_a_row = self._in_a_row + 1 if is_outside else 0
@@ -141,24 +134,23 @@ class NormBand:
 
     def __init__(self, threshold: float, window: int, warm_up: int) -> None:
         self._threshold = threshold
-        self._log = Bands(window, warm_up, 0.05)
-        self._log.grow(1)
+        self._log = Band(window, warm_up, 0.05)
 
     @property
     def usual(self) -> Optional[float]:
         """The median of the norms; None: there are too few yet."""
-        median = 2.0 ** float(self._log.median[0])
+        median = 2.0**self._log.median
         return None if math.isnan(median) else median
 
     def add(self, norm: float) -> Optional[Reading]:
         """The norm of a step, finite."""
         if norm <= 0:
             return None
-        value = np.array([math.log2(norm)])
-        score = float(self._log.scores(_ONE, value)[0])
-        median = 2.0 ** float(self._log.median[0])
+        value = math.log2(norm)
+        score = self._log.score(value)
+        median = 2.0**self._log.median
         is_outside = score >= self._threshold and norm >= _NORM_FACTOR * median
-        self._log.add(_ONE, value, np.array([is_outside]))
+        self._log.add(value, is_outside)
         if not is_outside:
             return None
         return Reading("gradient_spike", norm, median, score, False)
@@ -174,9 +166,10 @@ class UpdateBand:
     """
 
     def __init__(self, window: int, warm_up: int) -> None:
-        self._log = Bands(window, warm_up, 0.1)
-        self._log.grow(1)
-        self._before: dict[int, tuple[float, int]] = {}
+        self._log = Band(window, warm_up, 0.1)
+        # By site: the sum of the step before, and of how many elements.
+        self._sums = np.zeros(0)
+        self._counts = np.zeros(0, np.int64)
         self._outside = 0
 
     def add(
@@ -184,25 +177,24 @@ class UpdateBand:
         rate: Optional[float],
     ) -> Optional[Reading]:  # fmt: skip
         """The parameters of a step: their sums, the rounding of these, and their elements."""
-        squares = elements = 0.0
-        for site, total, least, count in zip(
-            sites.tolist(), sums.tolist(), floor.tolist(), counts.tolist()
-        ):
-            before = self._before.get(site)
-            self._before[site] = (total, count)
-            if before is not None and before[1] == count:
-                change = total - before[0]
-                squares += max(change * change, least * least)
-                elements += count
+        more = int(sites.max(initial=-1)) + 1 - len(self._sums)
+        if more > 0:
+            more = max(more, len(self._sums), 64)
+            self._sums = np.concatenate([self._sums, np.zeros(more)])
+            self._counts = np.concatenate([self._counts, np.zeros(more, np.int64)])
+        is_known = (self._counts[sites] == counts) & (counts > 0)
+        changes = np.where(is_known, np.maximum(np.abs(sums - self._sums[sites]), floor), 0.0)
+        self._sums[sites], self._counts[sites] = sums, counts
+        squares, elements = float(np.dot(changes, changes)), int(counts[is_known].sum())
         if squares <= 0 or not rate:
             return None
         size = math.sqrt(squares / elements) / rate
-        value = np.array([math.log2(size)])
-        score = float(self._log.scores(_ONE, value)[0])
-        median = 2.0 ** float(self._log.median[0])
+        value = math.log2(size)
+        score = self._log.score(value)
+        median = 2.0**self._log.median
         factor = max(size / median, median / size)
         is_outside = abs(score) >= _UPDATE_SCORE and factor >= _UPDATE_FACTOR
-        self._log.add(_ONE, value, np.array([is_outside]))
+        self._log.add(value, is_outside)
         self._outside = self._outside + 1 if is_outside else 0
         if self._outside != _UPDATE_IN_A_ROW:
             return None

@@ -8,7 +8,6 @@ import numpy as np
 
 from fastcheck.record.site import SiteTable
 
-from .bands import Bands
 from .gradient_rules import GradientRules
 from .signals import GRADIENT, WEIGHT, StepSignals
 from .update_rules import UpdateRules
@@ -32,17 +31,19 @@ PARAMETERS_DTYPE = np.dtype(
 def parameter_table(
     sites: SiteTable,
     signals: Optional[StepSignals],
-    rms_band: Bands,
+    medians: np.ndarray,
     gradients: GradientRules,
     updates: UpdateRules,
 ) -> np.ndarray:
-    """Rows of PARAMETERS_DTYPE, in the order in which parameters were read."""
+    """Rows of PARAMETERS_DTYPE, in the order in which parameters were read. ``medians``: of the rms
+    of each site, in log2.
+    """
     rows: dict[str, dict[str, float]] = {}
     if signals is not None:
         with np.errstate(all="ignore"):
             size = np.sqrt(signals.numel)
             norms = 2.0 ** signals.values[1] * size
-            usual = 2.0 ** rms_band.median[signals.sites] * size
+            usual = 2.0 ** medians[signals.sites] * size
         for at in np.flatnonzero((signals.phases == WEIGHT) | (signals.phases == GRADIENT)):
             number = int(signals.sites[at])
             site, norm = sites[number], float(norms[at])

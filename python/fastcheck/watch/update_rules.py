@@ -7,6 +7,7 @@ step: each has its next one some steps later.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
@@ -108,7 +109,7 @@ class UpdateRules:
             return []
         self.ratios[site] = ratio
         past = self._past.setdefault(site, deque(maxlen=_PAST))
-        usual = float(np.median(past)) if len(past) >= _LEAST_READINGS else math.inf
+        usual = statistics.median(past) if len(past) >= _LEAST_READINGS else math.inf
         past.append(ratio)
         if ratio < max(_LARGE_RATIO, _LARGE_FACTOR * usual):
             return []

@@ -45,6 +45,7 @@ _ROUNDING = 1e-6
 _MOST_EVENTS = 4096
 _NARROW_BITS = 1.0
 _NONE = math.nan
+_RMS, _ROWS = 1, np.arange(len(NAMES))[:, None]
 
 
 class Watcher:
@@ -58,9 +59,8 @@ class Watcher:
         self._options = options
         self._sites = sites
         self._reader = SignalReader(sites)
-        self._bands = [
-            Bands(options.window, options.warm_up, _LEAST_SPREAD) for _ in range(len(NAMES))
-        ]
+        # The signal of a row of NAMES of site n has the number n * len(NAMES) + row.
+        self._bands = Bands(options.window, options.warm_up, _LEAST_SPREAD)
         # The highest that abs max and rms of each tensor were.
         self._highest = np.zeros((2, 0))
         self._movers = Movers(sites)
@@ -112,7 +112,7 @@ class Watcher:
         found += self._forecast_events(step, signals)
         found += self._stuck_events(step, signals)
         is_skipped = row is not None and row.overflow
-        ruled = self._gradients.add(signals, scores, self._bands[1])
+        ruled = self._gradients.add(signals, scores, self._medians(_RMS))
         rate = None if row is None else row.learning_rate
         ruled += self._updates.add(chunks, is_skipped, rate)
         found += self._found_events(step, ruled, is_narrow)
@@ -131,7 +131,7 @@ class Watcher:
     def parameters(self) -> np.ndarray:
         """Rows of PARAMETERS_DTYPE, as the last step has them."""
         rules = self._gradients, self._updates
-        return parameter_table(self._sites, self._signals, self._bands[1], *rules)
+        return parameter_table(self._sites, self._signals, self._medians(_RMS), *rules)
 
     def scalars(self) -> dict[str, float]:
         """Numbers over all parameters, for experiment trackers."""
@@ -175,8 +175,7 @@ class Watcher:
         return [self.autopsy.event(step, "settings", text, reading, Origin((), "optimizer", ""))]
 
     def _grow(self, count: int) -> None:
-        for band in self._bands:
-            band.grow(count)
+        self._bands.grow(count * len(NAMES))
         self._movers.grow(count)
         self._forecasts.grow(count)
         self._stuck.grow(count)
@@ -193,8 +192,11 @@ class Watcher:
         before = self._highest[:, sites]
         with np.errstate(invalid="ignore"):
             far = level - before >= _EXPLOSION
-        far &= (self._bands[1].counts(sites) >= _EXPLOSION_AFTER) & (signals.phases == ACTIVATION)
-        self._highest[:, sites] = np.maximum(before, np.where(np.isnan(level), -np.inf, level))
+        self._highest[:, sites] = np.fmax(before, level)
+        if not far.any():
+            return []
+        counts = self._bands.counts(sites * len(NAMES) + _RMS)
+        far &= (counts >= _EXPLOSION_AFTER) & (signals.phases == ACTIVATION)
         places, rows = np.nonzero(far.T)
         return [
             (at, row, float(before[row, at])) for at, row in zip(places.tolist(), rows.tolist())
@@ -203,19 +205,18 @@ class Watcher:
     def _move(self, step: int, signals: StepSignals) -> np.ndarray:
         """Holds each signal to its range, and adds it to it. The scores."""
         sites = signals.sites
-        scores = np.full(signals.values.shape, np.nan)
-        outside = np.zeros(signals.values.shape, bool)
-        for row, band in enumerate(self._bands):
-            values = signals.values[row]
-            scores[row] = band.scores(sites, values)
-            with np.errstate(invalid="ignore"):
-                distance = values - band.median[sites]
-                # Gradients fall as training converges, and weights decay.
-                fell = -distance * (signals.phases < GRADIENT) * (signals.phases > WEIGHT)
-                is_far = np.maximum(distance, fell) >= _LEAST_SHIFT
-                outside[row] = is_far & (np.abs(scores[row]) >= _LEFT_AT)
-                is_refused = is_far & (np.abs(scores[row]) >= self._options.threshold)
-            band.add(sites, values, is_refused)
+        values = signals.values
+        numbers = sites * len(NAMES) + _ROWS
+        scores = self._bands.scores(numbers, values)
+        with np.errstate(invalid="ignore"):
+            distance = values - self._bands.median[numbers]
+            # Gradients fall as training converges, and weights decay.
+            may_fall = (signals.phases < GRADIENT) & (signals.phases > WEIGHT)
+            is_far = np.where(may_fall, np.abs(distance), distance) >= _LEAST_SHIFT
+            size = np.abs(scores)
+            outside = is_far & (size >= _LEFT_AT)
+            is_refused = is_far & (size >= self._options.threshold)
+        self._bands.add(numbers, values, is_refused)
         self._movers.add(step, signals, scores, outside)
         return scores
 
@@ -283,7 +284,7 @@ class Watcher:
         if unusual is None or self.autopsy.is_recent(step, "batch"):
             return []
         at, row = unusual
-        usual = _power(self._bands[row].median[signals.sites[at]])
+        usual = _power(self._medians(row)[signals.sites[at]])
         value, score = _power(signals.values[row, at]), float(scores[row, at])
         text = f"its {NAMES[row]} is {format_number(value)}, usual is {format_number(usual)}"
         reading = Reading("batch", value, usual, score, False)
@@ -341,7 +342,7 @@ class Watcher:
             return []
         row, number = shifted
         (at,) = np.flatnonzero(signals.sites == number)
-        usual = _power(self._bands[row].median[number])
+        usual = _power(self._medians(row)[number])
         value = _power(signals.values[row, at])
         text = f"its {NAMES[row]} has been {format_number(value)} for {_SHIFT_STEPS} steps, "
         text += f"usual was {format_number(usual)}"
@@ -349,13 +350,20 @@ class Watcher:
         origin, site = self.autopsy.origin(step, is_narrow), self._site(signals, int(at))
         return [self.autopsy.event(step, "shift", text, reading, origin, site)]
 
+    def _medians(self, row: int) -> np.ndarray:
+        """Of a signal, by number of the site."""
+        found: np.ndarray = self._bands.median[row :: len(NAMES)]
+        return found
+
     def _site(self, signals: StepSignals, at: int) -> Site:
         return self._sites[int(signals.sites[at])]
 
     def _unusual_batch(self, signals: StepSignals, scores: np.ndarray) -> Optional[tuple[int, int]]:
         """The place of a model's input that is far out of its range, and which signal is."""
         inputs = np.flatnonzero(signals.phases == INPUT)
-        medians = np.stack([band.median[signals.sites[inputs]] for band in self._bands])
+        if not len(inputs):
+            return None
+        medians = self._bands.median[signals.sites[inputs] * len(NAMES) + _ROWS]
         with np.errstate(invalid="ignore"):
             far = np.abs(signals.values[:, inputs] - medians) >= _BATCH_SHIFT
             far &= np.abs(scores[:, inputs]) >= self._options.threshold
