@@ -8,6 +8,7 @@
 
 #include "abi3/arguments.h"
 #include "abi3/cuda.h"
+#include "abi3/new_module.h"
 #include "core/exponents.h"
 #include "cpu/dispatch.h"
 #include "cpu/exponents.h"
@@ -151,19 +152,10 @@ constexpr PyMethodDef kMethods[] = {
 };
 
 PyObject* make_module() {
-  static std::vector<PyMethodDef> methods(std::begin(kMethods), std::end(kMethods));
+  std::vector<PyMethodDef> methods(std::begin(kMethods), std::end(kMethods));
   methods.insert(methods.end(), kCudaMethods, kCudaMethods + kCudaMethodCount);
-  methods.push_back({nullptr, nullptr, 0, nullptr});
-  static PyModuleDef definition{PyModuleDef_HEAD_INIT,
-                                "_kernels",
-                                "fastcheck's kernels; use fastcheck, not this.",
-                                -1,
-                                methods.data(),
-                                nullptr,
-                                nullptr,
-                                nullptr,
-                                nullptr};
-  Owned module = owned(PyModule_Create(&definition));
+  Owned module = owned(
+      new_module("_kernels", "fastcheck's kernels; use fastcheck, not this.", std::move(methods)));
   void* const table = const_cast<KernelTable*>(&kernel_table());
   Owned capsule = owned(PyCapsule_New(table, kTableName, nullptr));
   if (PyModule_AddObject(module.get(), "table", capsule.get()) != 0) throw PythonError();
