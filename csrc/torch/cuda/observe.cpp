@@ -49,8 +49,22 @@ class Arguments {
   c10::SmallVector<at::Tensor, 1> resolved_;
 };
 
+// Whether these are launched at once, and without a table: one kernel for what is of a dtype and
+// dense.
+bool is_one_launch(const TensorArgument* tensors, std::size_t count) {
+  if (count == 1) return true;
+  const auto is_like_first = [&](const TensorArgument& tensor) {
+    return tensor.dtype == tensors->dtype && tensor.dense != 0;
+  };
+  return count <= kWithoutTable && std::all_of(tensors, tensors + count, is_like_first);
+}
+
 // Calls launch(tensors, count, workspace, tuning, stream) once, or for parts of the list that a
 // launch can take. The device is current.
+//
+// A launch makes the plan that its buffers follow from. So a single one is tried with the buffers
+// that are there, which it refuses before anything is launched, and planned for where they are too
+// small.
 template <class Launch>
 void in_parts(at::ArrayRef<TensorArgument> tensors, c10::Device device, const Launch& launch) {
   if (tensors.empty()) return;
@@ -60,11 +74,19 @@ void in_parts(at::ArrayRef<TensorArgument> tensors, c10::Device device, const La
   for (std::size_t done = 0; done < tensors.size();) {
     const std::size_t count = std::min(tensors.size() - done, workspaces.most_tensors());
     const TensorArgument* const part = tensors.data() + done;
-    WorkspaceSize size;
-    check(fastcheck_cuda_workspace(part, static_cast<int>(count), &tuning, &size),
-          "planning a launch");
-    const Workspace workspace = workspaces.fit(size);
-    check(launch(part, static_cast<int>(count), &workspace, &tuning, stream), "a launch");
+    const auto start = [&](const WorkspaceSize& size) {
+      const Workspace workspace = workspaces.fit(size);
+      return launch(part, static_cast<int>(count), &workspace, &tuning, stream);
+    };
+    int error = kErrorWorkspace;
+    if (is_one_launch(part, count)) error = start({static_cast<std::int64_t>(count), 0, 0});
+    if (error == kErrorWorkspace) {
+      WorkspaceSize size;
+      check(fastcheck_cuda_workspace(part, static_cast<int>(count), &tuning, &size),
+            "planning a launch");
+      error = start(size);
+    }
+    check(error, "a launch");
     done += count;
   }
 }

@@ -5,6 +5,7 @@ each stream, across streams, threads, devices, graph capture and dispatch modes.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +35,26 @@ def test_one_launch_and_nothing_else() -> None:
     done, names = spent(lambda: CUDA.observe(x, slots, 1, 3))
     assert names == ["fastcheck records"]
     assert {key: value for key, value in done.items() if value} == {"kernel": 1}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_launch_is_planned_a_second_time_only_to_size_its_buffers(count: int) -> None:
+    library = ctypes.CDLL(str(cuda_on_fake.build()))
+
+    def planned(*hosts: torch.Tensor) -> tuple[int, int]:
+        """How often buffers were sized, and how many kernels were launched."""
+        there, slots = [put(x, NAME).clone() for x in hosts], slots_for(len(hosts))
+        before = library.cuda_on_fake_plans()
+        _, names = spent(lambda: CUDA.observe_list(there, slots, 0, 3))
+        assert_all_same(slots, of_cpu(list(hosts)))
+        return library.cuda_on_fake_plans() - before, names.count("fastcheck records")
+
+    hosts = [random("float32", 9000, k) for k in range(count)]
+    assert planned(*hosts) == (0, 1)
+    library.cuda_on_fake_refuse_buffers()
+    assert planned(*hosts) == (1, 1)
+    # A list of several kernels would have launched some of them by then.
+    assert planned(*hosts, random("float16", 9)) == (1, 2)
 
 
 def test_one_launch_for_each_dtype_of_a_list() -> None:

@@ -69,7 +69,16 @@ def build() -> Path:
     assert compiler is not None
     libraries = Path(torch.__file__).parent / "lib"
     command = [compiler, *compile_flags(), f"-DTORCH_VERSION={torch.__version__}"]
-    link = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
+    wrapped = ("fastcheck_cuda_workspace", "fastcheck_cuda_records")
+    wraps = [f"-Wl,--wrap={name}" for name in wrapped]
+    link = [
+        *wraps,
+        f"-L{libraries}",
+        f"-Wl,-rpath,{libraries}",
+        "-ltorch_python",
+        "-ltorch_cpu",
+        "-lc10",
+    ]
     return _build(NAME, command, SOURCES, HEADERS, link)
 
 
