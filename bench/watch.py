@@ -1,7 +1,8 @@
 """install(watch=True): alarms in healthy runs, faults that are seen, forecasts, and the cost.
 
-    python bench/watch.py [--steps N] [--seeds N] [--only healthy|faults|forecast|cost]
-    writes bench/results/watch.json, or watch-PART.json with --only PART
+    python bench/watch.py [--steps N] [--seeds N] [--minutes N] [--only PART]
+    writes bench/results/watch.json, or watch-PART.json with --only PART: healthy, faults,
+    forecast or cost
 
 Healthy runs: the models of healthy_models.py in float32 and, with a GradScaler, in float16, the
 programs of watch_programs.py with warm-up and decay, and those of watch_healthy.py. Faults: the
@@ -17,6 +18,7 @@ import argparse
 import contextlib
 import math
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -29,7 +31,7 @@ from fastcheck.log.step_table import StepRow
 from watch_cost import arithmetic
 from watch_healthy import LOOPS
 from watch_peers import PEERS
-from watch_programs import FAULTS, PROGRAMS, Program, rate_at
+from watch_programs import EXPERTS, FAULTS, PROGRAMS, Program, rate_at
 
 FAULT_STEPS, WITHIN, BEFORE = 260, 5, 100
 BARS = {"seen": 0.95, "cause": 0.90, "forecast": 0.90, "interval": 0.80}
@@ -98,12 +100,14 @@ def train_program(kind: str, steps: int, seed: int, fault: str = "", at: int = -
     return monitor
 
 
-def healthy(steps: int, seeds: int) -> dict[str, Any]:
-    rows = []
+def healthy(steps: int, seeds: int, minutes: float) -> dict[str, Any]:
+    rows, began = [], time.perf_counter()
     for seed in range(seeds):
-        jobs = [(name, p) for name in healthy_models.MODELS for p in ("float32", "float16")]
-        jobs += [(kind, "program") for kind in PROGRAMS] + [(name, "loop") for name in LOOPS]
+        jobs = [(kind, "program") for kind in PROGRAMS] + [(name, "loop") for name in LOOPS]
+        jobs += [(name, p) for name in healthy_models.MODELS for p in ("float32", "float16")]
         for name, precision in jobs:
+            if time.perf_counter() - began > 60 * minutes:
+                break
             if precision == "loop":
                 monitor = train_loop(name, steps, seed)
             elif precision == "program":
@@ -125,6 +129,7 @@ def healthy(steps: int, seeds: int) -> dict[str, Any]:
                   *rows[-1]["warnings"], sep=" | ", flush=True)  # fmt: skip
     return {
         "steps": steps,
+        "minutes": round((time.perf_counter() - began) / 60, 1),
         "runs": len(rows),
         "runs_with_a_warning": sum(bool(row["warnings"]) for row in rows),
         "warnings": sum(len(row["warnings"]) for row in rows),
@@ -134,10 +139,18 @@ def healthy(steps: int, seeds: int) -> dict[str, Any]:
     }
 
 
+def place_of(event: Any) -> str:
+    """The module that an event names first."""
+    mover = event.first_mover
+    site = mover.site if mover is not None else event.site if event.kind == "expert" else None
+    return "" if site is None else site.module
+
+
 def faults(seeds: int) -> dict[str, Any]:
     rows = []
     for fault, (_, _, _, causes) in FAULTS.items():
-        for kind in PROGRAMS:
+        is_of_expert = fault == "a dead expert"
+        for kind in (EXPERTS,) if is_of_expert else PROGRAMS:
             for seed in range(seeds):
                 if fault == "a batch x30" and kind == "gpt":
                     continue  # its tokens have no scale
@@ -149,13 +162,7 @@ def faults(seeds: int) -> dict[str, Any]:
                 named = [e for e in events if e.cause in causes]
                 if "layer" in causes:
                     place = Program(kind, 0).layer_name()
-                    named = [
-                        e
-                        for e in named
-                        if e.first_mover is not None
-                        and e.first_mover.site is not None
-                        and e.first_mover.site.module == place
-                    ]
+                    named = [e for e in named if place_of(e) == place]
                 rows.append(
                     {
                         "fault": fault,
@@ -260,6 +267,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", choices=["healthy", "faults", "forecast", "cost"])
+    parser.add_argument("--minutes", type=float, default=1e6, help="of healthy runs at most")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -267,7 +275,7 @@ def main() -> int:
         "cost": arithmetic,
         "forecast": lambda: forecast(10),
         "faults": lambda: faults(options.seeds),
-        "healthy": lambda: healthy(options.steps, 1),
+        "healthy": lambda: healthy(options.steps, 1, options.minutes),
     }
     found = {n: run() for n, run in parts.items() if options.only in (None, n)}
     for name, part in found.items():

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from watch_programs import Block, Gpt, Program, cnn, rate_at
+from watch_programs import Block, Gpt, Program, RoutedGpt, cnn, rate_at
 
 __all__ = ["LOOPS", "Loop"]
 
@@ -27,41 +27,6 @@ Loop = tuple[list[nn.Module], Callable[[int], None]]
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
-
-
-class Routed(nn.Module):
-    """Each token is given to one of four experts, which see only theirs."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.gate = nn.LayerNorm(width), nn.Linear(width, 4, bias=False)
-        self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-            for _ in range(4)
-        )
-        self.balance = torch.zeros(())
-
-    def forward(self, x: Tensor) -> Tensor:
-        flat = self.norm(x).flatten(0, -2)
-        share = self.gate(flat).softmax(-1)
-        best = share.max(-1)
-        found = torch.zeros_like(flat)
-        for number, expert in enumerate(self.experts):
-            chosen = (best.indices == number).nonzero().squeeze(-1)
-            found = found.index_add(0, chosen, expert(flat[chosen]) * best.values[chosen, None])
-        load = F.one_hot(best.indices, 4).float().mean(0)
-        self.balance = 4 * (load * share.mean(0)).sum()
-        return x + found.view_as(x)
-
-
-class RoutedGpt(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.first = nn.Embedding(32, 32), Block(32)
-        self.second, self.head = Routed(32), nn.Linear(32, 32)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.second(self.first(self.embed(tokens))))
 
 
 def routed_experts(steps: int) -> Loop:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["FAULTS", "PROGRAMS", "Program"]
+__all__ = ["EXPERTS", "FAULTS", "PROGRAMS", "Program"]
 
 
 class Block(nn.Module):
@@ -51,6 +51,46 @@ class Recurrent(nn.Module):
         return self.head(self.rnn(x)[0][:, -1])
 
 
+class Routed(nn.Module):
+    """Each token is given to one of four experts, which see only theirs."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.gate = nn.LayerNorm(width), nn.Linear(width, 4, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            for _ in range(4)
+        )
+        self.balance = torch.zeros(())
+        #: The expert that the router has turned away from: a fault.
+        self.dead: Optional[int] = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = self.norm(x).flatten(0, -2)
+        logits = self.gate(flat)
+        if self.dead is not None:
+            logits = logits - 1e4 * F.one_hot(torch.tensor(self.dead), 4)
+        share = logits.softmax(-1)
+        best = share.max(-1)
+        found = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            chosen = (best.indices == number).nonzero().squeeze(-1)
+            found = found.index_add(0, chosen, expert(flat[chosen]) * best.values[chosen, None])
+        load = F.one_hot(best.indices, 4).float().mean(0)
+        self.balance = 4 * (load * share.mean(0)).sum()
+        return x + found.view_as(x)
+
+
+class RoutedGpt(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.first = nn.Embedding(32, 32), Block(32)
+        self.second, self.head = Routed(32), nn.Linear(32, 32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(self.embed(tokens))))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(
         nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)
@@ -65,13 +105,19 @@ def cnn() -> nn.Module:
     )  # fmt: skip
 
 
+#: A program of faults in experts alone.
+EXPERTS = "experts"
+
+
 class Program:
     """A model with its data: ``batch()`` draws one, ``loss(batch)`` computes on it."""
 
     def __init__(self, kind: str, seed: int) -> None:
         torch.manual_seed(seed)
         self.kind = kind
-        self.model = {"mlp": mlp, "cnn": cnn, "gru": Recurrent, "gpt": Gpt}[kind]()
+        self.model = {"mlp": mlp, "cnn": cnn, "gru": Recurrent, "gpt": Gpt, EXPERTS: RoutedGpt}[
+            kind
+        ]()
         self.teacher = torch.randn(16, 4)
         self.patterns = torch.randn(4, 3, 8, 8)
         self.waves = torch.randn(4, 6, 8)
@@ -96,7 +142,8 @@ class Program:
     def loss(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         x, y = batch
         logits = self.model(x)
-        return F.cross_entropy(logits.flatten(0, -2), y.flatten())
+        loss = F.cross_entropy(logits.flatten(0, -2), y.flatten())
+        return loss + 0.01 * self.model.second.balance if self.kind == EXPERTS else loss
 
     def layer(self) -> nn.Module:
         """A layer in the middle, for faults in one."""
@@ -106,7 +153,8 @@ class Program:
         }[self.kind](self.model)  # fmt: skip
 
     def layer_name(self) -> str:
-        return {"mlp": "2", "cnn": "3", "gru": "rnn", "gpt": "blocks.0.down"}[self.kind]
+        names = {"mlp": "2", "cnn": "3", "gru": "rnn", "gpt": "blocks.0.down"}
+        return {**names, EXPERTS: "second.experts.2"}[self.kind]
 
 
 PROGRAMS = ("mlp", "cnn", "gru", "gpt")
@@ -188,6 +236,16 @@ def weights_scaled(program: Program) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def dead_expert(program: Program) -> Iterator[None]:
+    """The router gives it no more tokens."""
+    program.model.second.dead = 2
+    try:
+        yield
+    finally:
+        program.model.second.dead = None
+
+
 #: By name: how many steps it lasts, what is entered for them, what changes the batch, and the
 #: causes that are right.
 FAULTS: dict[str, tuple[int, Any, Any, tuple[str, ...]]] = {
@@ -201,6 +259,7 @@ FAULTS: dict[str, tuple[int, Any, Any, tuple[str, ...]]] = {
     "a batch of one value": (1, None, constant_batch, ("data",)),
     "a batch x30": (1, None, scaled_batch, ("data",)),
     "labels shifted": (8, None, shifted_labels, ("data",)),
+    "a dead expert": (40, dead_expert, None, ("layer",)),
 }
 
 

@@ -3,11 +3,11 @@
     python bench/watch_standing.py [--seeds N]
     writes bench/results/watch-standing.json
 
-*eps*: Adam's eps is 0.1 from the first step on. *bfloat16*: all weights in bfloat16, at a learning
-rate of 3e-6. *scale*: under float16 autocast the loss scale is set to 2^40 at step 150, and the
-scaler lowers it by a thousandth at each overflow. *none*: the same programs without a fault, in
-float32, in bfloat16 at 3e-2, and in float16 with a scaler of its own. A fault is seen if there is
-a warning of the kind that names it.
+*eps*: Adam's eps is 0.1 from the first step on, *beta2*: its beta2 is 0.5. *bfloat16*: all weights
+in bfloat16, at a learning rate of 3e-6. *scale*: under float16 autocast the loss scale is set to
+2^40 at step 150, and the scaler lowers it by a thousandth at each overflow. *none*: the same
+programs without a fault, in float32, in bfloat16 at 3e-2, and in float16 with a scaler of its own.
+A fault is seen if there is a warning of the kind that names it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import harness
 from watch_programs import PROGRAMS, Program
 
 STEPS, STUCK_AT = 260, 150
-FAULTS = {"eps": "epsilon", "bfloat16": "lost_updates", "scale": "loss_scale"}
+FAULTS = {"eps": "epsilon", "beta2": "settings", "bfloat16": "lost_updates", "scale": "loss_scale"}
 
 
 def train(kind: str, seed: int, fault: str, is_faulty: bool) -> Any:
@@ -33,7 +33,8 @@ def train(kind: str, seed: int, fault: str, is_faulty: bool) -> Any:
     model, rate, eps = program.model, 3e-3, 0.1 if fault == "eps" and is_faulty else 1e-8
     if fault == "bfloat16":
         model, rate = model.bfloat16(), 3e-6 if is_faulty else 3e-2
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, eps=eps)
+    betas = (0.9, 0.5 if fault == "beta2" and is_faulty else 0.999)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, eps=eps, betas=betas)
     is_scaled = fault == "scale"
     scaler = torch.amp.GradScaler("cpu", enabled=is_scaled)
     autocast = torch.autocast("cpu", torch.float16) if is_scaled else contextlib.nullcontext()

@@ -314,3 +314,58 @@ def test_replicas_that_differ_are_an_event_of_the_machine(tmp_path: Path) -> Non
     assert seen == [event] and (event.kind, event.step, event.cause) == ("replicas", 2, "hardware")
     assert "differs on: ranks 0, 1" in str(event) and not event.is_warning
     assert "hardware" in (tmp_path / "watch-rank0.jsonl").read_text()
+
+
+@pytest.mark.parametrize(("betas", "warns"), [((0.9, 0.5), True), ((0.9, 0.95), False)])
+def test_betas_that_were_wrong_from_the_first_step(betas: tuple[float, float], warns: bool) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=betas)
+    monitor = fastcheck.install(model, watch=WATCH)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fastcheck.WatchWarning)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+    monitor.remove()
+    found = [event for event in monitor.watch.events if event.kind == "settings"]
+    assert [event.is_warning for event in found] == [True] * warns
+    if found:
+        assert (found[0].step, found[0].value, found[0].cause) == (0, 0.5, "optimizer")
+        assert "Adam's beta2 is 0.5" in found[0].text
+
+
+class Routed(nn.Module):
+    """Three experts, of which one is not called, or called without tokens, from a step on."""
+
+    def __init__(self, is_called: bool) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.is_called, self.step = is_called, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        found = []
+        for number, expert in enumerate(self.experts):
+            is_idle = number == 1 and self.step > 30
+            if self.is_called or not is_idle:
+                found.append(expert(x[: 0 if is_idle else 8]))
+        return torch.cat(found)
+
+
+@pytest.mark.filterwarnings("ignore:no gradient")
+@pytest.mark.filterwarnings("ignore:gradients that are all 0")
+@pytest.mark.parametrize("is_called", [True, False])
+def test_an_expert_without_tokens(is_called: bool) -> None:
+    torch.manual_seed(0)
+    model = Routed(is_called)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    monitor = fastcheck.install(model, watch=WATCH)
+    for _ in range(50):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+    monitor.remove()
+    (event,) = [event for event in monitor.watch.events if event.kind == "expert"]
+    assert event.site is not None and event.site.module == "experts.1"
+    assert 33 <= event.step <= 40

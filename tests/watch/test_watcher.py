@@ -71,6 +71,18 @@ class TestTheLoss:
             assert run.steps(1, loss=[1.0, 0.001, 0.1, 0.01][step % 4]) == []
         assert run.steps(1, loss=loss) == kinds
 
+    @pytest.mark.parametrize(
+        ("later", "loss", "is_warning"), [(100, 5.0, False), (100, 7.0, True), (130, 5.0, True)]
+    )
+    def test_the_next_one_within_a_window_warns_if_it_is_twice_as_high(
+        self, later: int, loss: float, is_warning: bool
+    ) -> None:
+        run = warmed_up()
+        assert run.step(loss=4.0)[0].is_warning
+        run.steps(later - 1)
+        (spike,) = run.step(loss=loss)
+        assert (spike.kind, spike.is_warning) == ("loss_spike", is_warning)
+
     def test_after_a_spike_there_is_a_pause(self) -> None:
         run = warmed_up()
         kinds = [kind for step in range(20) for kind in run.steps(1, loss=9.0 if step % 2 else 2.0)]

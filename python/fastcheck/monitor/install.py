@@ -201,6 +201,7 @@ def _install(
                 watched.updates,
                 watched.moments,
                 monitor._watching.set_epsilon,
+                monitor._watching.set_betas,
             )
         if watched.rerun is not False:
             watching = monitor._watching

@@ -167,6 +167,11 @@ class Watching:
         with self._lock:
             self._watcher.set_epsilon(epsilon)
 
+    def set_betas(self, beta1: float, beta2: float) -> None:
+        """Those of an optimizer such as Adam."""
+        with self._lock:
+            self._watcher.set_betas(beta1, beta2)
+
     def rerun_done(self, step: int, text: str, cause: str) -> None:
         """What a step that was run again after a spike has shown."""
         with self._lock:

@@ -31,8 +31,11 @@ KINDS: Mapping[str, str] = {
     "headroom": "a tensor is about to leave the range of its dtype",
     "loss_scale": "the loss scale falls, or many steps are skipped",
     "underflow": "most of a low-precision gradient has become zero",
+    "subnormal": "most of a gradient has become subnormal",
     "dead": "nearly all of an activation has become zero",
     "constant": "all elements of an activation have become equal",
+    "saturated": "a tensor is held at the largest number of its dtype, or the ends of its function",
+    "expert": "an expert gets no tokens, while others of its router do",
     "rerun": "a step was run again from the same state, after a spike",
     "replicas": "weights are not the same on all ranks",
 }

@@ -33,6 +33,8 @@ _LEAST_OF_FIRST, _FIRST = 0.2, 16
 _BEYOND = 1.5
 # A spike warns if it takes back at least so much of what the loss has come down until then.
 _LEAST_OF_PROGRESS = 0.1
+# After a warning the next one within a window is of a spike that is so many times as high.
+_AGAIN = 2.0
 # A loss that is so many times the largest of the last steps is a spike, whatever its noise.
 _JUMP, _JUMP_PAST = 8.0, 32
 # Of its range at the beginning of a rise that lasts.
@@ -87,6 +89,8 @@ class LossBand:
         self.since: Optional[int] = None
         self.score = math.nan
         self._has_spiked = self._was_warned = False
+        self._window = window
+        self._warned: tuple[int, float] = (-window, 0.0)
 
     def add(self, step: int, loss: float) -> Optional[Reading]:
         """The loss of a step, finite."""
@@ -121,6 +125,10 @@ class LossBand:
             self._has_spiked = True
             # One batch that a converged model gets wrong calls for no look.
             is_warning = rise >= _LEAST_OF_PROGRESS * (first - median)
+            warned_at, before = self._warned
+            is_warning &= step - warned_at >= self._window or rise >= _AGAIN * before
+            if is_warning:
+                self._warned = step, rise
             self._was_warned = is_warning
             return Reading("loss_spike", loss, median, score, is_warning)
         if self._in_a_row == _RISE_IN_A_ROW:
@@ -205,6 +213,16 @@ class SettingRule:
     """Numbers of the optimizer that were changed a lot from one step to the next. The learning rate
     is not one of them: schedules change it.
     """
+
+    @staticmethod
+    def at_first(beta1: float, beta2: float) -> Optional[Reading]:
+        """The betas of Adam. The bound of its regret is finite while beta1^2 / sqrt(beta2) < 1
+        (Kingma and Ba, 2015, theorem 4.1): beyond, updates follow single large gradients.
+        """
+        least = beta1**4
+        if beta2 > least or not 0 <= beta1 < 1:
+            return None
+        return Reading("settings", beta2, least, math.nan, True)
 
     @staticmethod
     def changed(name: str, before: float, after: float) -> Optional[Reading]:

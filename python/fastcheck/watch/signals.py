@@ -58,7 +58,8 @@ class StepSignals:
 
     ``values``: a row for each of NAMES, in log2, of 0 a very small number; NaN: not known.
     ``headroom``: how many times the tensor could be doubled before it leaves its dtype.
-    ``zero_share``: of its elements. ``is_equal``: all its elements are the same. ``is_scaled``: its
+    ``zero_share``, ``subnormal_share``, ``saturated_share`` (at the largest number of the dtype):
+    of its elements. ``is_equal``: all its elements are the same. ``is_scaled``: its
     last record carries the loss scale.
     """
 
@@ -68,6 +69,8 @@ class StepSignals:
     abs_max: np.ndarray
     headroom: np.ndarray
     zero_share: np.ndarray
+    subnormal_share: np.ndarray
+    saturated_share: np.ndarray
     is_equal: np.ndarray
     numel: np.ndarray
     is_narrow: np.ndarray
@@ -165,7 +168,6 @@ def _by_site(
 ) -> StepSignals:
     total = plan.total
     components = component_counts(records)
-    zeros = records["zero_count"]
     bad = sum(records[name] for name in NONFINITE_COUNTS)
     finite = total(components - bad)
     codes = records["dtype"][plan.first]
@@ -202,7 +204,9 @@ def _by_site(
         values=values,
         abs_max=abs_max,
         headroom=headroom,
-        zero_share=total(zeros) / np.maximum(finite, 1),
+        zero_share=total(records["zero_count"]) / np.maximum(finite, 1),
+        subnormal_share=total(records["subnormal_count"]) / np.maximum(finite, 1),
+        saturated_share=total(records["saturated_count"]) / np.maximum(finite, 1),
         is_equal=is_equal,
         numel=finite,
         is_narrow=_IS_NARROW[codes],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from fastcheck.utils.text.numbers import format_number
 from .autopsy import NO_ORIGIN, Autopsy, Origin
 from .bands import Bands
 from .event import WatchEvent
+from .expert_rules import ExpertRules
 from .forecast import Forecasts
 from .gradient_rules import GradientRules
 from .movers import Movers
@@ -24,7 +26,7 @@ from .numbers import LossBand, NormBand, Reading, ScaleRule, SettingRule, Update
 from .options import Watch
 from .parameters import parameter_table
 from .signals import ACTIVATION, GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
-from .stuck import STUCK_STEPS, StuckTensors
+from .stuck import StuckTensors
 from .update_rules import Found, UpdateRules
 
 __all__ = ["Watcher"]
@@ -65,7 +67,8 @@ class Watcher:
         self._highest = np.zeros((2, 0))
         self._movers = Movers(sites)
         self._forecasts = Forecasts(options.horizon)
-        self._stuck = StuckTensors()
+        self._stuck = StuckTensors(sites)
+        self._experts = ExpertRules(sites)
         self._updates = UpdateRules(sites)
         self._gradients = GradientRules(sites, options.threshold)
         window, warm_up = options.window, options.warm_up
@@ -80,7 +83,8 @@ class Watcher:
         # Of the step before, whose update the parameters of this one show.
         self._was_skipped = False
         self._rate_before: Optional[float] = None
-        # Settings that were changed since the last step.
+        self._betas: set[tuple[float, float]] = set()
+        # Settings that were changed since the last step, as sentences.
         self._changes: list[tuple[str, Reading]] = []
         #: The youngest 4,096 events, oldest first.
         self.events: deque[WatchEvent] = deque(maxlen=_MOST_EVENTS)
@@ -141,11 +145,21 @@ class Watcher:
         """The eps of optimizers, by number of the gradients that they divide."""
         self._gradients.set_epsilon(epsilon)
 
+    def set_betas(self, beta1: float, beta2: float) -> None:
+        """The betas of an optimizer that divides by the root of a mean of squares."""
+        found = SettingRule.at_first(beta1, beta2)
+        if found is not None and (beta1, beta2) not in self._betas:
+            self._betas.add((beta1, beta2))
+            text = f"Adam's beta2 is {beta2:g}, with a beta1 of {beta1:g}: it should be above "
+            text += f"beta1^4 = {found.reference:.3g}. Is it as it was meant to be?"
+            self._changes.append((text, found))
+
     def setting_changed(self, name: str, before: float, after: float) -> None:
         """A number of the optimizer is another one from the open step on."""
         found = SettingRule.changed(name, before, after)
         if found is not None:
-            self._changes.append((name, found))
+            text = f"{name} was changed from {before:g} to {after:g}"
+            self._changes.append((text, found))
 
     def replicas_differ(self, step: int, text: str) -> WatchEvent:
         """The ranks hold other weights than each other. The event; whoever found it has warned."""
@@ -168,8 +182,8 @@ class Watcher:
         changes, self._changes = self._changes, []
         if not changes or self.autopsy.is_recent(step, "settings"):
             return []
-        name, reading = changes[0]
-        text = f"{name} was changed from {reading.reference:g} to {reading.value:g}"
+        # What warns is first.
+        text, reading = max(changes, key=lambda change: change[1].is_warning)
         if len(changes) > 1:
             text += f", and {len(changes) - 1} more"
         return [self.autopsy.event(step, "settings", text, reading, Origin((), "optimizer", ""))]
@@ -178,7 +192,6 @@ class Watcher:
         self._bands.grow(count * len(NAMES))
         self._movers.grow(count)
         self._forecasts.grow(count)
-        self._stuck.grow(count)
         held = self._highest.shape[1]
         if count > held:
             more = max(count - held, held, 64)
@@ -312,17 +325,14 @@ class Watcher:
 
     def _stuck_events(self, step: int, signals: StepSignals) -> list[WatchEvent]:
         found = []
-        for at, kind in self._stuck.add(signals):
-            share = float(signals.zero_share[at])
-            text = {
-                "underflow": f"{share:.1%} of its elements are zero now: values too small for "
-                f"{DTYPES[int(signals.dtypes[at])].name}",
-                "dead": f"{share:.1%} of its elements have been zero for {STUCK_STEPS} steps",
-                "constant": f"all its elements have been equal for {STUCK_STEPS} steps",
-            }[kind]
-            reading = Reading(kind, share, 0.0, _NONE, not self.autopsy.is_recent(step, kind))
-            site = self._site(signals, at)
-            found.append(self.autopsy.event(step, kind, text, reading, NO_ORIGIN, site))
+        for number, reading, text in self._stuck.add(signals):
+            is_recent = self.autopsy.is_recent(step, reading.kind)
+            reading = dataclasses.replace(reading, is_warning=reading.is_warning and not is_recent)
+            site = self._sites[number]
+            found.append(self.autopsy.event(step, reading.kind, text, reading, NO_ORIGIN, site))
+        for number, reading, text in self._experts.add(step, signals):
+            origin, site = Origin((), "layer", ""), self._sites[number]
+            found.append(self.autopsy.event(step, reading.kind, text, reading, origin, site))
         return found
 
     def _found_events(self, step: int, ruled: Sequence[Found], is_narrow: bool) -> list[WatchEvent]:

@@ -58,7 +58,8 @@ class UpdateReadings:
 
     ``compares``: whether updates are compared. ``moments``: whose states of the optimizer are read,
     ``"turns"``, ``"all"`` or ``"none"``. ``on_epsilon`` is called with the eps of an optimizer
-    that divides by the root of a mean of squares, by number of the gradient, when it is another.
+    that divides by the root of a mean of squares, by number of the gradient, when it is another;
+    ``on_betas`` with the betas of its groups, once.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class UpdateReadings:
         compares: bool,
         moments: str,
         on_epsilon: Callable[[Mapping[int, float]], None],
+        on_betas: Callable[[float, float], None],
     ) -> None:
         self._session = session
         self._nodes = nodes
         self._compares = compares
         self._moments = moments
         self._on_epsilon = on_epsilon
+        self._on_betas = on_betas
         self._turns: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Turns] = (
             weakref.WeakKeyDictionary()
         )
@@ -98,6 +101,8 @@ class UpdateReadings:
             values = [group.get("eps") for group in optimizer.param_groups]
             epsilon = [one if isinstance(one, Real) else None for one in values]
             if epsilon != turns.epsilon:
+                if not turns.epsilon:
+                    self._report_betas(optimizer)
                 turns.epsilon = epsilon
                 self._report_epsilon(optimizer)
             if self._last_step != step and step % len(self._turns) == turns.number:
@@ -119,6 +124,17 @@ class UpdateReadings:
             found[site] = of[id(parameter)]
         if found:
             self._on_epsilon(found)
+
+    def _report_betas(self, optimizer: torch.optim.Optimizer) -> None:
+        """Of Adam and its variants that scale by the root of the second moment."""
+        if "adam" not in type(optimizer).__name__.lower() or isinstance(
+            optimizer, torch.optim.Adamax
+        ):
+            return
+        for group in optimizer.param_groups:
+            betas = group.get("betas", ())
+            if len(betas) == 2 and all(isinstance(one, Real) for one in betas):
+                self._on_betas(float(betas[0]), float(betas[1]))
 
     def _begin_turn(self, optimizer: torch.optim.Optimizer, turns: _Turns) -> None:
         for _ in range(2):
