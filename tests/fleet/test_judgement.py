@@ -70,6 +70,16 @@ def test_the_rank_of_a_fault(tmp_path: Path, kind: str) -> None:
     assert f"rank {rank} (host host{rank // 8:04d}, synthetic, serial S{rank:05d})" in report.text()
 
 
+def test_of_several_sites_the_first_one_is_named(tmp_path: Path) -> None:
+    """Not the one that is furthest off: what comes behind a fault is off as well."""
+    scaled = (synthetic.Fault("scale", (9,), site, 4) for site in (3, 7, 7))
+    report = judged(fleet(tmp_path, *scaled))
+    (suspect,) = report.findings[0].suspects
+    assert (suspect.rank, suspect.first_step) == (9, 4)
+    assert suspect.site == f"{synthetic.sites_of(SHAPE)[3]} and 1 more sites"
+    assert "1.2 times the median" in suspect.evidence
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_healthy_fleet(tmp_path: Path, seed: int) -> None:
     report = judged(fleet(tmp_path, seed=seed))
@@ -79,13 +89,26 @@ def test_a_healthy_fleet(tmp_path: Path, seed: int) -> None:
     assert [one.kind for one in report.findings if "a step, not a rank" in one.what] == ["step"]
 
 
-def rewrite(folder: Folder, change: Any) -> None:
-    """Replaces the table of ranks by what ``change`` makes of its rows."""
+def rewrite(folder: Folder, change: Any, kind: str = "ranks") -> None:
+    """Replaces a small table by what ``change`` makes of its rows."""
     import pyarrow.parquet as parquet
 
-    path = "run=synthetic/ranks/node=all.parquet"
+    path = f"run=synthetic/{kind}/node=all.parquet"
     rows = [{**row, **change(row)} for row in parquet.read_table(folder.open(path)).to_pylist()]
-    folder.write(path, table_bytes(small_table("ranks", rows)))
+    folder.write(path, table_bytes(small_table(kind, rows)))
+
+
+@pytest.mark.parametrize("kind", ["scale", "nan"])
+def test_forward_comes_before_backward(tmp_path: Path, kind: str) -> None:
+    """Where a layer's sites are numbered together, that of its gradient is the smaller number."""
+    folder = fleet(tmp_path, *(synthetic.Fault(kind, (9,), site, 4) for site in (3, 7)))
+    rewrite(
+        folder,
+        lambda row: {"direction": "backward"} if row["position"] == 3 else {},
+        kind="sites",
+    )
+    suspect = judged(folder).findings[0].suspects[0]
+    assert suspect.site.startswith(str(synthetic.sites_of(SHAPE)[7]))
 
 
 class TestReplicas:

@@ -230,19 +230,25 @@ def _outliers(
     usual = usual_count([steps_of.get(rank, 0) for rank in ranks])
     rank_limit = fewest_by_chance(usual, len(ranks))
     suspects = []
+    order = {site: number for number, site in enumerate(names)}
     for rank, places in by_rank.items():
         worst = max(places, key=lambda row: (int(row["steps"]), float(row["z"])))
         if not chance.excludes(worst) and steps_of[rank] < rank_limit:
             continue
         sites = f" and {len(places) - 1:,} more sites" if len(places) > 1 else ""
-        how = (
-            f"{int(worst['steps']):,} steps up to {int(worst['last_step']):,}, "
-            f"{float(worst['factor']):.3g} times the median of {int(worst['peers']):,} peers, "
-            f"up to {float(worst['z']):.0f} robust standard deviations"
-        )
         telling = [row for row in places if chance.excludes(row)] or [worst]
         first = min(int(row["first_step"]) for row in telling)
-        site = names.get(int(worst["site"]), "a site without a name") + sites
+        # What is computed from a wrong value is off as well, and often further off.
+        named = min(
+            (row for row in telling if int(row["first_step"]) == first),
+            key=lambda row: order.get(int(row["site"]), len(order)),
+        )
+        how = (
+            f"{int(named['steps']):,} steps up to {int(named['last_step']):,}, "
+            f"{float(named['factor']):.3g} times the median of {int(named['peers']):,} peers, "
+            f"up to {float(named['z']):.0f} robust standard deviations"
+        )
+        site = names.get(int(named["site"]), "a site without a name") + sites
         suspects.append(Suspect(rank, first, site, how, len(places)))
     return _by_host(suspects, ranks)
 

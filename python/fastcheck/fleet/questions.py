@@ -103,8 +103,11 @@ LEFT JOIN (
     GROUP BY rank
 ) b ON p.rank = b.rank"""
 
+# Sites are numbered when a module is watched, forward and backward of it one after the other. In a
+# step all of forward comes first.
 _SITES = """\
-SELECT site, min(position) AS position, min(name) AS name, min(role) AS role
+SELECT site, min(position + CASE direction WHEN 'forward' THEN 0 WHEN 'backward' THEN 1000000000
+                 ELSE 2000000000 END) AS position, min(name) AS name, min(role) AS role
 FROM all_sites
 GROUP BY site"""
 
