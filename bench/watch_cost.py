@@ -37,7 +37,7 @@ __all__ = ["arithmetic"]
 
 #: Share of a step that the watch may take at 1,000 sites.
 BAR = 0.002
-WARM_UP = 100
+WARM_UP = 70
 #: By name: width, blocks, sequences of a batch, their length.
 SIZES = {
     "gpt of 2 blocks of 32": (32, 2, 16, 16),
@@ -138,7 +138,7 @@ def training(name: str, steps: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -148,7 +148,7 @@ def main() -> int:
         print(*one.values(), sep=" | ", flush=True)
     rows = []
     for name in SIZES:
-        steps = options.steps if "512" not in name else options.steps // 8
+        steps = options.steps if "512" not in name else options.steps // 10
         rows.append(training(name, steps))
         print(*rows[-1].values(), sep=" | ", flush=True)
     harness.write_results("watch_cost", rows, bar=BAR, arithmetic=found)

@@ -93,6 +93,11 @@ def test_steps_in_which_most_experts_are_idle_do_not_count() -> None:
     # An evaluation with few tokens, or a part of the network that is left out.
     assert run(400, lambda step, e: step < 100 or e == 0) == []
     assert run(400, lambda step, e: step < 100) == []
+    # Nor after it.
+    assert (
+        run(202, lambda step, e: e == 0 or not (100 <= step < 200 or (step >= 200 and e == 2)))
+        == []
+    )
 
 
 def test_one_that_comes_back_may_be_reported_again() -> None:

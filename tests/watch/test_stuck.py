@@ -17,10 +17,10 @@ SECOND, GRADIENT = 2, 3
 
 
 def after_healthy_steps(place: int, later: dict[str, Any], **first: Any) -> list[tuple[str, bool]]:
-    """Kind of each event of 30 steps that come after 80 others, and whether it warns."""
+    """Kind of each event of 80 steps and 30 that come after them, and whether it warns."""
     run = Run()
-    run.steps(80, {place: first})
-    events = [event for _ in range(30) for event in run.step({place: later})]
+    events = [event for _ in range(80) for event in run.step({place: first})]
+    events += [event for _ in range(30) for event in run.step({place: later})]
     return [(one.kind, one.is_warning) for one in events]
 
 

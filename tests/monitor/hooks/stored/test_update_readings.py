@@ -277,3 +277,20 @@ def test_gradients_below_eps_are_warned_of(kind: Any, options: dict[str, Any]) -
         monitor, _ = train(model, optimizer, 25)
     (event,) = monitor.watch.events
     assert (event.kind, event.step) == ("epsilon", 19)
+
+
+def steps_with_a_turn(model: nn.Module, steps: int) -> list[int]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    monitor, _ = train(model, optimizer, steps=steps)
+    return sorted({step for step, _ in numbers_of(monitor, "update_ratio")})
+
+
+@pytest.mark.filterwarnings("ignore::fastcheck.FastcheckWarning")
+def test_a_small_model_has_a_turn_in_one_of_eight_steps_after_three_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+    # The third round is over where the next one would begin.
+    assert steps_with_a_turn(model, 30) == [*range(10), 15, 23]
+    monkeypatch.setattr(update_readings, "_SMALL", 36)  # 16 + 4 + 16 elements
+    assert steps_with_a_turn(model, 30) == [*range(30)]

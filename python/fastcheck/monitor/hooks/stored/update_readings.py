@@ -28,6 +28,9 @@ __all__ = ["UpdateReadings", "part_of"]
 
 # Of a larger parameter a part is copied: another one at each of its turns.
 _MOST_ELEMENTS = 1 << 18
+# A step of a smaller model takes milliseconds, and a turn some 0.1 ms: after so many rounds there
+# is a turn in one of so many steps.
+_SMALL, _ROUNDS, _SPARSE = 1 << 24, 3, 8
 _NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -40,8 +43,15 @@ class _Turns:
         self.next = 0
         #: How often all had their turn.
         self.rounds = 0
+        #: The elements of all of them, and in how many steps there might have been a turn.
+        self.numel = self.chances = 0
         #: The eps of its groups, as last reported.
         self.epsilon: list[Any] = []
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether most steps are without a turn."""
+        return self.rounds >= _ROUNDS and self.numel < _SMALL
 
 
 class _Turn(NamedTuple):
@@ -106,7 +116,9 @@ class UpdateReadings:
                 turns.epsilon = epsilon
                 self._report_epsilon(optimizer)
             if self._last_step != step and step % len(self._turns) == turns.number:
-                self._begin_turn(optimizer, turns)
+                turns.chances += 1
+                if not turns.is_sparse or turns.chances % _SPARSE == 0:
+                    self._begin_turn(optimizer, turns)
         except Exception as error:
             self._switch_off(error)
 
@@ -157,6 +169,7 @@ class UpdateReadings:
             parameters = parameters_of(self._nodes, parameter_ids(optimizer))
             turns.places = [(node, name) for node, name, one in parameters if one.requires_grad]
             turns.next = 0
+            turns.numel = sum(one.numel() for _, _, one in parameters if one.requires_grad)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped: compares, and reads the numbers and the states."""
