@@ -83,6 +83,29 @@ class TestTheLoss:
         (spike,) = run.step(loss=loss)
         assert (spike.kind, spike.is_warning) == ("loss_spike", is_warning)
 
+    @pytest.mark.parametrize(("later", "is_warning"), [(100, False), (130, True)])
+    def test_a_rise_within_a_window_of_a_warning_is_silent_as_its_spike(
+        self, later: int, is_warning: bool
+    ) -> None:
+        run = warmed_up()
+        assert run.step(loss=4.0)[0].is_warning
+        run.steps(later - 1)
+        found = [event for _ in range(5) for event in run.step(loss=4.0)]
+        assert [one.kind for one in found] == ["loss_spike", "loss_rise"]
+        assert [one.is_warning for one in found] == [is_warning, False]
+
+    def test_a_rise_that_warned_silences_the_next(self) -> None:
+        run = Run()
+        found = []
+        for _ in range(2):
+            for step in range(99):
+                run.step(loss=1.9 + step % 3 / 10)
+            found += [event for _ in range(5) for event in run.step(loss=2.75)]
+        assert [(one.kind, one.is_warning) for one in found] == [
+            ("loss_rise", True),
+            ("loss_rise", False),
+        ]
+
     def test_after_a_spike_there_is_a_pause(self) -> None:
         run = warmed_up()
         kinds = [kind for step in range(20) for kind in run.steps(1, loss=9.0 if step % 2 else 2.0)]

@@ -125,16 +125,20 @@ class LossBand:
             self._has_spiked = True
             # One batch that a converged model gets wrong calls for no look.
             is_warning = rise >= _LEAST_OF_PROGRESS * (first - median)
-            warned_at, before = self._warned
-            is_warning &= step - warned_at >= self._window or rise >= _AGAIN * before
-            if is_warning:
-                self._warned = step, rise
-            self._was_warned = is_warning
-            return Reading("loss_spike", loss, median, score, is_warning)
+            return Reading("loss_spike", loss, median, score, is_warning and self._warn(step, rise))
         if self._in_a_row == _RISE_IN_A_ROW:
             # Of a spike that lasts there was a warning already.
-            return Reading("loss_rise", loss, median, score, not self._was_warned)
+            is_warning = not self._was_warned and self._warn(step, rise)
+            return Reading("loss_rise", loss, median, score, is_warning)
         return None
+
+    def _warn(self, step: int, rise: float) -> bool:
+        """Whether a rise is news: the last warning is a window old, or was of less."""
+        warned_at, before = self._warned
+        if step - warned_at < self._window and rise < _AGAIN * before:
+            return False
+        self._warned, self._was_warned = (step, rise), True
+        return True
 
 
 class NormBand:
