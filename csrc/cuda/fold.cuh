@@ -98,7 +98,7 @@ class TileFold {
 
 // The sums of neighbouring tiles, one in each lane, in order; all lanes get the result.
 FASTCHECK_DEVICE Sums fold_lanes(Sums leaf) {
-  FASTCHECK_ROLLED
+  FASTCHECK_UNROLL
   for (int mask = 1; mask < kWarp; mask *= 2) {
     leaf = {fold_step(leaf.sum, mask), fold_step(leaf.abs_sum, mask), fold_step(leaf.sum_sq, mask)};
   }

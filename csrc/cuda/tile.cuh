@@ -143,7 +143,7 @@ class TileReader {
       } else {
         part.range = extremes_;
       }
-      FASTCHECK_ROLLED
+      FASTCHECK_UNROLL
       for (int mask = 1; mask < kWarp; mask *= 2) {
         part.range = merge(
             part.range, {from_lane_xor(part.range.min, mask), from_lane_xor(part.range.max, mask)});

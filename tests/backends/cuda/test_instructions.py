@@ -101,6 +101,11 @@ def test_a_partial_tile_costs_little_more_than_a_whole_one(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_follows_the_tiles_of_a_tensor(dtype: str, machine: ctypes.CDLL) -> None:
+    assert executed(machine, [ordinary(dtype, 0)])[1] <= 530
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_tensor_that_is_not_aligned_costs_little_more(dtype: str, machine: ctypes.CDLL) -> None:
     _, aligned = executed(machine, [ordinary(dtype, 4096)])
     for offset in (2, 4, 8)[dtype == "float32" :]:
