@@ -101,8 +101,10 @@ class TestCallbacks:
         monitor, losses, _ = train(spoil=35, on=("loss_spike", lambda event: None))
         with pytest.raises(fastcheck.ConfigError, match="unknown kind"):
             monitor.watch.on("spike", print)
-        with pytest.raises(fastcheck.ConfigError, match="needs a function"):
-            monitor.watch.on("loss_spike", 3)
+        for callback in (3, lambda: None, lambda event, step: None):
+            with pytest.raises(fastcheck.ConfigError, match="takes the WatchEvent"):
+                monitor.watch.on("loss_spike", callback)
+        monitor.watch.on("loss_spike", lambda event, step=0: None)
         assert len(losses) == 45
 
 

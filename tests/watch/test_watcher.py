@@ -493,6 +493,14 @@ def test_steps_without_records_or_rows_are_passed_over() -> None:
         {"warm_up": 200},
         {"horizon": 0},
         {"window": 8.5},
+        {"window": 10**12},
+        {"horizon": True},
+        {"threshold": 10**400},
+        {"threshold": float("nan")},
+        {"skip_above": 10**400},
+        {"skip_above": 1},
+        {"updates": 1},
+        {"moments": "some"},
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from fastcheck.monitor.precision.results import advice_of
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.verdict.step import Step
-from fastcheck.watch.event import WatchEvent, WatchWarning, check_kind, needs_callable, to_table
+from fastcheck.watch.event import WatchEvent, WatchWarning, check_callback, check_kind, to_table
 from fastcheck.watch.options import Watch
 from fastcheck.watch.watcher import Watcher
 
@@ -94,9 +94,9 @@ class Watching:
         may raise: what it raises leaves the training loop there.
 
         Raises:
-            ConfigError: there is no such kind, or ``callback`` can't be called.
+            ConfigError: there is no such kind, or ``callback`` can't be called with one argument.
         """
-        needs_callable(callback)
+        check_callback(callback)
         self._callbacks.append((check_kind(kind), callback))
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
@@ -12,7 +13,16 @@ from fastcheck.errors import ConfigError, FastcheckWarning, choice, explain
 from fastcheck.notebook import block_html, fields_html, guarded_html, table_html
 from fastcheck.record.site import Site
 
-__all__ = ["KINDS", "TABLE_DTYPE", "Mover", "WatchEvent", "WatchWarning", "check_kind", "to_table"]
+__all__ = [
+    "KINDS",
+    "TABLE_DTYPE",
+    "Mover",
+    "WatchEvent",
+    "WatchWarning",
+    "check_callback",
+    "check_kind",
+    "to_table",
+]
 
 #: The kinds of events, and what each means.
 KINDS: Mapping[str, str] = {
@@ -189,13 +199,21 @@ def to_table(events: list[WatchEvent]) -> np.ndarray:
     return np.array(rows, TABLE_DTYPE)
 
 
-def needs_callable(callback: object) -> None:
-    """ConfigError if it is not."""
-    if not callable(callback):
-        raise ConfigError(
-            explain(
-                "watch.on() needs a function",
-                expected="a callable that takes the WatchEvent",
-                got=repr(callback),
-            )
+def check_callback(callback: object) -> None:
+    """ConfigError if it can't be called with one argument, as far as its signature is known."""
+    if callable(callback):
+        try:
+            inspect.signature(callback).bind(None)
+            return
+        except ValueError:  # built-in, without a signature
+            return
+        except TypeError:
+            pass
+    raise ConfigError(
+        explain(
+            "watch.on() can't call this",
+            expected="a callable that takes the WatchEvent",
+            got=repr(callback),
+            hint='monitor.watch.on("loss_spike", lambda event: print(event))',
         )
+    )

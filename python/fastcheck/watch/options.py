@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -11,6 +12,9 @@ from fastcheck.errors import ConfigError, explain
 from fastcheck.utils.torch.training_state import is_stateful
 
 __all__ = ["Watch"]
+
+# Of window=, warm_up= and horizon=, in steps: a window takes four bytes of each signal and step.
+_LONGEST = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Watch:
         window: how many past values of each signal that median is of. Values that were out of
             range do not enter it.
         warm_up: how many values of a signal have to be there before it is judged; at most
-            ``window``.
+            ``window``. Both are at most 65,536.
         horizon: warn when a tensor is forecast to leave the range of its dtype within so many
             steps.
         updates: whether one parameter a step, in turn, is compared with itself before the update:
@@ -54,28 +58,23 @@ class Watch:
     rerun: Union[bool, Sequence[Any]] = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.threshold, bool) or not isinstance(self.threshold, Real):
+        if not 1 <= _number(self.threshold) < math.inf:
             self._refuse("threshold", "a number of at least 1")
-        if not 1 <= float(self.threshold) < float("inf"):
-            self._refuse("threshold", "a number of at least 1")
-        if self.skip_above is not None and not (
-            isinstance(self.skip_above, Real)
-            and not isinstance(self.skip_above, bool)
-            and 1 < float(self.skip_above) < float("inf")
-        ):
+        if self.skip_above is not None and not 1 < _number(self.skip_above) < math.inf:
             self._refuse("skip_above", "a number above 1, or None")
         if not isinstance(self.updates, bool):
             self._refuse("updates", "True or False")
         if not isinstance(self.rerun, bool):
-            if not isinstance(self.rerun, Sequence) or not all(map(is_stateful, self.rerun)):
+            if not isinstance(self.rerun, (list, tuple)) or not all(map(is_stateful, self.rerun)):
                 self._refuse("rerun", "True, False, or a list of objects with state_dict()")
             object.__setattr__(self, "rerun", tuple(self.rerun))
         if self.moments not in ("turns", "all", "none"):
             self._refuse("moments", '"turns", "all" or "none"')
         for name, least in (("window", 8), ("warm_up", 8), ("horizon", 1)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                self._refuse(name, f"an int of at least {least}")
+            is_int = isinstance(value, int) and not isinstance(value, bool)
+            if not is_int or not least <= value <= _LONGEST:
+                self._refuse(name, f"an int from {least} to {_LONGEST:,}")
         if self.warm_up > self.window:
             self._refuse("warm_up", f"at most window={self.window}")
 
@@ -88,3 +87,13 @@ class Watch:
                 hint="watch=True takes the defaults",
             )
         )
+
+
+def _number(value: object) -> float:
+    """``value`` as a float; NaN: it is no real number, or too large for one."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan

@@ -107,10 +107,10 @@ def test_a_healthy_run_runs_nothing_again() -> None:
 
 
 def test_options_that_cannot_be_used() -> None:
-    with pytest.raises(fastcheck.ConfigError, match=r"Watch\(rerun=\)"):
-        fastcheck.Watch(rerun=3)  # type: ignore[arg-type]  # refused
-    with pytest.raises(fastcheck.ConfigError, match=r"Watch\(rerun=\)"):
-        fastcheck.Watch(rerun=[object()])
+    wrong: list[Any] = [3, "", [object()], [torch.optim.lr_scheduler.StepLR]]
+    for rerun in wrong:
+        with pytest.raises(fastcheck.ConfigError, match=r"Watch\(rerun=\)"):
+            fastcheck.Watch(rerun=rerun)
 
 
 def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

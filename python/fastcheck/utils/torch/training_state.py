@@ -33,6 +33,8 @@ class Stateful(Protocol):
 
 def is_stateful(value: object) -> bool:
     """Whether it has ``state_dict()`` and ``load_state_dict()``, or is a torch.Generator."""
+    if isinstance(value, type):  # whose methods need an instance
+        return False
     names = ("state_dict", "load_state_dict")
     return isinstance(value, torch.Generator) or all(hasattr(value, name) for name in names)
 
