@@ -43,6 +43,7 @@ _DIRECTIONS = {
     "optimizer_state": "optimizer",
     "update_ratio": "optimizer",
     "lost_updates": "optimizer",
+    "reduction": "backward",
 }
 
 

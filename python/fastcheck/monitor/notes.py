@@ -11,7 +11,7 @@ from fastcheck.monitor.op_level.op_session import OpSession
 from fastcheck.monitor.session.evidence import report_of_step
 from fastcheck.monitor.session.schedule import STILL_STEPS
 from fastcheck.monitor.session.session import Session
-from fastcheck.record.site import UPDATE_ROLES
+from fastcheck.record.site import NUMBER_ROLES
 from fastcheck.report.render import WIDTH, parts
 from fastcheck.report.spread import harmless, pending_lines
 from fastcheck.report.summary import step_table, summary, unread_lines
@@ -21,7 +21,7 @@ __all__ = ["compiled_notes", "device_notes", "lost_notes", "monitor_notes", "sum
 
 _TOP_SITES = 10
 # In the table of steps.
-_NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm", *UPDATE_ROLES)
+_NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm", *NUMBER_ROLES)
 _NAMED_MODULES = 5
 
 

@@ -16,7 +16,7 @@ from fastcheck.notebook import (
     lines_html,
     table_html,
 )
-from fastcheck.record.site import UPDATE_ROLES, Site
+from fastcheck.record.site import NUMBER_ROLES, Site
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.figures.canvas import Mark
 from fastcheck.report.figures.run import run_figure
@@ -36,7 +36,7 @@ __all__ = ["Pictures"]
 
 _EVENTS = 5
 # In the table of steps.
-_NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm", *UPDATE_ROLES)
+_NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm", *NUMBER_ROLES)
 
 
 class Pictures:

@@ -126,8 +126,8 @@ class Watching:
     def parameters(self) -> np.ndarray:
         """A structured array, one row per parameter, as the last step that is over has it:
         parameter (its ``state_dict`` key), weight_norm, gradient_norm and its usual value, without
-        a loss scale; of its last reading update_ratio and lost_updates (docs/watch.md); and the
-        eps of its optimizer. float64; NaN: not known.
+        a loss scale; of its last reading update_ratio, lost_updates and reduction (docs/watch.md);
+        and the eps of its optimizer. float64; NaN: not known.
         """
         with self._lock:
             return self._watcher.parameters()

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-__all__ = ["MAX_SITES", "UPDATE_ROLES", "Site", "SiteTable"]
+__all__ = ["MAX_SITES", "NUMBER_ROLES", "Site", "SiteTable"]
 
 #: Bounds the table of a run whose labels never repeat (a dict keyed by step).
 MAX_SITES = 65536
-#: Numbers of a parameter's last update: norm(update) / norm(weight), and the share of its elements
-#: with a gradient that it did not change.
-UPDATE_ROLES = ("update_ratio", "lost_updates")
+#: Numbers of a parameter in one step: norm(update) / norm(weight), the share of its elements with a
+#: gradient that the update did not change, and the norm of this rank's gradient / that of its
+#: reduction over the ranks.
+NUMBER_ROLES = ("update_ratio", "lost_updates", "reduction")
 
 _KINDS = {
     "param": "parameter ",
@@ -20,6 +21,7 @@ _KINDS = {
     "optimizer_state": "optimizer state ",
     "update_ratio": "update of ",
     "lost_updates": "lost updates of ",
+    "reduction": "reduction of the gradient of ",
 }
 
 
@@ -31,7 +33,7 @@ class Site:
     ``forward``, ``backward`` or ``optimizer``. ``role`` is ``input``, ``output``, ``grad_input``,
     ``grad_output``, ``param``, ``param_grad``, ``grad_norm``, ``buffer``, ``optimizer_state``,
     ``collective``, ``loss``, a number of the step (``loss_scale``, ``learning_rate``,
-    ``found_inf``), or one of UPDATE_ROLES. ``index`` counts the tensors of this role in one call; a
+    ``found_inf``), or one of NUMBER_ROLES. ``index`` counts the tensors of this role in one call; a
     gradient of a parameter has 1 where it is a shard, of which each rank holds another one.
     ``label`` is how this one is written: ``output[0]``, ``output.logits``, ``weight``.
     """
@@ -59,7 +61,7 @@ class Site:
         The key is that of the first installed model. In those of further models the name of the
         model's class stands in front: ``CrossEntropyLoss.weight``.
         """
-        is_named = self.is_stored or self.role in UPDATE_ROLES
+        is_named = self.is_stored or self.role in NUMBER_ROLES
         return f"{self.module}.{self.label}" if is_named and self.module else self.label
 
     @property

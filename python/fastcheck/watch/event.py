@@ -35,6 +35,7 @@ KINDS: Mapping[str, str] = {
     "update": "the updates of the weights became much larger or smaller",
     "update_ratio": "the update of a parameter became large against the parameter",
     "lost_updates": "updates do not change most of a parameter in bfloat16 or float16",
+    "reduction": "a gradient differs from those of the other ranks more than usual, or not at all",
     "settings": "a number of the optimizer was changed a lot: betas, momentum or eps",
     "explosion": "a tensor grew by orders of magnitude from one step to the next",
     "shift": "a tensor left its range and stays out of it",

@@ -15,9 +15,8 @@ import numpy as np
 
 from fastcheck.record.site import SiteTable
 
-from .numbers import Reading
+from .numbers import Found, Reading
 from .signals import ACTIVATION, StepSignals
-from .update_rules import Found
 
 __all__ = ["ExpertRules", "expert_of"]
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import deque
 from dataclasses import dataclass
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fastcheck.utils.text.numbers import format_number
 from .bands import Band
 
 __all__ = [
+    "Found",
     "LossBand",
     "NormBand",
     "Reading",
@@ -57,6 +58,14 @@ class Reading:
     reference: float
     score: float
     is_warning: bool
+
+
+class Found(NamedTuple):
+    """What a rule found at the site of this number, and the sentence for it."""
+
+    site: int
+    reading: Reading
+    text: str
 
 
 def text_of(reading: Reading) -> str:

@@ -23,6 +23,7 @@ PARAMETERS_DTYPE = np.dtype(
         ("usual_gradient_norm", "<f8"),
         ("update_ratio", "<f8"),
         ("lost_updates", "<f8"),
+        ("reduction", "<f8"),
         ("eps", "<f8"),
     ]
 )
@@ -53,7 +54,12 @@ def parameter_table(
                 row = rows.setdefault(site.key.removesuffix(".main_grad"), {})
                 row |= {"gradient_norm": norm, "usual_gradient_norm": float(usual[at])}
                 row |= {"eps": gradients.epsilon_of(number)}
-    for name, last in (("update_ratio", updates.ratios), ("lost_updates", updates.shares)):
+    of_updates = {
+        "update_ratio": updates.ratios,
+        "lost_updates": updates.shares,
+        "reduction": updates.reductions.ratios,
+    }
+    for name, last in of_updates.items():
         for number, value in last.items():
             rows.setdefault(sites[number].key, {})[name] = value
     names = PARAMETERS_DTYPE.names or ()

@@ -10,9 +10,8 @@ from fastcheck.record.format import DTYPES
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.text.numbers import format_number
 
-from .numbers import Reading
+from .numbers import Found, Reading
 from .signals import ACTIVATION, GRADIENT, StepSignals
-from .update_rules import Found
 
 __all__ = ["StuckTensors"]
 

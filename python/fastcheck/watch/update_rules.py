@@ -1,7 +1,7 @@
 """Rules for what updates do to single parameters: how far they move one, and what is lost of them.
 
 The numbers are records of their own (monitor/hooks/stored/update_readings.py), of one parameter a
-step: each has its next one some steps later.
+step: each has its next one some steps later. So are those of ``reduction_rules``.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import numpy as np
 
-from fastcheck.record.site import UPDATE_ROLES, SiteTable
+from fastcheck.record.site import NUMBER_ROLES, SiteTable
 from fastcheck.utils.text.numbers import format_number
 
-from .numbers import Reading
+from .numbers import Found, Reading
+from .reduction_rules import ReductionRules
 
-__all__ = ["Found", "UpdateRules"]
+__all__ = ["UpdateRules"]
 
 # Most of a parameter is not moved, in so many of its readings in a row; again after this share.
 _LOST, _LOST_IN_A_ROW, _LOST_NO_MORE = 0.9, 3, 0.5
@@ -28,14 +29,6 @@ _LOST_OF_ALL, _RATE = 0.95, 0.5
 # An update is large against the weight, and against the updates of that parameter before.
 _LARGE_RATIO, _LARGE_FACTOR, _LEAST_READINGS = 0.05, 8.0, 4
 _PAST = 16
-
-
-class Found(NamedTuple):
-    """What a rule found at the site of this number, and the sentence for it."""
-
-    site: int
-    reading: Reading
-    text: str
 
 
 class UpdateRules:
@@ -54,6 +47,7 @@ class UpdateRules:
         self._parameters: dict[tuple[str, str], int] = {}
         self._highest_rate = 0.0
         self._has_warned = False
+        self.reductions = ReductionRules()
         #: The last readings, by number of the site.
         self.ratios: dict[int, float] = {}
         self.shares: dict[int, float] = {}
@@ -67,7 +61,7 @@ class UpdateRules:
         known = len(self._codes)
         if known < len(self._sites):
             roles = (self._sites[number].role for number in range(known, len(self._sites)))
-            new = [UPDATE_ROLES.index(r) + 1 if r in UPDATE_ROLES else 0 for r in roles]
+            new = [NUMBER_ROLES.index(r) + 1 if r in NUMBER_ROLES else 0 for r in roles]
             self._codes = np.concatenate([self._codes, np.array(new, np.int8)])
             for number in range(known, len(self._sites)):
                 site = self._sites[number]
@@ -81,6 +75,8 @@ class UpdateRules:
                 number, value = int(sites[at]), float(records["sum"][at])
                 if self._codes[number] == 1:
                     found += self._add_ratio(number, value)
+                elif self._codes[number] == 3:
+                    found += self.reductions.add(number, value)
                 else:
                     self._numel[number] = self._elements(number, chunks)
                     found += self._add_lost(number, value, has_decayed)

@@ -22,12 +22,12 @@ from .expert_rules import ExpertRules
 from .forecast import Forecasts
 from .gradient_rules import GradientRules
 from .movers import Movers
-from .numbers import LossBand, NormBand, Reading, ScaleRule, SettingRule, UpdateBand, text_of
+from .numbers import Found, LossBand, NormBand, Reading, ScaleRule, SettingRule, UpdateBand, text_of
 from .options import Watch
 from .parameters import parameter_table
 from .signals import ACTIVATION, GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
 from .stuck import StuckTensors
-from .update_rules import Found, UpdateRules
+from .update_rules import UpdateRules
 
 __all__ = ["Watcher"]
 
@@ -339,10 +339,11 @@ class Watcher:
         found = []
         for number, reading, text in ruled:
             origin, site = Origin((), "optimizer", ""), self._sites[number]
-            if reading.kind == "gradient":
-                if self.autopsy.is_recent(step, "gradient"):
+            if reading.kind in ("gradient", "reduction"):
+                if self.autopsy.is_recent(step, reading.kind):
                     continue
-                origin = self.autopsy.origin(step, is_narrow)
+                is_reduction = reading.kind == "reduction"
+                origin = NO_ORIGIN if is_reduction else self.autopsy.origin(step, is_narrow)
             found.append(self.autopsy.event(step, reading.kind, text, reading, origin, site))
         return found
 

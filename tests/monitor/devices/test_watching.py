@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.record.site import UPDATE_ROLES
+from fastcheck.record.site import NUMBER_ROLES
 from support.devices.training_on_fake import NAME, fake
 
 pytestmark = pytest.mark.usefixtures("fake_accelerator")
@@ -105,7 +105,7 @@ def test_updates_are_read_without_a_wait() -> None:
         return {
             (str(sites[int(one["site"])]), int(one["step"])): float(one["sum"])
             for one in monitor.records()
-            if sites[int(one["site"])].role in UPDATE_ROLES
+            if sites[int(one["site"])].role in NUMBER_ROLES
         }
 
     found = run(NAME)

@@ -20,7 +20,7 @@ from fastcheck.errors import CompareError, explain
 from fastcheck.log.reader import find_logs, log_parts, read_schedule, read_sites_and_meta
 from fastcheck.log.record_file import check_version, count_records, read_span
 from fastcheck.record.format import DTYPES
-from fastcheck.record.site import UPDATE_ROLES, Site
+from fastcheck.record.site import NUMBER_ROLES, Site
 from fastcheck.record.validity import is_valid
 
 __all__ = ["LogSource", "SiteLookup", "by_rank", "is_log"]
@@ -260,7 +260,7 @@ def _phase(site: Site) -> Phase:
     is_op = site.role in ("input", "output") and site.direction != "forward"
     if site.role in _GRADIENTS or is_op:
         return Phase.GRADIENTS
-    if site.role in ("param", "optimizer_state", "learning_rate", *UPDATE_ROLES):
+    if site.role in ("param", "optimizer_state", "learning_rate", *NUMBER_ROLES):
         return Phase.UPDATE
     if site.role == "input" and is_root:
         return Phase.ARRIVED

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import overflowed
-from fastcheck.record.site import UPDATE_ROLES, Site
+from fastcheck.record.site import NUMBER_ROLES, Site
 from fastcheck.record.statistics import FLOAT_FORMATS, LARGEST_FINITE
 from fastcheck.report.live.trends import magnitudes
 
@@ -29,7 +29,7 @@ _NUMBERS = (
 # Of the map: more than a picture can show apart, so that no bucket is lost in drawing.
 _MOST_ROWS, _MOST_COLUMNS = 250, 400
 _MOST_LABELS, _LABEL = 40, 36
-_LEFT_OUT = ("loss", "loss_scale", "learning_rate", "found_inf", "grad_norm", *UPDATE_ROLES)
+_LEFT_OUT = ("loss", "loss_scale", "learning_rate", "found_inf", "grad_norm", *NUMBER_ROLES)
 _NARROW_BITS = 16.0
 
 

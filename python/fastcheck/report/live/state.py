@@ -15,7 +15,7 @@ import numpy as np
 from fastcheck.errors import printable
 from fastcheck.log.follow import Growth
 from fastcheck.log.step_table import RecentSteps, StepRow
-from fastcheck.record.site import UPDATE_ROLES, Site
+from fastcheck.record.site import NUMBER_ROLES, Site
 from fastcheck.utils.names.style import row_name
 
 from .events import LiveEvent, RankEvents
@@ -26,7 +26,7 @@ __all__ = ["SORTS", "LiveState", "Pace", "RankState", "SiteRow"]
 #: By what the sites can be sorted.
 SORTS = ("headroom", "abs max", "name")
 # Shown above the sites.
-_NUMBERS = ("loss_scale", "learning_rate", "found_inf", *UPDATE_ROLES)
+_NUMBERS = ("loss_scale", "learning_rate", "found_inf", *NUMBER_ROLES)
 # Seconds over which a pace is measured, and without a record after which a run may be over.
 _PACE_SECONDS, _QUIET_SECONDS = 30.0, 10.0
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.monitor.hooks.stored import update_readings
+from fastcheck.monitor.hooks.stored import rotation, update_readings
 
 
 def numbers_of(monitor: Any, role: str) -> dict[tuple[int, str], float]:
@@ -113,7 +113,7 @@ def test_an_element_without_a_gradient_has_lost_nothing() -> None:
 
 
 def test_of_a_huge_parameter_a_part_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_readings, "_MOST_ELEMENTS", 8)
+    monkeypatch.setattr(rotation, "_MOST_ELEMENTS", 8)
     model = nn.Linear(4, 4, bias=False)
     monitor, weights = train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
     found = numbers_of(monitor, "update_ratio")
@@ -127,7 +127,7 @@ def test_a_part_is_bounded_and_each_is_reached(shape: tuple[int, ...]) -> None:
     tensor = torch.arange(float(math.prod(shape))).reshape(shape)
     seen: set[float] = set()
     for turn in range(200):
-        part = update_readings.part_of(tensor, turn, 20)
+        part = rotation.part_of(tensor, turn, 20)
         assert part.numel() <= 20
         assert part.data_ptr() >= tensor.data_ptr()  # a view
         seen.update(part.flatten().tolist())
@@ -292,5 +292,5 @@ def test_a_small_model_has_a_turn_in_one_of_eight_steps_after_three_rounds(
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
     # The third round is over where the next one would begin.
     assert steps_with_a_turn(model, 30) == [*range(10), 15, 23]
-    monkeypatch.setattr(update_readings, "_SMALL", 36)  # 16 + 4 + 16 elements
+    monkeypatch.setattr(rotation, "_SMALL", 36)  # 16 + 4 + 16 elements
     assert steps_with_a_turn(model, 30) == [*range(30)]

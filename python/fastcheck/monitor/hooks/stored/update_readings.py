@@ -24,34 +24,22 @@ from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.module_level import Judge
 
-__all__ = ["UpdateReadings", "part_of"]
+from .reductions import Reductions
+from .rotation import Rotation, part_of
 
-# Of a larger parameter a part is copied: another one at each of its turns.
-_MOST_ELEMENTS = 1 << 18
-# A step of a smaller model takes milliseconds, and a turn some 0.1 ms: after so many rounds there
-# is a turn in one of so many steps.
-_SMALL, _ROUNDS, _SPARSE = 1 << 24, 3, 8
+__all__ = ["UpdateReadings"]
+
 _NARROW = (torch.bfloat16, torch.float16)
 
 
-class _Turns:
-    """The parameters of one optimizer that take turns, as modules and names."""
+class _Turns(Rotation):
+    """The turns of one optimizer's parameters."""
 
     def __init__(self, number: int) -> None:
+        super().__init__()
         self.number = number
-        self.places: list[tuple[ModuleNode, str]] = []
-        self.next = 0
-        #: How often all had their turn.
-        self.rounds = 0
-        #: The elements of all of them, and in how many steps there might have been a turn.
-        self.numel = self.chances = 0
         #: The eps of its groups, as last reported.
         self.epsilon: list[Any] = []
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether most steps are without a turn."""
-        return self.rounds >= _ROUNDS and self.numel < _SMALL
 
 
 class _Turn(NamedTuple):
@@ -69,7 +57,7 @@ class UpdateReadings:
     ``compares``: whether updates are compared. ``moments``: whose states of the optimizer are read,
     ``"turns"``, ``"all"`` or ``"none"``. ``on_epsilon`` is called with the eps of an optimizer
     that divides by the root of a mean of squares, by number of the gradient, when it is another;
-    ``on_betas`` with the betas of its groups, once.
+    ``on_betas`` with the betas of its groups, once. ``reductions``: where gradients are reduced.
     """
 
     def __init__(
@@ -80,6 +68,7 @@ class UpdateReadings:
         moments: str,
         on_epsilon: Callable[[Mapping[int, float]], None],
         on_betas: Callable[[float, float], None],
+        reductions: Optional[Reductions] = None,
     ) -> None:
         self._session = session
         self._nodes = nodes
@@ -87,6 +76,7 @@ class UpdateReadings:
         self._moments = moments
         self._on_epsilon = on_epsilon
         self._on_betas = on_betas
+        self.reductions = reductions
         self._turns: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Turns] = (
             weakref.WeakKeyDictionary()
         )
@@ -96,6 +86,8 @@ class UpdateReadings:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to step: copies the parameter whose turn it is."""
+        if self.reductions is not None:
+            self.reductions.before_update()
         session, turn = self._session, self._turn
         step = session.step.index
         if turn is not None and turn.optimizer is optimizer and self._last_step == step:
@@ -115,10 +107,9 @@ class UpdateReadings:
                     self._report_betas(optimizer)
                 turns.epsilon = epsilon
                 self._report_epsilon(optimizer)
-            if self._last_step != step and step % len(self._turns) == turns.number:
-                turns.chances += 1
-                if not turns.is_sparse or turns.chances % _SPARSE == 0:
-                    self._begin_turn(optimizer, turns)
+            is_next = self._last_step != step and step % len(self._turns) == turns.number
+            if is_next and turns.is_due():
+                self._begin_turn(optimizer, turns)
         except Exception as error:
             self._switch_off(error)
 
@@ -150,26 +141,19 @@ class UpdateReadings:
 
     def _begin_turn(self, optimizer: torch.optim.Optimizer, turns: _Turns) -> None:
         for _ in range(2):
-            while turns.next < len(turns.places):
-                node, name = turns.places[turns.next]
-                turns.next += 1
-                module = node.module()
-                parameter = None if module is None else module._parameters.get(name)
-                stored = None if parameter is None else _values(parameter)
-                if parameter is None or stored is None:
+            while (following := turns.following()) is not None:
+                node, name, parameter = following
+                stored = _values(parameter)
+                if stored is None:
                     continue
                 before = None
                 if self._compares:
                     with torch.no_grad(), unobserved():
-                        before = part_of(stored, turns.rounds, _MOST_ELEMENTS).clone()
+                        before = part_of(stored, turns.rounds).clone()
                 self._turn = _Turn(optimizer, node, name, parameter, before, turns.rounds)
                 self._last_step = self._session.step.index
                 return
-            turns.rounds += len(turns.places) > 0
-            parameters = parameters_of(self._nodes, parameter_ids(optimizer))
-            turns.places = [(node, name) for node, name, one in parameters if one.requires_grad]
-            turns.next = 0
-            turns.numel = sum(one.numel() for _, _, one in parameters if one.requires_grad)
+            turns.begin_round(parameters_of(self._nodes, parameter_ids(optimizer)))
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped: compares, and reads the numbers and the states."""
@@ -212,7 +196,7 @@ class UpdateReadings:
         if stored is None:
             return
         with torch.no_grad(), unobserved():
-            now = part_of(stored, turn.round, _MOST_ELEMENTS)
+            now = part_of(stored, turn.round)
             if now.shape != before.shape or now.dtype != before.dtype:
                 return
             wide = torch.float64 if now.dtype is torch.float64 else torch.float32
@@ -225,7 +209,7 @@ class UpdateReadings:
             if now.dtype in _NARROW and gradient is not None:
                 gradient = unwrapped(local(gradient))
                 if gradient.layout is torch.strided and gradient.shape == stored.shape:
-                    is_due = part_of(gradient, turn.round, _MOST_ELEMENTS) != 0
+                    is_due = part_of(gradient, turn.round) != 0
                     count = (is_due & (now == before)).sum()
                     lost = count / is_due.sum().clamp(min=1)
         self._read("update_ratio", turn, ratio)
@@ -249,19 +233,3 @@ def _values(parameter: torch.Tensor) -> Optional[torch.Tensor]:
     is_dense = values.layout is torch.strided and values.dtype.is_floating_point
     is_readable = is_dense and values.dtype.itemsize > 1 and can_read(values)
     return values if is_readable and has_memory(values) and values.numel() else None
-
-
-def part_of(tensor: torch.Tensor, turn: int, most: int) -> torch.Tensor:
-    """At most ``most`` elements of a tensor, as a view: the part whose turn it is, all of it in a
-    row of turns.
-    """
-    for dim in range(tensor.dim()):
-        if tensor.numel() <= most:
-            break
-        size = tensor.shape[dim]
-        # So many of this dimension fit.
-        length = max(1, min(size, most * size // tensor.numel()))
-        pieces = -(-size // length)
-        start = min(turn % pieces * length, size - length)
-        tensor, turn = tensor.narrow(dim, start, length), turn // pieces
-    return tensor
