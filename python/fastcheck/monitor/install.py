@@ -25,7 +25,7 @@ from fastcheck.monitor.on_request.requests import Requests
 from fastcheck.monitor.op_level.filter import check_ops
 from fastcheck.monitor.op_level.launch import why_not
 from fastcheck.monitor.precision.results import check_level
-from fastcheck.monitor.reruns.on_spike import SpikeReruns, check_rerun
+from fastcheck.monitor.reruns.on_spike import SpikeReruns
 from fastcheck.monitor.session.config import Config, unknown_option
 from fastcheck.monitor.session.options import Filter, Log, Patterns, Stop, Training
 from fastcheck.monitor.session.request_options import OnRequest
@@ -153,8 +153,6 @@ def _install(
     named = _named_modules((model, *others))
     observed = _selected(named, config)
     check_hookable(observed)
-    if watched is not None and watched.rerun is not False:
-        check_rerun(config)
     if not is_alone:
         _warn_of_the_same(model, config)
     is_op_level = config.level == "op"

@@ -43,7 +43,9 @@ class Watch:
             before the next one, and an event ``rerun`` names the cause: ``"hardware"`` where it has
             other numbers then, or ``"program"``. A list: what else has a state that the step
             changes, such as a scheduler. Costs a copy of weights, gradients, buffers, the
-            optimizer's states and the batch at each step, and waits for the device. For one rank.
+            optimizer's states and the batch at each step, and waits for the device. Every rank
+            takes part: a step is run again on all of them where one has a spike, and at each step
+            they wait for each other.
 
     Raises:
         ConfigError: an option has a value that can't be used.

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import fastcheck
+import support.ranks.rerun_workers as work
 from support.programs.training_state import same, state_of
+from support.ranks.ranks_harness import run_ranks, values
 
 pytestmark = pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
 
@@ -113,9 +115,30 @@ def test_options_that_cannot_be_used() -> None:
             fastcheck.Watch(rerun=rerun)
 
 
-def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcheck.monitor.reruns.on_spike.group_size", lambda group: 2)
-    model = nn.Linear(2, 2)
-    with pytest.raises(fastcheck.ConfigError, match="among several ranks"):
-        fastcheck.install(model, watch=fastcheck.Watch(rerun=True), record="stats")
-    assert not model._forward_hooks
+@pytest.mark.parametrize(
+    ("fault", "cause", "text"),
+    [
+        ("batch", "program", "the step has the same numbers"),
+        ("once", "hardware", "has other numbers on rank 1 at module.0 (Linear) · forward · output"),
+    ],
+)
+def test_all_ranks_run_a_step_again_that_has_spiked_on_one(
+    fault: str, cause: str, text: str
+) -> None:
+    plain = values(run_ranks(work.a_spike_on_one_rank, fault, 1, False, world_size=2))
+    found = values(run_ranks(work.a_spike_on_one_rank, fault, 1, True, world_size=2))
+    for one, other in zip(found, plain):
+        ((step, named, report),) = one["events"]
+        assert (step, named) == (work.SPIKE, cause)
+        assert text in report
+        assert one["losses"] == other["losses"] and one["weights"] == other["weights"]
+        assert one["runs"] == 3
+
+
+def test_where_one_rank_fails_none_runs_anything_again() -> None:
+    """The error of fastcheck's own is on rank 0, before the spike; both train to the end."""
+    plain = values(run_ranks(work.a_spike_on_one_rank, "batch", 1, False, world_size=2))
+    found = values(run_ranks(work.a_spike_on_one_rank, "batch", 1, True, 20, world_size=2))
+    for rank, (one, other) in enumerate(zip(found, plain)):
+        assert one["events"] == [] and one["losses"] == other["losses"] and one["runs"] == 1
+        assert ["the rerun of a step" in text for text in one["warned"]] == [True] * (rank == 0)

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import torch
 
-from fastcheck.errors import ConfigError, explain, first_line
+from fastcheck.errors import first_line
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Depth, Flag
@@ -20,32 +20,15 @@ from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.training_state import TrainingState
 from fastcheck.utils.torch.versions import GradScaler
 
-from .runner import Install, Runner
+from .runner import Install, Runner, of_ranks
 
-__all__ = ["SpikeReruns", "called", "check_rerun"]
+__all__ = ["SpikeReruns", "called"]
 
 _SPIKES = ("loss_spike", "gradient_spike", "explosion")
 # What two readings of the same bits have in common, whatever the order of their sums.
 _COMPARED = (
     "numel", "dtype", "nan_count", "posinf_count", "neginf_count", "zero_count", "min", "max",
 )  # fmt: skip
-
-
-def check_rerun(config: Config) -> None:
-    """ConfigError among several ranks: they would have to run the step together, and each has
-    events of its own.
-    """
-    ranks = group_size(config.training.process_group)
-    if ranks > 1:
-        raise ConfigError(
-            explain(
-                "Watch(rerun=) can't be used among several ranks",
-                expected="one rank: a step that is run again is run by all of them together, and "
-                "each rank has events of its own",
-                got=f"{ranks} ranks",
-                hint="call fastcheck.rerun() on every rank, at a step that all agree on",
-            )
-        )
 
 
 def called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -67,6 +50,9 @@ class _Kept:
 class SpikeReruns:
     """Of one monitor. ``events``: the events of the watch, as (step, kind). ``report``: takes the
     step, a text and the cause of a rerun.
+
+    Among several ranks all of them run a step again where one of them has a spike: at each call
+    they wait for each other, also where one of them has failed, and end together.
     """
 
     def __init__(
@@ -87,6 +73,8 @@ class SpikeReruns:
         self._events = events
         self._report = report
         self._kept: Optional[_Kept] = None
+        # This rank, or any, takes part no more.
+        self._has_failed = self._is_over = False
 
     def run(
         self,
@@ -98,35 +86,52 @@ class SpikeReruns:
         """``inner(function, args, kwargs)``, a step that can be run again; before it the last one,
         if its numbers jumped.
         """
-        session = self._session
-        if session.removed:  # within a step that is run again
+        if self._is_over or self._session.removed:  # removed: or within a step that is run again
             return inner(function, args, kwargs)
-        try:
-            self._judge()
-            self._keep(function, args, kwargs)
-        except Exception as error:
-            self._kept = None
-            session.report_internal_error("the rerun of a step", error)
+        kept, self._kept = self._kept, None
+        self._guarded(self._judge, kept)
+        if not self._is_over:
+            self._guarded(self._keep, function, args, kwargs)
         return inner(function, args, kwargs)
 
-    def _judge(self) -> None:
-        """Ends the last step, as its next forward pass would; runs it again if it has spiked."""
-        kept, self._kept = self._kept, None
+    def _guarded(self, method: Callable[..., None], *args: Any) -> None:
+        try:
+            method(*args)
+        except Exception as error:
+            self._has_failed = True
+            self._session.report_internal_error("the rerun of a step", error)
+
+    def _judge(self, kept: Optional[_Kept]) -> None:
+        """Ends the last step, as its next forward pass would; runs it again if it has spiked, on
+        this rank or on another one.
+        """
+        session = self._session
+        has_spiked: Optional[bool] = None
+        try:
+            if not self._has_failed:
+                has_spiked = kept is not None and self._has_spiked(kept)
+        finally:
+            spiked = of_ranks(has_spiked, self._group)
+            self._is_over = None in spiked
+        if kept is None or self._is_over or not any(spiked):
+            return
+        with session.lock, session.event_store.lock:
+            records = session.event_store.history.all()
+        text, cause = self._rerun(kept, records[records["step"] == kept.step], session.sites)
+        self._report(kept.step, text, cause)
+
+    def _has_spiked(self, kept: _Kept) -> bool:
         session = self._session
         with session.lock:
             if session.is_closed:
                 session.begin_step_if_closed()
             session.flush()
             last = session.step.index
-        found = () if kept is None else self._events()
-        if kept is None or not any(
-            kind in _SPIKES and kept.step <= step < last for step, kind in found
-        ):
-            return
-        with session.lock, session.event_store.lock:
-            records = session.event_store.history.all()
-        text, cause = self._rerun(kept, records[records["step"] == kept.step], session.sites)
-        self._report(kept.step, text, cause)
+        return any(kind in _SPIKES and kept.step <= step < last for step, kind in self._events())
+
+    @property
+    def _group(self) -> Any:
+        return self._session.config.training.process_group
 
     def _keep(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -165,6 +170,7 @@ class SpikeReruns:
             self._optimizers(),
             self._scaler(),
             tuple(self._also),
+            group=self._group,
         )
         try:
             result = runner.run(kept.function, kept.args, 2, kept.state.put_back, **kept.kwargs)
@@ -172,19 +178,26 @@ class SpikeReruns:
             text = f"{type(error).__name__}: {first_line(error)}"
             return f"the step was run again from the same state, and failed: {text}", "program"
         if not result.identical:
-            where = "" if result.first is None else f" First that differs: {result.first}."
+            first = result.first
+            at = "" if first is None else self._of_rank(first.rank)
+            where = "" if first is None else f" First that differs{at}: {first}."
             text = f"the step was run {result.runs} times from the same state, with other bits."
             return f"{text}{where} {result.why}", result.cause
         chunks, its_sites = runs[0]
-        first = _first_difference(_keyed(records, sites), _keyed(np.concatenate(chunks), its_sites))
-        if first is None:
+        was, now = _keyed(records, sites), _keyed(np.concatenate(chunks), its_sites)
+        firsts = of_ranks(_first_difference(was, now), self._group)
+        known = [(one[0], rank, one[1]) for rank, one in enumerate(firsts) if one is not None]
+        if not known:
             return "run again from the same state, the step has the same numbers", "program"
-        site, was, now = first
-        text = f"run again twice from the same state, the step has other numbers at {site}: "
-        text += f"abs max {_abs_max(was):.6g} then, {_abs_max(now):.6g} now"
+        _, rank, where = min(known)
+        at = self._of_rank(rank)
+        text = f"run again twice from the same state, the step has other numbers{at} at {where}"
         is_on_cpu = all(p.is_cpu for model in self._models() for p in model.parameters())
         is_exact = is_on_cpu or torch.are_deterministic_algorithms_enabled()
         return text, "hardware" if is_exact else ""
+
+    def _of_rank(self, rank: int) -> str:
+        return f" on rank {rank}" if group_size(self._group) > 1 else ""
 
 
 #: Which tensor: its site, the call, and how many of the same came before.
@@ -206,14 +219,15 @@ def _keyed(records: np.ndarray, sites: SiteTable) -> dict[_Key, np.void]:
 
 def _first_difference(
     was: dict[_Key, np.void], now: dict[_Key, np.void]
-) -> Optional[tuple[Site, np.void, np.void]]:
-    """The first tensor that both have, with other numbers."""
-    for key, record in was.items():
+) -> Optional[tuple[int, str]]:
+    """The place of the first tensor that both have, with other numbers; and what they are."""
+    for place, (key, record) in enumerate(was.items()):
         other = now.get(key)
         if other is not None and any(
             record[name].tobytes() != other[name].tobytes() for name in _COMPARED
         ):
-            return key[0], record, other
+            sizes = f"abs max {_abs_max(record):.6g} then, {_abs_max(other):.6g} now"
+            return place, f"{key[0]}: {sizes}"
     return None
 
 

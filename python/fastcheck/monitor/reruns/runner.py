@@ -23,7 +23,7 @@ from fastcheck.utils.torch.versions import GradScaler
 from .result import Difference, Rerun, earliest
 from .trace import Trace, differences_between, stored_tensors
 
-__all__ = ["Runner", "set_aside"]
+__all__ = ["Runner", "of_ranks", "set_aside"]
 
 #: Installs a monitor that meets no other rank.
 Install = Callable[[Config, Sequence[torch.nn.Module]], Any]
@@ -150,13 +150,7 @@ class Runner:
         return trace
 
     def _of_ranks(self, value: Any) -> list[Any]:
-        """``value`` of each rank, in the order of the ranks. They wait for each other."""
-        count = group_size(self.group)
-        if count == 1:
-            return [value]
-        found: list[Any] = [None] * count
-        torch.distributed.all_gather_object(found, value, group=self.group)
-        return found
+        return of_ranks(value, self.group)
 
     def _cause(self, found: Rerun, go: Callable[[], Trace]) -> tuple[str, str]:
         if found.first is not None and found.first.is_input:
@@ -198,6 +192,16 @@ _UNKNOWN = (
     "Either the machine computes wrongly each time, or the step depends on what is not put back: a "
     "generator or a counter of its own (give it in also=), the time, another thread."
 )
+
+
+def of_ranks(value: Any, group: Any) -> list[Any]:
+    """``value`` of each rank of ``group``, in the order of the ranks. They wait for each other."""
+    count = group_size(group)
+    if count == 1:
+        return [value]
+    found: list[Any] = [None] * count
+    torch.distributed.all_gather_object(found, value, group=group)
+    return found
 
 
 @contextlib.contextmanager
