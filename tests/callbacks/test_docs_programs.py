@@ -60,17 +60,21 @@ class Program(NamedTuple):
 
 
 def programs() -> Iterator[Program]:
+    """Those that stop have the command in what is shown; others end."""
     block = r"^```(python)?\n(.*?)^```$"
     for page in sorted(PAGES.glob("*.md")):
         found = re.findall(block, page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-        for (language, text), (_, output) in zip(found, found[1:]):
+        for (language, text), (is_program, output) in zip(found, found[1:]):
             if language and output.startswith("$ "):
                 command, dots, *shown = output.splitlines()
                 assert dots == "..." and len(shown) >= 2, page
                 yield Program(page.stem, text, command[2:], shown)
+            elif language and not is_program:
+                yield Program(page.stem, text, "", output.splitlines())
 
 
-PROGRAMS = list(programs())
+PROGRAMS = [one for one in programs() if one.command]
+ENDING = [one for one in programs() if not one.command]
 
 
 def test_each_trainer_has_a_page_with_a_program() -> None:
@@ -91,6 +95,19 @@ def test_the_program_stops_with_what_the_page_shows(program: Program, tmp_path: 
     output = run(program, tmp_path) if IS_LAB else stop_of("train.py")
     for line in filter(None, program.shown):
         assert line in output, output
+
+
+@pytest.mark.parametrize("program", ENDING, ids=lambda one: one.page)
+@pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+def test_the_program_prints_what_the_page_shows(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in NEEDS[program.page]:
+        pytest.importorskip(package)
+    Path("train.py").write_text(program.text)
+    runpy.run_path("train.py", run_name="__main__")
+    output = capsys.readouterr().out.splitlines()
+    assert [line for line in output if line in program.shown] == program.shown
 
 
 def stop_of(path: str) -> str:

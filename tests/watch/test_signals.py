@@ -122,3 +122,31 @@ def test_steps_may_have_other_tensors_or_another_order() -> None:
     assert step(1, 2) == ([1, 2], [1.0, 2.0])
     assert step(2, 0, 2, 2) == ([2, 0], [2.0, 0.0])
     assert step(2, 0, 2, 2) == ([2, 0], [2.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("called", "is_whole", "batch"),
+    [
+        # Of a LightningModule, whose training_step calls its parts.
+        (["a", "b"], True, ["a"]),
+        (["", "a"], True, [""]),
+        # What include= leaves out may have read the batch.
+        (["a", "b"], False, []),
+    ],
+)
+def test_the_batch_is_the_input_of_the_first_module(
+    called: list[str], is_whole: bool, batch: list[str]
+) -> None:
+    sites = SiteTable()
+    for module in called:
+        sites.intern(Site(module, "Linear", "forward", "input", 0, "input[0]"))
+        sites.intern(Site(module, "Linear", "forward", "output", 0, "output"))
+    records = np.zeros(len(sites), RECORD_DTYPE)
+    for place in range(len(sites)):
+        for name, value in {"site": place, **tensor()}.items():
+            records[place][name] = value
+    reader = SignalReader(sites, is_whole)
+    for order in (slice(None), slice(2, None)):  # then a step without the first one
+        found = reader.read([records[order]], None)
+        assert found is not None
+    assert [sites[n].module for n in np.flatnonzero(reader._phases == INPUT)] == batch

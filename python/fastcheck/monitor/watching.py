@@ -78,7 +78,8 @@ class Watching:
     def __init__(self, session: Session, options: Watch) -> None:
         self._session = weakref.ref(session)
         self._lock = session.event_store.lock
-        self._watcher = Watcher(options, session.sites, session.event_store.rank)
+        is_whole = session.config.include is None and not session.config.exclude
+        self._watcher = Watcher(options, session.sites, session.event_store.rank, is_whole)
         self._callbacks: list[tuple[str, Callable[[WatchEvent], object]]] = []
         self._pending: deque[WatchEvent] = deque()
         self._is_off = False

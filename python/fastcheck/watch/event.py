@@ -75,12 +75,15 @@ class WatchWarning(FastcheckWarning):
 
 @dataclass(frozen=True)
 class Mover:
-    """A signal that left its range: since which step, by how many robust standard deviations."""
+    """A signal that left its range: since which step, by how many robust standard deviations.
+    ``is_batch``: the tensor is what the step trains on.
+    """
 
     step: int
     site: Optional[Site]
     signal: str
     score: float
+    is_batch: bool = False
 
     def __str__(self) -> str:
         place = "the loss" if self.site is None else str(self.site)

@@ -85,7 +85,8 @@ class Movers:
         for at in order.tolist():
             site = self._sites[int(sites[at])]
             signal = signal_name(int(rows[at]), int(phases[at]))
-            mover = Mover(int(since[at]), site, signal, float(self._score[rows[at], sites[at]]))
+            score, is_batch = float(self._score[rows[at], sites[at]]), int(phases[at]) == INPUT
+            mover = Mover(int(since[at]), site, signal, score, is_batch)
             if loss is not None and is_loss_due and _comes_before(loss, mover, int(phases[at])):
                 found.append(loss)
                 is_loss_due = False
@@ -132,7 +133,7 @@ def cause_of(
         return "precision", "a tensor is near the end of its dtype's range"
     if first.site is None:
         return "data", "no tensor of the model left its range before the loss: look at the targets"
-    return _CAUSES[phase_of(first.site)]
+    return _CAUSES[INPUT if first.is_batch else phase_of(first.site)]
 
 
 _OF_LAYER = ("layer", "the output of a layer left its range first")

@@ -81,10 +81,16 @@ class StepSignals:
 
 
 class SignalReader:
-    """Makes signals of the records of one rank, whose sites are found in ``sites`` by number."""
+    """Makes signals of the records of one rank, whose sites are found in ``sites`` by number.
 
-    def __init__(self, sites: SiteTable) -> None:
+    ``is_whole``: all modules are observed. Where the model itself is not called then, as that of a
+    LightningModule, whose ``training_step`` calls its parts, the batch is the input of the first
+    module that is.
+    """
+
+    def __init__(self, sites: SiteTable, is_whole: bool = True) -> None:
         self._sites = sites
+        self._is_whole = is_whole
         self._phases = np.zeros(0, np.int8)
         self._plan: Optional[_Plan] = None
 
@@ -105,7 +111,16 @@ class SignalReader:
         sites = records["site"]
         if self._plan is None or not np.array_equal(sites, self._plan.read):
             self._plan = _Plan(sites.copy())
+            if self._is_whole and not (self._phases == INPUT).any():
+                self._find_batch(self._plan.sites)
         return _by_site(records, self._plan, self._phases, scale)
+
+    def _find_batch(self, sites: np.ndarray) -> None:
+        """``sites``: in the order in which they were read."""
+        inputs = [number for number in sites.tolist() if self._sites[number].role == "input"]
+        for number in inputs:
+            if self._sites[number].module == self._sites[inputs[0]].module:
+                self._phases[number] = INPUT
 
     def _phases_of(self, sites: np.ndarray) -> np.ndarray:
         known = len(self._phases)

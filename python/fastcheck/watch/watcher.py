@@ -51,16 +51,19 @@ _RMS, _ROWS = 1, np.arange(len(NAMES))[:, None]
 
 
 class Watcher:
-    """Of one rank, whose sites are found in ``sites`` by number. Not thread-safe.
+    """Of one rank, whose sites are found in ``sites`` by number. ``is_whole``: all modules are
+    observed. Not thread-safe.
 
     The work is a few operations on arrays over all sites of a step: no tensor is read, and no
     device is waited for.
     """
 
-    def __init__(self, options: Watch, sites: SiteTable, rank: int = 0) -> None:
+    def __init__(
+        self, options: Watch, sites: SiteTable, rank: int = 0, is_whole: bool = True
+    ) -> None:
         self._options = options
         self._sites = sites
-        self._reader = SignalReader(sites)
+        self._reader = SignalReader(sites, is_whole)
         # The signal of a row of NAMES of site n has the number n * len(NAMES) + row.
         self._bands = Bands(options.window, options.warm_up, _LEAST_SPREAD)
         # The highest that abs max and rms of each tensor were.
