@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fastcheck.cli.main import main
+from fastcheck.errors import ConfigError
 from fastcheck.fleet import questions
 from fastcheck.fleet.chance import fewest_by_chance
 from fastcheck.fleet.engines import open_engine, printed_sql
@@ -109,6 +110,55 @@ def test_forward_comes_before_backward(tmp_path: Path, kind: str) -> None:
     )
     suspect = judged(folder).findings[0].suspects[0]
     assert suspect.site.startswith(str(synthetic.sites_of(SHAPE)[7]))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_rms_that_is_no_number_accuses_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    """As other programs may write it: collect has null there."""
+    import pyarrow
+
+    made = synthetic.record_table
+
+    def spoilt(rows: Any) -> Any:
+        rms = np.where(rows["rank"] == 9, np.float32(value), rows["rms"])
+        table = made(rows)
+        return table.set_column(table.schema.get_field_index("rms"), "rms", pyarrow.array(rms))
+
+    monkeypatch.setattr(synthetic, "record_table", spoilt)
+    assert judged(fleet(tmp_path / "healthy")).accused == ()
+    # At the sites of a suspect all ranks are looked at.
+    assert judged(fleet(tmp_path / "sick", synthetic.Fault("scale", (4,), 3, 2))).accused == (4,)
+
+
+@pytest.mark.parametrize("first", [-1, (1 << 20) - 31])
+def test_ranks_that_cannot_be_told_apart_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    made = synthetic.record_table
+    monkeypatch.setattr(
+        synthetic,
+        "record_table",
+        lambda rows: made({**rows, "rank": rows["rank"] + np.int32(first)}),
+    )
+    folder = fleet(tmp_path)
+    with pytest.raises(ConfigError, match=f"ranks from {first:,} to {first + 31:,}"):
+        judged(folder)
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+@pytest.mark.parametrize("sick", [4, 8])
+def test_few_hosts(tmp_path: Path, hosts: int, sick: int) -> None:
+    """Of two hosts that differ neither is known to be the sick one."""
+    shape = synthetic.Shape(ranks=8 * hosts, sites=20, steps=24, shards=1)
+    ranks = tuple(range(sick))
+    report = judged(fleet(tmp_path, synthetic.Fault("host", ranks, 3, 2), shape=shape))
+    assert set(report.accused) <= set(ranks)
+    if hosts == 1 or 4 * sick > 8 * hosts:
+        assert report.accused == ()
+    if hosts == 3 and sick == 4:
+        assert [one.host for one in report.findings if one.is_accusation] == ["host0000"]
 
 
 class TestReplicas:

@@ -12,11 +12,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from fastcheck.errors import ConfigError, explain
+
 from .cells import cell_answers, is_any_bad, unusual_cells
 from .chance import Chance, fewest_by_chance, usual_count
 from .engines import Engine
 from .findings import Finding, FleetRank, FleetReport, Suspect
-from .questions import ALL_OUTLYING, ANSWERS, TABLES_IN_ORDER, statement
+from .questions import ALL_OUTLYING, ANSWERS, RANK_LIMIT, TABLES_IN_ORDER, statement
 
 __all__ = ["examine"]
 
@@ -44,6 +46,9 @@ def examine(
     """The findings on a run. ``lag``: so many steps a rank may be behind the others.
     ``are_replicas``: ranks whose replica group is unknown hold the same weights. ``with_cells``:
     also what is unusual of each rank in each step, for the page.
+
+    Raises:
+        ConfigError: a rank is negative, or 2 ** 20 or more.
     """
     answers = _answers(engine, are_replicas)
     if with_cells:
@@ -79,6 +84,8 @@ def _answers(engine: Engine, are_replicas: bool) -> dict[str, list[Row]]:
         if name == "votes":
             found = engine.ask("SELECT sum(copies) AS held FROM disagreeing")[0]["held"] or 0
             options["first_steps"] = 3 if found > _MANY_VOTES else 1 << 30
+        elif name == "ranks":
+            _check_ranks(engine)
         conditions = _spans(engine) if name == "spread" else ["r.step >= 0"]
         for number, steps in enumerate(conditions):
             select = statement(text, engine.dialect, steps=steps, **options)
@@ -98,6 +105,20 @@ def _answers(engine: Engine, are_replicas: bool) -> dict[str, list[Row]]:
             select = statement(ANSWERS[name], engine.dialect, outlying="all_outlying")
             answers[name] = engine.ask(select)
     return answers
+
+
+def _check_ranks(engine: Engine) -> None:
+    found = engine.ask("SELECT min(rank) AS low, max(rank) AS high FROM progress")[0]
+    low, high = int(found["low"]), int(found["high"])
+    if low < 0 or high >= RANK_LIMIT:
+        raise ConfigError(
+            explain(
+                "the questions to a fleet can't tell these ranks from others",
+                expected=f"ranks from 0 to {RANK_LIMIT - 1:,}",
+                got=f"ranks from {low:,} to {high:,}",
+                hint="number the ranks of a run from 0; another job is another --run",
+            )
+        )
 
 
 def _steps_at(answers: dict[str, list[Row]], site: int) -> int:

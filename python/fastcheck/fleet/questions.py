@@ -17,6 +17,7 @@ __all__ = [
     "ANSWERS",
     "CELL_ANSWERS",
     "DIALECTS",
+    "RANK_LIMIT",
     "TABLES_IN_ORDER",
     "Dialect",
     "statement",
@@ -25,6 +26,8 @@ __all__ = [
 #: Robust standard deviations from the median of its peers beyond which a row is an outlier; more
 #: among few peers, whose quartiles are rough.
 Z_LIMIT = 6.0
+#: Beyond the last rank that the statements can tell from others.
+RANK_LIMIT = 1 << 20
 #: Of one step: fewer peers are not compared.
 FEWEST_PEERS = 8
 
@@ -165,6 +168,10 @@ JOIN cells c ON v.step = c.step AND v.site = c.site AND v.call = c.call
 LEFT JOIN sites s ON v.site = s.site
 WHERE n.votes < c.most OR 2 * c.most <= c.total"""
 
+# Where another program wrote the files there may be NaN. Engines hold it to be the largest number,
+# and leave it out of the extremes by which they decide that a comparison holds for a whole file.
+_IS_NUMBER = "r.rms > 0 AND r.rms - r.rms = 0"
+
 # One double holds a float32 and its rank, in the bits that the float32 leaves: the rank times
 # 2 ** -46 of the value is less than half of its last bit below 2 ** 20 ranks. max() of it takes the
 # place of max_by() of the rank; of ranks with the same value it is the last, by min() the first.
@@ -184,7 +191,7 @@ SELECT r.step, r.site, k.peer_group, count(*) AS peers, {{quartiles}} AS q,
 FROM records r
 JOIN ranks k ON r.rank = k.rank
 JOIN sites s ON r.site = s.site
-WHERE s.role <> 'param' AND r.rms > 0 AND {{steps}}
+WHERE s.role <> 'param' AND {_IS_NUMBER} AND {{steps}}
 GROUP BY r.step, r.site, k.peer_group
 HAVING count(*) >= {FEWEST_PEERS}"""
 
@@ -211,17 +218,18 @@ FROM cells
 WHERE (middle - ln(low)) / sigma > z_limit"""
 
 #: The table ``all_outlying``: of some sites not only the two ends but all ranks that are outliers.
-ALL_OUTLYING = """\
+ALL_OUTLYING = f"""\
 SELECT rank, step, site, peers, z, factor
 FROM outlying
-WHERE site NOT IN ({sites})
+WHERE site NOT IN ({{sites}})
 UNION ALL
 SELECT r.rank, r.step, r.site, c.peers, (ln(r.rms) - c.middle) / c.sigma AS z,
        exp(ln(r.rms) - c.middle) AS factor
 FROM records r
 JOIN ranks k ON r.rank = k.rank
 JOIN cells c ON r.step = c.step AND r.site = c.site AND k.peer_group = c.peer_group
-WHERE r.site IN ({sites}) AND r.rms > 0 AND abs((ln(r.rms) - c.middle) / c.sigma) > c.z_limit"""
+WHERE r.site IN ({{sites}}) AND {_IS_NUMBER}
+  AND abs((ln(r.rms) - c.middle) / c.sigma) > c.z_limit"""
 
 TABLES_IN_ORDER: dict[str, str] = {
     "progress": _PROGRESS,
