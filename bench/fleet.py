@@ -2,7 +2,7 @@
 
     python bench/fleet.py faults                       100 fleets with a fault, 100 healthy ones
     python bench/fleet.py large --directory DIR        10,000 ranks x 1,000 sites x 100 steps
-    python bench/fleet.py collector                    rows a second, and 50 kills with SIGKILL
+    python bench/fleet.py collector                    the command's share of a core, and 50 kills
 
 ``large`` writes 12 GB first, unless the directory has them; --ranks, --sites and --steps make it
 smaller. Each part adds its result to bench/results/fleet.json.
@@ -15,6 +15,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from fastcheck.fleet.judgement import examine
 from fastcheck.fleet.manifest import counted_files
 from fastcheck.fleet.schema import need
 from fastcheck.fleet.store import Folder
+from fastcheck.record.format import RECORD_BYTES
 from fleet_synthetic import FAULTS, NOISE, Shape, choose_fault, write_fleet
 from harness import RESULTS, machine
 from synthetic_log import write_log
@@ -132,7 +134,7 @@ def _ask_and_print(place: str) -> None:
 
 
 def collector(kills: int) -> dict[str, Any]:
-    """Rows a second of a core; then a collector that follows a growing log and is killed."""
+    """Rows a second of a core; what the command takes beside a training; and 50 kills of it."""
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         for rank in range(8):
@@ -140,80 +142,146 @@ def collector(kills: int) -> dict[str, Any]:
         start = time.process_time()
         done = Collector(str(place / "log"), Folder(place / "out"), "r", "n").take()
         seconds = time.process_time() - start
-        start = time.process_time()
-        idle = Collector(str(place / "log"), Folder(place / "out"), "r", "n")
-        idle.take(is_final=False)
-        before = time.process_time()
-        for _ in range(20):
-            idle.take(is_final=False)
-        poll = (time.process_time() - before) / 20
-        result: dict[str, Any] = {
-            "rows": done.rows,
-            "cpu_seconds": seconds,
-            "rows_a_cpu_second": done.rows / seconds,
-            "bytes_a_row": done.bytes / done.rows,
-            "cpu_seconds_of_a_poll": poll,
-            # Eight ranks of 1,000 sites, a step of 5 s, read every 10 s.
-            "share_of_a_core": 8 * 1000 / 5 / (done.rows / seconds) + poll / 10,
-        }
+    result: dict[str, Any] = {
+        "rows": done.rows,
+        "cpu_seconds": seconds,
+        "rows_a_cpu_second": done.rows / seconds,
+        "bytes_a_row": done.bytes / done.rows,
+        "follow": _followed(),
+    }
     result["kills"] = _killed(kills)
     return result
 
 
+def _command(log: Path, out: Path, *options: str) -> list[str]:
+    words = ["collect", str(log), "--out", str(out), "--run", "r", "--node", "n", *options]
+    return [sys.executable, "-m", "fastcheck", *words]
+
+
+class _Growing:
+    """A log that is written again, step by step, from a whole one."""
+
+    def __init__(self, whole: Path, log: Path, records_a_step: int) -> None:
+        log.mkdir()
+        self._bytes_a_step = records_a_step * RECORD_BYTES
+        self._parts: dict[str, list[Path]] = defaultdict(list)
+        for path in sorted(whole.iterdir()):
+            if path.name.startswith("records"):
+                self._parts[path.name.rpartition("-")[0]].append(path)
+            else:
+                shutil.copy(path, log)
+        self._at = dict.fromkeys(self._parts, (0, 0))
+        self._log = log
+
+    def grow(self, share: float = 1.0) -> None:
+        """Adds so much of a step to the log of each rank."""
+        for rank, parts in self._parts.items():
+            part, offset = self._at[rank]
+            if part == len(parts):
+                continue
+            with open(parts[part], "rb") as file:
+                file.seek(offset)
+                data = file.read(int(self._bytes_a_step * share))
+            with open(self._log / parts[part].name, "ab") as file:
+                file.write(data)
+            is_over = offset + len(data) == parts[part].stat().st_size
+            self._at[rank] = (part + 1, 0) if is_over else (part, offset + len(data))
+
+    def is_whole(self) -> bool:
+        return all(part == len(self._parts[rank]) for rank, (part, _) in self._at.items())
+
+
+def _followed(ranks: int = 8, sites: int = 1000, steps: int = 600) -> dict[str, Any]:
+    """Processor time of ``fastcheck collect --follow``, its start included, for a training with a
+    step of 5 s and a look at the log each 10 s. Steps and looks come a hundred times as fast here.
+    """
+    fast, step_seconds, interval_seconds = 100, 5.0, 10.0
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        for rank in range(ranks):
+            write_log(str(place / "whole"), sites, steps, rank)
+        growing = _Growing(place / "whole", place / "log", sites)
+        growing.grow()
+        command = _command(
+            place / "log", place / "out", "--follow", "--interval", str(interval_seconds / fast)
+        )
+        start = time.monotonic()
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        for step in range(1, steps):
+            time.sleep(max(start + step * step_seconds / fast - time.monotonic(), 0))
+            growing.grow()
+        wall = time.monotonic() - start
+        child.send_signal(signal.SIGTERM)
+        _, status, usage = os.wait4(child.pid, 0)
+        assert status == 0 and growing.is_whole()
+        rows, distinct, _, _ = _rows_of(place / "out")
+        assert rows == distinct == ranks * sites * steps
+    cpu = usage.ru_utime + usage.ru_stime
+    return {
+        "ranks": ranks,
+        "sites": sites,
+        "steps": steps,
+        "step_seconds": step_seconds,
+        "interval_seconds": interval_seconds,
+        "times_as_fast": fast,
+        "wall_seconds": wall,
+        "cpu_seconds": cpu,
+        "share_of_a_core": cpu / (steps * step_seconds),
+        "peak_rss_bytes": usage.ru_maxrss * 1024,
+    }
+
+
 def _killed(kills: int) -> dict[str, Any]:
-    """Kills ``fastcheck collect`` at random moments while the log grows, and counts the rows."""
+    """Kills ``fastcheck collect --follow`` at random moments while the log grows, and counts the
+    rows.
+    """
     rng = random.Random(7)
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
-        write_log(str(place / "whole"), 400, 600, 0)
-        (place / "log").mkdir()
-        for path in (place / "whole").iterdir():
-            if not path.name.startswith("records"):
-                (place / "log" / path.name).write_bytes(path.read_bytes())
-        (segment,) = sorted((place / "whole").glob("records*"))
-        data = segment.read_bytes()
-        records = len(data) // 192
-        code = (
-            "from fastcheck.fleet.collector import Collector\n"
-            "from fastcheck.fleet.store import Folder\n"
-            f"one = Collector({str(place / 'log')!r}, Folder({str(place / 'out')!r}), 'r', 'n', "
-            "steps_per_file=20)\nprint('ready', flush=True)\nwhile True: one.take()\n"
-        )
-        at, done = 0, 0
-        with open(place / "log" / segment.name, "ab") as log:
-            while done < kills:
-                child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-                assert child.stdout is not None
-                child.stdout.readline()
-                end = records * 192 * (done + 1) // kills
-                until = time.monotonic() + rng.uniform(0.02, 0.4)
-                while time.monotonic() < until:
-                    step = min(192 * rng.randrange(1, 900), end - at)
-                    log.write(data[at : at + step])
-                    log.flush()
-                    at += step
-                    time.sleep(0.002)
-                child.send_signal(signal.SIGKILL)
-                child.wait()
-                done += 1
-            log.write(data[at:])
-        Collector(str(place / "log"), Folder(place / "out"), "r", "n", steps_per_file=20).take()
-        folder = Folder(place / "out")
-        parquet = need("pyarrow.parquet")
-        keys = []
-        for path in counted_files(folder, "r"):
-            table = parquet.read_table(folder.open(f"run=r/{path}"))
-            keys.append(np.stack([table[name].to_numpy() for name in ("step", "site", "call")]))
-        rows = np.concatenate(keys, axis=1)
-        written = len([path for path in folder.files("run=r") if "step=" in path])
+        write_log(str(place / "whole"), 400, 280 * kills, 0)
+        growing = _Growing(place / "whole", place / "log", 400)
+        growing.grow()
+        options = "--steps-per-file", "20"
+        follow = _command(place / "log", place / "out", *options, "--follow", "--interval", "0.01")
+        with_output = 0
+        for _ in range(kills):
+            child = subprocess.Popen(follow, stdout=subprocess.PIPE)
+            assert child.stdout is not None
+            os.set_blocking(child.stdout.fileno(), False)
+            # It takes about 2 s to start. A file is of 20 steps, and there are some 100 a second.
+            until = time.monotonic() + rng.uniform(1.5, 3.5)
+            while time.monotonic() < until:
+                growing.grow(4 * rng.random())
+                time.sleep(0.02)
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            with_output += bool(child.stdout.read())
+        while not growing.is_whole():
+            growing.grow()
+        subprocess.run(_command(place / "log", place / "out", *options), check=True)
+        rows, distinct, files, counted = _rows_of(place / "out")
         return {
-            "kills": done,
-            "records": records,
-            "rows": rows.shape[1],
-            "distinct_rows": len(np.unique(rows, axis=1).T),
-            "files": written,
-            "files_that_count": len(keys),
+            "kills": kills,
+            "that_had_written_a_file": with_output,
+            "records": 400 * 280 * kills,
+            "rows": rows,
+            "distinct_rows": distinct,
+            "files": files,
+            "files_that_count": counted,
         }
+
+
+def _rows_of(out: Path) -> tuple[int, int, int, int]:
+    """Rows that count, how many of them are distinct; files, and those that count."""
+    folder, parquet = Folder(out), need("pyarrow.parquet")
+    keys, counted = [], counted_files(folder, "r")
+    for path in counted:
+        table = parquet.read_table(folder.open(f"run=r/{path}"))
+        columns = [table[name].to_numpy() for name in ("step", "site", "rank", "call")]
+        keys.append(np.rec.fromarrays(columns))
+    rows = np.concatenate(keys)
+    written = len([path for path in folder.files("run=r") if "step=" in path])
+    return len(rows), len(np.unique(rows)), written, len(counted)
 
 
 def main() -> None:
