@@ -17,7 +17,7 @@ PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-quick test-fake-device test-fake-accelerator test-fake-statistics test-fake-cuda \
-	test-fake-npu test-fake-mlu test-neon test-sanitizers test-triton test-npu-lab test-old-torch test-trainers test-spark lint types \
+	test-fake-npu test-fake-mlu test-neon test-sanitizers test-triton test-npu-lab test-old-torch test-trainers test-spark test-s3 lint types \
 	format build wheel sdist test-wheel clean frontend frontend-check screenshots
 help:
 	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
@@ -32,6 +32,7 @@ help:
 	@echo "make test-old-torch    the pure-Python path with torch 2.1, emulated; slow"
 	@echo "make test-trainers     tests/callbacks with other versions of the trainers; slow"
 	@echo "make test-spark        the questions to a fleet, by Spark and by DuckDB; needs Java 17; slow"
+	@echo "make test-s3           a fleet's files in an object store, with moto as the server; slow"
 	@echo "make lint              ruff, clang-format, import-linter"
 	@echo "make format            apply ruff and clang-format"
 	@echo "make types             mypy --strict"
@@ -116,6 +117,9 @@ test-trainers: $(VENV)/.built $(VENV)/.tools
 
 test-spark: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/lab/spark.sh
+
+test-s3: $(VENV)/.built $(VENV)/.tools
+	PYTHON=$(abspath $(PY)) tests/lab/s3.sh
 
 lint: $(VENV)/.tools
 	$(PY) -m ruff check .
