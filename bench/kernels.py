@@ -15,6 +15,7 @@ import torch
 
 import fastcheck
 import harness
+from fastcheck import _kernels
 from pure_read import PureRead
 
 SIZE_BYTES = 256 * 2**20
@@ -27,6 +28,9 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
     "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+    "int16": torch.int16,
     "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
 }
@@ -37,7 +41,7 @@ DATA = {
     "float16": ("normal", "half zeros", "one NaN"),
 }
 DEPTHS = ("health", "stats", "full")
-SUM_IS_SLOW = ("int8",)  # torch adds 8-bit integers one by one
+SUM_IS_SLOW = ("int8", "uint8", "bool", "int16")  # torch adds them one by one
 
 # The least fraction of a pure read, and the most times one x.sum(): the project's own bars.
 FRACTION_BARS = {
@@ -61,6 +65,8 @@ def make_tensor(dtype: torch.dtype, data: str, seed: int) -> torch.Tensor:
             values.relu_()
         elif data == "tiny":
             values *= 2.0**-60
+    elif dtype is torch.bool:
+        values = torch.randint(0, 2, (2**24,), generator=generator)
     else:
         values = torch.randint(-128, 128, (2**24,), generator=generator)
     out = values.to(dtype).repeat(numel // len(values))
@@ -94,6 +100,12 @@ def composite(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.isnan(x).sum(), torch.isinf(x).sum(), low, high, x.abs().sum()
 
 
+def with_avx2(x: torch.Tensor, depth: str) -> None:
+    _kernels.set_cpu_isa("avx2")
+    fastcheck.stats(x, depth=depth)
+    _kernels.set_cpu_isa("avx512")
+
+
 def runs(function: harness.Case) -> Optional[str]:
     """None if it runs, else the reason why not."""
     try:
@@ -119,6 +131,9 @@ def measure(
     cases: dict[str, harness.Case] = {"pure read": lambda i: read(pick(i))}
     for depth in DEPTHS:
         cases[depth] = lambda i, depth=depth: fastcheck.stats(pick(i), depth=depth)
+        # Most cloud machines have no more.
+        if threads == 1 and _kernels.cpu_isa() == "avx512":
+            cases[f"{depth}, AVX2"] = lambda i, depth=depth: with_avx2(pick(i), depth)
     slow: dict[str, harness.Case] = {}
     if data == "normal":
         if name in SUM_IS_SLOW:

@@ -111,6 +111,12 @@ FASTCHECK_FN void half_to_float(Vec<std::uint16_t> x, Vec<float>& low, Vec<float
   high = _mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)x, 1));
 }
 
+FASTCHECK_FN void half_to_float(const std::byte* data, Vec<float>& low, Vec<float>& high) {
+  const auto half = reinterpret_cast<const __m128i*>(data);
+  low = _mm256_cvtph_ps(_mm_loadu_si128(half));
+  high = _mm256_cvtph_ps(_mm_loadu_si128(half + 1));
+}
+
 FASTCHECK_FN void float_to_double(Vec<float> x, Vec<double>& low, Vec<double>& high) {
   low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));
   high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));

@@ -120,6 +120,12 @@ FASTCHECK_FN void half_to_float(Vec<std::uint16_t> x, Vec<float>& low, Vec<float
   high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64((__m512i)x, 1));
 }
 
+FASTCHECK_FN void half_to_float(const std::byte* data, Vec<float>& low, Vec<float>& high) {
+  const auto half = reinterpret_cast<const __m256i*>(data);
+  low = _mm512_cvtph_ps(_mm256_loadu_si256(half));
+  high = _mm512_cvtph_ps(_mm256_loadu_si256(half + 1));
+}
+
 FASTCHECK_FN void float_to_double(Vec<float> x, Vec<double>& low, Vec<double>& high) {
   low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
   high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));

@@ -48,6 +48,17 @@ FASTCHECK_FN void widen(Vec<typename Format::Bits> x,
   }
 }
 
+// The same of the vector x at `data`. Conversions from memory take no shuffle of the upper half.
+template <class Format>
+FASTCHECK_FN void widen_at(const std::byte* data, Vec<typename Format::Bits> x,
+                           Vec<typename Format::Accumulator> (&out)[kWide<Format>]) {
+  if constexpr (std::is_same_v<Format, Float16>) {
+    half_to_float(data, out[0], out[1]);
+  } else {
+    widen<Format>(x, out);
+  }
+}
+
 // ---- extremes
 // -------------------------------------------------------------------------------------
 
@@ -226,6 +237,10 @@ FASTCHECK_FN void add_row(const std::byte* data, const TileScale& scale,
   }
 }
 
+FASTCHECK_FN Sums unscaled(const Sums& sums, const TileScale& scale) {
+  return {sums.sum * scale.undo, sums.abs_sum * scale.undo, sums.sum_sq * scale.undo_square};
+}
+
 // The sums of a tile of `rows` whole rows and perhaps a last one.
 template <class Format>
 Sums careful_sums(const std::byte* data, int rows, const LastRow<Format>& last,
@@ -236,8 +251,7 @@ Sums careful_sums(const std::byte* data, int rows, const LastRow<Format>& last,
     add_row<Format>(data + row * kRowBytes, scale, lanes.run[row / kRunRows]);
   }
   if (last.exists()) add_row<Format>(last.data(), scale, lanes.run[rows / kRunRows]);
-  const Sums sums = fold_tile<kLayout<Format>>(lanes);
-  return {sums.sum * scale.undo, sums.abs_sum * scale.undo, sums.sum_sq * scale.undo_square};
+  return unscaled(fold_tile<kLayout<Format>>(lanes), scale);
 }
 
 // ---- tiles -------------------------------------------------------------------------------------
@@ -258,7 +272,8 @@ class FloatTiles {
     TileLanes<Accumulator> lanes;
     constexpr bool kIsFull = kDepth == Depth::kFull;
     constexpr bool kWithChecksum = kIsFull && !kChecksumApart;
-    const int negative = scan<kWithChecksum>(data, kRows, tile, extremes, lanes);
+    const int negative = is_plain() ? scan<kWithChecksum, false>(data, kRows, tile, extremes, lanes)
+                                    : scan<kWithChecksum, true>(data, kRows, tile, extremes, lanes);
     if constexpr (kIsFull && kChecksumApart) checksum_tile<sizeof(Bits)>(data, tile, terms_);
     LastRow<Format> none(nullptr, 0);
     return finish_tile(data, kRows, none, negative, extremes, lanes);
@@ -269,7 +284,8 @@ class FloatTiles {
     LastRow<Format> last(data + rows * kRaw * kVectorBytes, n % kLanes);
     Extremes<Format> extremes;
     TileLanes<Accumulator> lanes = {};
-    int negative = scan<false>(data, rows, tile, extremes, lanes);
+    int negative = is_plain() ? scan<false, false>(data, rows, tile, extremes, lanes)
+                              : scan<false, true>(data, rows, tile, extremes, lanes);
     for (int i = 0; i < last.vectors(); ++i) {
       const auto x = load<Bits>(last.data() + i * kVectorBytes);
       extremes.include(x);
@@ -291,6 +307,12 @@ class FloatTiles {
   }
 
  private:
+  // Tiles are added up with the scale of the two before them, which most have too. Of formats that
+  // are never scaled the compiler knows it.
+  FASTCHECK_FN_MEMBER bool is_plain() const {
+    return Format::kExponentBias != 127 || kDepth == Depth::kHealth || scale_.factor == 1.0f;
+  }
+
   // From one reading of a tile to its counts, extremes and sums: looks again at whatever the
   // extremes show to be out of the ordinary. `last` is not in `lanes` yet; it is left padded with
   // zeros.
@@ -318,18 +340,22 @@ class FloatTiles {
     extremes_.include(extremes);
     if constexpr (kDepth == Depth::kHealth) return {};
     last.pad_with_zeros();
-    if (!finite || needs_scale<Format>(largest)) {
-      return careful_sums<Format>(data, rows, last, scale_of(extremes));
-    }
-    if (last.exists())
-      add_row<Format>(last.data(), TileScale{1.0f, 1.0, 1.0}, lanes.run[rows / kRunRows]);
-    return fold_tile<kLayout<Format>>(lanes);
+    const bool may_be_scaled = !finite || needs_scale<Format>(largest);
+    const TileScale scale = may_be_scaled ? scale_of(extremes) : kPlain;
+    const bool is_added = finite && scale.factor == scale_.factor;
+    scale_ = scale.factor == last_factor_ ? scale : kPlain;
+    last_factor_ = scale.factor;
+    if (!is_added) return careful_sums<Format>(data, rows, last, scale);
+    if (last.exists()) add_row<Format>(last.data(), scale, lanes.run[rows / kRunRows]);
+    const Sums sums = fold_tile<kLayout<Format>>(lanes);
+    return scale.factor == 1.0f ? sums : unscaled(sums, scale);
   }
 
   // One reading of whole rows; returns the number of sign bits. With kChains the rows are all of a
   // tile. Where the registers hold the sums of a part of each row only, the run is read in strides,
-  // which the processor doesn't foresee: meanwhile the next run is asked for, from end to end.
-  template <bool kChains>
+  // which the processor doesn't foresee: meanwhile the next run is asked for, from end to end. With
+  // kScaled the sums are those of scaled elements.
+  template <bool kChains, bool kScaled>
   FASTCHECK_FN_MEMBER int scan(const std::byte* data, int rows, std::uint64_t tile,
                                Extremes<Format>& extremes, TileLanes<Accumulator>& lanes) {
     int negative = 0;
@@ -355,7 +381,10 @@ class FloatTiles {
             extremes.include(x);
             if constexpr (kDepth >= Depth::kStats) {
               Vec<Accumulator> wide[kWide<Format>];
-              widen<Format>(x, wide);
+              widen_at<Format>(at + j * kVectorBytes, x, wide);
+              if constexpr (kScaled) {
+                for (auto& v : wide) v *= static_cast<Accumulator>(scale_.factor);
+              }
 #pragma GCC unroll 4
               for (int k = 0; k < kWide<Format>; ++k) sums[j * kWide<Format> + k].add(wide[k]);
             }
@@ -377,6 +406,9 @@ class FloatTiles {
   Counts counts_;
   Extremes<Format> extremes_;
   ChecksumTerms terms_;
+  static constexpr TileScale kPlain{1.0f, 1.0, 1.0};
+  TileScale scale_ = kPlain;
+  float last_factor_ = 1.0f;
 };
 
 }  // namespace

@@ -116,6 +116,12 @@ FASTCHECK_FN void half_to_float(Vec<std::uint16_t> x, Vec<float>& low, Vec<float
   high = (Vec<float>)vcvt_high_f32_f16(half);
 }
 
+FASTCHECK_FN void half_to_float(const std::byte* data, Vec<float>& low, Vec<float>& high) {
+  Vec<std::uint16_t> x;
+  std::memcpy(&x, data, kVectorBytes);
+  half_to_float(x, low, high);
+}
+
 FASTCHECK_FN void float_to_double(Vec<float> x, Vec<double>& low, Vec<double>& high) {
   low = (Vec<double>)vcvt_f64_f32(vget_low_f32(x));
   high = (Vec<double>)vcvt_high_f64_f32(x);

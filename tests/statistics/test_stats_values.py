@@ -150,6 +150,27 @@ print(peak() - before < 8 * 1024)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_tiles_whose_scale_is_not_that_of_the_tiles_before(dtype: str) -> None:
+    """Tiles are added up with the scale of the two before them, before their own is known."""
+    tiny, huge, plain = 2.0**-60, 2.0**80, 1.0
+    generator = torch.Generator().manual_seed(5)
+    order = [plain, tiny, tiny, tiny, tiny, huge, tiny, huge, huge, huge, huge, plain, plain]
+    order += [0.0, tiny, tiny, tiny, 0.0, 0.0, tiny, plain, tiny, plain, tiny, tiny]
+    components = 2 if dtype.startswith("complex") else 1
+    scales = torch.tensor(order, dtype=torch.float64).repeat_interleave(4096)
+    values = torch.randn(len(scales), generator=generator, dtype=torch.float64) * scales
+    for bad in (None, 3 * 4096 + 17, 8 * 4096):
+        for count in (len(values), 4 * 4096 + 778, 24 * 4096 + 70):
+            x = values[:count].to(torch.bfloat16 if dtype == "bfloat16" else torch.float32)
+            if bad is not None and bad < count:
+                x[bad] = float("nan")
+            x = torch.view_as_complex(x.view(-1, 2)) if components == 2 else x
+            wanted = record(x)
+            for isa in every_isa():
+                assert_same(kernel(x), wanted, (isa, bad, count))
+
+
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_layouts(layout: str) -> None:
     for dtype in ALL:
