@@ -70,13 +70,16 @@ def _git(*arguments: str) -> str:
 
 
 def _cpu_model() -> str:
+    """The name, and the family and model, which tell generations of one name apart."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return platform.processor() or platform.machine()
+    pairs = (line.partition(":")[::2] for line in lines)
+    found = {key.strip(): value.strip() for key, value in pairs}
+    if "model name" not in found:
+        return platform.processor() or platform.machine()
+    return f"{found['model name']} (family {found.get('cpu family')}, model {found.get('model')})"
 
 
 def machine() -> dict[str, Any]:

@@ -21,10 +21,11 @@ FASTCHECK_FN Vec<T> load(const std::byte* p) {
   return v;
 }
 
+constexpr int kCacheLine = 64;
+
 // Asks for `kBytes` at p, which need not be there; returns what follows.
 template <int kBytes>
 FASTCHECK_FN const std::byte* prefetched(const std::byte* p) {
-  constexpr int kCacheLine = 64;
   for (int i = 0; i < kBytes; i += kCacheLine) __builtin_prefetch(p + i);
   return p + kBytes;
 }
