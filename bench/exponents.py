@@ -21,6 +21,9 @@ SIZES = {"64 MiB": 2**26, "256 KiB": 2**18}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 # Of a pure read, the project's own bar for float32.
 BAR = 0.85
+# record="range" counts in one of so many steps.
+STEPS = 32
+STEPS_CASE = f"a record in each of {STEPS} steps, exponents in one"
 
 
 def measure(dtype: torch.dtype, size: str, rounds: int) -> list[dict[str, Any]]:
@@ -41,6 +44,8 @@ def measure(dtype: torch.dtype, size: str, rounds: int) -> list[dict[str, Any]]:
         ),
     }
     seconds = harness.time_rounds(cases, rounds)
+    # Of STEPS steps, in one of which the tensor is counted too.
+    seconds[STEPS_CASE] = seconds["record"] + seconds["exponents"] / STEPS
     return [
         {
             "dtype": str(dtype).removeprefix("torch."),
@@ -73,9 +78,10 @@ def main() -> None:
     ]
     print(harness.table(["dtype", "size", "case", "GB/s", "of a pure read"], lines))
     missed = [
-        f"{row['dtype']}, {row['size']}: {row['fraction_of_pure_read']['median']:.2f} < {BAR}"
+        f"{row['dtype']}, {row['size']}, {row['case']}: "
+        f"{row['fraction_of_pure_read']['median']:.2f} < {BAR}"
         for row in rows
-        if row["case"] == "exponents"
+        if row["case"] in ("exponents", STEPS_CASE)
         and row["dtype"] == "float32"
         and row["fraction_of_pure_read"]["median"] < BAR
     ]
