@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastcheck.fleet.engines import open_engine
@@ -51,3 +52,25 @@ def test_the_verdicts_are_equal(tmp_path: Path, session: Any, kinds: tuple[str, 
     assert by_spark.pop("engine") == "spark" and by_duck.pop("engine") == "duckdb"
     assert by_spark == by_duck
     assert bool(by_duck["accused"]) == bool(kinds)
+
+
+def test_an_rms_that_is_no_number_is_left_out(
+    tmp_path: Path, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow
+
+    made = synthetic.record_table
+
+    def spoilt(rows: Any) -> Any:
+        rms = np.where(rows["rank"] == 9, np.float32(np.nan), rows["rms"])
+        rms = np.where(rows["rank"] == 11, np.float32(np.inf), rms)
+        table = made(rows)
+        return table.set_column(table.schema.get_field_index("rms"), "rms", pyarrow.array(rms))
+
+    monkeypatch.setattr(synthetic, "record_table", spoilt)
+    fault = synthetic.Fault("scale", (4,), 3, 2)
+    synthetic.write_fleet(Folder(tmp_path), SHAPE, [fault], 5)
+    by_duck, by_spark = (report_of(kind, Folder(tmp_path)) for kind in ("duckdb", "spark"))
+    assert by_spark.pop("engine") == "spark" and by_duck.pop("engine") == "duckdb"
+    assert by_spark == by_duck
+    assert by_duck["accused"] == [4]
