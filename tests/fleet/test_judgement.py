@@ -15,7 +15,7 @@ import pytest
 from fastcheck.cli.main import main
 from fastcheck.errors import ConfigError
 from fastcheck.fleet import questions
-from fastcheck.fleet.chance import fewest_by_chance
+from fastcheck.fleet.chance import fewest_by_chance, usual_count
 from fastcheck.fleet.engines import open_engine, printed_sql
 from fastcheck.fleet.findings import FleetReport
 from fastcheck.fleet.judgement import examine
@@ -243,6 +243,15 @@ def test_how_many_are_no_chance(mean: float) -> None:
         number = fewest_by_chance(mean, tries)
         assert tail(number) * tries < 1e-4
         assert number == 3 or tail(number - 2) * tries > 1e-4
+
+
+@pytest.mark.parametrize("mean", [0.001, 0.1, 0.25, 0.28, 0.35, 0.6, 1.0, 3.0, 20.0])
+def test_what_is_usual_is_not_less_than_it_is_on_average(mean: float) -> None:
+    """Of ranks that chance alone makes outliers. Where most of them never are, the others are not
+    suspect for being it now and then.
+    """
+    counts = np.random.default_rng(3).poisson(mean, 10_000)
+    assert usual_count(counts.tolist()) >= mean
 
 
 class TestCommand:
