@@ -28,7 +28,8 @@ template <class Component>
 cudaError_t start(unsigned grid, unsigned block, cudaStream_t stream,
                   const ExponentsLaunch& arguments) {
   if constexpr (Component::kIsFloat) {
-    return launch(exponents_kernel<Component>, grid, block, stream, arguments);
+    return launch<ExponentShared<Component>>(exponents_kernel<Component>, grid, block, stream,
+                                             arguments);
   }
   return cudaSuccess;
 }

@@ -24,13 +24,13 @@ constexpr int kTotals = kTotalBins + 3 * kBinades<CountedAs<Format>>;
 
 template <class Format>
 struct ExponentShared {
-  Stage<Format> stages[kMaxWarps];
   // Of this block, of which kTotalLargest is not used: no count of a block passes 2^32.
   unsigned totals[kTotals<Format>];
   unsigned last;
   int bottom;
   unsigned long long largest;
   unsigned long long words[kExponentWords];
+  Stage<Format> warps[kMaxWarps];
 };
 
 // A magnitude in the format that it is counted in.
@@ -350,7 +350,7 @@ exponents_kernel(FASTCHECK_ARGUMENT ExponentsLaunch launch) {
   __syncthreads();
   const Entry& entry = launch.entry;
   {
-    ExponentCounter<Format> counter(shared.totals, shared.stages[warp_index()]);
+    ExponentCounter<Format> counter(shared.totals, shared.warps[warp_index()]);
     const std::int64_t warps = std::int64_t{gridDim.x} * warp_count();
     for (std::int64_t tile = std::int64_t{blockIdx.x} * warp_count() + warp_index();
          tile < launch.tiles; tile += warps) {

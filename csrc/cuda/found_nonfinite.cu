@@ -13,7 +13,8 @@ cudaError_t find_found_nonfinite() {
 template <class Format>
 cudaError_t start_found_nonfinite(unsigned grid, unsigned block, cudaStream_t stream,
                                   const FoundLaunch& arguments) {
-  return launch(found_nonfinite_kernel<Format>, grid, block, stream, arguments);
+  return launch<FoundShared<Format>>(found_nonfinite_kernel<Format>, grid, block, stream,
+                                     arguments);
 }
 
 #define FASTCHECK_START_FOUND(format)                                                  \

@@ -29,7 +29,7 @@ struct NonfiniteTest {
 
 template <class Format>
 struct FoundShared {
-  Stage<Format> stages[kMaxWarps];
+  Stage<Format> warps[kMaxWarps];
 };
 
 // ---- tile ---------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ template <class Format>
 FASTCHECK_KERNEL(kMaxThreads, kFoundBlocksPerSm)
 found_nonfinite_kernel(FASTCHECK_ARGUMENT FoundLaunch launch) {
   const List& list = launch.list;
-  Stage<Format>& stage = block_shared<FoundShared<Format>>().stages[warp_index()];
+  Stage<Format>& stage = block_shared<FoundShared<Format>>().warps[warp_index()];
   for (std::int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
     const Entry& entry = entries_of(list)[find_entry(list, chunk)];
     const std::int64_t first_tile =

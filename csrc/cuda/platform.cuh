@@ -5,6 +5,24 @@
 // differently.
 #pragma once
 
+#include <cstddef>
+#include <type_traits>
+
+namespace fastcheck::cuda {
+
+// Shared memory of a block of `threads`: T without the warps that the block does not have. They are
+// T's last member, an array. No more than a launch may take without asking for it.
+template <class T>
+constexpr unsigned shared_bytes(unsigned threads) {
+  using Warps = decltype(T::warps);
+  constexpr unsigned kWarpBytes = sizeof(std::remove_extent_t<Warps>);
+  static_assert(sizeof(T) <= 48 * 1024);
+  static_assert(offsetof(T, warps) + sizeof(Warps) == sizeof(T));
+  return static_cast<unsigned>(offsetof(T, warps)) + threads / 32 * kWarpBytes;
+}
+
+}  // namespace fastcheck::cuda
+
 #if defined(__CUDACC__)
 
 #include <cuda_runtime.h>
@@ -22,18 +40,18 @@
 
 namespace fastcheck::cuda {
 
-// One object of T per block and kernel, uninitialised.
+// The T of a block, uninitialised, as far as shared_bytes() goes.
 template <class T>
 __device__ __forceinline__ T& block_shared() {
-  __shared__ __align__(16) unsigned char bytes[sizeof(T)];
-  return *reinterpret_cast<T*>(bytes);
+  extern __shared__ __align__(16) unsigned char block_memory[];
+  return *reinterpret_cast<T*>(block_memory);
 }
 
 // cudaGetLastError() has its error.
 template <class Arguments>
-void put_on_stream(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
-                   const Arguments& arguments) {
-  kernel<<<grid, block, 0, stream>>>(arguments);
+void put_on_stream(void (*kernel)(Arguments), unsigned grid, unsigned block, unsigned shared,
+                   cudaStream_t stream, const Arguments& arguments) {
+  kernel<<<grid, block, shared, stream>>>(arguments);
 }
 
 // Whether the current device has code for a kernel, which is loaded if it has.
@@ -61,14 +79,13 @@ namespace fastcheck::cuda {
 
 template <class T>
 T& block_shared() {
-  static const char key = 0;
-  return *static_cast<T*>(cuda_on_cpu::shared_memory(&key, sizeof(T)));
+  return *static_cast<T*>(cuda_on_cpu::block_memory(shared_bytes<T>(blockDim.x)));
 }
 
 template <class Arguments>
-void put_on_stream(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
-                   const Arguments& arguments) {
-  cuda_on_cpu::launch(kernel, grid, block, stream, arguments);
+void put_on_stream(void (*kernel)(Arguments), unsigned grid, unsigned block, unsigned shared,
+                   cudaStream_t stream, const Arguments& arguments) {
+  cuda_on_cpu::launch(kernel, grid, block, shared, stream, arguments);
 }
 
 template <class Arguments>
@@ -83,13 +100,14 @@ cudaError_t find_kernel(void (*kernel)(Arguments)) {
 
 namespace fastcheck::cuda {
 
-template <class Arguments>
+// `Shared` is what the kernel has in shared memory.
+template <class Shared, class Arguments>
 cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
                    const Arguments& arguments) {
   // What an earlier call left behind is not this launch's. The CUDA runtime is linked into the
   // extension: nobody else looks for errors here.
   static_cast<void>(cudaGetLastError());
-  put_on_stream(kernel, grid, block, stream, arguments);
+  put_on_stream(kernel, grid, block, shared_bytes<Shared>(block), stream, arguments);
   return cudaGetLastError();
 }
 

@@ -18,7 +18,7 @@ namespace fastcheck::cuda {
 constexpr int kMaxThreads = kMaxWarps * kWarp;
 constexpr int kBlocksPerSm = 2;  // leaves a thread 128 registers
 
-struct MergeShared {
+struct alignas(16) MergeShared {
   Partial parts[kMaxWarps];
   Record record;
   unsigned int last;
@@ -26,8 +26,8 @@ struct MergeShared {
 
 template <class Component>
 struct BlockShared {
-  WarpShared<Component> warps[kMaxWarps];
   MergeShared merge;
+  WarpShared<Component> warps[kMaxWarps];
 };
 
 // ---- where a chunk belongs ----------------------------------------------------------------------

@@ -124,7 +124,7 @@ template <class Component>
 struct Stage {
   static constexpr int kRunBytes = kBatchRows * Shape<Component>::kRowBytes;
   static constexpr int kBytes = Shape<Component>::kRunsPerPass * kRunBytes;
-  uint4 vectors[kBytes / 16];
+  alignas(16) uint4 vectors[kBytes / 16];
 
   FASTCHECK_DEVICE_MEMBER std::byte* at(int offset) {
     return reinterpret_cast<std::byte*>(vectors) + offset;

@@ -19,12 +19,15 @@ cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream
                           const RecordsLaunch& arguments) {
   switch (depth) {
     case Depth::kHealth:
-      return launch(records_kernel<Component, Depth::kHealth>, grid, block, stream, arguments);
+      return launch<BlockShared<Component>>(records_kernel<Component, Depth::kHealth>, grid, block,
+                                            stream, arguments);
     case Depth::kStats:
-      return launch(records_kernel<Component, Depth::kStats>, grid, block, stream, arguments);
+      return launch<BlockShared<Component>>(records_kernel<Component, Depth::kStats>, grid, block,
+                                            stream, arguments);
     case Depth::kFull: break;
   }
-  return launch(records_kernel<Component, Depth::kFull>, grid, block, stream, arguments);
+  return launch<BlockShared<Component>>(records_kernel<Component, Depth::kFull>, grid, block,
+                                        stream, arguments);
 }
 
 #define FASTCHECK_START_RECORDS(component)                                               \

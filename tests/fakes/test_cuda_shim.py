@@ -50,6 +50,13 @@ def test_shim_stops_at_divergence() -> None:
             assert what in lib.cuda_on_cpu_error().decode()
 
 
+def test_shim_sees_a_launch_with_other_shared_memory() -> None:
+    lib = driver.library()
+    assert lib.probe_block_memory(64, 64) == 0
+    assert lib.probe_block_memory(64, 32) == 719
+    assert b"of 64 bytes of shared memory was launched with 32" in lib.cuda_on_cpu_error()
+
+
 def test_shim_shuffles_the_order() -> None:
     lib = driver.library()
     sums = set()

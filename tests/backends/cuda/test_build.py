@@ -52,3 +52,5 @@ def test_registers_alone(source: Path, arch: str) -> None:
     assert len(registers) == KERNELS[source.stem]
     assert max(registers, default=0) <= MAX_REGISTERS
     assert "lmem" not in said
+    # Shared memory is the launch's, for as many warps as a block has.
+    assert "smem" not in said

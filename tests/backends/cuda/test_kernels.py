@@ -346,6 +346,22 @@ def test_blocks_fill_a_multiprocessor() -> None:
     assert (of_records, call.lib.cuda_on_cpu_grid()) == (2 * 2, 2 * 3)
 
 
+# Of an H100: 228 KiB a multiprocessor, of which each block costs 1 KiB beside its own.
+SHARED_BYTES = 228 * 1024
+
+
+@pytest.mark.parametrize("warps", [1, 2, 4, 8])
+@pytest.mark.parametrize("dtype", ALL)
+def test_shared_memory_leaves_room_for_what_the_registers_do(dtype: str, warps: int) -> None:
+    """16 warps of the record kernels, 24 of found_nonfinite (csrc/cuda/plan.h)."""
+    call = Call([tensor_of(pattern("random", dtype, 6, 1), dtype)], cut=Cut(warps=warps))
+    call.records()
+    assert 16 // warps * (call.lib.cuda_on_cpu_shared() + 1024) <= SHARED_BYTES
+    if dtype in FLOAT_NAMES:
+        call.found_nonfinite()
+        assert 24 // warps * (call.lib.cuda_on_cpu_shared() + 1024) <= SHARED_BYTES
+
+
 @pytest.mark.parametrize("dtype", FLOAT_NAMES)
 def test_found_nonfinite(dtype: str) -> None:
     row = DTYPES[dtype]

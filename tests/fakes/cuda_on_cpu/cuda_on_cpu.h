@@ -129,10 +129,12 @@ inline cudaError_t run(unsigned grid, unsigned block, const std::function<void()
 }
 
 template <class Arguments>
-void launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
-            const Arguments& arguments) {
+void launch(void (*kernel)(Arguments), unsigned grid, unsigned block, unsigned shared,
+            cudaStream_t stream, const Arguments& arguments) {
   if (has_lasting_error()) return;
-  if (!launch_on(stream, kernel, grid, block, arguments)) set_error(cudaErrorLaunchFailure, false);
+  if (!launch_on(stream, kernel, grid, block, shared, arguments)) {
+    set_error(cudaErrorLaunchFailure, false);
+  }
 }
 
 // The bits of a value of up to 64 bits, and back.

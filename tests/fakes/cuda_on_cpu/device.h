@@ -29,7 +29,7 @@ int take_error();
 bool has_lasting_error();
 // A kernel that was looked for, as cudaFuncGetAttributes does, which loads it.
 void note_found(const void* kernel);
-void note_launched(const void* kernel, unsigned grid);
+void note_launched(const void* kernel, unsigned grid, unsigned shared);
 
 template <class T>
 void locate(T*& pointer) {
@@ -83,13 +83,14 @@ inline const char* name_of(const fastcheck::cuda::FoundLaunch&) {
 // False: the kernel failed, error_message() says how. On a device it throws there, later.
 template <class Arguments>
 bool launch_on(void* stream, void (*kernel)(Arguments), unsigned grid, unsigned block,
-               const Arguments& arguments) {
-  note_launched(reinterpret_cast<const void*>(kernel), grid);
-  if (!has_device()) return run_grid(grid, block, [&] { kernel(arguments); });
+               unsigned shared, const Arguments& arguments) {
+  note_launched(reinterpret_cast<const void*>(kernel), grid, shared);
+  if (!has_device()) return run_grid(grid, block, [&] { kernel(arguments); }, shared);
   enqueue(stream, name_of(arguments), [=] {
     Arguments there = arguments;
     const auto table = locate(there);
-    if (!run_grid(grid, block, [&] { kernel(there); })) throw std::runtime_error(error_message());
+    const bool ok = run_grid(grid, block, [&] { kernel(there); }, shared);
+    if (!ok) throw std::runtime_error(error_message());
   });
   return true;
 }
@@ -117,8 +118,9 @@ void cuda_on_cpu_set_error(int error, int lasts);
 void cuda_on_cpu_renumber_streams();
 // Streams say that they are being captured; what is put on them runs nevertheless.
 void cuda_on_cpu_pretend_capture(int is_capturing);
-// The blocks of the last launch.
+// The blocks of the last launch, and the bytes of shared memory that each of them was given.
 unsigned cuda_on_cpu_grid();
+unsigned cuda_on_cpu_shared();
 // How many kernels were looked for, and how many were launched that were not.
 void cuda_on_cpu_found(int* found, int* launched_unfound);
 }

@@ -59,6 +59,7 @@ std::string message;
 Fiber* running = nullptr;
 jmp_buf scheduler;
 const std::function<void()>* kernel_body = nullptr;
+std::size_t launched_shared = 0;
 std::vector<Fiber*> ready;
 std::vector<char*> spare_stacks;
 
@@ -254,8 +255,19 @@ void* shared_memory(const void* key, std::size_t bytes) {
   return piece.data();
 }
 
-bool run_grid(unsigned grid, unsigned block_size, const std::function<void()>& kernel) {
+void* block_memory(std::size_t bytes) {
+  static const char key = 0;
+  if (bytes != launched_shared) {
+    fail_with("a kernel of " + std::to_string(bytes) +
+              " bytes of shared memory was launched with " + std::to_string(launched_shared));
+  }
+  return shared_memory(&key, bytes);
+}
+
+bool run_grid(unsigned grid, unsigned block_size, const std::function<void()>& kernel,
+              std::size_t shared) {
   message.clear();
+  launched_shared = shared;
   if (block_size == 0 || block_size % kWarp != 0 || grid == 0) {
     message = "a launch of no threads, or of a part of a warp";
     return false;

@@ -28,8 +28,10 @@ struct Place {
 const Thread& current_thread();
 
 // Runs every thread of every block; false when a thread failed, and error_message() says how. Then
-// the threads that were under way are dropped where they stood.
-bool run_grid(unsigned grid, unsigned block, const std::function<void()>& kernel);
+// the threads that were under way are dropped where they stood. `shared` is how many bytes
+// block_memory() has.
+bool run_grid(unsigned grid, unsigned block, const std::function<void()>& kernel,
+              std::size_t shared = 0);
 const char* error_message();
 // Of a launch that did not begin.
 void set_error_message(const std::string& what);
@@ -51,6 +53,8 @@ std::uint64_t random_word();
 
 // Memory that the block's threads share, one piece per key, filled with garbage at first.
 void* shared_memory(const void* key, std::size_t bytes);
+// The same, of the size that the launch was given; another one is a fault.
+void* block_memory(std::size_t bytes);
 
 }  // namespace cuda_on_cpu
 

@@ -50,7 +50,9 @@ int read_tile(const TensorArgument& tensor, std::int64_t tile, double* sums, uns
   const auto left = fastcheck::cuda::component_count(tensor) - tile * fastcheck::kTile;
   const int n = fastcheck::cuda::components_from(left);
   return cuda_on_cpu::run(1, 32, [&] {
-    auto& shared = fastcheck::cuda::block_shared<fastcheck::cuda::WarpShared<Component>>();
+    using Shared = fastcheck::cuda::WarpShared<Component>;
+    static const char key = 0;
+    auto& shared = *static_cast<Shared*>(cuda_on_cpu::shared_memory(&key, sizeof(Shared)));
     fastcheck::cuda::TileReader<Component, fastcheck::Depth::kFull> reader(shared);
     const auto of_tile = reader.read(static_cast<const std::byte*>(tensor.data),
                                      direct ? nullptr : &layout, tile, n);
@@ -72,6 +74,10 @@ int probe_tile(const TensorArgument* tensor, std::int64_t tile, double* sums, un
   return tensor->dtype == static_cast<int>(fastcheck::DType::k_bfloat16)
              ? read_tile<fastcheck::BFloat16>(*tensor, tile, sums, checksum)
              : read_tile<fastcheck::Float32>(*tensor, tile, sums, checksum);
+}
+int probe_block_memory(unsigned needed, unsigned launched) {
+  const auto kernel = [=] { cuda_on_cpu::block_memory(needed); };
+  return cuda_on_cpu::run_grid(1, 32, kernel, launched) ? 0 : cudaErrorLaunchFailure;
 }
 int probe_half_the_block_waits() { return cuda_on_cpu::run(1, 64, half_the_block_waits); }
 int probe_two_barriers() { return cuda_on_cpu::run(1, 64, two_barriers); }

@@ -6,6 +6,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "cuda/found_nonfinite.cuh"
 #include "cuda/merge.cuh"
 #include "cuda/records.cuh"
 #include "cuda/start.h"
@@ -96,7 +97,7 @@ cudaError_t refuse(const std::string& why) {
   return cudaErrorLaunchFailure;
 }
 
-template <class Component, class Launch>
+template <class Component, class Shared, class Launch>
 cudaError_t start(const std::string& entry, unsigned grid, unsigned block, const Launch& launch) {
   for (const auto& module : modules) {
     const auto found = module->function_by_name.find(entry);
@@ -110,7 +111,8 @@ cudaError_t start(const std::string& entry, unsigned grid, unsigned block, const
       ranges.add(launch.list, Shape<Component>::kSize);
       ranges.add(launch.found, sizeof(*launch.found), Use::kWrite, "found");
     }
-    const bool ok = ptx_on_cpu::run(*module, kernel, grid, block, &launch, ranges.take(*module));
+    const bool ok = ptx_on_cpu::run(*module, kernel, grid, block, shared_bytes<Shared>(block),
+                                    &launch, ranges.take(*module));
     return ok ? cudaSuccess : cudaErrorLaunchFailure;
   }
   return refuse("no kernel " + entry + " was loaded");
@@ -132,16 +134,16 @@ cudaError_t find_found_nonfinite() {
 template <class Component>
 cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream_t,
                           const RecordsLaunch& launch) {
-  return start<Component>("_ZN9fastcheck4cuda14records_kernelI" + mangled<Component>() +
-                              "LNS_5DepthE" + std::to_string(static_cast<int>(depth)) +
-                              "EEEvNS0_13RecordsLaunchE",
-                          grid, block, launch);
+  return start<Component, BlockShared<Component>>(
+      "_ZN9fastcheck4cuda14records_kernelI" + mangled<Component>() + "LNS_5DepthE" +
+          std::to_string(static_cast<int>(depth)) + "EEEvNS0_13RecordsLaunchE",
+      grid, block, launch);
 }
 
 template <class Format>
 cudaError_t start_found_nonfinite(unsigned grid, unsigned block, cudaStream_t,
                                   const FoundLaunch& launch) {
-  return start<Format>(
+  return start<Format, FoundShared<Format>>(
       "_ZN9fastcheck4cuda22found_nonfinite_kernelI" + mangled<Format>() + "EEvNS0_11FoundLaunchE",
       grid, block, launch);
 }
@@ -218,7 +220,7 @@ const char* ptx_on_cpu_probe(const char* entry, const std::uint32_t* x, const st
     ranges.add(y, bytes, Use::kRead, "y");
     ranges.add(out, bytes, Use::kWrite, "out");
     const ptx_on_cpu::Function& kernel = module->functions[static_cast<std::size_t>(found->second)];
-    const bool ok = ptx_on_cpu::run(*module, kernel, 1, 32, &arguments, ranges.take(*module));
+    const bool ok = ptx_on_cpu::run(*module, kernel, 1, 32, 0, &arguments, ranges.take(*module));
     return ok ? nullptr : cuda_on_cpu::error_message();
   }
   return "no such kernel";

@@ -42,6 +42,7 @@ void run_thread(Launch& launch) {
     if (launch.kernel.shared >= 0) {
       variable = launch.module.shared[static_cast<std::size_t>(launch.kernel.shared)];
     }
+    if (variable.is_of_launch) variable.end = variable.begin + launch.shared;
     block.reset(new Block{SharedMemory(variable.begin, variable.end), {}, 0, at.block_size.x});
   }
   Thread thread(launch, *block, at.block.x, at.thread.x);
@@ -72,10 +73,9 @@ void fail(const Thread& thread, const std::string& what) {
 }
 
 bool run(const Module& module, const Function& kernel, unsigned grid, unsigned block,
-         const void* arguments, std::vector<Range> ranges) {
-  Launch launch{
-      module, kernel, static_cast<const unsigned char*>(arguments), GlobalMemory(std::move(ranges)),
-      {},     0};
+         unsigned shared, const void* arguments, std::vector<Range> ranges) {
+  const auto* bytes = static_cast<const unsigned char*>(arguments);
+  Launch launch{module, kernel, shared, bytes, GlobalMemory(std::move(ranges)), {}, 0};
   const bool ok = cuda_on_cpu::run_grid(grid, block, [&launch] { run_thread(launch); });
   ++counted.launches;
   counted.longest += launch.longest;

@@ -26,6 +26,7 @@ struct Block {
 struct Launch {
   const Module& module;
   const Function& kernel;
+  unsigned shared;  // bytes of a block
   const unsigned char* arguments;
   GlobalMemory memory;
   std::map<unsigned, std::unique_ptr<Block>> blocks;
@@ -92,6 +93,6 @@ extern Count counted;
 
 // False: it failed, and cuda_on_cpu::error_message() says how.
 bool run(const Module& module, const Function& kernel, unsigned grid, unsigned block,
-         const void* arguments, std::vector<Range> ranges);
+         unsigned shared, const void* arguments, std::vector<Range> ranges);
 
 }  // namespace ptx_on_cpu

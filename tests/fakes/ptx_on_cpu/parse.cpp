@@ -95,6 +95,10 @@ class Parser {
     std::size_t end = at_;
     while (end < text_.size() && is_in_name(text_[end])) ++end;
     const std::string word = text_.substr(at_, end - at_);
+    if (word == ".extern") {
+      at_ = end;
+      return;  // what it stands before says the rest
+    }
     if (word == ".version" || word == ".target" || word == ".address_size") {
       until("\n");
     } else if (word == ".visible" || word == ".func" || word == ".entry" || word == ".weak") {
@@ -153,13 +157,14 @@ class Parser {
       if (words[i + 1] == "[") name = i;
     }
     if (name == 0) fail("a variable that is no array");
-    const auto bytes = static_cast<std::uint32_t>(std::stoul(words[name + 2]));
+    const bool is_of_launch = is_shared && words[name + 2] == "]";
+    const auto bytes = is_of_launch ? 0 : static_cast<std::uint32_t>(std::stoul(words[name + 2]));
     if (is_shared) {
       // A gap behind each, where nothing may be read or written.
       const std::uint32_t before =
           module_.shared.empty() ? kFirstShared : module_.shared.back().end + 256;
       const std::uint32_t begin = (before + align - 1) / align * align;
-      module_.shared.push_back({words[name], begin, begin + bytes});
+      module_.shared.push_back({words[name], begin, begin + bytes, is_of_launch});
       symbols_[words[name]] = begin;
       return;
     }

@@ -51,6 +51,7 @@ struct Function {
 struct SharedVariable {
   std::string name;
   std::uint32_t begin = 0, end = 0;
+  bool is_of_launch = false;  // which says how large it is
 };
 
 struct Module {
