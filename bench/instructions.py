@@ -28,7 +28,10 @@ import machine_code
 SOURCES = ("records_floats", "records_bytes", "exponents")
 NVCC_FLAGS = ("-std=c++17", "-fmad=false", "-arch=sm_90", f"-I{harness.ROOT / 'csrc'}", "-cubin")
 DEPTHS = ("health", "stats", "full")
-BATCHES = 4  # of four rows, in a run
+PAIRS = 2  # of batches of four rows, in a run: a turn of the innermost loop
+PAIR_VOTES = 2
+PAIR_LOADS = 8
+FIRST_LOADS = 4  # of a pass, ahead of that loop
 TILE = 4096
 
 
@@ -37,17 +40,17 @@ class Format(NamedTuple):
     mangled: str  # part of the kernels' names
     size: int  # bytes of a component
     passes: int
-    votes: int  # on what to do with a tile that was read
+    votes: int  # on whether a tile is scaled
     folds: int  # shuffles of a pass that folds its runs
 
 
 FORMATS = {
     "float32": Format("records_floats", "IjLi8ELi23E", 4, 2, 2, 6),
     "bfloat16": Format("records_floats", "ItLi8ELi7E", 2, 1, 2, 18),
-    "float16": Format("records_floats", "ItLi5ELi10E", 2, 1, 1, 18),
-    "float8_e4m3fn": Format("records_bytes", "IhLi4ELi3E", 1, 1, 1, 18),
+    "float16": Format("records_floats", "ItLi5ELi10E", 2, 1, 0, 18),
+    "float8_e4m3fn": Format("records_bytes", "IhLi4ELi3E", 1, 1, 0, 18),
 }
-BATCH_VOTES = 2
+TILE_VOTES = 1  # whether something is not finite
 TILE_FOLDS = 30  # shuffles: three float64 through five levels
 # Issue slots for a component of 4, 2 and 1 bytes.
 BUDGET = {n: 132 * 4 * 32 * 1.755e9 / (0.9 * 3.35e12 / n) for n in (4, 2, 1)}
@@ -61,28 +64,29 @@ def opcodes(kernels: Kernels, dtype: str, depth: str) -> collections.Counter[str
     end = f"DepthE{DEPTHS.index(depth) + 1}E"
     (blocks,) = (b for name, b in kernels.items() if form.mangled in name and end in name)
     loops = machine_code.loops(blocks)
-    load = rf"LDG\.E\.{64 if form.size == 1 else 128}\.CONSTANT"
-    (via,) = (
-        i
-        for i, block in enumerate(blocks)
-        if block.count(load) >= 4 and any(i in body for body in loops.values())
-    )
-    # From the inside: batches, passes where there are several, a second reading, tiles, chunks.
+    load = rf"@?LDG\.E\.{64 if form.size == 1 else 128}\.CONSTANT"
+    # The innermost loop that loads as many vectors, whatever lies around it.
+    within = {head: sum(blocks[i].count(load) for i in body) for head, body in loops.items()}
+    pair = min((h for h in loops if within[h] >= PAIR_LOADS), key=lambda h: len(loops[h]))
+    via = max(loops[pair], key=lambda i: blocks[i].count(load))
+    # From the inside: pairs of batches, passes where there are several, tiles, chunks.
     around = sorted((head for head in loops if via in loops[head]), key=lambda h: len(loops[h]))
     sums = depth != "health"
-    batch = {"VOTEU?": BATCH_VOTES}
     folds = form.folds if sums else 0
-    turns = [(around[0], batch)]
+    turns = [(pair, {"VOTEU?": PAIR_VOTES, load: PAIR_LOADS})]
     if form.passes > 1:
-        turns.append((around[1], {**batch, "SHFL": folds}))
-    votes = BATCH_VOTES + (form.votes if sums else 0)
-    turns.append((around[-2], {"VOTEU?": votes, "SHFL": folds + TILE_FOLDS if sums else 0}))
+        loads = FIRST_LOADS + PAIR_LOADS
+        turns.append((around[1], {"VOTEU?": PAIR_VOTES, load: loads, "SHFL": folds}))
+    votes = PAIR_VOTES + TILE_VOTES + (form.votes if sums else 0)
+    loads = FIRST_LOADS + PAIR_LOADS
+    shuffles = folds + TILE_FOLDS if sums else 0
+    turns.append((around[-2], {"VOTEU?": votes, load: loads, "SHFL": shuffles}))
     counts = [
         machine_code.shortest_turn(blocks, head, loops[head], via, needs) for head, needs in turns
     ]
     # A turn of an outer loop holds one of the inner one.
     total = counts[-1].copy()
-    for _ in range(BATCHES * form.passes - 1):
+    for _ in range(PAIRS * form.passes - 1):
         total.update(counts[0])
     for _ in range(form.passes - 1):
         total.update(counts[1] - counts[0])

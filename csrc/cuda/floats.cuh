@@ -105,11 +105,14 @@ struct Extremes {  // 8 and 16 bits; wider ones below
   }
   // Whether something is not finite, or the largest finite magnitude.
   FASTCHECK_DEVICE_MEMBER bool beyond() const {
-    return ((largest() + H::reach(Format::kMaxFinite)) & H::kSigns) != 0;
+    const std::uint32_t both = largest();  // negative only where nothing was included
+    return ((both + H::reach(Format::kMaxFinite)) & ~both & H::kSigns) != 0;
   }
-  // Whether something is zero or subnormal.
-  FASTCHECK_DEVICE_MEMBER bool small() const {
-    return (~((near & ~H::kSigns) + H::reach(Format::kMinNormal)) & H::kSigns) != 0;
+  // Whether something since the last call is zero or subnormal.
+  FASTCHECK_DEVICE_MEMBER bool take_small() {
+    const std::uint32_t smallest = near & ~H::kSigns;
+    near = H::kInf;
+    return (~(smallest + H::reach(Format::kMinNormal)) & H::kSigns) != 0;
   }
   // The largest finite magnitude, when nothing else is included; zero for nothing.
   FASTCHECK_DEVICE_MEMBER float largest_value() const {
@@ -150,18 +153,22 @@ struct Extremes<Format, std::uint32_t> {
   FASTCHECK_DEVICE_MEMBER void include(std::uint32_t bits) {
     const float x = bit_cast<float>(bits);
     high = max_or_nan(high, x);
-    low = fminf(low, x);
-    near = fminf(near, fabsf(x));
+    low = min_number(low, x);
+    near = min_number(near, fabsf(x));
   }
   FASTCHECK_DEVICE_MEMBER void include(const Extremes& other) {
     high = max_or_nan(high, other.high);
-    low = fminf(low, other.low);
+    low = min_number(low, other.low);
   }
   FASTCHECK_DEVICE_MEMBER bool beyond() const {
-    return bit_cast<std::uint32_t>(max_or_nan(high, -low)) >= Format::kMaxFinite;
+    // As signed numbers: negative only where nothing was included.
+    return bit_cast<std::int32_t>(max_or_nan(high, -low)) >=
+           static_cast<std::int32_t>(Format::kMaxFinite);
   }
-  FASTCHECK_DEVICE_MEMBER bool small() const {
-    return bit_cast<std::uint32_t>(near) < Format::kMinNormal;
+  FASTCHECK_DEVICE_MEMBER bool take_small() {
+    const auto smallest = bit_cast<std::uint32_t>(near);
+    near = kInfinity();
+    return smallest < Format::kMinNormal;
   }
   FASTCHECK_DEVICE_MEMBER float largest_value() const { return fmaxf(fmaxf(high, -low), 0.0f); }
   FASTCHECK_DEVICE_MEMBER KeyRange range() const {
@@ -199,8 +206,10 @@ struct Extremes<Format, std::uint64_t> {
   FASTCHECK_DEVICE_MEMBER bool beyond() const {
     return top_high >= static_cast<std::uint32_t>(Format::kMaxFinite >> 32);
   }
-  FASTCHECK_DEVICE_MEMBER bool small() const {
-    return top_low < static_cast<std::uint32_t>(Format::kMinNormal >> 32);
+  FASTCHECK_DEVICE_MEMBER bool take_small() {
+    const std::uint32_t smallest = top_low;
+    top_low = 0x7fffffffu;
+    return smallest < static_cast<std::uint32_t>(Format::kMinNormal >> 32);
   }
   FASTCHECK_DEVICE_MEMBER KeyRange range() const { return {key(low), key(high)}; }
 

@@ -20,6 +20,15 @@ namespace fastcheck::cuda {
 constexpr unsigned kWholeWarp = 0xffffffffu;
 constexpr int kWarp = 32;
 
+// The same number, but the compiler does not know it: what follows from it in a loop is computed
+// there, not ahead of it and kept in registers.
+FASTCHECK_DEVICE int opaque(int x) {
+#if FASTCHECK_DEVICE_ARCH
+  asm volatile("" : "+r"(x));
+#endif
+  return x;
+}
+
 // ---- bytes --------------------------------------------------------------------------------------
 
 // PTX prmt: each nibble of `selector`, from the lowest, picks a byte of low (0-3) or high (4-7);
@@ -157,6 +166,15 @@ FASTCHECK_DEVICE float max_or_nan(float x, float y) {
   if (x != x || y != y) return bit_cast<float>(0x7fffffffu);
   return fmaxf(x, y);
 #endif
+}
+
+// A NaN is dropped; a signaling one too, which C's fminf may return.
+FASTCHECK_DEVICE float min_number(float x, float y) {
+#if !FASTCHECK_DEVICE_ARCH
+  if (x != x) return y;
+  if (y != y) return x;
+#endif
+  return fminf(x, y);
 }
 
 // ---- warps --------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 
 #include "cuda/arguments.h"
 #include "cuda/merge.cuh"
+#include "cuda/other_tiles.cuh"
 #include "cuda/tile.cuh"
 
 namespace fastcheck::cuda {
@@ -118,34 +119,59 @@ FASTCHECK_DEVICE_CALLED void write_record(const RecordsLaunch& launch, int index
 
 // ---- chunks -------------------------------------------------------------------------------------
 
-// The warp's share of a chunk; lane 0's result counts.
+FASTCHECK_DEVICE Partial& part_of_warp(Partial (&parts)[kMaxWarps]) {
+  return parts[opaque(static_cast<int>(threadIdx.x)) / kWarp];
+}
+
+// The tiles of a share that were not read yet, from `first_left` on, and those to be read again (a
+// bit each); adds what it finds to what the others came to. One warp.
 template <class Component, Depth kDepth>
-FASTCHECK_DEVICE Partial read_share(const Entry& entry, const Layout* layout,
-                                    std::int64_t first_tile, int tiles_per_warp,
-                                    WarpShared<Component>& shared) {
+FASTCHECK_DEVICE void read_others(WarpShared<Component>& shared, const Entry& entry,
+                                  const Layout* layout, std::int64_t first_tile, int tiles,
+                                  int first_left, std::uint32_t again,
+                                  Partial (&parts)[kMaxWarps]) {
+  OtherTiles<Component, kDepth> others(shared, entry, layout);
+  FASTCHECK_ROLLED
+  for (int k = 0; k < tiles; ++k) {
+    const std::int64_t tile = first_tile + k;
+    const int n = components_from(entry.components - tile * kTile);
+    if (k >= first_left || (again >> k & 1) != 0) others.read(tile, n, k, k >= first_left);
+  }
+  const Partial found = others.finish();
+  if (lane_index() == 0) part_of_warp(parts) = merge_parts(part_of_warp(parts), found);
+}
+
+// The warp's share of a chunk; one lane writes the result.
+template <class Component, Depth kDepth>
+FASTCHECK_DEVICE void read_share(const Entry& entry, const Layout* layout, std::int64_t first_tile,
+                                 int tiles_per_warp, WarpShared<Component>& shared,
+                                 Partial (&parts)[kMaxWarps]) {
   const int lane = lane_index();
   FASTCHECK_UNROLL
   for (auto& leaves : shared.leaf) leaves[lane] = 0.0;
   if (lane < 4) shared.rare[lane] = 0;
-  TileReader<Component, kDepth> reader(shared);
+  const std::int64_t components = entry.components - first_tile * kTile;
+  const int tiles = components >= tiles_per_warp * kTile
+                        ? tiles_per_warp
+                        : static_cast<int>((components + kTile - 1) / kTile);
+  const bool is_plain = layout == nullptr && bytes_past<Component>(entry.data) == 0;
+  PlainTiles<Component, kDepth> reader(shared);
+  std::uint32_t again = 0;
+  int k = 0;
   FASTCHECK_ROLLED
-  for (int k = 0; k < tiles_per_warp; ++k) {
-    const std::int64_t left = entry.components - (first_tile + k) * kTile;
-    if (left <= 0) break;
-    const Sums sums = reader.read(entry.data, layout, first_tile + k, components_from(left));
-    if constexpr (kDepth >= Depth::kStats) {
-      if (lane == k) {
-        shared.leaf[0][k] = sums.sum;
-        shared.leaf[1][k] = sums.abs_sum;
-        shared.leaf[2][k] = sums.sum_sq;
-      }
-    }
+  for (; k < tiles && is_plain && components >= (k + 1) * kTile; ++k) {
+    if (!reader.read(entry.data, first_tile + k, k)) again |= 1u << k;
   }
-  Partial part = reader.finish();
+  const Partial ordinary = reader.finish();
+  if (lane == 0) part_of_warp(parts) = ordinary;
+  if (k < tiles || again != 0) {
+    read_others<Component, kDepth>(shared, entry, layout, first_tile, tiles, k, again, parts);
+  }
   if constexpr (kDepth >= Depth::kStats) {
-    part.sums = fold_lanes({shared.leaf[0][lane], shared.leaf[1][lane], shared.leaf[2][lane]});
+    const Sums sums =
+        fold_lanes({shared.leaf[0][lane], shared.leaf[1][lane], shared.leaf[2][lane]});
+    if (lane == 0) part_of_warp(parts).sums = sums;
   }
-  return part;
 }
 
 // Leaves a chunk's partial where the last block finds it; whether this block is the last. One
@@ -194,12 +220,11 @@ records_kernel(FASTCHECK_ARGUMENT RecordsLaunch launch) {
   for (std::int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
     const int index = find_entry(list, chunk);
     const Entry& entry = entries_of(list)[index];
+    const int warp = opaque(static_cast<int>(threadIdx.x)) / kWarp;
     const std::int64_t first_tile =
-        ((chunk - entry.first_chunk) * warp_count() + warp_index()) * list.tiles_per_warp;
-    const Partial part =
-        read_share<Component, kDepth>(entry, entry.strided != 0 ? &list.layout : nullptr,
-                                      first_tile, list.tiles_per_warp, shared.warps[warp_index()]);
-    if (lane_index() == 0) shared.merge.parts[warp_index()] = part;
+        ((chunk - entry.first_chunk) * warp_count() + warp) * list.tiles_per_warp;
+    read_share<Component, kDepth>(entry, entry.strided != 0 ? &list.layout : nullptr, first_tile,
+                                  list.tiles_per_warp, shared.warps[warp], shared.merge.parts);
     finish_chunk(launch, index, chunk, Shape<Component>::kSize, Component::kExtreme, kDepth,
                  shared.merge);
   }

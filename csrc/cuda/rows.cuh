@@ -66,8 +66,8 @@ struct Place {
   int column;  // the thread's vector in the row
   int run;     // within the pass
 
-  FASTCHECK_DEVICE_MEMBER Place()
-      : lane(static_cast<int>(threadIdx.x) % kWarpThreads),
+  explicit FASTCHECK_DEVICE_MEMBER Place(int of_lane = lane_index())
+      : lane(of_lane),
         column(lane % Shape<Component>::kThreadsPerRow),
         run(lane / Shape<Component>::kThreadsPerRow) {}
 
@@ -75,9 +75,6 @@ struct Place {
   FASTCHECK_DEVICE_MEMBER int row(int pass, int batch) const {
     return (pass * Shape<Component>::kRunsPerPass + run) * kRunRows + batch * kBatchRows;
   }
-
- private:
-  static constexpr int kWarpThreads = 32;
 };
 
 // ---- loads --------------------------------------------------------------------------------------
@@ -247,9 +244,9 @@ template <class Component>
 FASTCHECK_DEVICE void load_any(const std::byte* data, const std::byte* at, int left,
                                Row<Component> (&rows)[kBatchRows]) {
   using S = Shape<Component>;
-  const int past = bytes_past<Component>(data) % S::kHalfBytes;
-  // The kernels of integers have no registers left for two ways: theirs is the longer one.
-  const bool in_two = Component::kIsFloat && past == 0;
+  const int past = opaque(bytes_past<Component>(data) % S::kHalfBytes);
+  // The kernels of integers and float64 have no registers left for two ways: theirs is the longer.
+  const bool in_two = Component::kIsFloat && S::kSize <= 4 && past == 0;
   const int room = left * S::kSize;
   // Bytes that must be there from a vector on to read it as such. The first of a tensor that is
   // not aligned would be read from in front of it.

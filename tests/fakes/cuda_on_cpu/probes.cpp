@@ -3,7 +3,7 @@
 #include "cuda_on_cpu/cuda_on_cpu.h"
 
 #include "cuda/plan.h"
-#include "cuda/tile.cuh"
+#include "cuda/records.cuh"
 
 namespace {
 
@@ -47,19 +47,21 @@ template <class Component>
 int read_tile(const TensorArgument& tensor, std::int64_t tile, double* sums, unsigned* checksum) {
   const Layout layout = fastcheck::cuda::layout_of(tensor);
   const bool direct = fastcheck::cuda::reads_directly(tensor);
-  const auto left = fastcheck::cuda::component_count(tensor) - tile * fastcheck::kTile;
-  const int n = fastcheck::cuda::components_from(left);
+  fastcheck::cuda::Entry entry{};
+  entry.data = static_cast<const std::byte*>(tensor.data);
+  entry.components = fastcheck::cuda::component_count(tensor);
   return cuda_on_cpu::run(1, 32, [&] {
     using Shared = fastcheck::cuda::WarpShared<Component>;
-    static const char key = 0;
+    static const char key = 0, part_key = 0;
     auto& shared = *static_cast<Shared*>(cuda_on_cpu::shared_memory(&key, sizeof(Shared)));
-    fastcheck::cuda::TileReader<Component, fastcheck::Depth::kFull> reader(shared);
-    const auto of_tile = reader.read(static_cast<const std::byte*>(tensor.data),
-                                     direct ? nullptr : &layout, tile, n);
-    const auto rest = reader.finish();
+    using Parts = fastcheck::Partial[fastcheck::cuda::kMaxWarps];
+    auto& parts = *static_cast<Parts*>(cuda_on_cpu::shared_memory(&part_key, sizeof(Parts)));
+    fastcheck::cuda::read_share<Component, fastcheck::Depth::kFull>(
+        entry, direct ? nullptr : &layout, tile, 1, shared, parts);
     if (threadIdx.x != 0) return;
-    sums[0] = of_tile.sum, sums[1] = of_tile.abs_sum, sums[2] = of_tile.sum_sq;
-    checksum[0] = rest.checksum.a, checksum[1] = rest.checksum.b;
+    const fastcheck::Partial& part = parts[0];
+    sums[0] = part.sums.sum, sums[1] = part.sums.abs_sum, sums[2] = part.sums.sum_sq;
+    checksum[0] = part.checksum.a, checksum[1] = part.checksum.b;
   });
 }
 

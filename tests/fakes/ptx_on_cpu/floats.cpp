@@ -122,6 +122,8 @@ void packed_floats(Table& table) {
   define_packed<uint16_t, SmallerMagnitude<kHalf>>(table, "min.xorsign.abs.f16x2");
   define_packed<uint16_t, SmallerMagnitude<kBrain>>(table, "min.xorsign.abs.bf16x2");
   table.unary<double, float>("cvt.f64.f32", [](float a) { return result(static_cast<double>(a)); });
+  table.unary<float, double>("cvt.rn.f32.f64",
+                             [](double a) { return result(static_cast<float>(a)); });
   table.unary<float, uint16_t>("cvt.f32.f16", [](uint16_t a) { return float_of_half(a); });
 }
 

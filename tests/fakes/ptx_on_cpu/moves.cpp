@@ -39,6 +39,7 @@ void comparisons(Table& table, std::initializer_list<const char*> types) {
     table.binary<bool, T>("setp.gt." + type, [](T a, T b) { return a > b; });
     table.binary<bool, T>("setp.ge." + type, [](T a, T b) { return a >= b; });
     if constexpr (std::is_floating_point_v<T>) {
+      table.binary<bool, T>("setp.neu." + type, [](T a, T b) { return a != b; });
       table.binary<bool, T>("setp.nan." + type, [](T a, T b) { return a != a || b != b; });
       table.binary<bool, T>("setp.num." + type, [](T a, T b) { return a == a && b == b; });
     }

@@ -1,0 +1,274 @@
+// What a thread takes from a batch of rows: sums, chains, extremes and counts.
+//
+// A batch is read as if all of it were finite: the sums, the extremes and the count of minus signs
+// of a tile are only used if its extremes show that it was so. Zeros and subnormals are counted
+// from the registers of the batch that has any.
+#pragma once
+
+#include "core/accumulator.h"
+#include "core/record.h"
+#include "cuda/chains.cuh"
+#include "cuda/floats.cuh"
+#include "cuda/fold.cuh"
+#include "cuda/integers.cuh"
+#include "cuda/rows.cuh"
+
+namespace fastcheck::cuda {
+
+template <class Component, bool kIsFloat = Component::kIsFloat>
+struct ExtremesOf {
+  using Type = Extremes<Component>;
+};
+template <class Component>
+struct ExtremesOf<Component, false> {
+  using Type = IntegerExtremes<Component>;
+};
+
+// What a warp keeps out of its registers: what is written once a tile or hardly ever.
+template <class Component>
+struct WarpShared {
+  Stage<Component> stage;
+  FoldShared<Component> fold;
+  double leaf[3][kWarp];  // the sums of the tiles of the warp's share, each written by its lane
+  std::uint32_t rare[4];  // nan, posinf, neginf, saturated, each counted by its lane
+};
+
+// The sums of a tile; every lane has them.
+template <class Component>
+FASTCHECK_DEVICE void set_leaf(WarpShared<Component>& shared, int leaf, const Sums& sums) {
+  if (lane_index() != leaf) return;
+  shared.leaf[0][leaf] = sums.sum;
+  shared.leaf[1][leaf] = sums.abs_sum;
+  shared.leaf[2][leaf] = sums.sum_sq;
+}
+
+// By what a tile is scaled: its largest magnitude, the same in every lane, or 1 for no scale.
+template <class Component, Depth kDepth>
+FASTCHECK_DEVICE float scaled_by(const typename ExtremesOf<Component>::Type& extremes) {
+  if constexpr (kDepth >= Depth::kStats && kMayScale<Component>) {
+    float largest = extremes.largest_value();
+    const bool above = any_lane(largest > kScaleDownAbove);
+    const bool below = all_lanes(largest < kScaleUpBelow) && any_lane(largest > 0.0f);
+    if (above || below) {
+      FASTCHECK_ROLLED
+      for (int mask = 1; mask < kWarp; mask *= 2) {
+        largest = fmaxf(largest, from_lane_xor(largest, mask));
+      }
+      return largest;
+    }
+  }
+  return 1.0f;
+}
+
+// Components that are there from a thread's first of a batch on, where `n` are from the tile's.
+template <class Component>
+FASTCHECK_DEVICE int left_of(int n, const Place<Component>& place, int pass, int batch) {
+  return n - place.row(pass, batch) * kLanes - place.column * Shape<Component>::kVectorLanes;
+}
+
+// A row of a batch that stays in registers.
+template <class Component>
+FASTCHECK_DEVICE Row<Component> row_at(const Row<Component> (&rows)[kBatchRows], int index) {
+  Row<Component> row{};
+  FASTCHECK_UNROLL
+  for (int j = 0; j < kBatchRows; ++j) {
+    if (j == index) row = rows[j];
+  }
+  return row;
+}
+
+// A row of which `n` components are there, and the first of them in place of the others.
+template <class Component>
+FASTCHECK_DEVICE Row<Component> filled_up(const Row<Component>& row, int n) {
+  using S = Shape<Component>;
+  Row<Component> full;
+  FASTCHECK_UNROLL
+  for (int w = 0; w < S::kWords; ++w) {
+    const int bits = 8 * (n * S::kSize - 4 * w);
+    const std::uint32_t there = bits <= 0 ? 0 : bits >= 32 ? ~0u : (1u << bits) - 1;
+    std::uint32_t first = row.word[S::kSize == 8 ? w % 2 : 0];
+    if constexpr (S::kSize == 1) first = (first & 0xff) * kEachByte;
+    if constexpr (S::kSize == 2) first = (first & 0xffff) * 0x10001u;
+    full.word[w] = (row.word[w] & there) | (first & ~there);
+  }
+  return full;
+}
+
+template <class Component>
+FASTCHECK_DEVICE void row_values(
+    const Row<Component>& row,
+    typename Component::Accumulator (&x)[Shape<Component>::kVectorLanes]) {
+  if constexpr (Component::kIsFloat) {
+    values_of(row, x);
+  } else {
+    FASTCHECK_UNROLL
+    for (int k = 0; k < Shape<Component>::kVectorLanes; ++k)
+      x[k] = value<Component>(bits_of(row, k));
+  }
+}
+
+// Counts and checksum of the batches that a thread took.
+template <class Component, Depth kDepth>
+class Tally {
+  using S = Shape<Component>;
+  using Accumulator = typename Component::Accumulator;
+  static constexpr bool kSums = kDepth >= Depth::kStats;
+
+ public:
+  using Values = typename ExtremesOf<Component>::Type;
+  using Rows = Row<Component>[kBatchRows];
+  using Runs = LaneSums<Accumulator>[S::kVectorLanes];
+
+  explicit FASTCHECK_DEVICE_MEMBER Tally(WarpShared<Component>& shared) : shared_(shared) {}
+
+  // What a tile's extremes are, once all of it is taken.
+  FASTCHECK_DEVICE_MEMBER void include(const Values& of_tile) {
+    if constexpr (Component::kIsFloat) {
+      extremes_.include(of_tile);
+    } else {
+      extremes_ = merge(extremes_, of_tile.range());
+    }
+  }
+
+  FASTCHECK_DEVICE_MEMBER void finish_chains(Chains<Component>& chains, int bytes) {
+    if constexpr (kDepth == Depth::kFull) chains.finish(bytes, terms_);
+  }
+
+  // Everything but the sums, of the whole warp; every lane gets it.
+  FASTCHECK_DEVICE_MEMBER Partial finish() const {
+    Partial part;
+    // What lanes wrote to shared memory: an exchange does not order it.
+    __syncwarp();
+    part.counts.zero = warp_sum(counts_.zero);
+    // Below zero where signs were counted by another reading of the tile.
+    part.counts.negative = static_cast<std::int32_t>(warp_sum(counts_.negative));
+    if constexpr (Component::kIsFloat) {
+      part.counts.subnormal = warp_sum(counts_.subnormal);
+      part.counts.nan = shared_.rare[0];
+      part.counts.posinf = shared_.rare[1];
+      part.counts.neginf = shared_.rare[2];
+      part.counts.saturated = shared_.rare[3];
+    } else {
+      part.counts.saturated = warp_sum(counts_.saturated);
+    }
+    if constexpr (kSums) {
+      if constexpr (Component::kIsFloat) {
+        part.range = extremes_.range();
+      } else {
+        part.range = extremes_;
+      }
+      FASTCHECK_UNROLL
+      for (int mask = 1; mask < kWarp; mask *= 2) {
+        part.range = merge(
+            part.range, {from_lane_xor(part.range.min, mask), from_lane_xor(part.range.max, mask)});
+      }
+    }
+    if constexpr (kDepth == Depth::kFull) {
+      part.checksum = {warp_sum(terms_.a), warp_sum(terms_.b)};
+    }
+    return part;
+  }
+
+  // What a census found: signs of what is not finite were taken for minus signs.
+  FASTCHECK_DEVICE_MEMBER void add_census(const Counters& counts, std::uint32_t signs) {
+    counts_.negative -= signs;
+    const std::uint32_t rare[4] = {counts.nan, counts.posinf, counts.neginf, counts.saturated};
+    FASTCHECK_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t sum = warp_sum(rare[i]);
+      if (lane_index() == i && sum != 0) shared_.rare[i] += sum;
+    }
+  }
+
+  // Sums, chains, extremes and counts of a batch, if all of it is there for this thread. The whole
+  // warp comes here together.
+  FASTCHECK_DEVICE_MEMBER void take_whole(const Rows& rows, bool there, Runs& runs,
+                                          NarrowSums& narrow, Chains<Component>& chains,
+                                          Values& extremes) {
+    if (there) {
+      FASTCHECK_UNROLL
+      for (int j = 0; j < kBatchRows; ++j) {
+        if constexpr (kSums) add_plainly(rows[j], runs, narrow);
+        if constexpr (kDepth == Depth::kFull) chains.add(rows[j]);
+        include(rows[j], rows[j], extremes);
+      }
+    }
+    count_small_of(rows, there ? kTile : 0, 0, extremes);
+  }
+
+  // The same for a batch of a partial tile, of which `left` components are there.
+  FASTCHECK_DEVICE_MEMBER void take_partly(const Rows& rows, int left, Runs& runs,
+                                           NarrowSums& narrow, Chains<Component>& chains,
+                                           Values& extremes) {
+    const bool there = left >= (kBatchRows - 1) * kLanes + S::kVectorLanes;
+    if (!any_lane(!there && left > 0)) {
+      return take_whole(rows, there, runs, narrow, chains, extremes);
+    }
+    // The batch that the tensor ends in, a row at a time. Zeros add nothing to a sum.
+    int missing = 0;  // components of the vector that the tensor ends in: read as zeros
+    FASTCHECK_ROLLED
+    for (int j = 0; j < kBatchRows; ++j) {
+      const Row<Component> row = row_at(rows, j);
+      const int of_row = left - j * kLanes;
+      if (of_row <= 0) continue;
+      if constexpr (kSums) add_plainly(row, runs, narrow);
+      if (of_row >= S::kVectorLanes) {
+        if constexpr (kDepth == Depth::kFull) chains.add(row);
+        include(row, row, extremes);
+      } else {
+        if constexpr (kDepth == Depth::kFull) chains.add(row, of_row * S::kSize);
+        include(row, filled_up(row, of_row), extremes);
+        missing = S::kVectorLanes - of_row;
+      }
+    }
+    if constexpr (!Component::kIsFloat) counts_.zero -= missing;
+    count_small_of(rows, left, missing, extremes);
+  }
+
+ private:
+  FASTCHECK_DEVICE_MEMBER static void add_plainly(const Row<Component>& row, Runs& runs,
+                                                  NarrowSums& narrow) {
+    if constexpr (kNarrowInteger<Component>) {
+      cuda::add(narrow, row);
+    } else {
+      Accumulator x[S::kVectorLanes];
+      row_values(row, x);
+      FASTCHECK_UNROLL
+      for (int k = 0; k < S::kVectorLanes; ++k) fastcheck::add(runs[k], x[k]);
+    }
+  }
+
+  // Zeros and subnormals of a batch that was included in the extremes.
+  FASTCHECK_DEVICE_MEMBER void count_small_of(const Rows& rows, int left, int missing,
+                                              Values& extremes) {
+    if constexpr (Component::kIsFloat) {
+      // The vote keeps the warp together; threads with nothing unusual find nothing.
+      if (any_lane(extremes.take_small())) {
+        FASTCHECK_UNROLL
+        for (int j = 0; j < kBatchRows; ++j) {
+          if (left > j * kLanes) count_small(rows[j], counts_);
+        }
+        counts_.zero -= missing;
+      }
+    }
+  }
+
+  // Of a row, and of the same with no component missing.
+  FASTCHECK_DEVICE_MEMBER void include(const Row<Component>& row, const Row<Component>& full,
+                                       Values& extremes) {
+    if constexpr (Component::kIsFloat) {
+      extremes.include(full);
+      counts_.negative = count_top_bits(row, counts_.negative);
+    } else {
+      count_row(row, counts_);
+      if constexpr (kSums) extremes.include(full);
+    }
+  }
+
+  WarpShared<Component>& shared_;
+  Counters counts_;
+  std::conditional_t<Component::kIsFloat, Values, KeyRange> extremes_;
+  Checksum terms_;
+};
+
+}  // namespace fastcheck::cuda

@@ -1,0 +1,158 @@
+// The tiles of a warp's share that are not plain and ordinary: strided, not aligned or partial
+// ones, and those that are read again because something in them is not finite or they are scaled.
+//
+// They come after the plain ones, in a loop of their own, so that neither way takes registers from
+// the other. What one needs only now and then is computed where it is needed (opaque).
+#pragma once
+
+#include "cuda/arguments.h"
+#include "cuda/batch.cuh"
+
+namespace fastcheck::cuda {
+
+// Non-finite values as zero, and every value scaled.
+template <class Component>
+FASTCHECK_DEVICE void add_carefully(
+    const Row<Component>& row, float factor,
+    LaneSums<typename Component::Accumulator> (&runs)[Shape<Component>::kVectorLanes]) {
+  using S = Shape<Component>;
+  using Accumulator = typename Component::Accumulator;
+  Accumulator x[S::kVectorLanes];
+  row_values(row, x);
+  FASTCHECK_UNROLL
+  for (int k = 0; k < S::kVectorLanes; ++k) {
+    Accumulator y = is_finite<Component>(bits_of(row, k)) ? x[k] : Accumulator(0);
+    if constexpr (kMayScale<Component>) y *= factor;
+    fastcheck::add(runs[k], y);
+  }
+}
+
+// Of a row of which `n` components are there. The sign of a NaN was taken for a minus.
+template <class Component>
+FASTCHECK_DEVICE void count_again(const Row<Component>& row, int n, Counters& counts,
+                                  std::uint32_t& signs, Extremes<Component>& extremes) {
+  FASTCHECK_UNROLL
+  for (int k = 0; k < Shape<Component>::kVectorLanes; ++k) {
+    if (k >= n) continue;
+    const auto bits = bits_of(row, k);
+    count<Component>(counts, bits);
+    if (is_finite<Component>(bits)) {
+      extremes.include(bits);
+    } else if ((bits & Component::kSign) != 0) {
+      ++signs;
+    }
+  }
+}
+
+enum class Reading {
+  kFirst,
+  kCensus,  // of what is not finite; and the sums, scaled by what is known
+  kSums,    // scaled by the largest finite magnitude, which the census found
+};
+
+template <class Component, Depth kDepth>
+class OtherTiles {
+  using S = Shape<Component>;
+  using Taken = Tally<Component, kDepth>;
+  using Values = typename Taken::Values;
+  static constexpr bool kSums = kDepth >= Depth::kStats;
+
+ public:
+  FASTCHECK_DEVICE_MEMBER OtherTiles(WarpShared<Component>& shared, const Entry& entry,
+                                     const Layout* layout)
+      : shared_(shared), entry_(entry), layout_(layout), tally_(shared) {}
+
+  // A tile, read for the first time or again; `n` components are there from its first to the
+  // tensor's end. Of a tile that is read again, leaf[0] has what it is likely to be scaled by.
+  FASTCHECK_DEVICE_MEMBER void read(std::int64_t tile, int n, int leaf, bool is_first) {
+    Reading reading = is_first || !Component::kIsFloat ? Reading::kFirst : Reading::kCensus;
+    float scaled = is_first ? 1.0f : static_cast<float>(shared_.leaf[0][leaf]);
+    __syncwarp();  // the leaf is written below
+    NarrowSums narrow;
+    TileFold<Component> fold(shared_.fold);
+    FASTCHECK_ROLLED
+    for (;;) {
+      Values extremes;
+      Counters counts;
+      std::uint32_t signs = 0;
+      FASTCHECK_ROLLED
+      for (int pass = 0; pass < S::kPasses; ++pass) {
+        typename Taken::Runs runs;
+        Chains<Component> chains;
+        if constexpr (kDepth == Depth::kFull) {
+          const Place<Component> place(opaque(lane_index()));
+          chains.start(tile, pass * S::kRunsPerPass + place.run, place.column);
+        }
+        FASTCHECK_ROLLED
+        for (int batch = 0; batch < kBatches; ++batch) {
+          const Place<Component> place(opaque(lane_index()));
+          const int left = left_of(n, place, pass, batch);
+          if (!any_lane(left > 0)) break;
+          Row<Component> rows[kBatchRows];
+          load_batch(entry_.data, layout_, tile, pass, batch, n, place, shared_.stage, rows);
+          if (reading == Reading::kFirst) {
+            tally_.take_partly(rows, left, runs, narrow, chains, extremes);
+            continue;
+          }
+          if constexpr (Component::kIsFloat) {
+            const float factor = tile_scale(scaled).factor;
+            FASTCHECK_ROLLED
+            for (int j = 0; j < kBatchRows; ++j) {
+              const int of_row = left - j * kLanes;
+              if (of_row <= 0) continue;
+              const Row<Component> row = row_at(rows, j);
+              if constexpr (kSums) add_carefully(row, factor, runs);
+              if (reading == Reading::kCensus) count_again(row, of_row, counts, signs, extremes);
+            }
+          }
+        }
+        if (kDepth == Depth::kFull && reading == Reading::kFirst) {
+          const Place<Component> place(opaque(lane_index()));
+          tally_.finish_chains(chains, left_of(n, place, pass, 0) * S::kSize);
+        }
+        if constexpr (kSums && !kNarrowInteger<Component>) fold.add(pass, runs);
+      }
+      if constexpr (Component::kIsFloat) {
+        if (reading == Reading::kFirst) {
+          const bool beyond = any_lane(extremes.beyond());
+          scaled = beyond ? 1.0f : scaled_by<Component, kDepth>(extremes);
+          if (beyond || scaled != 1.0f) {
+            reading = Reading::kCensus;
+            continue;
+          }
+        } else if (reading == Reading::kCensus) {
+          tally_.add_census(counts, signs);
+          const float known = scaled_by<Component, kDepth>(extremes);
+          if (known != scaled) {
+            scaled = known;
+            reading = Reading::kSums;
+            tally_.include(extremes);
+            continue;
+          }
+        } else {
+          break;
+        }
+      }
+      tally_.include(extremes);
+      break;
+    }
+    if constexpr (kSums && kNarrowInteger<Component>) {
+      set_leaf(shared_, leaf, total<Component>(narrow));
+    } else if constexpr (kSums) {
+      const Sums sums = fold.finish();
+      const TileScale scale = tile_scale(scaled);
+      set_leaf(shared_, leaf,
+               {sums.sum * scale.undo, sums.abs_sum * scale.undo, sums.sum_sq * scale.undo_square});
+    }
+  }
+
+  FASTCHECK_DEVICE_MEMBER Partial finish() const { return tally_.finish(); }
+
+ private:
+  WarpShared<Component>& shared_;
+  const Entry& entry_;
+  const Layout* layout_;
+  Tally<Component, kDepth> tally_;
+};
+
+}  // namespace fastcheck::cuda
