@@ -146,8 +146,8 @@ FAULTS = {
     ),
     "writes to shared memory of another warp": (
         "records.cuh",
-        "shared.warps[warp_index()]);",
-        "shared.warps[0]);",
+        "shared.warps[warp], shared.merge.parts);",
+        "shared.warps[0], shared.merge.parts);",
         "race: shared memory",
     ),
     "writes to shared memory that other warps may still read": (
