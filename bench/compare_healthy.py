@@ -109,14 +109,14 @@ def record(
     compiled: Sequence[str] = (),
     seed: int = 0,
 ) -> None:
-    """Trains on each of the machines, the first of which is the reference."""
+    """Trains on each of the machines: the first is the reference, the second has the faults."""
     for program in programs:
         save(program, directory / f"{program}.pt", seed)
     for machine in machines:
         jobs: list[list[Any]] = [
             [f"{program}, {machine}", program, None, "eager"] for program in programs
         ]
-        if machine == "AVX2":
+        if machine == machines[1]:
             jobs += [
                 [f"fault {number}", program, number, "eager"]
                 for number, (program, _, _) in enumerate(FAULTS)
