@@ -312,9 +312,14 @@ const char* fastcheck_cuda_error_name(int error) {
   return cudaGetErrorString(static_cast<cudaError_t>(error));
 }
 
-// Those of which the CUDA runtime's reference reads that the process has to be terminated.
+// Those of which the CUDA runtime's reference reads that the process has to be terminated, and what
+// memory and links report. CUDA 12.0 does not name all of them.
 int fastcheck_cuda_is_device_lost(int error) {
   switch (error) {
+    case 226:  // cudaErrorContained
+    case 721:  // cudaErrorTensorMemoryLeak
+    case 810:  // cudaErrorMpsClientTerminated
+    case 911:  // cudaErrorExternalDevice
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
     case cudaErrorIllegalAddress:

@@ -41,6 +41,9 @@ class Segment:
         self.stretch = 0
         # Why the copy could not be started: the device is lost.
         self._failure: Optional[RuntimeError] = None
+        # The copy was seen to be done. Of a device that is lost no event can be queried any more,
+        # not even one that it has passed.
+        self._is_copied = False
         # The segment is appended to it when its records have been taken.
         self.pool: Optional[deque[Segment]] = None
 
@@ -62,6 +65,7 @@ class Segment:
         """Puts the copy to the mirror on the stream ``copier``, behind all writes. No waiting. On a
         device that is lost nothing happens: ``is_ready`` raises then.
         """
+        self._is_copied = False
         try:
             self._start_copy(copier)
         except RuntimeError as error:
@@ -84,10 +88,14 @@ class Segment:
         """Whether the copy is done. Does not wait. Raises what the device reports if it is lost."""
         if self._failure is not None:
             raise self._failure
-        return self._streams.is_done(self._copied)
+        if not self._is_copied:
+            self._is_copied = self._streams.is_done(self._copied)
+        return self._is_copied
 
     def wait(self) -> None:
-        """Waits for the copy."""
+        """Waits for the copy. Raises what the device reports if it is lost."""
+        if self._failure is not None:
+            raise self._failure
         self._copied.synchronize()
 
     def take(self, depth: int, backend: Backend) -> np.ndarray:

@@ -17,6 +17,7 @@ import torch
 from fakes.cuda_on_cpu import driver
 from fakes.cuda_on_cpu.driver import Call, Cut, Garbage, LaunchError, record
 from fakes.layouts import LAYOUTS
+from fastcheck.ring.device import MAX_SEGMENTS
 from support.helpers import SIZES, assert_same, even, expected, kernel, kinds, tensor_of
 from support.records.reference import (
     DTYPES,
@@ -311,21 +312,24 @@ BOX_ROW = np.dtype([("record", "V192"), ("slot", "<u8"), ("stretch", "<u8")])
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_black_box(seed: int) -> None:
-    """Of each stretch of launches the first sixteen non-finite records, with their addresses."""
+    """Of each stretch of launches the first sixteen non-finite records, with their addresses. As
+    many stretches have a place as a ring has segments.
+    """
     tensors = [torch.full((5 + 2000 * (i % 4),), float(i)) for i in range(24)]
     bad = [i for i in range(24) if i % 6 != 0]
     for i in bad:
         tensors[i][3] = float("nan")
-    box, claims = Garbage(4 * 16 * BOX_ROW.itemsize, fill=0), Garbage(4 * 8)
+    box = Garbage(MAX_SEGMENTS * 16 * BOX_ROW.itemsize, fill=0)
+    claims = Garbage(MAX_SEGMENTS * 8)
     call = Call(tensors, cut=Cut(seed=seed, resident=4))
     call.workspace.box, call.workspace.claims = box.address, claims.address
     rows: list[np.ndarray] = []
-    for stretch in (1, 2, 6):  # the last one has the place of the second
+    for stretch in (1, 2, 2 + MAX_SEGMENTS):  # the last one has the place of the second
         call.workspace.stretch = stretch
         wanted = [kernel(x) for x in tensors]
         assert call.records() == wanted
-        all_rows = np.frombuffer(box.bytes(), BOX_ROW).reshape(4, 16)
-        rows.append(all_rows[stretch % 4])
+        all_rows = np.frombuffer(box.bytes(), BOX_ROW).reshape(MAX_SEGMENTS, 16)
+        rows.append(all_rows[stretch % MAX_SEGMENTS])
         assert set(rows[-1]["stretch"]) == {stretch}
         numbers = (rows[-1]["slot"] - np.uint64(call.slots.address)) // np.uint64(192)
         assert len(set(numbers)) == 16 and set(numbers) <= set(bad)

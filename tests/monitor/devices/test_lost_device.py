@@ -14,6 +14,7 @@ from torch import nn
 
 import fastcheck
 from fakes import fake_device
+from fastcheck.ring.device import SEGMENT_SLOTS
 from support.processes import run_code
 from support.programs.training import batches, deep, poison, where
 
@@ -73,6 +74,41 @@ def test_a_device_that_is_lost_with_healthy_numbers(tmp_path: Path) -> None:
     assert not monitor.events
     # The steps before were copied in time.
     assert set(monitor.records()["step"]) >= {0, 1}
+
+
+class Overflow(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 1e30 * 1e30
+
+
+class Long(nn.Module):
+    """Calls a layer so often that a forward has six segments of records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = Overflow()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.start(x)
+        for _ in range(6 * SEGMENT_SLOTS):
+            x = self.layer(x)
+        return x
+
+
+def test_a_step_of_many_records() -> None:
+    """What was not finite first is named: no later segment takes its place in the box."""
+    model = Long().to(NAME)
+    monitor = fastcheck.install(model, overflow_nums=-1)
+    model(torch.ones(2, 8, device=NAME))
+    fake.lose()
+    with pytest.warns(fastcheck.FastcheckWarning, match="was not finite: start"):
+        monitor.flush()
+    first = monitor.events[0]
+    assert where(first)[:3] == ("start", "output", "output")
+    bad = monitor.records()
+    bad = bad[(bad["nan_count"] > 0) | (bad["posinf_count"] > 0)]
+    assert len(set(bad["seq"] // SEGMENT_SLOTS)) > 5
 
 
 PROGRAM = """

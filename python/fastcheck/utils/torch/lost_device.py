@@ -7,6 +7,8 @@ __all__ = ["is_lost"]
 # Texts of cudaGetErrorString and hipGetErrorString. After any of these every call on the device
 # fails until the process ends (CUDA runtime API, cudaError_t).
 _TEXTS = (
+    "Invalid access of peer GPU memory over nvlink or a hardware error",
+    "an async error has occured in external entity outside of CUDA",
     "an illegal instruction was encountered",
     "an illegal memory access was encountered",
     "device-side assert triggered",
@@ -14,6 +16,8 @@ _TEXTS = (
     "invalid program counter",
     "misaligned address",
     "operation not supported on global/shared address space",
+    "tensor memory not completely freed",
+    "the MPS client has been terminated by the server",
     "the launch timed out and was terminated",
     "uncorrectable ECC error encountered",
     "uncorrectable NVLink error detected",
