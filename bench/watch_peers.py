@@ -42,7 +42,8 @@ def llm_foundry(losses: Sequence[float]) -> list[int]:
 
 def zclip(norms: Sequence[float]) -> list[int]:
     """ZClip: exponential averages (0.97) of mean and variance after 25 steps, z above 2.5. A value
-    above is clipped before it enters the averages.
+    above enters the averages as one of z = 2.5^2 / z, as far above as its excess is large
+    (reciprocal clipping: Kumar et al., 2025).
     """
     warm_up, alpha, limit = 25, 0.97, 2.5
     found: list[int] = []
@@ -54,7 +55,7 @@ def zclip(norms: Sequence[float]) -> list[int]:
         score = (value - mean) / deviation
         if score > limit:
             found.append(step)
-            value = mean + score * deviation / (score / limit)
+            value = mean + deviation * limit**2 / score
         mean = alpha * mean + (1 - alpha) * value
         variance = alpha * variance + (1 - alpha) * (value - mean) ** 2
     return found
