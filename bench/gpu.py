@@ -36,6 +36,12 @@ DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "int8": torch.int8,
 }
+# One of each component type.
+FIRST_DTYPES = (
+    *DTYPES.values(),
+    *(torch.float8_e5m2, torch.bool, torch.uint8, torch.int16, torch.uint16),
+    *(torch.int32, torch.uint32, torch.int64, torch.uint64),
+)
 DATA = {"float32": ("normal", "half zeros", "one NaN"), "bfloat16": ("normal", "half zeros")}
 DEPTHS = {"health": 1, "stats": 2, "full": 3}
 # The least fraction of the copy's bandwidth: the project's own bars.
@@ -93,10 +99,13 @@ def host_seconds(call: Call, calls: int, rounds: int) -> np.ndarray:
 
 
 def first_launches(entry: table.Backend) -> list[dict[str, Any]]:
-    """Host seconds of the first launch for each dtype at each depth, with the device busy for two
-    seconds: all kernels were loaded with the backend, so that none waits. Comes before all other
-    launches. Never run yet."""
-    tensors = {name: torch.zeros(4096, device=cuda).to(dtype) for name, dtype in DTYPES.items()}
+    """Host seconds of the first launch of each kernel, with the device busy for two seconds: all
+    were loaded with the backend, so that none waits. Comes before all other launches. Never run
+    yet."""
+    tensors = {
+        str(dtype).removeprefix("torch."): torch.zeros(4096, device=cuda).to(dtype)
+        for dtype in FIRST_DTYPES
+    }
     slots = torch.zeros(4, 192, dtype=torch.uint8, device=cuda)
     torch.cuda.synchronize()
     # Cycles of the multiprocessors' clock, in kHz.
@@ -107,6 +116,16 @@ def first_launches(entry: table.Backend) -> list[dict[str, Any]]:
             start = time.perf_counter()
             entry.observe(x, slots, 0, level)
             rows.append({"dtype": dtype, "depth": depth, "seconds": time.perf_counter() - start})
+        if not x.dtype.is_floating_point:
+            continue
+        assert entry.found_nonfinite is not None and entry.exponents is not None
+        for name, call in (
+            ("found_nonfinite", partial(entry.found_nonfinite, [x])),
+            ("exponents", partial(entry.exponents, x, False)),
+        ):
+            start = time.perf_counter()
+            call()
+            rows.append({"dtype": dtype, "depth": name, "seconds": time.perf_counter() - start})
     torch.cuda.synchronize()
     return rows
 
@@ -345,6 +364,7 @@ def main() -> None:
         "cuda": torch.version.cuda,
     }
     print("# CUDA", gpu["name"], "", sep="\n")
+    table.prepare(cuda)
     first = first_launches(entry)
     little = small(entry, rounds)
     cells = [

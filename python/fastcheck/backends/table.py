@@ -16,7 +16,7 @@ from .cpu import cpu_backend
 from .portable import backend as portable
 from .triton import backend as triton
 
-__all__ = ["backend_for", "guarded_streams"]
+__all__ = ["backend_for", "guarded_streams", "prepare"]
 
 
 @functools.cache
@@ -48,6 +48,17 @@ def backend_for(device: torch.device) -> Backend:
     # Kernels may run on one GPU and not on another; a query of another GPU would start it.
     kernels = _of_type(device.type, device.index if device.type == "cuda" else None)
     return _completed(device, kernels) if device.type in _COMPLETED else kernels
+
+
+def prepare(device: torch.device) -> None:
+    """Loads what reads the tensors of a device, before the first is read. CUDA loads the code of a
+    kernel at its first launch, and that may wait for the device: of our kernels, and of those by
+    which torch fills the buffers of a launch. For install(), which may wait.
+    """
+    backend_for(device)
+    if device.type == "cuda":
+        for dtype in (torch.int32, torch.float32):
+            torch.zeros(1, dtype=dtype, device=device)
 
 
 def guarded_streams(device: torch.device) -> Optional[DeviceStreams]:

@@ -11,6 +11,7 @@ from typing import NoReturn, Optional, Union
 
 import torch
 
+from fastcheck.backends.table import prepare
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, did_you_mean, explain, warn
 from fastcheck.monitor.hooks.hook_support import check_built, check_hookable, takes_hooks
@@ -169,8 +170,12 @@ def _install(
     _mark_roots(nodes, (model, *others))
     _mark_gaps(nodes, set(named) - set(observed))
     _check_observable(model, any(node.is_selected for node in nodes))
+    devices = {p.device for module in models for p in module.parameters()}
+    for device in devices:
+        with contextlib.suppress(Exception):  # reported where a tensor can't be read
+            prepare(device)
     if config.stop.protect_weights is not False:
-        UpdateGuard.learn({p.device for module in models for p in module.parameters()})
+        UpdateGuard.learn(devices)
     if is_op_level and config.sync != "call":
         _check_readable_by_op(model)
     has_excluded = len(observed) < len(named)

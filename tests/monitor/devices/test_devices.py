@@ -17,12 +17,22 @@ import torch
 from torch import nn
 
 import fastcheck
+from fastcheck.backends import table
 from fastcheck.ring.device import DeviceRing
 from support.devices.training_on_fake import NAME, fake, loop
 from support.paths import TESTS
 from support.programs.training import Apply, Net, batches, deep, poison, where
 
 pytestmark = pytest.mark.usefixtures("fake_accelerator")
+
+
+def test_kernels_are_loaded_by_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the first reading: the load of a kernel's code may wait for the device."""
+    asked = []
+    monkeypatch.setattr(table, "backend_for", asked.append)
+    device = torch.device(NAME, 0)
+    fastcheck.install(nn.Sequential(nn.Linear(2, 2).to(device), nn.Linear(2, 2))).remove()
+    assert set(asked) == {device, torch.device("cpu")}
 
 
 class TestNothingWaits:
