@@ -105,6 +105,7 @@ if [ "$has_gpu" != 1 ]; then
   exit 1
 fi
 phase "tests on the GPU" 120 gpu.log bash -c 'tests tests/backends/cuda/test_gpu.py --durations=10'
+phase "lost devices, launches by Python" 60 processes.log bash -c 'tests tests/backends/cuda/test_gpu_processes.py'
 phase "captured graphs" 60 gpu.log bash -c 'tests tests/monitor/hooks/graphs/test_gpu_graphs.py --durations=5'
 phase bench 100 bench.log env FASTCHECK_BENCH_RESULTS="$out" "$python" bench/gpu.py
 phase "training steps" 90 bench.log env FASTCHECK_BENCH_RESULTS="$out" "$python" -W ignore bench/gpu_train.py --rounds 3

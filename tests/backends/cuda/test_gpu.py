@@ -113,6 +113,15 @@ class TestKernels:
         assert cuda.found_nonfinite([x.to(NAME)]).item() == 1.0
         assert cuda.found_nonfinite([x.to(NAME)[::7]]).item() == 0.0
 
+    @pytest.mark.parametrize("dtype", FLOAT_NAMES)
+    def test_exponents(self, cuda: backends.Backend, dtype: str) -> None:
+        assert cuda.exponents is not None
+        x = random(dtype, 12000, 8)
+        for layout in LAYOUTS.values():
+            host = layout(x)
+            there, here = fastcheck.exponents(put(host, NAME)), fastcheck.exponents(host)
+            assert list(there.words) == list(here.words)
+
 
 class TestBits:
     @pytest.mark.parametrize("dtype", ALL)
