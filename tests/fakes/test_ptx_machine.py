@@ -21,7 +21,8 @@ import torch
 
 from fakes import ptx_on_cpu
 from fakes.cuda_on_cpu import driver
-from fakes.cuda_on_cpu.driver import ROOT, Call, Cut, LaunchError
+from fakes.cuda_on_cpu.driver import ROOT, Call, Cut, Garbage, LaunchError
+from fastcheck.ring.device import MAX_SEGMENTS
 from support.helpers import kernel, tensor_of
 from support.records.vectors import pattern
 
@@ -98,6 +99,42 @@ def test_every_barrier_and_fence_is_needed(
     place: tuple[str, int, int, int, str], tmp_path: Path
 ) -> None:
     assert next(faults(changed(tmp_path, *place[:3]), seeds=12), None) is not None
+
+
+HOST_FENCES = [
+    match.span()
+    for match in re.finditer(
+        r"^ *__threadfence_system\(\);\n", (ROOT / "csrc/cuda/records.cuh").read_text(), re.M
+    )
+]
+
+
+class Boxed:
+    """A call with a record that goes to the box of a lost device."""
+
+    def __init__(self, lib: ctypes.CDLL) -> None:
+        self.call = Call([torch.full((5,), float("nan"))], lib=lib)
+        self.box = Garbage(MAX_SEGMENTS * 16 * 208, fill=0)
+        self.claims = Garbage(MAX_SEGMENTS * 8)
+        workspace = self.call.workspace
+        workspace.box, workspace.claims = self.box.address, self.claims.address
+        workspace.stretch = 1
+
+
+@pytest.mark.parametrize("instead", ["", "  __threadfence();\n"], ids=["none", "of the device"])
+@pytest.mark.parametrize("place", range(len(HOST_FENCES)))
+def test_every_fence_for_the_host_is_needed(place: int, instead: str, tmp_path: Path) -> None:
+    """A device that is lost between two stores must leave no row that only looks whole."""
+    boxed = Boxed(changed(tmp_path, "records.cuh", *HOST_FENCES[place], instead))
+    with pytest.raises(LaunchError, match="the host may see a row that is not whole"):
+        boxed.call.records()
+
+
+def test_a_row_that_the_host_may_see_is_whole(tmp_path: Path) -> None:
+    assert len(HOST_FENCES) == 2
+    boxed = Boxed(changed(tmp_path, "records.cuh", 0, 0))
+    boxed.call.records()
+    assert any(boxed.box.bytes())
 
 
 # A file, the text in it, its replacement, and the machine's error.

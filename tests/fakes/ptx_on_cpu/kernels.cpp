@@ -64,7 +64,7 @@ class Ranges {
     add(launch.partials, list.chunks * std::int64_t{sizeof(Partial)}, Use::kScratch,
         "the partials");
     if (launch.box.box != nullptr) {
-      add(launch.box.box, sizeof(BlackBox), Use::kState, "the black box");
+      add(launch.box.box, sizeof(BlackBox), Use::kBox, "the black box");
       add(launch.box.claims, kBoxStretches * std::int64_t{8}, Use::kState, "the box's claims");
     }
     add(launch.levels, list.chunks * std::int64_t{sizeof(Sums)}, Use::kScratch, "the levels");

@@ -16,6 +16,12 @@ void fence(Thread& t, const Instruction&) {
   cuda_on_cpu::give_way();
 }
 
+void fence_for_host(Thread& t, const Instruction&) {
+  cuda_on_cpu::give_way();
+  t.launch.memory.fence_for_host(t);
+  cuda_on_cpu::give_way();
+}
+
 // What a barrier orders: all that came before it is there for those who meet.
 template <class Wait>
 void meet(Thread& t, Wait wait) {
@@ -45,7 +51,7 @@ void shuffle(Thread& t, const Instruction& i) {
 
 void meetings(Table& table) {
   table.define("membar.gl", 0, fence);
-  table.define("membar.sys", 0, fence);
+  table.define("membar.sys", 0, fence_for_host);
   table.define("bar.sync", 1, [](Thread& t, const Instruction& i) {
     if (t.get<uint32_t>(i.operand[0]) != 0) fail(t, "another barrier than the first");
     meet(t, [&] { cuda_on_cpu::block_barrier({t.launch.module.name.c_str(), i.line}); });

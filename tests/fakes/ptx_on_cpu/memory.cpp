@@ -1,8 +1,10 @@
 #include "ptx_on_cpu/memory.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
+#include "cuda/launch.h"
 #include "ptx_on_cpu/machine.h"
 
 namespace ptx_on_cpu {
@@ -100,8 +102,22 @@ void GlobalMemory::commit(Thread& thread, std::uint64_t address, int size, const
   commit(thread, stores);
 }
 
+// The host takes a row for whole that has the number of its stretch: what stands in the row and the
+// number must never be on their way together.
+void GlobalMemory::check_box(Thread& thread, const Range& range, std::uint64_t address) {
+  const std::uint64_t offset = address - range.begin;
+  const bool is_stretch =
+      offset % sizeof(fastcheck::cuda::BoxRow) >= offsetof(fastcheck::cuda::BoxRow, stretch);
+  Unfenced& row = unfenced_[{&thread, offset / sizeof(fastcheck::cuda::BoxRow)}];
+  if (is_stretch ? row.body : row.stretch) {
+    fail(thread, "the host may see a row that is not whole: " + bytes_at(8, address));
+  }
+  (is_stretch ? row.stretch : row.body) = true;
+}
+
 void GlobalMemory::store(Thread& thread, std::uint64_t address, int size, const Bytes& bytes) {
-  find(thread, address, size, true);
+  const Range& range = find(thread, address, size, true);
+  if (range.use == Use::kBox) check_box(thread, range, address);
   if (draw() && !has(thread.stores, address, size)) return commit(thread, address, size, bytes);
   for (int i = 0; i < size; ++i) {
     thread.stores[address + static_cast<unsigned>(i)] = bytes[static_cast<std::size_t>(i)];
@@ -123,6 +139,13 @@ void GlobalMemory::fence(Thread& thread) {
   thread.block.stores.clear();
   thread.stores.clear();
   thread.seen = std::max(thread.seen, thread.met);
+}
+
+void GlobalMemory::fence_for_host(Thread& thread) {
+  fence(thread);
+  for (auto& [of, row] : unfenced_) {
+    if (of.first == &thread) row = {};
+  }
 }
 
 void GlobalMemory::show(Thread& thread) {

@@ -5,13 +5,16 @@
 // knows who read and wrote each byte since which barrier. A store to global memory stays with its
 // thread until a barrier shows it to the block, or a fence to everyone; and until a reader has met
 // it by an atomic, a fence behind that, and a barrier if that was another thread's, it may still be
-// given what was there before.
+// given what was there before. What the host may read at any time, after the device is lost in the
+// middle of a launch, must be ordered by fences for the whole system.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace ptx_on_cpu {
@@ -23,6 +26,7 @@ enum class Use {
   kWrite,    // only written
   kScratch,  // written before it is read
   kState,    // holds something when the launch begins
+  kBox,      // the same, of BoxRows, which the host reads at any time if the device is lost
 };
 
 struct Range {
@@ -50,6 +54,8 @@ class GlobalMemory {
   // What the thread, and those whose stores it has been shown, stored is there for everyone; and
   // what was there when it last looked by an atomic, it sees from now on.
   void fence(Thread& thread);
+  // The same for the host too.
+  void fence_for_host(Thread& thread);
   // Shows the thread's stores to its block.
   void show(Thread& thread);
   // The block has ended.
@@ -62,12 +68,19 @@ class GlobalMemory {
     unsigned block;
   };
 
+  // Of a BoxRow, what was stored to since a fence for the host.
+  struct Unfenced {
+    bool body = false, stretch = false;
+  };
+
   const Range& find(Thread& thread, std::uint64_t address, int size, bool is_store) const;
   void commit(Thread& thread, const Stores& stores);
+  void check_box(Thread& thread, const Range& range, std::uint64_t address);
 
   std::vector<Range> ranges_;
   std::unordered_map<std::uintptr_t, Change> changes_;  // the last one of each byte
   std::uint64_t number_ = 0;                            // of changes so far
+  std::map<std::pair<const Thread*, std::uint64_t>, Unfenced> unfenced_;  // by thread and row
 };
 
 // ---- shared memory ------------------------------------------------------------------------------
