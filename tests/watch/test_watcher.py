@@ -111,6 +111,27 @@ class TestTheLoss:
         kinds = [kind for step in range(20) for kind in run.steps(1, loss=9.0 if step % 2 else 2.0)]
         assert kinds == ["loss_spike"]
 
+    def test_a_note_does_not_silence_the_warning_that_comes_after_it(self) -> None:
+        run = Run()
+        run.steps(20, loss=6.0)
+        for step in range(200):
+            run.step(loss=1.0 + 0.01 * (step % 3))
+        (note,) = run.step(loss=1.3)
+        assert (note.kind, note.is_warning) == ("loss_spike", False)
+        run.steps(10, loss=1.01)
+        found = [event for _ in range(8) for event in run.step(loss=500.0)]
+        assert [(one.kind, one.is_warning) for one in found] == [
+            ("loss_spike", True),
+            ("loss_rise", False),
+        ]
+
+    def test_one_that_is_twice_as_high_as_the_last_warning_warns_at_once(self) -> None:
+        run = warmed_up()
+        assert run.step(loss=4.0)[0].is_warning
+        run.steps(10)
+        (spike,) = run.step(loss=500.0)
+        assert (spike.kind, spike.is_warning) == ("loss_spike", True)
+
     def test_a_rise_that_lasts(self) -> None:
         run = warmed_up()
         assert run.steps(4, loss=3.0) == ["loss_spike"]
@@ -283,6 +304,17 @@ class TestTensors:
         assert (event.kind, event.site.module) == ("explosion", "first")
         assert (event.value, event.reference) == pytest.approx((1e5, 3.1), rel=0.1)
         assert "its abs max is 100,000, and was 3." in event.text
+
+    def test_one_of_another_module_has_no_pause(self) -> None:
+        run = Run()
+        run.steps(30)
+        assert [one.site.module for one in run.step({FIRST: 2e3}) if one.site] == ["first"]
+        run.steps(19)
+        assert "explosion" not in run.steps(1, {FIRST: 1e8})
+        (event,) = run.step({SECOND: 1e7, FIRST: 1e8})
+        assert (event.kind, event.site.module, event.is_warning) == ("explosion", "second", True)
+        run.steps(31)
+        assert "explosion" in run.steps(1, {FIRST: 1e14})
 
     def test_a_shift_is_a_note(self) -> None:
         run = warmed_up()

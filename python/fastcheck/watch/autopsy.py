@@ -14,8 +14,11 @@ from .numbers import LossBand, Reading
 
 __all__ = ["NO_ORIGIN", "Autopsy", "Origin"]
 
-# After an event of a kind there is none of the same kind for so many steps.
+# After an event of a kind there is none of the same kind for so many steps, but that a warning may
+# come after what did not warn.
 _PAUSE = 32
+# When these warn again their own rule says: of a loss that is twice as high, at once.
+_OWN_PAUSE = ("loss_spike", "loss_rise")
 _RATE_FACTOR = 2.0
 # Events that a bad batch makes again where it comes again.
 _SPIKES = ("loss_spike", "gradient_spike")
@@ -42,7 +45,8 @@ class Autopsy:
         self._loss = loss
         self._rate: Optional[float] = None
         self._rate_rose_at: Optional[int] = None
-        self._last_of: dict[str, int] = {}
+        # By kind, and whether it warned.
+        self._last_of: dict[tuple[str, bool], int] = {}
         #: The name of what a step was trained on; set where the training loop gives names.
         self.batch_of: Callable[[int], Union[int, str, None]] = lambda step: None
         # The batches that came with a spike when they came last: in which step, and which kind.
@@ -128,8 +132,12 @@ class Autopsy:
         movers = self._movers.first(step, loss)
         return Origin(movers, *cause_of(movers, is_narrow, self._rate_rose_at))
 
-    def is_recent(self, step: int, kind: str) -> bool:
-        """Whether there was an event of this kind a moment ago. Notes this one."""
-        last = self._last_of.get(kind)
-        self._last_of[kind] = step
-        return last is not None and step - last < _PAUSE
+    def is_recent(self, step: int, kind: str, is_warning: bool = False) -> bool:
+        """Whether this event comes too soon after one of its kind; if it warns: after one that did
+        so too. Notes this one.
+        """
+        past = [self._last_of.get((kind, warned)) for warned in (True, False)[: 2 - is_warning]]
+        self._last_of[kind, is_warning] = step
+        if is_warning and kind in _OWN_PAUSE:
+            return False
+        return any(last is not None and step - last < _PAUSE for last in past)

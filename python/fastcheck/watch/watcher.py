@@ -19,13 +19,14 @@ from .autopsy import NO_ORIGIN, Autopsy, Origin
 from .bands import Bands
 from .event import WatchEvent
 from .expert_rules import ExpertRules
+from .explosions import Exploded, Explosions
 from .forecast import Forecasts
 from .gradient_rules import GradientRules
 from .movers import Movers
 from .numbers import Found, LossBand, NormBand, Reading, ScaleRule, SettingRule, UpdateBand, text_of
 from .options import Watch
 from .parameters import parameter_table
-from .signals import ACTIVATION, GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
+from .signals import GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
 from .stuck import StuckTensors
 from .update_rules import UpdateRules
 
@@ -36,8 +37,6 @@ _LEAST_SHIFT = 0.5
 _LEAST_SPREAD = 0.02
 # For the order in which signals left their ranges.
 _LEFT_AT = 4.0
-# An explosion: so many doublings more than in all steps before, of which there are so many.
-_EXPLOSION, _EXPLOSION_AFTER = 10.0, 8
 # A tensor that stays outside for so many steps after its first has shifted.
 _SHIFT_STEPS = 3
 # The batch: by this factor.
@@ -66,8 +65,7 @@ class Watcher:
         self._reader = SignalReader(sites, is_whole)
         # The signal of a row of NAMES of site n has the number n * len(NAMES) + row.
         self._bands = Bands(options.window, options.warm_up, _LEAST_SPREAD)
-        # The highest that abs max and rms of each tensor were.
-        self._highest = np.zeros((2, 0))
+        self._explosions = Explosions(sites)
         self._movers = Movers(sites)
         self._forecasts = Forecasts(options.horizon)
         self._stuck = StuckTensors(sites)
@@ -108,7 +106,8 @@ class Watcher:
         self._grow(int(signals.sites.max()) + 1)
         found = self._setting_events(step)
         self.autopsy.note_rate(step, row)
-        exploded = self._explosions(signals)
+        counts = self._bands.counts(signals.sites * len(NAMES) + _RMS)
+        exploded = self._explosions.add(step, signals, counts)
         scores = self._move(step, signals)
         readings = [] if row is None else self._readings(step, row, signals)
         is_narrow = bool((signals.headroom < _NARROW_BITS).any())
@@ -183,10 +182,12 @@ class Watcher:
 
     def _setting_events(self, step: int) -> list[WatchEvent]:
         changes, self._changes = self._changes, []
-        if not changes or self.autopsy.is_recent(step, "settings"):
+        if not changes:
             return []
         # What warns is first.
         text, reading = max(changes, key=lambda change: change[1].is_warning)
+        if self.autopsy.is_recent(step, "settings", reading.is_warning):
+            return []
         if len(changes) > 1:
             text += f", and {len(changes) - 1} more"
         return [self.autopsy.event(step, "settings", text, reading, Origin((), "optimizer", ""))]
@@ -195,28 +196,7 @@ class Watcher:
         self._bands.grow(count * len(NAMES))
         self._movers.grow(count)
         self._forecasts.grow(count)
-        held = self._highest.shape[1]
-        if count > held:
-            more = max(count - held, held, 64)
-            self._highest = np.pad(self._highest, ((0, 0), (0, more)), constant_values=-np.inf)
-
-    def _explosions(self, signals: StepSignals) -> list[tuple[int, int, float]]:
-        """The activations that are far above all that they ever were: their places, which signal
-        is, and how high it was before, as log2.
-        """
-        sites, level = signals.sites, signals.values[:2]
-        before = self._highest[:, sites]
-        with np.errstate(invalid="ignore"):
-            far = level - before >= _EXPLOSION
-        self._highest[:, sites] = np.fmax(before, level)
-        if not far.any():
-            return []
-        counts = self._bands.counts(sites * len(NAMES) + _RMS)
-        far &= (counts >= _EXPLOSION_AFTER) & (signals.phases == ACTIVATION)
-        places, rows = np.nonzero(far.T)
-        return [
-            (at, row, float(before[row, at])) for at, row in zip(places.tolist(), rows.tolist())
-        ]
+        self._explosions.grow(count)
 
     def _move(self, step: int, signals: StepSignals) -> np.ndarray:
         """Holds each signal to its range, and adds it to it. The scores."""
@@ -268,7 +248,7 @@ class Watcher:
         return any(self._sites[number].role == "param_grad" for number in scaled.tolist())
 
     def _number_event(self, step: int, reading: Reading, is_narrow: bool) -> list[WatchEvent]:
-        if self.autopsy.is_recent(step, reading.kind):
+        if self.autopsy.is_recent(step, reading.kind, reading.is_warning):
             return []
         origin = self.autopsy.origin(step, is_narrow)
         if reading.kind == "loss_scale":
@@ -279,11 +259,11 @@ class Watcher:
         return [self.autopsy.event(step, reading.kind, text_of(reading), reading, origin)]
 
     def _explosion_event(
-        self, step: int, signals: StepSignals, exploded: list[tuple[int, int, float]], narrow: bool
+        self, step: int, signals: StepSignals, exploded: Optional[Exploded], narrow: bool
     ) -> list[WatchEvent]:
-        if not exploded or self.autopsy.is_recent(step, "explosion"):
+        if exploded is None:
             return []
-        at, row, highest = exploded[0]
+        at, row, highest = exploded
         reading = Reading(
             "explosion", _power(signals.values[row, at]), _power(highest), _NONE, True
         )
@@ -318,7 +298,7 @@ class Watcher:
                 f"its largest magnitude {format_number(reached)} grows towards the largest {dtype} "
                 f"({format_number(limit)}), which it reaches in about {steps} steps"
             )
-            warns = not self.autopsy.is_recent(step, "headroom")
+            warns = not self.autopsy.is_recent(step, "headroom", True)
             reading = Reading("headroom", reached, limit, _NONE, warns)
             origin, site = Origin((), "precision", ""), self._site(signals, at)
             found.append(
@@ -329,8 +309,8 @@ class Watcher:
     def _stuck_events(self, step: int, signals: StepSignals) -> list[WatchEvent]:
         found = []
         for number, reading, text in self._stuck.add(signals):
-            is_recent = self.autopsy.is_recent(step, reading.kind)
-            reading = dataclasses.replace(reading, is_warning=reading.is_warning and not is_recent)
+            warns = reading.is_warning and not self.autopsy.is_recent(step, reading.kind, True)
+            reading = dataclasses.replace(reading, is_warning=warns)
             site = self._sites[number]
             found.append(self.autopsy.event(step, reading.kind, text, reading, NO_ORIGIN, site))
         for number, reading, text in self._experts.add(step, signals):
@@ -343,7 +323,7 @@ class Watcher:
         for number, reading, text in ruled:
             origin, site = Origin((), "optimizer", ""), self._sites[number]
             if reading.kind in ("gradient", "reduction"):
-                if self.autopsy.is_recent(step, reading.kind):
+                if self.autopsy.is_recent(step, reading.kind, reading.is_warning):
                     continue
                 is_reduction = reading.kind == "reduction"
                 origin = NO_ORIGIN if is_reduction else self.autopsy.origin(step, is_narrow)
