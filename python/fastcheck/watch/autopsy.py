@@ -134,10 +134,11 @@ class Autopsy:
 
     def is_recent(self, step: int, kind: str, is_warning: bool = False) -> bool:
         """Whether this event comes too soon after one of its kind; if it warns: after one that did
-        so too. Notes this one.
+        so too. Notes it if not: what nobody sees makes no pause.
         """
         past = [self._last_of.get((kind, warned)) for warned in (True, False)[: 2 - is_warning]]
+        is_recent = any(last is not None and step - last < _PAUSE for last in past)
+        if is_recent and not (is_warning and kind in _OWN_PAUSE):
+            return True
         self._last_of[kind, is_warning] = step
-        if is_warning and kind in _OWN_PAUSE:
-            return False
-        return any(last is not None and step - last < _PAUSE for last in past)
+        return False
