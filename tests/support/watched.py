@@ -43,9 +43,12 @@ def tensor(**fields: Any) -> dict[str, Any]:
 
 
 class Run:
-    """Steps of the tensors of TENSORS, whose rms varies by two percent."""
+    """Steps of the tensors of TENSORS, whose rms varies by two percent. One step in ``every`` is
+    observed.
+    """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, every: int = 1, **options: Any) -> None:
+        self.every = every
         self.sites = SiteTable()
         for module, role, direction in TENSORS:
             label = "weight" if role == "param" else role
@@ -82,7 +85,7 @@ class Run:
             "gradient_norm": float(np.exp(self.random.normal(0, 0.05))),
         }
         found = self.watcher.add(StepRow(0, self.count, **{**numbers, **row}), chunks)
-        self.count += 1
+        self.count += self.every
         return found
 
     def steps(self, count: int, changed: Optional[dict[int, Any]] = None, **row: Any) -> list[str]:

@@ -45,6 +45,7 @@ class Autopsy:
         self._loss = loss
         self._rate: Optional[float] = None
         self._rate_rose_at: Optional[int] = None
+        self._steps_since = 0
         # By kind, and whether it warned.
         self._last_of: dict[tuple[str, bool], int] = {}
         #: The name of what a step was trained on; set where the training loop gives names.
@@ -54,13 +55,14 @@ class Autopsy:
         self._batch_before: Union[int, str, None] = None
 
     def note_rate(self, step: int, row: Optional[StepRow]) -> None:
-        """The learning rate of a step: a large rise of it explains what comes after."""
+        """The learning rate of an observed step: a large rise of it explains what comes after."""
+        self._steps_since += 1
         rate = None if row is None else row.learning_rate
         if rate is None:
             return
         if self._rate and rate >= _RATE_FACTOR * self._rate:
-            self._rate_rose_at = step
-        if self._rate_rose_at is not None and step - self._rate_rose_at > PAST:
+            self._rate_rose_at, self._steps_since = step, 0
+        if self._steps_since > PAST:
             self._rate_rose_at = None
         self._rate = rate
 
@@ -123,13 +125,13 @@ class Autopsy:
         else:
             self._spiked.pop(name, None)
 
-    def origin(self, step: int, is_narrow: bool) -> Origin:
+    def origin(self, is_narrow: bool) -> Origin:
         """What left its range within the last steps. ``is_narrow``: a tensor is near the end of
         its dtype's range.
         """
         since = self._loss.since
         loss = None if since is None else Mover(since, None, "loss", self._loss.score)
-        movers = self._movers.first(step, loss)
+        movers = self._movers.first(loss)
         return Origin(movers, *cause_of(movers, is_narrow, self._rate_rose_at))
 
     def is_recent(self, step: int, kind: str, is_warning: bool = False) -> bool:

@@ -26,7 +26,8 @@ from .signals import (
 
 __all__ = ["Movers", "cause_of"]
 
-#: How far back a first mover is looked for, in steps.
+#: How far back a first mover is looked for. These are steps that were observed, of which
+#: install(every=10) makes one in ten.
 PAST = 64
 # A signal that is inside again for so many steps has come back.
 _GAP = 2
@@ -39,6 +40,10 @@ class Movers:
 
     def __init__(self, sites: SiteTable) -> None:
         self._sites = sites
+        # How many steps were observed. What is compared is in these.
+        self._now = 0
+        # The step of the training at which each signal left.
+        self._left_at = np.zeros((len(NAMES), 0), np.int64)
         self._since = np.zeros((len(NAMES), 0), np.int64)
         self._last = np.zeros((len(NAMES), 0), np.int64)
         self._score = np.zeros((len(NAMES), 0))
@@ -54,29 +59,35 @@ class Movers:
         more = max(more, self._place.size, 64)
         self._since = np.pad(self._since, ((0, 0), (0, more)), constant_values=_NEVER)
         self._last = np.pad(self._last, ((0, 0), (0, more)), constant_values=_NEVER)
+        self._left_at = np.pad(self._left_at, ((0, 0), (0, more)))
         self._score = np.pad(self._score, ((0, 0), (0, more)))
         self._place = np.pad(self._place, (0, more))
         self._phase = np.pad(self._phase, (0, more))
 
     def add(self, step: int, signals: StepSignals, scores: np.ndarray, outside: np.ndarray) -> None:
-        """One step. ``scores`` and ``outside``: of each signal, as ``signals.values``."""
+        """One step of the training that was observed. ``scores`` and ``outside``: of each signal,
+        as ``signals.values``.
+        """
         sites = signals.sites
+        self._now += 1
         self._place[sites] = np.arange(len(sites))
         self._phase[sites] = signals.phases
         for row in np.flatnonzero(outside.any(axis=1)).tolist():
             out = sites[outside[row]]
-            has_come_back = self._last[row, out] < step - _GAP
+            has_come_back = self._last[row, out] < self._now - _GAP
             began = out[has_come_back]
-            self._since[row, began] = step
+            self._since[row, began] = self._now
+            self._left_at[row, began] = step
             self._score[row, began] = scores[row, outside[row]][has_come_back]
-            self._last[row, out] = step
+            self._last[row, out] = self._now
 
-    def first(self, step: int, loss: Optional[Mover]) -> tuple[Mover, ...]:
+    def first(self, loss: Optional[Mover]) -> tuple[Mover, ...]:
         """What is outside of its range, or was a moment ago, and left it last within PAST steps:
         the first mover first, each module once. ``loss``: since when the loss is outside.
         """
-        rows, sites = np.nonzero((self._last >= step - _GAP) & (self._since >= step - PAST))
-        since = self._since[rows, sites]
+        now = self._now
+        rows, sites = np.nonzero((self._last >= now - _GAP) & (self._since >= now - PAST))
+        since = self._left_at[rows, sites]
         phases = self._phase[sites]
         order = np.lexsort((self._place[sites], phases, since))
         found: list[Mover] = []
@@ -100,17 +111,19 @@ class Movers:
             found.append(loss)
         return tuple(found[:_MOST])
 
-    def still_outside(self, step: int, steps: int) -> Optional[tuple[int, int]]:
-        """The first mover of those that left their range ``steps`` steps ago, and are still
-        outside: the row of NAMES, and the number of the site. None: there is none.
+    def still_outside(self, steps: int) -> Optional[tuple[int, int, int]]:
+        """The first mover of those that left their range ``steps`` observed steps ago, and are
+        still outside: the row of NAMES, the number of the site, and the step of the training at
+        which it left. None: there is none.
         """
-        rows, sites = np.nonzero(self._since == step - steps)
-        is_out = self._last[rows, sites] == step
+        rows, sites = np.nonzero(self._since == self._now - steps)
+        is_out = self._last[rows, sites] == self._now
         rows, sites = rows[is_out], sites[is_out]
         if not len(sites):
             return None
         first = np.lexsort((rows, self._place[sites], self._phase[sites]))[0]
-        return int(rows[first]), int(sites[first])
+        row, site = int(rows[first]), int(sites[first])
+        return row, site, int(self._left_at[row, site])
 
 
 def _comes_before(loss: Mover, mover: Mover, phase: int) -> bool:

@@ -250,7 +250,7 @@ class Watcher:
     def _number_event(self, step: int, reading: Reading, is_narrow: bool) -> list[WatchEvent]:
         if self.autopsy.is_recent(step, reading.kind, reading.is_warning):
             return []
-        origin = self.autopsy.origin(step, is_narrow)
+        origin = self.autopsy.origin(is_narrow)
         if reading.kind == "loss_scale":
             origin = NO_ORIGIN
         elif reading.kind == "update" and not origin.movers:
@@ -267,7 +267,7 @@ class Watcher:
         reading = Reading(
             "explosion", _power(signals.values[row, at]), _power(highest), _NONE, True
         )
-        origin = self.autopsy.origin(step, narrow)
+        origin = self.autopsy.origin(narrow)
         text = f"its {NAMES[row]} is {format_number(reading.value)}, "
         text += f"and was {format_number(reading.reference)} at most before"
         origin = Origin(origin.movers, origin.cause or "layer", origin.why)
@@ -326,22 +326,22 @@ class Watcher:
                 if self.autopsy.is_recent(step, reading.kind, reading.is_warning):
                     continue
                 is_reduction = reading.kind == "reduction"
-                origin = NO_ORIGIN if is_reduction else self.autopsy.origin(step, is_narrow)
+                origin = NO_ORIGIN if is_reduction else self.autopsy.origin(is_narrow)
             found.append(self.autopsy.event(step, reading.kind, text, reading, origin, site))
         return found
 
     def _shift_event(self, step: int, signals: StepSignals, is_narrow: bool) -> list[WatchEvent]:
-        shifted = self._movers.still_outside(step, _SHIFT_STEPS)
+        shifted = self._movers.still_outside(_SHIFT_STEPS)
         if shifted is None or self.autopsy.is_recent(step, "shift"):
             return []
-        row, number = shifted
+        row, number, left_at = shifted
         (at,) = np.flatnonzero(signals.sites == number)
         usual = _power(self._medians(row)[number])
         value = _power(signals.values[row, at])
-        text = f"its {NAMES[row]} has been {format_number(value)} for {_SHIFT_STEPS} steps, "
+        text = f"its {NAMES[row]} has been {format_number(value)} for {step - left_at} steps, "
         text += f"usual was {format_number(usual)}"
         reading = Reading("shift", value, usual, _NONE, False)
-        origin, site = self.autopsy.origin(step, is_narrow), self._site(signals, int(at))
+        origin, site = self.autopsy.origin(is_narrow), self._site(signals, int(at))
         return [self.autopsy.event(step, "shift", text, reading, origin, site)]
 
     def _medians(self, row: int) -> np.ndarray:

@@ -1,0 +1,53 @@
+"""Tests of the first mover where not every step is observed, and where each is."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.watched import Run
+
+FIRST, SECOND, FIRST_WEIGHT = 1, 2, 4
+
+
+def watched(every: int) -> Run:
+    run = Run(every)
+    assert run.steps(100) == []
+    return run
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_what_stays_outside_left_once(every: int) -> None:
+    run = watched(every)
+    events = [one for _ in range(20) for one in run.step({FIRST_WEIGHT: 8.0, FIRST: 8.0}, loss=9.0)]
+    assert {"loss_spike", "shift", "loss_rise"} <= {one.kind for one in events}
+    for event in events:
+        assert event.cause == "optimizer", event.text
+        assert event.first_mover is not None and event.first_mover.step == 100 * every
+    (shift,) = (one for one in events if one.kind == "shift")
+    assert shift.step == 103 * every and f"for {3 * every} steps" in shift.text
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize(("between", "first"), [(2, "first"), (3, "second")])
+def test_what_was_inside_for_three_readings_has_come_back(
+    every: int, between: int, first: str
+) -> None:
+    run = watched(every)
+    run.steps(1, {FIRST: 8.0})
+    run.steps(between)
+    events = run.step({FIRST: 8.0, SECOND: 8.0} if between == 2 else {SECOND: 8.0}, loss=9.0)
+    (spike,) = (one for one in events if one.kind == "loss_spike")
+    assert spike.first_mover is not None and spike.first_mover.site is not None
+    assert spike.first_mover.site.module == first
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize(("later", "cause"), [(60, "optimizer"), (66, "layer")])
+def test_a_raised_learning_rate_explains_as_many_readings(
+    every: int, later: int, cause: str
+) -> None:
+    run = watched(every)
+    run.steps(later, learning_rate=0.1)
+    events = run.step({FIRST: 8.0}, loss=9.0, learning_rate=0.1)
+    (spike,) = (one for one in events if one.kind == "loss_spike")
+    assert spike.cause == cause
