@@ -77,6 +77,21 @@ def test_an_unknown_value_is_passed_over() -> None:
     assert bands.counts(ONE)[0] == before and np.isnan(score(bands, np.nan))
 
 
+@pytest.mark.parametrize("every", [1, 2, 16])
+def test_a_signal_that_is_not_read_in_each_step_follows_its_values(every: int) -> None:
+    bands = Bands(64, 16, 0.01)
+    bands.grow(32)
+    all_of_them, none = np.arange(32), np.zeros(0, np.int64)
+    for step in range(200 * every):
+        numbers = none if step % every else all_of_them
+        level = float(step // every)
+        bands.add(numbers, np.full(len(numbers), level), np.zeros(len(numbers), bool))
+    # The medians of 64 values, the last of them at most 15 values old.
+    medians = bands.median[:32]
+    assert medians.min() >= 199 - 15 - 32 and medians.max() <= 199 - 31
+    assert len(set(medians.tolist())) == 16  # not all in one step
+
+
 def test_signals_are_independent() -> None:
     bands = Bands(64, 16, 0.01)
     bands.grow(200)

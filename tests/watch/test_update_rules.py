@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Optional
 
 import numpy as np
@@ -146,6 +147,46 @@ class TestRatio:
         )
         assert movers[1][0] == "first (Linear) · optimizer · parameter first.weight"
         assert spike.cause == "optimizer" and "an update left its range first" in str(spike)
+
+
+class TestTheRangeAtTheRateOfARun:
+    """One parameter in eight steps, in turn, as in small models: each has 20 readings."""
+
+    def watched(self, ratio: Callable[[int, int], float]) -> Updates:
+        run = Updates()
+        run.names = [f"layer{number}" for number in range(6)]
+        for name in run.names:
+            site = Site(name, "Linear", "optimizer", "update_ratio", 0, "weight")
+            run.places["update_ratio", name] = run.sites.intern(site)
+        for step in range(960):
+            place = step // 8 % 6
+            if step % 8:
+                run.step()
+            else:
+                noise = float(np.exp(run.random.normal(0, 0.1)))
+                run.read("update_ratio", ratio(step, place) * noise, run.names[place])
+        return run
+
+    def first_mover(self, run: Updates, ratio: float) -> str:
+        run.read("update_ratio", ratio, "layer3")
+        spike = next(one for one in run.step({4: 8.0}, loss=50.0) if one.kind == "loss_spike")
+        assert spike.cause == "optimizer" and spike.first_mover is not None
+        return str(spike.first_mover.site)
+
+    def test_an_update_can_be_the_first_mover(self) -> None:
+        """Each parameter has a usual ratio of its own."""
+        run = self.watched(lambda step, place: 1e-3 * 2.0**place)
+        assert "update of layer3.weight" in self.first_mover(run, 8e-3 * 6)
+
+    def test_less_than_a_factor_of_four_is_inside(self) -> None:
+        run = self.watched(lambda step, place: 1e-3 * 2.0**place)
+        assert "parameter first.weight" in self.first_mover(run, 8e-3 * 3)
+
+    @pytest.mark.parametrize("to", [0.01, 30.0])
+    def test_a_schedule_is_inside(self, to: float) -> None:
+        run = self.watched(lambda step, place: 1e-3 * to ** (step / 960))
+        assert [event.kind for event in run.watcher.events] == []
+        assert "parameter first.weight" in self.first_mover(run, 1e-3 * to)
 
 
 def test_the_phase_of_a_ratio() -> None:

@@ -15,7 +15,8 @@ import numpy as np
 __all__ = ["Band", "Bands"]
 
 _MAD_TO_DEVIATION = 1.4826
-# Medians are made again for one signal in so many at each step, in turn.
+# Medians are made again when a signal has so many more values: at each step for one signal in so
+# many. Its own count says when, for not every signal has a value at each step.
 _TURNS = 16
 
 
@@ -31,7 +32,6 @@ class Bands:
         self._values = np.zeros((0, window), np.float32)
         self._counts = np.zeros(0, np.int64)
         self._rejected = np.zeros(0, np.int64)
-        self._turn = 0
         self.median = np.zeros(0)
         self.spread = np.zeros(0)
 
@@ -79,9 +79,8 @@ class Bands:
         numbers, values = numbers[kept], values[kept]
         self._values[numbers, self._counts[numbers] % self._window] = values
         self._counts[numbers] += 1
-        self._turn = (self._turn + 1) % _TURNS
         counts = self._counts[numbers]
-        is_due = (numbers % _TURNS == self._turn) | (counts == self._warm_up)
+        is_due = (counts % _TURNS == numbers % _TURNS) | (counts == self._warm_up)
         self._renew(numbers[is_due & (counts >= self._warm_up)])
 
     def _renew(self, numbers: np.ndarray) -> None:
@@ -105,7 +104,7 @@ class Band:
         self._warm_up = warm_up
         self._least_spread = least_spread
         self._values = np.zeros((1, window), np.float32)
-        self._count = self._rejected = self._turn = 0
+        self._count = self._rejected = 0
         self.median = self.spread = math.nan
 
     def score(self, value: float) -> float:
@@ -120,12 +119,11 @@ class Band:
             self._rejected = self._count = 0
             self.median = self.spread = math.nan
         is_kept = math.isfinite(value) and (is_new_level or not is_outside)
-        self._turn = (self._turn + 1) % _TURNS
         if not is_kept:
             return
         self._values[0, self._count % self._window] = value
         self._count += 1
-        is_due = self._turn == 0 or self._count == self._warm_up
+        is_due = self._count % _TURNS == 0 or self._count == self._warm_up
         if is_due and self._count >= self._warm_up:
             median, spread = _range_of(self._values[:, : self._count])
             self.median, self.spread = float(median[0]), max(float(spread[0]), self._least_spread)

@@ -117,7 +117,8 @@ class Movers:
         which it left. None: there is none.
         """
         rows, sites = np.nonzero(self._since == self._now - steps)
-        is_out = self._last[rows, sites] == self._now
+        # Updates have one reading in a round of all parameters.
+        is_out = (self._last[rows, sites] == self._now) & (self._phase[sites] != UPDATE)
         rows, sites = rows[is_out], sites[is_out]
         if not len(sites):
             return None

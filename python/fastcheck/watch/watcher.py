@@ -28,6 +28,7 @@ from .options import Watch
 from .parameters import parameter_table
 from .signals import GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
 from .stuck import StuckTensors
+from .update_range import UpdateRange
 from .update_rules import UpdateRules
 
 __all__ = ["Watcher"]
@@ -76,6 +77,7 @@ class Watcher:
         self._loss = LossBand(options.threshold, window, warm_up)
         self._norm = NormBand(options.threshold, window, warm_up)
         self._update = UpdateBand(window, warm_up)
+        self._update_range = UpdateRange(options.threshold, window, warm_up)
         self._scale = ScaleRule()
         #: What the events are made by.
         self.autopsy = Autopsy(sites, rank, self._movers, self._loss)
@@ -213,6 +215,7 @@ class Watcher:
             outside = is_far & (size >= _LEFT_AT)
             is_refused = is_far & (size >= self._options.threshold)
         self._bands.add(numbers, values, is_refused)
+        self._update_range.put_into(signals, scores, outside)
         self._movers.add(step, signals, scores, outside)
         return scores
 
