@@ -11,6 +11,7 @@ from fastcheck.record.site import Site, SiteTable
 from .event import Mover, WatchEvent
 from .movers import PAST, Movers, cause_of
 from .numbers import LossBand, Reading
+from .precision import Precision
 
 __all__ = ["NO_ORIGIN", "Autopsy", "Origin"]
 
@@ -36,13 +37,16 @@ NO_ORIGIN = Origin((), "", "")
 
 
 class Autopsy:
-    """Makes the events of one rank. ``movers`` and ``loss``: the Watcher's own."""
+    """Makes the events of one rank. ``movers``, ``loss`` and ``precision``: the Watcher's own."""
 
-    def __init__(self, sites: SiteTable, rank: int, movers: Movers, loss: LossBand) -> None:
+    def __init__(
+        self, sites: SiteTable, rank: int, movers: Movers, loss: LossBand, precision: Precision
+    ) -> None:
         self._sites = sites
         self._rank = rank
         self._movers = movers
         self._loss = loss
+        self._precision = precision
         self._rate: Optional[float] = None
         self._rate_rose_at: Optional[int] = None
         self._steps_since = 0
@@ -125,14 +129,15 @@ class Autopsy:
         else:
             self._spiked.pop(name, None)
 
-    def origin(self, is_narrow: bool) -> Origin:
-        """What left its range within the last steps. ``is_narrow``: a tensor is near the end of
-        its dtype's range.
-        """
+    def origin(self) -> Origin:
+        """What left its range within the last steps."""
         since = self._loss.since
         loss = None if since is None else Mover(since, None, "loss", self._loss.score)
         movers = self._movers.first(loss)
-        return Origin(movers, *cause_of(movers, is_narrow, self._rate_rose_at))
+        narrowed = self._precision.first() if movers else None
+        is_before = narrowed is not None and narrowed.order <= self._movers.order_of(movers[0])
+        lost_before = narrowed.text if narrowed is not None and is_before else ""
+        return Origin(movers, *cause_of(movers, lost_before, self._rate_rose_at))
 
     def is_recent(self, step: int, kind: str, is_warning: bool = False) -> bool:
         """Whether this event comes too soon after one of its kind; if it warns: after one that did

@@ -24,15 +24,16 @@ from .signals import (
     signal_name,
 )
 
-__all__ = ["Movers", "cause_of"]
+__all__ = ["GAP", "NEVER", "PAST", "Movers", "cause_of"]
 
 #: How far back a first mover is looked for. These are steps that were observed, of which
 #: install(every=10) makes one in ten.
 PAST = 64
-# A signal that is inside again for so many steps has come back.
-_GAP = 2
+#: A signal that is inside again for so many steps has come back.
+GAP = 2
 _MOST = 5
-_NEVER = -(2**40)
+#: In the place of the number of a step.
+NEVER = -(2**40)
 
 
 class Movers:
@@ -57,8 +58,8 @@ class Movers:
         if more <= 0:
             return
         more = max(more, self._place.size, 64)
-        self._since = np.pad(self._since, ((0, 0), (0, more)), constant_values=_NEVER)
-        self._last = np.pad(self._last, ((0, 0), (0, more)), constant_values=_NEVER)
+        self._since = np.pad(self._since, ((0, 0), (0, more)), constant_values=NEVER)
+        self._last = np.pad(self._last, ((0, 0), (0, more)), constant_values=NEVER)
         self._left_at = np.pad(self._left_at, ((0, 0), (0, more)))
         self._score = np.pad(self._score, ((0, 0), (0, more)))
         self._place = np.pad(self._place, (0, more))
@@ -74,7 +75,7 @@ class Movers:
         self._phase[sites] = signals.phases
         for row in np.flatnonzero(outside.any(axis=1)).tolist():
             out = sites[outside[row]]
-            has_come_back = self._last[row, out] < self._now - _GAP
+            has_come_back = self._last[row, out] < self._now - GAP
             began = out[has_come_back]
             self._since[row, began] = self._now
             self._left_at[row, began] = step
@@ -86,7 +87,7 @@ class Movers:
         the first mover first, each module once. ``loss``: since when the loss is outside.
         """
         now = self._now
-        rows, sites = np.nonzero((self._last >= now - _GAP) & (self._since >= now - PAST))
+        rows, sites = np.nonzero((self._last >= now - GAP) & (self._since >= now - PAST))
         since = self._left_at[rows, sites]
         phases = self._phase[sites]
         order = np.lexsort((self._place[sites], phases, since))
@@ -111,6 +112,13 @@ class Movers:
             found.append(loss)
         return tuple(found[:_MOST])
 
+    def order_of(self, mover: Mover) -> tuple[int, int, int]:
+        """Its step, and its place in the order of a step."""
+        if mover.site is None:
+            return mover.step, GRADIENT, -1  # the loss comes before all gradients
+        number = self._sites.intern(mover.site)
+        return mover.step, int(self._phase[number]), int(self._place[number])
+
     def still_outside(self, steps: int) -> Optional[tuple[int, int, int]]:
         """The first mover of those that left their range ``steps`` observed steps ago, and are
         still outside: the row of NAMES, the number of the site, and the step of the training at
@@ -132,10 +140,10 @@ def _comes_before(loss: Mover, mover: Mover, phase: int) -> bool:
 
 
 def cause_of(
-    movers: Sequence[Mover], is_narrow: bool, rate_changed_at: Optional[int]
+    movers: Sequence[Mover], lost_before: str, rate_changed_at: Optional[int]
 ) -> tuple[str, str]:
-    """What the first mover points to, and the sentence for it. ``is_narrow``: a tensor is near the
-    end of its dtype's range. ``rate_changed_at``: the step of the last large rise of the learning
+    """What the first mover points to, and the sentence for it. ``lost_before``: which tensor lost
+    precision, not after it. ``rate_changed_at``: the step of the last large rise of the learning
     rate.
     """
     if not movers:
@@ -143,8 +151,8 @@ def cause_of(
     first = movers[0]
     if rate_changed_at is not None and rate_changed_at <= first.step:
         return "optimizer", f"the learning rate was raised at step {rate_changed_at:,}, before"
-    if is_narrow:
-        return "precision", "a tensor is near the end of its dtype's range"
+    if lost_before and not first.is_batch:  # no rounding changes what the model is given
+        return "precision", lost_before
     if first.site is None:
         return "data", "no tensor of the model left its range before the loss: look at the targets"
     return _CAUSES[INPUT if first.is_batch else phase_of(first.site)]

@@ -4,26 +4,29 @@ large as their dtype or their function allows.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fastcheck.record.format import DTYPES
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.text.numbers import format_number
 
-from .numbers import Found, Reading
+from .numbers import Reading
 from .signals import ACTIVATION, GRADIENT, StepSignals
 
-__all__ = ["StuckTensors"]
+__all__ = ["IS_FLOAT", "LOSS_STEPS", "Stuck", "StuckTensors"]
 
 _ZERO = 0.99
 # In so many steps in a row.
 _STUCK_STEPS = 50
 # A gradient underflows: most of it is zero, and much more than it was in its first steps.
-_UNDERFLOW, _RISE, _GRADIENT_STEPS = 0.9, 0.3, 10
+_UNDERFLOW, _RISE = 0.9, 0.3
 # Of its elements that are not zero so many are subnormal.
 _SUBNORMAL = 0.5
-# Elements at the largest number of a dtype, of which there were none.
-_SATURATED_STEPS = 10
+#: What shows that precision is lost has to last for so many steps. So do elements at the largest
+#: number of a dtype, of which there were none.
+LOSS_STEPS = 10
 _FIRST = 16
 # A tensor with fewer elements may well be all zero by chance.
 _LEAST_ELEMENTS = 32
@@ -34,10 +37,22 @@ _FUNCTIONS = {"Tanh": 1, "Sigmoid": 2}
 _TANH_END, _SIGMOID_END = 0.05, 0.01
 
 _ROWS = ("underflow", "subnormal", "dead", "constant", "saturated", "ends")
-_STEPS = np.array(
-    [_GRADIENT_STEPS, _GRADIENT_STEPS, _STUCK_STEPS, _STUCK_STEPS, _SATURATED_STEPS, _STUCK_STEPS]
-)
-_IS_FLOAT = np.array([one.name.startswith(("float", "bfloat")) for one in DTYPES])
+# Of these the dtype is the cause.
+_LOSSES = ("underflow", "subnormal", "saturated")
+_STEPS = np.array([LOSS_STEPS, LOSS_STEPS, _STUCK_STEPS, _STUCK_STEPS, LOSS_STEPS, _STUCK_STEPS])
+#: By code of the dtype.
+IS_FLOAT = np.array([one.name.startswith(("float", "bfloat")) for one in DTYPES])
+
+
+class Stuck(NamedTuple):
+    """A tensor that is newly stuck: its number, what of it, the sentence, and the cause, if the
+    rule knows that.
+    """
+
+    site: int
+    reading: Reading
+    text: str
+    cause: str
 
 
 class StuckTensors:
@@ -74,7 +89,7 @@ class StuckTensors:
             old = getattr(self, name)
             setattr(self, name, np.pad(old, [(0, 0)] * (old.ndim - 1) + [(0, more)]))
 
-    def add(self, signals: StepSignals) -> list[Found]:
+    def add(self, signals: StepSignals) -> list[Stuck]:
         """One step: the tensors that are newly stuck. ``reading.is_warning``: if it was the first
         of its kind in a while.
         """
@@ -85,7 +100,7 @@ class StuckTensors:
         is_constant = ~is_zero & signals.is_equal
         is_activation = (signals.phases == ACTIVATION) & is_large
         is_gradient = (signals.phases == GRADIENT) & is_large
-        is_float = _IS_FLOAT[signals.dtypes]
+        is_float = IS_FLOAT[signals.dtypes]
         is_at_end = self._is_at_end(signals)
         nonzero = np.maximum(1.0 - signals.zero_share, 1e-9)
         subnormal = np.minimum(signals.subnormal_share / nonzero, 1.0)
@@ -117,7 +132,7 @@ class StuckTensors:
         counts = np.where(holds, counts + 1, 0)
         self._counts[:, sites] = counts
         is_new = counts == _STEPS[:, None]
-        found: list[Found] = []
+        found: list[Stuck] = []
         if is_new.any():
             is_new[2:4] &= self._has_lived[:, sites]
             for row, at in np.argwhere(is_new).tolist():
@@ -141,7 +156,7 @@ class StuckTensors:
         return found
 
 
-def _found(signals: StepSignals, at: int, row: str, subnormal: float) -> Found:
+def _found(signals: StepSignals, at: int, row: str, subnormal: float) -> Stuck:
     zero, dtype = float(signals.zero_share[at]), DTYPES[int(signals.dtypes[at])].name
     kind, share = ("saturated" if row == "ends" else row), zero
     if row == "underflow":
@@ -158,10 +173,11 @@ def _found(signals: StepSignals, at: int, row: str, subnormal: float) -> Found:
         share = float(signals.saturated_share[at])
         text = f"{format_number(share * float(signals.numel[at]))} of its elements have been at "
         text += f"the largest {dtype}, {format_number(float(signals.abs_max[at]))}, for "
-        text += f"{_SATURATED_STEPS} steps: larger values may have been cut to it"
+        text += f"{LOSS_STEPS} steps: larger values may have been cut to it"
     else:
         share = float(np.exp2(2 * signals.values[1, at]))
         text = f"nearly all its elements have been at the ends of the function for {_STUCK_STEPS} "
         text += "steps, where its gradient is nearly 0"
     warns = row not in ("subnormal", "ends")
-    return Found(int(signals.sites[at]), Reading(kind, share, 0.0, np.nan, warns), text)
+    cause = "precision" if row in _LOSSES else ""
+    return Stuck(int(signals.sites[at]), Reading(kind, share, 0.0, np.nan, warns), text, cause)

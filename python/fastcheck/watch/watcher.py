@@ -26,8 +26,9 @@ from .movers import Movers
 from .numbers import Found, LossBand, NormBand, Reading, ScaleRule, SettingRule, UpdateBand, text_of
 from .options import Watch
 from .parameters import parameter_table
+from .precision import Precision
 from .signals import GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
-from .stuck import StuckTensors
+from .stuck import Stuck, StuckTensors
 from .update_range import UpdateRange
 from .update_rules import UpdateRules
 
@@ -45,7 +46,6 @@ _BATCH_SHIFT = 2.0
 # The rounding of a sum, as a share of the sum of magnitudes.
 _ROUNDING = 1e-6
 _MOST_EVENTS = 4096
-_NARROW_BITS = 1.0
 _NONE = math.nan
 _RMS, _ROWS = 1, np.arange(len(NAMES))[:, None]
 
@@ -70,6 +70,7 @@ class Watcher:
         self._movers = Movers(sites)
         self._forecasts = Forecasts(options.horizon)
         self._stuck = StuckTensors(sites)
+        self._precision = Precision(sites)
         self._experts = ExpertRules(sites)
         self._updates = UpdateRules(sites)
         self._gradients = GradientRules(sites, options.threshold)
@@ -80,7 +81,7 @@ class Watcher:
         self._update_range = UpdateRange(options.threshold, window, warm_up)
         self._scale = ScaleRule()
         #: What the events are made by.
-        self.autopsy = Autopsy(sites, rank, self._movers, self._loss)
+        self.autopsy = Autopsy(sites, rank, self._movers, self._loss, self._precision)
         # Of the last step.
         self._signals: Optional[StepSignals] = None
         # Of the step before, whose update the parameters of this one show.
@@ -112,19 +113,20 @@ class Watcher:
         exploded = self._explosions.add(step, signals, counts)
         scores = self._move(step, signals)
         readings = [] if row is None else self._readings(step, row, signals)
-        is_narrow = bool((signals.headroom < _NARROW_BITS).any())
+        stuck = self._stuck.add(signals)
+        self._precision.add(step, signals, stuck)
         for reading in readings:
-            found += self._number_event(step, reading, is_narrow)
-        found += self._explosion_event(step, signals, exploded, is_narrow)
+            found += self._number_event(step, reading)
+        found += self._explosion_event(step, signals, exploded)
         found += self._batch_event(step, signals, scores)
         found += self._forecast_events(step, signals)
-        found += self._stuck_events(step, signals)
+        found += self._stuck_events(step, signals, stuck)
         is_skipped = row is not None and row.overflow
         ruled = self._gradients.add(signals, scores, self._medians(_RMS))
         rate = None if row is None else row.learning_rate
         ruled += self._updates.add(chunks, is_skipped, rate)
-        found += self._found_events(step, ruled, is_narrow)
-        found += self._shift_event(step, signals, is_narrow)
+        found += self._found_events(step, ruled)
+        found += self._shift_event(step, signals)
         self.autopsy.step_ended(step, found)
         self.events.extend(found)
         self.count += len(found)
@@ -198,6 +200,7 @@ class Watcher:
         self._bands.grow(count * len(NAMES))
         self._movers.grow(count)
         self._forecasts.grow(count)
+        self._precision.grow(count)
         self._explosions.grow(count)
 
     def _move(self, step: int, signals: StepSignals) -> np.ndarray:
@@ -250,10 +253,10 @@ class Watcher:
         scaled = signals.sites[signals.is_scaled & (signals.phases == GRADIENT)]
         return any(self._sites[number].role == "param_grad" for number in scaled.tolist())
 
-    def _number_event(self, step: int, reading: Reading, is_narrow: bool) -> list[WatchEvent]:
+    def _number_event(self, step: int, reading: Reading) -> list[WatchEvent]:
         if self.autopsy.is_recent(step, reading.kind, reading.is_warning):
             return []
-        origin = self.autopsy.origin(is_narrow)
+        origin = self.autopsy.origin()
         if reading.kind == "loss_scale":
             origin = NO_ORIGIN
         elif reading.kind == "update" and not origin.movers:
@@ -262,7 +265,7 @@ class Watcher:
         return [self.autopsy.event(step, reading.kind, text_of(reading), reading, origin)]
 
     def _explosion_event(
-        self, step: int, signals: StepSignals, exploded: Optional[Exploded], narrow: bool
+        self, step: int, signals: StepSignals, exploded: Optional[Exploded]
     ) -> list[WatchEvent]:
         if exploded is None:
             return []
@@ -270,7 +273,7 @@ class Watcher:
         reading = Reading(
             "explosion", _power(signals.values[row, at]), _power(highest), _NONE, True
         )
-        origin = self.autopsy.origin(narrow)
+        origin = self.autopsy.origin()
         text = f"its {NAMES[row]} is {format_number(reading.value)}, "
         text += f"and was {format_number(reading.reference)} at most before"
         origin = Origin(origin.movers, origin.cause or "layer", origin.why)
@@ -309,19 +312,21 @@ class Watcher:
             )
         return found
 
-    def _stuck_events(self, step: int, signals: StepSignals) -> list[WatchEvent]:
+    def _stuck_events(
+        self, step: int, signals: StepSignals, stuck: Sequence[Stuck]
+    ) -> list[WatchEvent]:
         found = []
-        for number, reading, text in self._stuck.add(signals):
+        for number, reading, text, cause in stuck:
             warns = reading.is_warning and not self.autopsy.is_recent(step, reading.kind, True)
             reading = dataclasses.replace(reading, is_warning=warns)
-            site = self._sites[number]
-            found.append(self.autopsy.event(step, reading.kind, text, reading, NO_ORIGIN, site))
+            origin, site = Origin((), cause, ""), self._sites[number]
+            found.append(self.autopsy.event(step, reading.kind, text, reading, origin, site))
         for number, reading, text in self._experts.add(step, signals):
             origin, site = Origin((), "layer", ""), self._sites[number]
             found.append(self.autopsy.event(step, reading.kind, text, reading, origin, site))
         return found
 
-    def _found_events(self, step: int, ruled: Sequence[Found], is_narrow: bool) -> list[WatchEvent]:
+    def _found_events(self, step: int, ruled: Sequence[Found]) -> list[WatchEvent]:
         found = []
         for number, reading, text in ruled:
             origin, site = Origin((), "optimizer", ""), self._sites[number]
@@ -329,11 +334,11 @@ class Watcher:
                 if self.autopsy.is_recent(step, reading.kind, reading.is_warning):
                     continue
                 is_reduction = reading.kind == "reduction"
-                origin = NO_ORIGIN if is_reduction else self.autopsy.origin(is_narrow)
+                origin = NO_ORIGIN if is_reduction else self.autopsy.origin()
             found.append(self.autopsy.event(step, reading.kind, text, reading, origin, site))
         return found
 
-    def _shift_event(self, step: int, signals: StepSignals, is_narrow: bool) -> list[WatchEvent]:
+    def _shift_event(self, step: int, signals: StepSignals) -> list[WatchEvent]:
         shifted = self._movers.still_outside(_SHIFT_STEPS)
         if shifted is None or self.autopsy.is_recent(step, "shift"):
             return []
@@ -344,7 +349,7 @@ class Watcher:
         text = f"its {NAMES[row]} has been {format_number(value)} for {step - left_at} steps, "
         text += f"usual was {format_number(usual)}"
         reading = Reading("shift", value, usual, _NONE, False)
-        origin, site = self.autopsy.origin(is_narrow), self._site(signals, int(at))
+        origin, site = self.autopsy.origin(), self._site(signals, int(at))
         return [self.autopsy.event(step, "shift", text, reading, origin, site)]
 
     def _medians(self, row: int) -> np.ndarray:
