@@ -52,6 +52,28 @@ def test_a_batch_that_comes_again_with_a_spike_is_to_blame(period: int, cause: s
     )
 
 
+@pytest.mark.parametrize(
+    ("found", "cause"), [("replicas", "hardware"), ("hardware", "hardware"), ("program", "layer")]
+)
+@pytest.mark.parametrize("after", [0, 60, 70])
+def test_a_fault_of_the_machine_explains_what_comes_after_it(
+    found: str, cause: str, after: int
+) -> None:
+    run = run_of(lambda step: None)
+    if found == "replicas":
+        run.watcher.replicas_differ(99, "weights differ")
+    else:
+        run.watcher.rerun_done(99, "run again", found)
+    run.steps(after)
+    events = run.step({FIRST: 3e4}, loss=9.0, gradient_norm=30.0)
+    causes = {one.kind: one.cause for one in events}
+    expected = cause if after < 65 else "layer"
+    for kind in ("loss_spike", "gradient_spike", "explosion"):
+        assert causes[kind] == expected
+    texts = [one.text for one in events if one.kind == "loss_spike"]
+    assert ("at step 99" in texts[0]) is (expected == "hardware")
+
+
 def test_one_name_for_all_steps_shows_nothing() -> None:
     run = run_of(lambda step: "train")
     run.step({FIRST: 8.0}, loss=4.0)

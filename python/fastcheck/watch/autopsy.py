@@ -23,6 +23,8 @@ _OWN_PAUSE = ("loss_spike", "loss_rise")
 _RATE_FACTOR = 2.0
 # Events that a bad batch makes again where it comes again.
 _SPIKES = ("loss_spike", "gradient_spike")
+# Events that a machine's fault explains that was found so many steps before.
+_OF_MACHINE = (*_SPIKES, "loss_rise", "gradient", "explosion")
 
 
 class Origin(NamedTuple):
@@ -52,6 +54,8 @@ class Autopsy:
         self._steps_since = 0
         # By kind, and whether it warned.
         self._last_of: dict[tuple[str, bool], int] = {}
+        # The step in which a fault of the machine was found last, and how.
+        self._fault: Optional[tuple[int, str]] = None
         #: The name of what a step was trained on; set where the training loop gives names.
         self.batch_of: Callable[[int], Union[int, str, None]] = lambda step: None
         # The batches that came with a spike when they came last: in which step, and which kind.
@@ -70,6 +74,10 @@ class Autopsy:
             self._rate_rose_at = None
         self._rate = rate
 
+    def note_fault(self, step: int, how: str) -> None:
+        """A fault of the machine was found in this step. ``how``: a sentence."""
+        self._fault = step, how
+
     def event(
         self,
         step: int,
@@ -86,6 +94,10 @@ class Autopsy:
         blamed = self._blamed_batch(step, kind)
         if blamed:
             origin = Origin(origin.movers, "data", blamed)
+        fault = self._fault if kind in _OF_MACHINE else None
+        # It may have been found in a step whose records come later than the finding.
+        if fault is not None and abs(step - fault[0]) <= PAST:
+            origin = Origin(origin.movers, "hardware", f"{fault[1]} at step {fault[0]:,}")
         lines = f"step {step:,}: " + (text if site is None else f"{site}: {text}")
         if origin.movers:
             lines += f". First out of its range: {origin.movers[0]}"

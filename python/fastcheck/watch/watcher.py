@@ -169,10 +169,13 @@ class Watcher:
 
     def replicas_differ(self, step: int, text: str) -> WatchEvent:
         """The ranks hold other weights than each other. The event; whoever found it has warned."""
+        self.autopsy.note_fault(step, "the ranks had different weights")
         return self._from_outside(step, "replicas", text, "hardware", False)
 
     def rerun_done(self, step: int, text: str, cause: str) -> WatchEvent:
         """A step was run again after a spike. The event."""
+        if cause == "hardware":
+            self.autopsy.note_fault(step, "the machine computed other numbers when it ran again")
         return self._from_outside(step, "rerun", text, cause, cause != "program")
 
     def _from_outside(
