@@ -13,7 +13,7 @@ from fastcheck.utils.text.numbers import format_number
 from .numbers import Found, Reading
 from .signals import GRADIENT, StepSignals
 
-__all__ = ["GradientRules"]
+__all__ = ["NOISE", "GradientRules"]
 
 # A gradient is out of its range by this factor too, as log2.
 _LEAST_RISE = 3.0
@@ -21,9 +21,9 @@ _LEAST_RISE = 3.0
 _BELOW_EPSILON, _STEPS_BELOW = 0.5, 20
 # The elements of all parameters of which so many have to be below eps for a warning.
 _MOST_ELEMENTS = 0.5
-# What is so much smaller than the largest gradient may be the rounding of one that is 0: as of the
-# bias of keys in attention, or of one before a BatchNorm.
-_NOISE = 2.0**-19
+#: What is so much smaller than the largest gradient may be the rounding of one that is 0: as of the
+#: bias of keys in attention, or of one before a BatchNorm.
+NOISE = 2.0**-19
 _RMS = 1
 
 
@@ -101,7 +101,7 @@ class GradientRules:
             # Of the elements that are not 0: of an embedding, the rows that were used.
             rms = 2.0 ** signals.values[_RMS, chosen] / np.sqrt(used)
             largest = 2.0 ** signals.values[0, chosen]
-            is_live = largest > _NOISE * np.nanmax(largest, initial=0.0)
+            is_live = largest > NOISE * np.nanmax(largest, initial=0.0)
             is_live &= (self._epsilon[sites] > 0) & (signals.zero_share[chosen] < 1)
             is_below = is_live & (rms < _BELOW_EPSILON * self._epsilon[sites])
         steps = self._steps_below[sites] = np.where(is_below, self._steps_below[sites] + 1, 0)

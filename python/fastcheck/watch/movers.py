@@ -24,7 +24,7 @@ from .signals import (
     signal_name,
 )
 
-__all__ = ["GAP", "NEVER", "PAST", "Movers", "cause_of"]
+__all__ = ["GAP", "NEVER", "PAST", "Movers", "cause_of", "cause_of_phase"]
 
 #: How far back a first mover is looked for. These are steps that were observed, of which
 #: install(every=10) makes one in ten.
@@ -156,6 +156,11 @@ def cause_of(
     if first.site is None:
         return "data", "no tensor of the model left its range before the loss: look at the targets"
     return _CAUSES[INPUT if first.is_batch else phase_of(first.site)]
+
+
+def cause_of_phase(phase: int) -> str:
+    """What it points to if a tensor of this phase is the first."""
+    return _CAUSES[phase][0]
 
 
 _OF_LAYER = ("layer", "the output of a layer left its range first")

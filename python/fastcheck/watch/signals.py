@@ -18,6 +18,7 @@ __all__ = [
     "GRADIENT",
     "INPUT",
     "NAMES",
+    "NOTHING",
     "STATE",
     "UPDATE",
     "WEIGHT",
@@ -44,8 +45,8 @@ _PHASES = {
     "param_grad": GRADIENT,
 }
 
-# In the place of log2(0): less than any format holds.
-_NOTHING = -1100.0
+#: In the place of log2(0): less than any format holds.
+NOTHING = -1100.0
 
 #: Formats in which small gradients underflow, by code.
 _IS_NARROW = np.array([one.name == "float16" or one.name.startswith("float8") for one in DTYPES])
@@ -208,7 +209,7 @@ def _by_site(
         values[1:] *= 0.5
         headroom = np.log2(LARGEST_FINITE[codes] / abs_max)
     # A tensor whose elements are all zero, or all equal, has become so from one step to the next.
-    values[np.isneginf(values)] = _NOTHING
+    values[np.isneginf(values)] = NOTHING
     values[:, finite <= 0] = np.nan
     values[~np.isfinite(values)] = np.nan
     # A tensor that holds the largest number itself is a mask.

@@ -22,7 +22,7 @@ from .expert_rules import ExpertRules
 from .explosions import Exploded, Explosions
 from .forecast import Forecasts
 from .gradient_rules import GradientRules
-from .movers import Movers
+from .movers import Movers, cause_of_phase
 from .numbers import Found, LossBand, NormBand, Reading, ScaleRule, SettingRule, UpdateBand, text_of
 from .options import Watch
 from .parameters import parameter_table
@@ -109,19 +109,19 @@ class Watcher:
         self._grow(int(signals.sites.max()) + 1)
         found = self._setting_events(step)
         self.autopsy.note_rate(step, row)
-        counts = self._bands.counts(signals.sites * len(NAMES) + _RMS)
-        exploded = self._explosions.add(step, signals, counts)
+        is_skipped = row is not None and row.overflow
+        exploded = self._explosions.add(step, signals, is_skipped)
         scores = self._move(step, signals)
         readings = [] if row is None else self._readings(step, row, signals)
         stuck = self._stuck.add(signals)
         self._precision.add(step, signals, stuck)
         for reading in readings:
             found += self._number_event(step, reading)
-        found += self._explosion_event(step, signals, exploded)
+        loss_warns = any(one.kind == "loss_spike" and one.is_warning for one in found)
+        found += self._explosion_event(step, signals, exploded, loss_warns)
         found += self._batch_event(step, signals, scores)
         found += self._forecast_events(step, signals)
         found += self._stuck_events(step, signals, stuck)
-        is_skipped = row is not None and row.overflow
         ruled = self._gradients.add(signals, scores, self._medians(_RMS))
         rate = None if row is None else row.learning_rate
         ruled += self._updates.add(chunks, is_skipped, rate)
@@ -268,18 +268,21 @@ class Watcher:
         return [self.autopsy.event(step, reading.kind, text_of(reading), reading, origin)]
 
     def _explosion_event(
-        self, step: int, signals: StepSignals, exploded: Optional[Exploded]
+        self, step: int, signals: StepSignals, exploded: Optional[Exploded], loss_warns: bool
     ) -> list[WatchEvent]:
         if exploded is None:
             return []
         at, row, highest = exploded
-        reading = Reading(
-            "explosion", _power(signals.values[row, at]), _power(highest), _NONE, True
-        )
+        phase = int(signals.phases[at])
+        # The gradients of a loss that is a thousand times as high are so too.
+        warns = not (phase == GRADIENT and loss_warns)
+        value, before = _power(signals.values[row, at]), _power(highest)
+        reading = Reading("explosion", value, before, _NONE, warns)
         origin = self.autopsy.origin()
         text = f"its {NAMES[row]} is {format_number(reading.value)}, "
         text += f"and was {format_number(reading.reference)} at most before"
-        origin = Origin(origin.movers, origin.cause or "layer", origin.why)
+        cause = origin.cause or cause_of_phase(phase)
+        origin = Origin(origin.movers, cause, origin.why)
         return [
             self.autopsy.event(step, "explosion", text, reading, origin, self._site(signals, at))
         ]

@@ -1,0 +1,115 @@
+"""Tests of explosions: of activations, gradients and weights, and what has no past."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastcheck.record.site import Site
+from fastcheck.watch.event import WatchEvent
+from support.watched import SCALED, Run, tensor
+
+FIRST, SECOND, GRADIENT, FIRST_WEIGHT, SECOND_WEIGHT = 1, 2, 3, 4, 5
+ZERO = {"rms": 0.0, "zero_count": 1024}
+
+
+def explosions(run: Run, changed: dict[int, Any], **row: Any) -> list[WatchEvent]:
+    return [one for one in run.step(changed, **row) if one.kind == "explosion"]
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "cause"),
+    [
+        (GRADIENT, "second (Linear) · backward", "gradient"),
+        (FIRST_WEIGHT, "first (Linear) · optimizer · parameter first.weight", "optimizer"),
+        (SECOND, "second (Linear) · forward", "layer"),
+    ],
+)
+@pytest.mark.parametrize("fields", [{"max": 1e6}, 1e6])
+def test_what_has_a_past_explodes(place: int, name: str, cause: str, fields: Any) -> None:
+    run = Run()
+    assert run.steps(30) == []
+    (event,) = explosions(run, {place: fields})
+    assert name in event.text and event.is_warning and event.cause == cause
+
+
+@pytest.mark.parametrize(("place", "steps"), [(FIRST, 8), (GRADIENT, 16), (FIRST_WEIGHT, 16)])
+def test_so_many_steps_are_a_past(place: int, steps: int) -> None:
+    for count in (steps - 1, steps):
+        run = Run()
+        run.steps(count)
+        assert len(explosions(run, {place: 1e6})) == (count == steps)
+
+
+def test_less_than_a_thousand_times_its_highest_is_none() -> None:
+    run = Run()
+    run.steps(30)
+    run.steps(1, {GRADIENT: 100.0})
+    assert explosions(run, {GRADIENT: 9e4}) == []
+    assert len(explosions(run, {GRADIENT: 3e8})) == 1
+
+
+@pytest.mark.parametrize("place", [FIRST, GRADIENT, FIRST_WEIGHT])
+def test_the_first_use_of_what_was_zero_is_none(place: int) -> None:
+    run = Run()
+    run.steps(100, {place: ZERO})
+    assert explosions(run, {place: 1.0}) == []
+
+
+@pytest.mark.parametrize("place", [FIRST, GRADIENT, FIRST_WEIGHT])
+def test_what_was_used_in_a_few_steps_has_no_past(place: int) -> None:
+    run = Run()
+    for step in range(100):
+        run.step({place: 1e-6 if step % 20 == 0 else ZERO})
+    assert explosions(run, {place: 1.0}) == []
+
+
+def test_growth_from_nothing_is_none() -> None:
+    run, found = Run(), []
+    for step in range(200):
+        size = 1e-12 * 2.0 ** min(step, 40)
+        found += explosions(run, {GRADIENT: size, FIRST_WEIGHT: size})
+    assert found == []
+
+
+@pytest.mark.parametrize(("usual", "count"), [(1e-8, 0), (1e-5, 1)])
+def test_gradients_that_are_the_rounding_of_zero_have_no_past(usual: float, count: int) -> None:
+    """Beside another one, of about 1."""
+    run = Run()
+    site = run.sites.intern(Site("third", "Linear", "backward", "grad_output", 0, "grad_output"))
+
+    def step(rms: float) -> list[str]:
+        records = run.healthy()
+        one = records[:1].copy()
+        for name, value in {**tensor(rms=rms), "site": site}.items():
+            one[0][name] = value
+        return [event.kind for event in run.take([records, one])]
+
+    for _ in range(60):
+        step(usual)
+    assert step(1e4 * usual).count("explosion") == count
+
+
+def test_a_step_that_loss_scaling_skips_is_none() -> None:
+    run, scaled = Run(), {"flags": SCALED, "rms": 1024.0}
+    run.steps(100, {GRADIENT: scaled}, scale=1024.0)
+    large = {GRADIENT: {**scaled, "rms": 1e8}}
+    assert explosions(run, large, scale=1024.0, overflow=True) == []
+
+
+@pytest.mark.parametrize(("loss", "is_warning"), [(2.0, True), (1e6, False)])
+def test_gradients_of_a_loss_that_spikes_do_not_warn_as_well(loss: float, is_warning: bool) -> None:
+    run = Run()
+    run.steps(100)
+    (event,) = explosions(run, {GRADIENT: 1e6}, loss=loss)
+    assert event.is_warning is is_warning
+
+
+def test_the_event_names_the_first_in_the_order_of_a_step() -> None:
+    run = Run()
+    run.steps(30)
+    (event,) = explosions(run, {GRADIENT: 1e6, SECOND: 1e6, SECOND_WEIGHT: 1e6})
+    assert event.site is not None and event.site.role == "param"
+    # What follows of it in the next steps is none of its own.
+    assert explosions(run, {GRADIENT: 1e12, SECOND: 1e12, SECOND_WEIGHT: 1e12}) == []
