@@ -110,6 +110,13 @@ class TestRatio:
         assert not event.is_warning and event.cause == "optimizer"
         assert (event.value, event.reference) == (0.2, pytest.approx(1e-3))
 
+    def test_after_one_there_is_a_pause(self) -> None:
+        run = Updates()
+        for _ in range(20):
+            run.read("update_ratio", 1e-3)
+        found = [run.read("update_ratio", 0.2 * 10**step) for step in range(4)]
+        assert found == [["update_ratio"], [], [], []]
+
     def test_what_is_not_far_above_its_own_is_none(self) -> None:
         run = Updates()
         assert [run.read("update_ratio", 0.1) for _ in range(20)] == [[]] * 20

@@ -77,13 +77,12 @@ class Precision:
         self._order[2, came] = places[is_new]
         self._near[near] = now
         self._has_had_room[sites] |= has_room
-        for one in stuck:
-            if one.cause == "precision":
-                (at,) = np.flatnonzero(sites == one.site)
-                began = self._steps[0]
-                order = began, int(signals.phases[at]), int(at)
-                text = f"{self._sites[one.site]} has lost precision since step {began:,}"
-                self._lost.append((now + PAST, Narrowed(order, text)))
+        lost = [one.site for one in stuck if one.cause == "precision"]
+        if lost:
+            began, at = self._steps[0], int(np.flatnonzero(np.isin(sites, lost))[0])
+            text = f"{self._sites[int(sites[at])]} has lost precision since step {began:,}"
+            order = began, int(signals.phases[at]), at
+            self._lost.append((now + PAST, Narrowed(order, text)))
 
     def first(self) -> Optional[Narrowed]:
         """What lost precision first within the last steps, and still does. None: nothing."""

@@ -4,6 +4,7 @@ large as their dtype or their function allows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,12 @@ from fastcheck.utils.text.numbers import format_number
 from .numbers import Reading
 from .signals import ACTIVATION, GRADIENT, StepSignals
 
-__all__ = ["IS_FLOAT", "LOSS_STEPS", "Stuck", "StuckTensors"]
+__all__ = ["IS_FLOAT", "LOSS_STEPS", "Stuck", "StuckTensors", "grouped", "others"]
 
 _ZERO = 0.99
+# Of tensors that are stuck from the same step on an event names its own, and so many others: a
+# thousand layers are no thousand lines.
+_NAMED = 3
 # In so many steps in a row.
 _STUCK_STEPS = 50
 # A gradient underflows: most of it is zero, and much more than it was in its first steps.
@@ -154,6 +158,26 @@ class StuckTensors:
                 is_sigmoid = mean - square <= _SIGMOID_END
             found[at] = np.where(codes[at] == _FUNCTIONS["Tanh"], is_tanh, is_sigmoid)
         return found
+
+
+def grouped(stuck: Sequence[Stuck], sites: SiteTable) -> list[Stuck]:
+    """Those of one step: one of each kind, the first, whose text names others."""
+    groups: dict[tuple[str, bool], list[Stuck]] = {}
+    for one in stuck:
+        groups.setdefault((one.reading.kind, one.reading.is_warning), []).append(one)
+    return [
+        first._replace(text=first.text + others([one.site for one in more], sites))
+        for first, *more in groups.values()
+    ]
+
+
+def others(numbers: Sequence[int], sites: SiteTable) -> str:
+    """The end of the text of an event that these tensors have too."""
+    if not numbers:
+        return ""
+    named = ", ".join(str(sites[number]) for number in numbers[:_NAMED])
+    left = len(numbers) - _NAMED
+    return f". So with {named}" + (f" and {left:,} more tensors" if left > 0 else "")
 
 
 def _found(signals: StepSignals, at: int, row: str, subnormal: float) -> Stuck:

@@ -28,7 +28,7 @@ from .options import Watch
 from .parameters import parameter_table
 from .precision import Precision
 from .signals import GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
-from .stuck import Stuck, StuckTensors
+from .stuck import Stuck, StuckTensors, grouped, others
 from .update_range import UpdateRange
 from .update_rules import UpdateRules
 
@@ -300,29 +300,29 @@ class Watcher:
         return [self.autopsy.event(step, "batch", text, reading, origin, self._site(signals, at))]
 
     def _forecast_events(self, step: int, signals: StepSignals) -> list[WatchEvent]:
-        found = []
-        for at, near, far in self._forecasts.add(signals.sites, signals.abs_max, signals.headroom):
-            dtype = DTYPES[int(signals.dtypes[at])].name
-            reached = float(signals.abs_max[at])
-            limit = reached * _power(signals.headroom[at])
-            steps = f"{near:.0f}" if far < near + 1 else f"{near:.0f} to {format_number(far)}"
-            text = (
-                f"its largest magnitude {format_number(reached)} grows towards the largest {dtype} "
-                f"({format_number(limit)}), which it reaches in about {steps} steps"
-            )
-            warns = not self.autopsy.is_recent(step, "headroom", True)
-            reading = Reading("headroom", reached, limit, _NONE, warns)
-            origin, site = Origin((), "precision", ""), self._site(signals, at)
-            found.append(
-                self.autopsy.event(step, "headroom", text, reading, origin, site, (near, far))
-            )
-        return found
+        found = self._forecasts.add(signals.sites, signals.abs_max, signals.headroom)
+        if not found:
+            return []
+        at, near, far = found[0]
+        dtype = DTYPES[int(signals.dtypes[at])].name
+        reached = float(signals.abs_max[at])
+        limit = reached * _power(signals.headroom[at])
+        steps = f"{near:.0f}" if far < near + 1 else f"{near:.0f} to {format_number(far)}"
+        text = (
+            f"its largest magnitude {format_number(reached)} grows towards the largest {dtype} "
+            f"({format_number(limit)}), which it reaches in about {steps} steps"
+        )
+        text += others([int(signals.sites[one[0]]) for one in found[1:]], self._sites)
+        warns = not self.autopsy.is_recent(step, "headroom", True)
+        reading = Reading("headroom", reached, limit, _NONE, warns)
+        origin, site = Origin((), "precision", ""), self._site(signals, at)
+        return [self.autopsy.event(step, "headroom", text, reading, origin, site, (near, far))]
 
     def _stuck_events(
         self, step: int, signals: StepSignals, stuck: Sequence[Stuck]
     ) -> list[WatchEvent]:
         found = []
-        for number, reading, text, cause in stuck:
+        for number, reading, text, cause in grouped(stuck, self._sites):
             warns = reading.is_warning and not self.autopsy.is_recent(step, reading.kind, True)
             reading = dataclasses.replace(reading, is_warning=warns)
             origin, site = Origin((), cause, ""), self._sites[number]
@@ -336,11 +336,13 @@ class Watcher:
         found = []
         for number, reading, text in ruled:
             origin, site = Origin((), "optimizer", ""), self._sites[number]
-            if reading.kind in ("gradient", "reduction"):
-                if self.autopsy.is_recent(step, reading.kind, reading.is_warning):
-                    continue
-                is_reduction = reading.kind == "reduction"
-                origin = NO_ORIGIN if is_reduction else self.autopsy.origin()
+            has_pause = reading.kind in ("gradient", "reduction", "update_ratio")
+            if has_pause and self.autopsy.is_recent(step, reading.kind, reading.is_warning):
+                continue
+            if reading.kind == "reduction":
+                origin = NO_ORIGIN
+            elif reading.kind == "gradient":
+                origin = self.autopsy.origin()
             found.append(self.autopsy.event(step, reading.kind, text, reading, origin, site))
         return found
 
