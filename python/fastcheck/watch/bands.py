@@ -61,11 +61,6 @@ class Bands:
             found: np.ndarray = (values - self.median[numbers]) / self.spread[numbers]
         return found
 
-    def counts(self, numbers: np.ndarray) -> np.ndarray:
-        """How many values of each signal were added."""
-        found: np.ndarray = self._counts[numbers]
-        return found
-
     def add(self, numbers: np.ndarray, values: np.ndarray, is_outside: np.ndarray) -> None:
         """Adds one value to each signal; not those outside, unless there were many in a row."""
         rejected = np.where(is_outside, self._rejected[numbers] + 1, 0)
