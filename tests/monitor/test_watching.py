@@ -234,6 +234,51 @@ class TestSkippedUpdates:
     def test_before_enough_is_known_none_is(self) -> None:
         assert all(self.run(at=10, factor=10))
 
+    @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+    @pytest.mark.parametrize("fused", [False, True])
+    def test_the_norm_before_clipping_counts(self, fused: bool) -> None:
+        """After clipping no norm is large."""
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=fused)
+        watch = fastcheck.Watch(window=32, warm_up=16, skip_above=10)
+        moved = []
+        with fastcheck.install(model, watch=watch, record="stats") as monitor:
+            for step in range(40):
+                x = torch.randn(32, 8) * (1000 if step == 35 else 1)
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                before = model.weight.detach().clone()
+                optimizer.step()
+                moved.append(float((model.weight.detach() - before).abs().max()))
+        assert [step for step, one in enumerate(moved) if not one] == [35]
+        skipped = [event for event in monitor.watch.events if event.kind == "skipped"]
+        assert [event.step for event in skipped] == [35]
+        assert skipped[0].value > skipped[0].reference > 0
+        assert "the update was skipped: the norm of its gradients is" in str(skipped[0])
+
+    @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+    def test_a_fault_that_stays_is_skipped_until_it_is_usual(self) -> None:
+        """While the range of norms is learned anew the last limit counts; and what was skipped is
+        no update that was lost.
+        """
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4, bias=False).bfloat16()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        watch = fastcheck.Watch(window=32, warm_up=16, skip_above=10)
+        with fastcheck.install(model, watch=watch, record="stats") as monitor:
+            for step in range(100):
+                x, y = torch.randn(32, 8).bfloat16(), 3 * torch.randn(32, 4)
+                loss = (model(x).float() - y).square().mean()
+                optimizer.zero_grad()
+                (loss * (1000 if 40 <= step < 66 else 1)).backward()
+                before = model.weight.detach().clone()
+                optimizer.step()
+                assert torch.equal(before, model.weight) is (40 <= step < 66)
+        kinds = {event.kind for event in monitor.watch.events if event.step >= 40}
+        assert "skipped" in kinds and not kinds & {"lost_updates", "update"}
+
     @pytest.mark.parametrize("value", [1, True, "3", float("nan")])
     def test_what_is_no_factor_is_refused(self, value: Any) -> None:
         with pytest.raises(fastcheck.ConfigError, match="skip_above"):

@@ -44,6 +44,7 @@ _DIRECTIONS = {
     "update_ratio": "optimizer",
     "lost_updates": "optimizer",
     "reduction": "backward",
+    "skipped_update": "optimizer",
 }
 
 

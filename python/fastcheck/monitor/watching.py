@@ -119,7 +119,7 @@ class Watching:
     def lines(self) -> list[str]:
         """The events as text, for the summary: those that warn, or else the last ones."""
         events = self.events
-        shown = [event for event in events if event.is_warning] or list(events)
+        shown = [event for event in events if event.is_warning] or events[-_SUMMARY_EVENTS:]
         lines = [str(event) for event in shown[:_SUMMARY_EVENTS]]
         left = len(events) - len(lines)
         return [*lines, f"and {left:,} more (monitor.watch.table())"] if left else lines

@@ -12,8 +12,8 @@ __all__ = ["MAX_SITES", "NUMBER_ROLES", "Site", "SiteTable"]
 MAX_SITES = 65536
 #: Numbers of a parameter in one step: norm(update) / norm(weight), the share of its elements with a
 #: gradient that the update did not change, and the norm of this rank's gradient / that of its
-#: reduction over the ranks.
-NUMBER_ROLES = ("update_ratio", "lost_updates", "reduction")
+#: reduction over the ranks. Of an optimizer: whether its update was skipped, 1.0 or 0.0.
+NUMBER_ROLES = ("update_ratio", "lost_updates", "reduction", "skipped_update")
 
 _KINDS = {
     "param": "parameter ",

@@ -38,6 +38,7 @@ KINDS: Mapping[str, str] = {
     "reduction": "a gradient differs from those of the other ranks more than usual, or not at all",
     "settings": "a number of the optimizer was changed a lot: betas, momentum or eps",
     "explosion": "a tensor grew by orders of magnitude from one step to the next",
+    "skipped": "an update was skipped: the norm of its gradients was above the limit",
     "shift": "a tensor left its range and stays out of it",
     "headroom": "a tensor is about to leave the range of its dtype",
     "loss_scale": "the loss scale falls, or many steps are skipped",

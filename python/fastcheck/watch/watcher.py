@@ -28,6 +28,7 @@ from .options import Watch
 from .parameters import parameter_table
 from .precision import Precision
 from .signals import GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
+from .skips import Skips
 from .stuck import Stuck, StuckTensors, grouped, others
 from .update_range import UpdateRange
 from .update_rules import UpdateRules
@@ -84,6 +85,7 @@ class Watcher:
         self.autopsy = Autopsy(sites, rank, self._movers, self._loss, self._precision)
         # Of the last step.
         self._signals: Optional[StepSignals] = None
+        self._skips = Skips(sites, options.skip_above)
         # Of the step before, whose update the parameters of this one show.
         self._was_skipped = False
         self._rate_before: Optional[float] = None
@@ -109,10 +111,14 @@ class Watcher:
         self._grow(int(signals.sites.max()) + 1)
         found = self._setting_events(step)
         self.autopsy.note_rate(step, row)
-        is_skipped = row is not None and row.overflow
+        is_limited = self._skips.add(chunks)
+        is_skipped = is_limited or (row is not None and row.overflow)
+        if is_limited:
+            reading, text = self._skips.event(None if row is None else row.gradient_norm)
+            found.append(self.autopsy.event(step, "skipped", text, reading, Origin((), "", "")))
         exploded = self._explosions.add(step, signals, is_skipped)
         scores = self._move(step, signals)
-        readings = [] if row is None else self._readings(step, row, signals)
+        readings = [] if row is None else self._readings(step, row, signals, is_skipped)
         stuck = self._stuck.add(signals)
         self._precision.add(step, signals, stuck)
         for reading in readings:
@@ -135,8 +141,7 @@ class Watcher:
     @property
     def norm_limit(self) -> Optional[float]:
         """What Watch(skip_above=) makes of the usual norm of all gradients; None: no limit yet."""
-        usual, factor = self._norm.usual, self._options.skip_above
-        return None if usual is None or factor is None else factor * usual
+        return self._skips.limit(self._norm.usual)
 
     def parameters(self) -> np.ndarray:
         """Rows of PARAMETERS_DTYPE, as the last step has them."""
@@ -225,7 +230,9 @@ class Watcher:
         self._movers.add(step, signals, scores, outside)
         return scores
 
-    def _readings(self, step: int, row: StepRow, signals: StepSignals) -> list[Reading]:
+    def _readings(
+        self, step: int, row: StepRow, signals: StepSignals, is_skipped: bool
+    ) -> list[Reading]:
         found: list[Optional[Reading]] = []
         if row.loss is not None and math.isfinite(row.loss):
             found.append(self._loss.add(step, row.loss))
@@ -243,7 +250,7 @@ class Watcher:
                     self._rate_before,
                 )
             )
-        self._was_skipped = row.overflow
+        self._was_skipped = is_skipped
         self._rate_before = row.learning_rate
         if row.scale is not None:
             found.append(self._scale.add(row.scale, row.overflow))

@@ -82,6 +82,7 @@ def test_an_update_that_is_too_large_is_skipped_without_a_wait() -> None:
     assert waited.synchronisations == spent.synchronisations == 0
     same = [bool((a == b).all()) for a, b in zip(kept, kept[1:])]
     assert [step + 1 for step, one in enumerate(same) if one] == [20]
+    assert [event.step for event in monitor.watch.events if event.kind == "skipped"] == [20]
 
 
 def test_updates_are_read_without_a_wait() -> None:

@@ -223,6 +223,7 @@ class StepWatcher:
     ) -> bool:
         """They were, to ``threshold``; ``norm``: their total norm before."""
         is_ours = self._apart("gradient clipping", self._gradients.after_clipping, gradients, norm)
+        self.protection.were_clipped(gradients, norm if is_ours else None)
         if is_ours and self._meta is not None:
             self._meta.schedule.clipped(self.session.step.index, threshold)
         return is_ours

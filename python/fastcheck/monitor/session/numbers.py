@@ -46,6 +46,13 @@ class StepNumbers:
         site = Site("", "GradScaler", "optimizer", "found_inf", 0, "found_inf")
         return self._session.read_number(word, self._session.sites.intern(site))
 
+    def skipped(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Whether the optimizer is about to skip its update: 1.0 or 0.0, on its device."""
+        site = Site(
+            "", type(optimizer).__name__, "optimizer", "skipped_update", 0, "skipped update"
+        )
+        self._session.read_number(word, self._session.sites.intern(site))
+
     def learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Those of the groups, as the optimizer is about to use them."""
         kind = type(optimizer).__name__

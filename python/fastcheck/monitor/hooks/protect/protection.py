@@ -12,7 +12,7 @@ import torch
 from fastcheck.backends.table import backend_for
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_found_inf
+from fastcheck.utils.torch.sharding import is_part, is_sharded, join_reduction, reduce_found_inf
 
 from .found_inf import UpdateGuard, has_step_of_torch
 from .hold_back import HostGuard
@@ -34,6 +34,9 @@ class WeightProtection:
         self.norm_limit: Optional[Callable[[], Optional[float]]] = None
         # What the gradients of the update that begins are multiplied by.
         self._scale: Optional[torch.Tensor] = None
+        # Of what was clipped in the open step: the ids of the gradients, and their norm before.
+        self._clipped: list[tuple[frozenset[int], torch.Tensor]] = []
+        self._clipped_in = -1
         self._cannot_protect = False
         self._has_combined = False
         self._warnings: list[str] = []
@@ -69,6 +72,8 @@ class WeightProtection:
             return
         if word is not None:
             session.step.guarded_count += evaluation <= 1
+            if self.norm_limit is not None and session.is_active and not session.is_closed:
+                session.numbers.skipped(word, optimizer)
             return
         reason = self._guard.why_unguarded
         if reason is None:
@@ -82,6 +87,16 @@ class WeightProtection:
                     f"{note}. A stop comes one step after the event: by then an update has applied "
                     "what was not finite"
                 )
+
+    def were_clipped(self, gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor]) -> None:
+        """These gradients were clipped; ``norm``: their norm before, on their device."""
+        if self.norm_limit is None or norm is None or is_part(norm):
+            return
+        step = self._session.step.index
+        if step != self._clipped_in:
+            self._clipped_in = step
+            self._clipped.clear()
+        self._clipped.append((frozenset(map(id, gradients)), norm.detach()))
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped, or its closure is called again."""
@@ -121,10 +136,19 @@ class WeightProtection:
             with unobserved():
                 norms = [torch.linalg.vector_norm(one, dtype=_wide(one)).float() for one in tensors]
                 norm = torch.linalg.vector_norm(torch.stack(norms))
+                for before in self._norms_before_clipping(tensors):
+                    norm = torch.maximum(norm, before.to(norm.device, non_blocking=True).float())
                 if self._scale is not None:
                     norm = norm / self._scale.to(norm.device, non_blocking=True)
                 word.logical_or_(norm > limit)
         return word
+
+    def _norms_before_clipping(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Clipping leaves no norm above its own limit: what counts is what it has found."""
+        if self._clipped_in != self._session.step.index:
+            return []
+        ids = set(map(id, gradients))
+        return [norm for clipped, norm in self._clipped if not clipped.isdisjoint(ids)]
 
     def _combine(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
         self._has_combined = True
