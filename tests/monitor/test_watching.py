@@ -97,10 +97,37 @@ class TestCallbacks:
         with pytest.raises(KeyError, match="loss_spike"):
             train(spoil=35, on=("loss_spike", stop))
 
-    def test_it_may_change_the_training(self) -> None:
+    def test_spike_is_several_kinds(self) -> None:
+        seen: list[Any] = []
+        monitor, _, _ = train(spoil=35, on=("spike", seen.append))
+        spikes = ("loss_spike", "gradient_spike", "explosion")
+        assert seen == [event for event in monitor.watch.events if event.kind in spikes]
+        assert len({event.kind for event in seen}) >= 2
+
+    def test_it_may_lower_the_learning_rate(self) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def lower(event: fastcheck.WatchEvent) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] /= 2
+
+        rates = []
+        with fastcheck.install(model, watch=WATCH, record="stats") as monitor:
+            monitor.watch.on("loss_spike", lower)
+            for step in range(40):
+                optimizer.zero_grad()
+                x = torch.randn(32, 8) * (1000 if step == 35 else 1)
+                model(x).square().mean().backward()
+                rates.append(optimizer.param_groups[0]["lr"])
+                optimizer.step()
+        assert rates[:36] == [0.01] * 36 and rates[37:] == [0.005] * 3
+
+    def test_what_is_no_kind_or_callback_is_refused(self) -> None:
         monitor, losses, _ = train(spoil=35, on=("loss_spike", lambda event: None))
         with pytest.raises(fastcheck.ConfigError, match="unknown kind"):
-            monitor.watch.on("spike", print)
+            monitor.watch.on("spikes", print)
         for callback in (3, lambda: None, lambda event, step: None):
             with pytest.raises(fastcheck.ConfigError, match="takes the WatchEvent"):
                 monitor.watch.on("loss_spike", callback)

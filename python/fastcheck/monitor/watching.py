@@ -90,9 +90,10 @@ class Watching:
         session.event_store.on_setting = self._watcher.setting_changed
 
     def on(self, kind: str, callback: Callable[[WatchEvent], object]) -> None:
-        """Calls ``callback(event)`` at every event of this kind (docs/watch.md lists them), or of
-        ``"warning"``: of all that warn. It runs on the training thread, outside of all locks, and
-        may raise: what it raises leaves the training loop there.
+        """Calls ``callback(event)`` at every event of this kind (docs/watch.md lists them), of
+        ``"spike"`` (loss_spike, gradient_spike and explosion), or of ``"warning"``: of all that
+        warn. It runs on the training thread, outside of all locks, and may raise: what it raises
+        leaves the training loop there.
 
         Raises:
             ConfigError: there is no such kind, or ``callback`` can't be called with one argument.
@@ -112,9 +113,11 @@ class Watching:
         """
         return to_table(list(self.events))
 
-    def advice(self, tolerance: float = 0.001) -> list[PrecisionAdvice]:
+    def advice(
+        self, tolerance: float = 0.001, formats: Optional[Sequence[str]] = None
+    ) -> list[PrecisionAdvice]:
         """As ``monitor.advice()``: needs ``install(record="range")``."""
-        return advice_of(self._session(), tolerance)
+        return advice_of(self._session(), tolerance, formats)
 
     def lines(self) -> list[str]:
         """The events as text, for the summary: those that warn, or else the last ones."""
@@ -202,7 +205,7 @@ class Watching:
             if event.is_warning:
                 warn(event.text, WatchWarning)
             for kind, callback in self._callbacks:
-                if kind == event.kind or (kind == "warning" and event.is_warning):
+                if event.is_of(kind):
                     callback(event)
 
 

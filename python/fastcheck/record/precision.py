@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -15,7 +15,7 @@ from .exponents import EXPONENT_WORDS, Exponents, Share
 from .number_formats import NUMBER_FORMATS, number_format
 from .site import Site
 
-__all__ = ["PrecisionAdvice", "advice_from_lines", "advise", "check_tolerance"]
+__all__ = ["PrecisionAdvice", "advice_from_lines", "advise", "candidates", "check_tolerance"]
 
 #: Tried in this order; what is not narrower than the tensor's own dtype is left out.
 CANDIDATES = ("float8_e4m3fn", "float8_e5m2", "mxfp8_e4m3", "float16", "bfloat16")
@@ -126,17 +126,36 @@ def check_tolerance(tolerance: float) -> None:
         )
 
 
+def candidates(formats: Optional[Sequence[str]]) -> tuple[str, ...]:
+    """The names of these formats, in their order; CANDIDATES for None. ConfigError if one is
+    unknown, or none is given.
+    """
+    if formats is None:
+        return CANDIDATES
+    if isinstance(formats, str) or not formats:
+        raise ConfigError(
+            explain(
+                "formats can't be used",
+                expected='names of formats, such as formats=("nvfp4", "float8_e4m3fn")',
+                got=repr(formats),
+            )
+        )
+    return tuple(number_format(name).name for name in formats)
+
+
 def advise(
     exponents: Exponents,
     dtype: str,
     tolerance: float,
     *,
+    formats: Sequence[str] = CANDIDATES,
     site: Optional[Site] = None,
     readings: int = 1,
     is_scaled: bool = False,
 ) -> PrecisionAdvice:
-    """The narrowest of ``CANDIDATES`` in which nothing overflows, at a scale that leaves a factor
-    of two above the largest magnitude, and at most ``tolerance`` of the elements become zero.
+    """The first of ``formats`` that is narrower than ``dtype``, in which nothing overflows at a
+    scale that leaves a factor of two above the largest magnitude, and in which at most
+    ``tolerance`` of the elements become zero.
     """
     chosen, scale, lost, because = dtype, 1.0, Share(0.0, 0.0), ""
     if exponents.nonfinite_count:
@@ -145,7 +164,7 @@ def advise(
         because = "only zeros were read"
     else:
         ruled_out = []
-        for name in CANDIDATES:
+        for name in formats:
             if number_format(name).bits > 0.75 * _BITS[dtype]:
                 continue
             at = _scale_for(exponents, name, tolerance)

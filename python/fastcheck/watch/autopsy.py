@@ -21,6 +21,8 @@ _PAUSE = 32
 # When these warn again their own rule says: of a loss that is twice as high, at once.
 _OWN_PAUSE = ("loss_spike", "loss_rise")
 _RATE_FACTOR = 2.0
+# Of what left its range, so many are in the text.
+_NAMED = 3
 # Events that a bad batch makes again where it comes again.
 _SPIKES = ("loss_spike", "gradient_spike")
 # Events that a machine's fault explains that was found so many steps before.
@@ -101,6 +103,8 @@ class Autopsy:
         lines = f"step {step:,}: " + (text if site is None else f"{site}: {text}")
         if origin.movers:
             lines += f". First out of its range: {origin.movers[0]}"
+            if len(origin.movers) > 1:
+                lines += f", then {', '.join(map(str, origin.movers[1:_NAMED]))}"
         if origin.why:
             lines += f"; {origin.why}"
         batch = self.batch_of(origin.movers[0].step if origin.movers and not blamed else step)

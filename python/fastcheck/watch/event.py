@@ -52,6 +52,9 @@ KINDS: Mapping[str, str] = {
     "replicas": "weights are not the same on all ranks",
 }
 
+#: Names for several kinds in ``monitor.watch.on()``.
+GROUPS: Mapping[str, tuple[str, ...]] = {"spike": ("loss_spike", "gradient_spike", "explosion")}
+
 #: monitor.watch.table(), one row per event.
 TABLE_DTYPE = np.dtype(
     [
@@ -123,6 +126,12 @@ class WatchEvent:
         """What left its range first."""
         return self.movers[0] if self.movers else None
 
+    def is_of(self, kind: str) -> bool:
+        """Whether ``on(kind, ...)`` is about it."""
+        if kind == "warning":
+            return self.is_warning
+        return self.kind in GROUPS.get(kind, (kind,))
+
     def __str__(self) -> str:
         return self.text
 
@@ -181,8 +190,8 @@ def _watch_event_html(event: WatchEvent) -> str:
 
 
 def check_kind(kind: object) -> str:
-    """``kind``, if events have it, or ``"warning"``; else ConfigError."""
-    return choice("kind", kind, [*KINDS, "warning"])
+    """``kind``, if events have it, or one of GROUPS, or ``"warning"``; else ConfigError."""
+    return choice("kind", kind, [*KINDS, *GROUPS, "warning"])
 
 
 def to_table(events: list[WatchEvent]) -> np.ndarray:

@@ -96,6 +96,22 @@ def test_advice() -> None:
     monitor.remove()
 
 
+def test_formats_of_ones_own() -> None:
+    monitor, _ = train(1)
+    found = {
+        f"{one.site.module} {one.site.label}": one
+        for one in monitor.advice(formats=("nvfp4", "mxfp4", "bf16"))
+    }
+    assert {one.format for one in found.values()} <= {"nvfp4", "mxfp4", "bfloat16"}
+    first = found["first output"]
+    assert first.lost == first.exponents.share_below(first.format, first.scale)
+    assert monitor.advice(tolerance=0.9, formats=["nvfp4"])[0].format == "nvfp4"
+    for wrong in ("nvfp4", (), ["float4"], [3]):
+        with pytest.raises(ConfigError, match="format"):
+            monitor.advice(formats=wrong)
+    monitor.remove()
+
+
 def test_a_tolerance_of_zero_and_errors() -> None:
     monitor, _ = train(1)
     strict = {f"{one.site.module} {one.site.label}": one for one in monitor.advice(tolerance=0)}

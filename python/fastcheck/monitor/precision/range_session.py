@@ -107,9 +107,9 @@ class RangeSession(Session):
         except Exception as error:
             self._switch_off(error)
 
-    def precision_advice(self, tolerance: float) -> list[PrecisionAdvice]:
+    def precision_advice(self, tolerance: float, formats: Sequence[str]) -> list[PrecisionAdvice]:
         """Of each tensor that was counted, in the order in which they were first read. Waits for
         the copies of counts from devices.
         """
         self._take_in(waits=True)
-        return self.exponents.advice(tolerance)
+        return self.exponents.advice(tolerance, formats)

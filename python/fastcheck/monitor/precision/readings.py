@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -97,13 +97,14 @@ class ExponentReadings:
                 self._add(site, words)
         self._in_flight = left
 
-    def advice(self, tolerance: float) -> list[PrecisionAdvice]:
+    def advice(self, tolerance: float, formats: Sequence[str]) -> list[PrecisionAdvice]:
         """Of each site that has a reading."""
         return [
             advise(
                 total.exponents,
                 total.dtype,
                 tolerance,
+                formats=formats,
                 site=self._sites[number],
                 readings=total.readings,
                 is_scaled=total.is_scaled,
