@@ -10,9 +10,9 @@
 
 namespace fastcheck::cuda {
 
-// Non-finite values as zero, and every value scaled.
-template <class Component>
-FASTCHECK_DEVICE void add_carefully(
+// Every value scaled, and non-finite ones as zero where there may be any.
+template <bool kMayBeNonfinite, class Component>
+FASTCHECK_DEVICE void add_scaled(
     const Row<Component>& row, float factor,
     LaneSums<typename Component::Accumulator> (&runs)[Shape<Component>::kVectorLanes]) {
   using S = Shape<Component>;
@@ -21,7 +21,8 @@ FASTCHECK_DEVICE void add_carefully(
   row_values(row, x);
   FASTCHECK_UNROLL
   for (int k = 0; k < S::kVectorLanes; ++k) {
-    Accumulator y = is_finite<Component>(bits_of(row, k)) ? x[k] : Accumulator(0);
+    Accumulator y = x[k];
+    if (kMayBeNonfinite && !is_finite<Component>(bits_of(row, k))) y = 0;
     if constexpr (kMayScale<Component>) y *= factor;
     fastcheck::add(runs[k], y);
   }
@@ -46,8 +47,8 @@ FASTCHECK_DEVICE void count_again(const Row<Component>& row, int n, Counters& co
 
 enum class Reading {
   kFirst,
-  kCensus,  // of what is not finite; and the sums, scaled by what is known
-  kSums,    // scaled by the largest finite magnitude, which the census found
+  kCensus,  // of what is not finite; and the sums, not scaled
+  kSums,    // scaled by the largest finite magnitude, which another reading found
 };
 
 template <class Component, Depth kDepth>
@@ -63,10 +64,12 @@ class OtherTiles {
       : shared_(shared), entry_(entry), layout_(layout), tally_(shared) {}
 
   // A tile, read for the first time or again; `n` components are there from its first to the
-  // tensor's end. Of a tile that is read again, leaf[0] has what it is likely to be scaled by.
+  // tensor's end. Of a tile that is read again, leaf[0] has what PlainTiles left there.
   FASTCHECK_DEVICE_MEMBER void read(std::int64_t tile, int n, int leaf, bool is_first) {
-    Reading reading = is_first || !Component::kIsFloat ? Reading::kFirst : Reading::kCensus;
     float scaled = is_first ? 1.0f : static_cast<float>(shared_.leaf[0][leaf]);
+    Reading reading = is_first || !Component::kIsFloat ? Reading::kFirst
+                      : scaled == 1.0f                 ? Reading::kCensus
+                                                       : Reading::kSums;
     __syncwarp();  // the leaf is written below
     NarrowSums narrow;
     TileFold<Component> fold(shared_.fold);
@@ -96,12 +99,13 @@ class OtherTiles {
           }
           if constexpr (Component::kIsFloat) {
             const float factor = tile_scale(scaled).factor;
+            if (add_ordinary(rows, left, factor, runs, extremes)) continue;
             FASTCHECK_ROLLED
             for (int j = 0; j < kBatchRows; ++j) {
               const int of_row = left - j * kLanes;
               if (of_row <= 0) continue;
               const Row<Component> row = row_at(rows, j);
-              if constexpr (kSums) add_carefully(row, factor, runs);
+              if constexpr (kSums) add_scaled<true>(row, factor, runs);
               if (reading == Reading::kCensus) count_again(row, of_row, counts, signs, extremes);
             }
           }
@@ -115,9 +119,10 @@ class OtherTiles {
       if constexpr (Component::kIsFloat) {
         if (reading == Reading::kFirst) {
           const bool beyond = any_lane(extremes.beyond());
-          scaled = beyond ? 1.0f : scaled_by<Component, kDepth>(extremes);
+          if (!beyond) scaled = scaled_by<Component, kDepth>(extremes);
           if (beyond || scaled != 1.0f) {
-            reading = Reading::kCensus;
+            reading = beyond ? Reading::kCensus : Reading::kSums;
+            if (!beyond) tally_.include(extremes);
             continue;
           }
         } else if (reading == Reading::kCensus) {
@@ -149,6 +154,28 @@ class OtherTiles {
   FASTCHECK_DEVICE_MEMBER Partial finish() const { return tally_.finish(); }
 
  private:
+  // Sums and extremes of a batch of which every thread has all or nothing, and in which a census
+  // would find nothing; false for another one. Most batches of a tile with a NaN are such.
+  static FASTCHECK_DEVICE_MEMBER bool add_ordinary(const typename Taken::Rows& rows, int left,
+                                                   float factor, typename Taken::Runs& runs,
+                                                   Values& extremes) {
+    const bool there = left >= (kBatchRows - 1) * kLanes + S::kVectorLanes;
+    Values of_batch;
+    if (there) {
+      FASTCHECK_UNROLL
+      for (int j = 0; j < kBatchRows; ++j) of_batch.include(rows[j]);
+    }
+    if (any_lane(there ? of_batch.beyond() : left > 0)) return false;
+    if (there) {
+      FASTCHECK_UNROLL
+      for (int j = 0; j < kBatchRows; ++j) {
+        if constexpr (kSums) add_scaled<false>(rows[j], factor, runs);
+      }
+    }
+    extremes.include(of_batch);
+    return true;
+  }
+
   WarpShared<Component>& shared_;
   const Entry& entry_;
   const Layout* layout_;

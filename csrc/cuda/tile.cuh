@@ -24,7 +24,8 @@ class PlainTiles {
   explicit FASTCHECK_DEVICE_MEMBER PlainTiles(WarpShared<Component>& shared)
       : shared_(shared), tally_(shared) {}
 
-  // False if the tile must be read again; leaf[0] then has what it is likely to be scaled by.
+  // False if the tile must be read again; leaf[0] then has what it is scaled by, or 1 if something
+  // in it is not finite (or the largest finite number, which is counted).
   FASTCHECK_DEVICE_MEMBER bool read(const std::byte* data, std::int64_t tile, int leaf) {
     constexpr int kBatchBytes = kBatchRows * S::kRowBytes;
     typename Taken::Values extremes;
@@ -55,6 +56,7 @@ class PlainTiles {
     if constexpr (Component::kIsFloat) {
       const float scaled = scaled_by<Component, kDepth>(extremes);
       const bool beyond = any_lane(extremes.beyond());
+      if (!beyond) tally_.include(extremes);
       if (beyond || scaled != 1.0f) {
         if (lane_index() == leaf) shared_.leaf[0][leaf] = beyond ? 1.0f : scaled;
         return false;
@@ -65,7 +67,7 @@ class PlainTiles {
     } else if constexpr (kSums) {
       set_leaf(shared_, leaf, fold.finish());
     }
-    tally_.include(extremes);
+    if constexpr (!Component::kIsFloat) tally_.include(extremes);
     return true;
   }
 

@@ -145,6 +145,40 @@ def test_scale_rule(dtype: str) -> None:
             assert_same(record(x), kernel(x), (limit, place, factor))
 
 
+# Of a tile: a binary exponent, and how many of its components are not finite.
+TILES_OF_A_SHARE = ((-3, 0), (-60, 0), (-3, 1), (60, 0), (60, 1), (-60, 70), (-3, 0), (-3, 4096))
+
+
+@pytest.mark.parametrize("dtype", FLOAT_NAMES)
+def test_unlike_tiles_in_one_share(dtype: str) -> None:
+    """Ordinary, tiny, huge and non-finite ones in turn, each of them once the partial tile too."""
+    row = DTYPES[dtype]
+    top = 1 << (8 * row.itemsize - 1)
+    widest = row.exponent_bits >= 8
+    parts = []
+    for number, (exponent, bad) in enumerate(TILES_OF_A_SHARE):
+        exponent = exponent if widest else -3 if row.exponent_bits > 4 else -7
+        raw = pattern(f"exponent:{exponent}", dtype, 4096, number)
+        bits = np.frombuffer(raw, f"<u{row.itemsize}").copy()
+        spots = (np.arange(bad) * 577 + 77) % 4096
+        # NaN and the infinities in turn; a largest finite number beside them.
+        nonfinite = [top - 1, 2 * top - 1]
+        if row.has_inf:
+            infinity = top - (1 << row.mantissa_bits)
+            nonfinite += [infinity, infinity + top]
+        bits[spots] = np.array(nonfinite, bits.dtype)[np.arange(bad) % len(nonfinite)]
+        if 0 < bad < 4096:
+            bits[3000] = nonfinite[-1] - 1
+        parts.append(bits)
+    for turn in range(len(parts)):
+        share = np.concatenate(parts[turn:] + parts[:turn])
+        for left in (4096, 4095, 1001):
+            x = tensor_of(share[: 7 * 4096 + left].tobytes(), dtype)
+            for depth in ("stats", "full"):
+                actual = record(x, depth, cut=Cut(warps=1, share=8, seed=turn + 1))
+                assert_same(actual, kernel(x, depth), (turn, left, depth))
+
+
 # --- layouts -------------------------------------------------------------------------------------
 
 

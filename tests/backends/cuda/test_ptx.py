@@ -24,6 +24,7 @@ from backends.cuda.test_kernels import (
     test_sizes,
     test_slots_in_any_order,
     test_special_tiles,
+    test_unlike_tiles_in_one_share,
     test_workspace_is_left_as_found,
 )
 from fakes import ptx_on_cpu
@@ -42,6 +43,7 @@ __all__ = [
     "test_sizes",
     "test_slots_in_any_order",
     "test_special_tiles",
+    "test_unlike_tiles_in_one_share",
     "test_workspace_is_left_as_found",
 ]
 
