@@ -15,6 +15,7 @@ of 3.35 TB/s, 1.5 T 16-bit components pass a second: about 20 slots each, and 39
 from __future__ import annotations
 
 import collections
+import re
 import shutil
 import subprocess
 import tempfile
@@ -58,8 +59,10 @@ BUDGET = {n: 132 * 4 * 32 * 1.755e9 / (0.9 * 3.35e12 / n) for n in (4, 2, 1)}
 Kernels = dict[str, list[machine_code.Block]]
 
 
-def opcodes(kernels: Kernels, dtype: str, depth: str) -> collections.Counter[str]:
-    """What a warp executes for one whole tile."""
+def pair_loop(
+    kernels: Kernels, dtype: str, depth: str
+) -> tuple[list[machine_code.Block], dict[int, set[int]], int, str]:
+    """The blocks and loops of a kernel, which of them takes pairs of batches, and what loads."""
     form = FORMATS[dtype]
     end = f"DepthE{DEPTHS.index(depth) + 1}E"
     (blocks,) = (b for name, b in kernels.items() if form.mangled in name and end in name)
@@ -68,6 +71,27 @@ def opcodes(kernels: Kernels, dtype: str, depth: str) -> collections.Counter[str
     # The innermost loop that loads as many vectors, whatever lies around it.
     within = {head: sum(blocks[i].count(load) for i in body) for head, body in loops.items()}
     pair = min((h for h in loops if within[h] >= PAIR_LOADS), key=lambda h: len(loops[h]))
+    return blocks, loops, pair, load
+
+
+def sums_behind_loads(kernels: Kernels, dtype: str, depth: str) -> list[float]:
+    """Of each batch in the loop of pairs, how much of its sums follow on all loads of the next
+    batch, as the instructions lie in memory: what hides these loads."""
+    blocks, loops, pair, load = pair_loop(kernels, dtype, depth)
+    sums, loads = 0, []
+    for opcode in (opcode for i in sorted(loops[pair]) for opcode in blocks[i].opcodes):
+        sums += re.match(r"@?(FADD|FFMA|DADD|DFMA)", opcode) is not None
+        if re.match(load, opcode):
+            loads.append(sums)
+    assert len(loads) == PAIR_LOADS
+    batch = sums / PAIR_VOTES
+    return [1 - (loads[PAIR_LOADS // 2 * (i + 1) - 1] - i * batch) / batch for i in range(2)]
+
+
+def opcodes(kernels: Kernels, dtype: str, depth: str) -> collections.Counter[str]:
+    """What a warp executes for one whole tile."""
+    form = FORMATS[dtype]
+    blocks, loops, pair, load = pair_loop(kernels, dtype, depth)
     via = max(loops[pair], key=lambda i: blocks[i].count(load))
     # From the inside: pairs of batches, passes where there are several, tiles, chunks.
     around = sorted((head for head in loops if via in loops[head]), key=lambda h: len(loops[h]))

@@ -193,6 +193,7 @@ class Tally {
         include(rows[j], rows[j], extremes);
       }
     }
+    if constexpr (Component::kIsFloat) finish_here(runs, chains);
     count_small_of(rows, there ? kTile : 0, 0, extremes);
   }
 
@@ -235,6 +236,24 @@ class Tally {
       row_values(row, x);
       FASTCHECK_UNROLL
       for (int k = 0; k < S::kVectorLanes; ++k) fastcheck::add(runs[k], x[k]);
+    }
+  }
+
+  // Has nvcc leave sums and chains of a batch ahead of its vote and the branch behind that. It
+  // would move them to the next batch: rows that are needed until then leave no registers for its
+  // loads.
+  FASTCHECK_DEVICE_MEMBER static void finish_here(const Runs& runs,
+                                                  const Chains<Component>& chains) {
+    FASTCHECK_UNROLL
+    for (int k = 0; k < S::kVectorLanes && kSums; ++k) {
+      compute_here(runs[k].sum);
+      compute_here(runs[k].abs_sum);
+      compute_here(runs[k].sum_sq);
+    }
+    FASTCHECK_UNROLL
+    for (int w = 0; w < S::kWords && kDepth == Depth::kFull; ++w) {
+      compute_here(chains.a[w]);
+      compute_here(chains.b[w]);
     }
   }
 

@@ -29,6 +29,23 @@ FASTCHECK_DEVICE int opaque(int x) {
   return x;
 }
 
+// Has the compiler compute x ahead of the votes and volatile instructions that follow.
+FASTCHECK_DEVICE void compute_here([[maybe_unused]] std::uint32_t x) {
+#if FASTCHECK_DEVICE_ARCH
+  asm volatile("" ::"r"(x));
+#endif
+}
+FASTCHECK_DEVICE void compute_here([[maybe_unused]] float x) {
+#if FASTCHECK_DEVICE_ARCH
+  asm volatile("" ::"f"(x));
+#endif
+}
+FASTCHECK_DEVICE void compute_here([[maybe_unused]] double x) {
+#if FASTCHECK_DEVICE_ARCH
+  asm volatile("" ::"d"(x));
+#endif
+}
+
 // ---- bytes --------------------------------------------------------------------------------------
 
 // PTX prmt: each nibble of `selector`, from the lowest, picks a byte of low (0-3) or high (4-7);

@@ -62,6 +62,15 @@ def test_slots_of_a_whole_tile(dtype: str, kernels: instructions.Kernels) -> Non
         assert bar / 2 < slots <= bar, depth
 
 
+@pytest.mark.parametrize("depth", ["stats", "full"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_batch_is_loaded_while_the_one_in_front_is_taken(
+    dtype: str, depth: str, kernels: instructions.Kernels
+) -> None:
+    """bfloat16 once had its sums behind the vote, and no registers for the loads until then."""
+    assert min(instructions.sums_behind_loads(kernels, dtype, depth)) >= 0.75
+
+
 @pytest.mark.parametrize("dtype", EXPONENT_SLOTS)
 def test_slots_of_an_exponent(dtype: str, kernels: instructions.Kernels) -> None:
     bar = EXPONENT_SLOTS[dtype]
