@@ -155,12 +155,14 @@ FASTCHECK_DEVICE void read_share(const Entry& entry, const Layout* layout, std::
                         ? tiles_per_warp
                         : static_cast<int>((components + kTile - 1) / kTile);
   const bool is_plain = layout == nullptr && bytes_past<Component>(entry.data) == 0;
+  const int plain_tiles = !is_plain ? 0 : components >= tiles * kTile ? tiles : tiles - 1;
   PlainTiles<Component, kDepth> reader(shared);
   std::uint32_t again = 0;
   int k = 0;
   FASTCHECK_ROLLED
-  for (; k < tiles && is_plain && components >= (k + 1) * kTile; ++k) {
-    if (!reader.read(entry.data, first_tile + k, k)) again |= 1u << k;
+  for (; k < plain_tiles; ++k) {
+    // Where the share begins in memory would take two registers more.
+    if (!reader.read(entry.data, first_tile + opaque(k), k)) again |= 1u << k;
   }
   const Partial ordinary = reader.finish();
   if (lane == 0) part_of_warp(parts) = ordinary;
