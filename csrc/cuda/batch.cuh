@@ -134,7 +134,7 @@ class Tally {
     if constexpr (kDepth == Depth::kFull) chains.finish(bytes, terms_);
   }
 
-  // Everything but the sums, of the whole warp; every lane gets it.
+  // Everything but the sums, of the whole warp; lane 0 gets it.
   FASTCHECK_DEVICE_MEMBER Partial finish() const {
     Partial part;
     // What lanes wrote to shared memory: an exchange does not order it.
@@ -157,11 +157,7 @@ class Tally {
       } else {
         part.range = extremes_;
       }
-      FASTCHECK_UNROLL
-      for (int mask = 1; mask < kWarp; mask *= 2) {
-        part.range = merge(
-            part.range, {from_lane_xor(part.range.min, mask), from_lane_xor(part.range.max, mask)});
-      }
+      part.range = fold_range(part.range);
     }
     if constexpr (kDepth == Depth::kFull) {
       part.checksum = {warp_sum(terms_.a), warp_sum(terms_.b)};

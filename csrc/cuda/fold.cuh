@@ -96,13 +96,42 @@ class TileFold {
   FoldShared<Component>& shared_;
 };
 
-// The sums of neighbouring tiles, one in each lane, in order; all lanes get the result.
-FASTCHECK_DEVICE Sums fold_lanes(Sums leaf) {
+// The sums of `count` neighbouring nodes of the tree, one in each lane, in order, and zeros behind
+// them; lane 0 gets the result. A sum of zero leaves another as it is, so that what is above the
+// nodes costs nothing.
+FASTCHECK_DEVICE Sums fold_lanes(Sums leaf, int count) {
   FASTCHECK_UNROLL
   for (int mask = 1; mask < kWarp; mask *= 2) {
+    if (mask >= count) break;
     leaf = {fold_step(leaf.sum, mask), fold_step(leaf.abs_sum, mask), fold_step(leaf.sum_sq, mask)};
   }
   return leaf;
+}
+
+// The same of a node in every lane; lanes 0 to 2 get one sum each, in their order. 6 exchanges
+// where one sum after the other would take 15.
+FASTCHECK_DEVICE double fold_all_lanes(const Sums& node) {
+  const int lane = lane_index();
+  double sums[4] = {node.sum, node.sum_sq, node.abs_sum, 0.0};
+  share_out<4>(sums, 1, (lane & 1) != 0);
+  share_out<2>(sums, 2, (lane & 2) != 0);
+  FASTCHECK_UNROLL
+  for (int mask = 4; mask < kWarp; mask *= 2) sums[0] = fold_step(sums[0], mask);
+  return sums[0];
+}
+
+// The range of all lanes; lane 0 gets it. Even lanes look for the smallest key, odd ones for the
+// largest, as the smallest complement.
+FASTCHECK_DEVICE KeyRange fold_range(KeyRange range) {
+  const bool is_odd = lane_index() % 2 != 0;
+  std::uint64_t mine = is_odd ? ~range.max : range.min;
+  std::uint64_t other = from_lane_xor(is_odd ? range.min : ~range.max, 1);
+  FASTCHECK_ROLLED
+  for (int mask = 2; mask <= kWarp; mask *= 2) {
+    mine = other < mine ? other : mine;
+    other = from_lane_xor(mine, mask < kWarp ? mask : 1);
+  }
+  return {mine, ~other};
 }
 
 }  // namespace fastcheck::cuda

@@ -171,7 +171,7 @@ FASTCHECK_DEVICE void read_share(const Entry& entry, const Layout* layout, std::
   }
   if constexpr (kDepth >= Depth::kStats) {
     const Sums sums =
-        fold_lanes({shared.leaf[0][lane], shared.leaf[1][lane], shared.leaf[2][lane]});
+        fold_lanes({shared.leaf[0][lane], shared.leaf[1][lane], shared.leaf[2][lane]}, tiles);
     if (lane == 0) part_of_warp(parts).sums = sums;
   }
 }
