@@ -1,8 +1,8 @@
 """install(watch=True): alarms in healthy runs, faults that are seen, forecasts, and the cost.
 
     python bench/watch.py [--steps N] [--seeds N] [--minutes N] [--only PART]
-    writes bench/results/watch.json, or watch-PART.json with --only PART: healthy, faults,
-    forecast or cost
+    writes bench/results/watch-PART.json for each part: healthy, faults, forecast, cost; --only
+    runs one of them
 
 Healthy runs: the models of healthy_models.py in float32 and, with a GradScaler, in float16, the
 programs of watch_programs.py with warm-up and decay, and those of watch_healthy.py. Faults: the
@@ -304,8 +304,7 @@ def main() -> int:
     found = {n: run() for n, run in parts.items() if options.only in (None, n)}
     for name, part in found.items():
         print(name, {key: value for key, value in part.items() if key != "rows"})
-    name = "watch" if options.only is None else f"watch-{options.only}"
-    harness.write_results(name, [], **found)
+        harness.write_results(f"watch-{name}", [], **{name: part})
     missed = [key for key, bar in BARS.items() if found.get(key[0], {}).get(key[1], bar) < bar]
     print("bars missed:", missed or "none")
     return 1 if missed else 0
