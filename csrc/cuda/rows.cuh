@@ -3,8 +3,8 @@
 // A warp has one tile. A row of 64 lanes is read by a group of neighbouring threads, one vector
 // each; the groups of the warp take different runs of 16 rows, so that no sum leaves its thread
 // before its run is over. Formats of up to 16 bits have all four runs under way at once, 32 bits
-// two at a time, 64 bits one at a time (a pass). Four loads per thread are under way before the
-// first is used.
+// two at a time, 64 bits one at a time (a pass). The loads of a batch of four rows are issued
+// before the first of them is used; of a whole aligned tile, those of the next batch too.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace fastcheck::cuda {
 
 // ---- policy -------------------------------------------------------------------------------------
 
-constexpr int kBatchRows = 4;  // loads in flight per thread
+constexpr int kBatchRows = 4;  // loads that a thread issues together
 constexpr int kBatches = kRunRows / kBatchRows;
 
 template <class Component>

@@ -3,9 +3,10 @@
 // Cost on an ordinary tile, in instructions per thread and 32-bit word: two bfloat16 take 2 to
 // widen, 6 for the sums, 3 for the extremes, 1 for the signs and 4 for the checksum; a float32
 // takes 3, 3, 1 and 4. Zeros and subnormals are counted again from the registers of their batch (5
-// a word). The loads of a batch are issued before the batch in front of it is taken: two of them
-// are on their way, 64 KiB of a multiprocessor. What is not finite sends the tile to another
-// reading (other_tiles.cuh), with those values as zero, and so does the scale rule.
+// a word). The loads of a batch are issued before the batch in front of it is taken: they are on
+// their way meanwhile (32 KiB of a multiprocessor), and both batches while it is waited for. What
+// is not finite sends the tile to another reading (other_tiles.cuh), with those values as zero, and
+// so does the scale rule.
 #pragma once
 
 #include "cuda/batch.cuh"
