@@ -17,7 +17,7 @@ PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-quick test-fake-device test-fake-accelerator test-fake-statistics test-fake-cuda \
-	test-fake-npu test-fake-mlu test-neon test-sanitizers test-triton test-npu-lab test-old-torch test-trainers test-spark test-s3 test-any-torch lint types \
+	test-fake-npu test-fake-mlu test-neon test-sanitizers test-triton test-npu-lab test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 lint types \
 	format build wheel sdist test-wheel clean frontend frontend-check screenshots
 help:
 	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-spark        the questions to a fleet, by Spark and by DuckDB; needs Java 17; slow"
 	@echo "make test-s3           a fleet's files in an object store, with moto as the server; slow"
 	@echo "make test-any-torch    the wheel of the kernels alone beside torch 2.1 to 2.15 and Python 3.9 to 3.13; slow"
+	@echo "make test-cuda12       the CUDA kernels by the compiler of CUDA 12, sm_70 too, run as PTX; slow"
 	@echo "make lint              ruff, clang-format, import-linter"
 	@echo "make format            apply ruff and clang-format"
 	@echo "make types             mypy --strict"
@@ -125,6 +126,9 @@ test-s3: $(VENV)/.built $(VENV)/.tools
 # Of `make wheel ACCELERATOR=cpu-any`.
 test-any-torch: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) TORCH_INDEX_URL=$(TORCH_INDEX_URL) tests/lab/any_torch.sh
+
+test-cuda12: $(VENV)/.built $(VENV)/.tools
+	PYTHON=$(abspath $(PY)) tests/lab/cuda12.sh
 
 lint: $(VENV)/.tools
 	$(PY) -m ruff check .
