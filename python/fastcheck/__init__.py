@@ -39,7 +39,7 @@ from fastcheck.substitution.bisect import Bisection, bisect
 from fastcheck.substitution.override import Override, override
 from fastcheck.verdict.allowed import allow_nonfinite
 from fastcheck.verdict.op_level.rules import benign
-from fastcheck.watch.event import WatchEvent, WatchWarning
+from fastcheck.watch.event import PrecisionWarning, SpikeWarning, WatchEvent, WatchWarning
 from fastcheck.watch.options import Watch
 
 from ._version import __version__
@@ -80,11 +80,13 @@ __all__ = [
     "OverflowDetected",
     "Override",
     "PrecisionAdvice",
+    "PrecisionWarning",
     "Rerun",
     "Seal",
     "Seeds",
     "Share",
     "Site",
+    "SpikeWarning",
     "Stats",
     "StatsList",
     "Stop",

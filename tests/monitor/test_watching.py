@@ -77,6 +77,22 @@ def test_a_spike_is_warned_of_at_the_users_line() -> None:
     assert "the loss is" in monitor.summary()
 
 
+def test_warnings_have_the_class_of_their_group() -> None:
+    with pytest.warns(fastcheck.WatchWarning) as caught:
+        train(spoil=35)
+    assert {one.category for one in caught} == {fastcheck.SpikeWarning}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", fastcheck.SpikeWarning)
+        train(spoil=35)
+    of = {kind: make_event(kind).warning_class for kind in ("headroom", "batch")}
+    assert of == {"headroom": fastcheck.PrecisionWarning, "batch": fastcheck.WatchWarning}
+
+
+def make_event(kind: str) -> fastcheck.WatchEvent:
+    return fastcheck.WatchEvent(5, kind, None, 2.0, 1.0, 1.0, "x", True)
+
+
 @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
 class TestCallbacks:
     @pytest.mark.parametrize("kind", ["loss_spike", "warning"])

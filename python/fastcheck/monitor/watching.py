@@ -15,7 +15,7 @@ from fastcheck.monitor.precision.results import advice_of
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.verdict.step import Step
-from fastcheck.watch.event import WatchEvent, WatchWarning, check_callback, check_kind, to_table
+from fastcheck.watch.event import WatchEvent, check_callback, check_kind, to_table
 from fastcheck.watch.options import Watch
 from fastcheck.watch.watcher import Watcher
 
@@ -203,7 +203,7 @@ class Watching:
         while self._pending:
             event = self._pending.popleft()
             if event.is_warning:
-                warn(event.text, WatchWarning)
+                warn(event.text, event.warning_class)
             for kind, callback in self._callbacks:
                 if event.is_of(kind):
                     callback(event)

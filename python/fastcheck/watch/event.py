@@ -17,6 +17,8 @@ __all__ = [
     "KINDS",
     "TABLE_DTYPE",
     "Mover",
+    "PrecisionWarning",
+    "SpikeWarning",
     "WatchEvent",
     "WatchWarning",
     "check_callback",
@@ -77,6 +79,27 @@ class WatchWarning(FastcheckWarning):
     __module__ = "fastcheck"
 
 
+class SpikeWarning(WatchWarning):
+    """Of ``loss_spike``, ``loss_rise`` and ``explosion``."""
+
+    __module__ = "fastcheck"
+
+
+class PrecisionWarning(WatchWarning):
+    """What a dtype does not hold: of ``headroom``, ``underflow``, ``saturated``, ``loss_scale``,
+    ``lost_updates`` and ``epsilon``.
+    """
+
+    __module__ = "fastcheck"
+
+
+_WARNINGS: Mapping[str, type[WatchWarning]] = {
+    **dict.fromkeys(("loss_spike", "loss_rise", "explosion"), SpikeWarning),
+    **dict.fromkeys(("headroom", "underflow", "saturated"), PrecisionWarning),
+    **dict.fromkeys(("loss_scale", "lost_updates", "epsilon"), PrecisionWarning),
+}
+
+
 @dataclass(frozen=True)
 class Mover:
     """A signal that left its range: since which step, by how many robust standard deviations.
@@ -131,6 +154,11 @@ class WatchEvent:
         if kind == "warning":
             return self.is_warning
         return self.kind in GROUPS.get(kind, (kind,))
+
+    @property
+    def warning_class(self) -> type[WatchWarning]:
+        """Of the warning that it gives, if it warns."""
+        return _WARNINGS.get(self.kind, WatchWarning)
 
     def __str__(self) -> str:
         return self.text

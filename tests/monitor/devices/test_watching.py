@@ -85,6 +85,17 @@ def test_an_update_that_is_too_large_is_skipped_without_a_wait() -> None:
     assert [event.step for event in monitor.watch.events if event.kind == "skipped"] == [20]
 
 
+def test_an_optimizer_that_cannot_skip_is_named() -> None:
+    model = nn.Linear(8, 4).to(NAME)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+    with fastcheck.install(model, watch=fastcheck.Watch(skip_above=10), record="stats"):
+        with pytest.warns(fastcheck.FastcheckWarning, match="skips no update of Adam") as caught:
+            for _ in range(3):
+                model(torch.randn(16, 8).to(NAME)).square().mean().backward()
+                optimizer.step()
+        assert sum("skips no update" in str(one.message) for one in caught) == 1
+
+
 def test_updates_are_read_without_a_wait() -> None:
     def run(device: str) -> dict[tuple[str, int], float]:
         torch.manual_seed(0)

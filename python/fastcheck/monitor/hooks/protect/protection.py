@@ -82,6 +82,10 @@ class WeightProtection:
         note = f"the weights of {type(optimizer).__name__} are not protected: {reason}"
         if note not in session.notes:
             session.notes[note] = None
+            if self.norm_limit is not None:
+                self._warnings.append(
+                    f"Watch(skip_above=) skips no update of {type(optimizer).__name__}: {reason}"
+                )
             if session.config.stop.protect_weights is True or session.world_size > 1:
                 self._warnings.append(
                     f"{note}. A stop comes one step after the event: by then an update has applied "
