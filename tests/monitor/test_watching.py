@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from pathlib import Path
@@ -279,7 +280,8 @@ class TestSkippedUpdates:
 
     @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
     @pytest.mark.parametrize("fused", [False, True])
-    def test_the_norm_before_clipping_counts(self, fused: bool) -> None:
+    @pytest.mark.parametrize("how", ["norm", "largest", "value"])
+    def test_the_norm_before_clipping_counts(self, how: str, fused: bool) -> None:
         """After clipping no norm is large."""
         torch.manual_seed(0)
         model = nn.Linear(8, 4)
@@ -291,7 +293,11 @@ class TestSkippedUpdates:
                 x = torch.randn(32, 8) * (1000 if step == 35 else 1)
                 optimizer.zero_grad()
                 model(x).square().mean().backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                if how == "value":
+                    torch.nn.utils.clip_grad_value_(model.parameters(), 0.1)
+                else:
+                    power = 2.0 if how == "norm" else math.inf
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=power)
                 before = model.weight.detach().clone()
                 optimizer.step()
                 moved.append(float((model.weight.detach() - before).abs().max()))

@@ -59,7 +59,8 @@ class StepWatcher:
         self._unfinished = UnfinishedSteps(session, state.parameters)
         if session.config.level == "module":
             session.ended_before = self._ended_before
-        self._gradients = GradientWatcher(session, state, self._given)
+        self.protection = WeightProtection(session)
+        self._gradients = GradientWatcher(session, state, self._given, self.protection)
         self._scaler = weakref.ref(scaler) if isinstance(scaler, GradScaler) else None
         # The optimizer that GradScaler.step() is about: that scaler's update() will close the step.
         self._in_scaler: Optional[torch.optim.Optimizer] = None
@@ -73,7 +74,6 @@ class StepWatcher:
         self._scaler_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         # The records of the scaler's own found_inf, where its value is on a device.
         self._scaler_words: list[int] = []
-        self.protection = WeightProtection(session)
         self._evaluations = Evaluations(session, self.protection, state.read_gradients)
         # Set by Monitor and install(): objects that follow captured graphs and look for new
         # modules, and that live as long as this one.
@@ -223,7 +223,6 @@ class StepWatcher:
     ) -> bool:
         """They were, to ``threshold``; ``norm``: their total norm before."""
         is_ours = self._apart("gradient clipping", self._gradients.after_clipping, gradients, norm)
-        self.protection.were_clipped(gradients, norm if is_ours else None)
         if is_ours and self._meta is not None:
             self._meta.schedule.clipped(self.session.step.index, threshold)
         return is_ours

@@ -12,7 +12,7 @@ import torch
 from fastcheck.backends.table import backend_for
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.sharding import is_part, is_sharded, join_reduction, reduce_found_inf
+from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_found_inf
 
 from .found_inf import UpdateGuard, has_step_of_torch
 from .hold_back import HostGuard
@@ -92,15 +92,17 @@ class WeightProtection:
                     "what was not finite"
                 )
 
-    def were_clipped(self, gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor]) -> None:
-        """These gradients were clipped; ``norm``: their norm before, on their device."""
-        if self.norm_limit is None or norm is None or is_part(norm):
+    def before_clipping(self, gradients: Sequence[torch.Tensor]) -> None:
+        """These gradients are about to be clipped, in whatever way."""
+        strided = [one for one in gradients if one.layout is torch.strided]
+        if self.norm_limit is None or self.norm_limit() is None or not strided:
             return
         step = self._session.step.index
         if step != self._clipped_in:
             self._clipped_in = step
             self._clipped.clear()
-        self._clipped.append((frozenset(map(id, gradients)), norm.detach()))
+        with torch.no_grad(), unobserved():
+            self._clipped.append((frozenset(map(id, strided)), _norm(strided)))
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped, or its closure is called again."""
@@ -138,17 +140,16 @@ class WeightProtection:
         limit = None if self.norm_limit is None else self.norm_limit()
         if limit is not None:
             with unobserved():
-                norms = [torch.linalg.vector_norm(one, dtype=_wide(one)).float() for one in tensors]
-                norm = torch.linalg.vector_norm(torch.stack(norms))
+                norm = _norm(tensors)
                 for before in self._norms_before_clipping(tensors):
-                    norm = torch.maximum(norm, before.to(norm.device, non_blocking=True).float())
+                    norm = torch.maximum(norm, before.to(norm.device, non_blocking=True))
                 if self._scale is not None:
                     norm = norm / self._scale.to(norm.device, non_blocking=True)
                 word.logical_or_(norm > limit)
         return word
 
     def _norms_before_clipping(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Clipping leaves no norm above its own limit: what counts is what it has found."""
+        """After clipping no norm is large: what counts is the norm of what was clipped."""
         if self._clipped_in != self._session.step.index:
             return []
         ids = set(map(id, gradients))
@@ -158,6 +159,14 @@ class WeightProtection:
         self._has_combined = True
         if is_sharded(optimizer):
             reduce_found_inf(word, optimizer)
+
+
+def _norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of all of them together, 0-dim float32 on the device of the first."""
+    norms = [torch.linalg.vector_norm(one, dtype=_wide(one)).float() for one in tensors]
+    there = [one.to(norms[0].device, non_blocking=True) for one in norms]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(there))
+    return norm
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

@@ -9,6 +9,7 @@ from typing import Optional
 import torch
 
 from fastcheck.calls.stored import parameter_ids
+from fastcheck.monitor.hooks.protect.protection import WeightProtection
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.site import Site
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
@@ -31,10 +32,12 @@ class GradientWatcher:
         session: Session,
         state: StateReader,
         optimizers: Optional[weakref.WeakSet[torch.optim.Optimizer]],
+        protection: WeightProtection,
     ) -> None:
         self._session = session
         self._state = state
         self._given = optimizers
+        self._protection = protection
         # The optimizer whose closure makes the gradients, within its step.
         self.evaluating: Optional[torch.optim.Optimizer] = None
 
@@ -48,6 +51,8 @@ class GradientWatcher:
             gradients, self._owned_by_given(), scaled=session.is_scaled
         )
         self._settle(is_ours)
+        if is_ours:
+            self._protection.before_clipping(gradients)
         return is_ours
 
     def after_clipping(
