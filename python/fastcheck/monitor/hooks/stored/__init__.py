@@ -1,5 +1,5 @@
 """Reads what a model stores (parameters, buffers, gradients), in list calls, before it changes.
 
-Imports ``backends``, ``calls``, ``monitor.session``, ``monitor.weight_updates``, ``record``,
-``utils`` and ``verdict``.
+Imports ``backends``, ``calls``, ``monitor.hooks.protect``, ``monitor.session``,
+``monitor.weight_updates``, ``record``, ``utils`` and ``verdict``.
 """
