@@ -308,6 +308,28 @@ class TestSkippedUpdates:
         assert "the update was skipped: the norm of its gradients is" in str(skipped[0])
 
     @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+    def test_each_update_of_a_step_has_its_own_norm(self) -> None:
+        """What the first was clipped from is not the second's. monitor.step() ends the step."""
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
+        watch = fastcheck.Watch(window=32, warm_up=16, skip_above=10)
+        still = []
+        with fastcheck.install(model, watch=watch, record="stats") as monitor:
+            for step in range(40):
+                for part in range(2):
+                    x = torch.randn(32, 8) * (1000 if (step, part) == (35, 0) else 1)
+                    optimizer.zero_grad(set_to_none=False)
+                    model(x).square().mean().backward()
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    before = model.weight.detach().clone()
+                    optimizer.step()
+                    if not float((model.weight.detach() - before).abs().max()):
+                        still.append((step, part))
+                monitor.step()
+        assert still == [(35, 0)]
+
+    @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
     def test_a_fault_that_stays_is_skipped_until_it_is_usual(self) -> None:
         """While the range of norms is learned anew the last limit counts; and what was skipped is
         no update that was lost.

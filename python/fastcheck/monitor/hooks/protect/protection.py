@@ -14,7 +14,7 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_found_inf
 
-from .found_inf import UpdateGuard, has_step_of_torch
+from .found_inf import UpdateGuard, gradients_by_device, has_step_of_torch
 from .hold_back import HostGuard
 
 __all__ = ["WeightProtection"]
@@ -108,6 +108,10 @@ class WeightProtection:
         """It has stepped, or its closure is called again."""
         self._guard.after_update(optimizer)
         self._host_guard.after_update(optimizer)
+        if self._clipped:
+            # The next update of the step, or evaluation of the closure, has gradients of its own.
+            used = {id(one) for many in gradients_by_device(optimizer).values() for one in many}
+            self._clipped = [(ids - used, norm) for ids, norm in self._clipped]
 
     def take_warnings(self) -> list[str]:
         """What is to be warned of since the last time."""
