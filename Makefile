@@ -72,7 +72,7 @@ test-fake-accelerator: $(VENV)/.built $(VENV)/.tools
 		tests/monitor/hooks/stored/test_clipping.py tests/monitor/hooks/stored/test_hand_clipping.py tests/monitor/hooks/test_losses.py \
 		tests/backends/cuda/test_binding.py tests/backends/cuda/test_binding_launches.py tests/backends/cuda/test_python_launches.py \
 		tests/backends/cuda/test_binding_errors.py \
-		tests/backends/cuda/test_binding_exponents.py \
+		tests/backends/cuda/test_binding_exponents.py tests/backends/cuda/test_gpu_bench.py \
 		tests/monitor/hooks/test_cuda.py tests/selftest/test_device.py tests/fakes/test_fake_graphs.py \
 		tests/monitor/hooks/graphs/test_graphs.py tests/monitor/hooks/graphs/test_graph_parts.py \
 		tests/monitor/hooks/graphs/test_graph_streams.py tests/monitor/hooks/graphs/test_graph_ends.py \

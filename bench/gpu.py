@@ -22,6 +22,7 @@ import torch
 import harness
 from fastcheck import _C
 from fastcheck.backends import table
+from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.ring.device import DeviceRing
 from fastcheck.utils.torch.streams import streams_of
 
@@ -55,6 +56,7 @@ BARS = {
     ("float32", "health"): 0.92,
     ("bfloat16", "health"): 0.92,
     ("float16", "health"): 0.92,
+    ("float32", "record and exponents"): 0.85,
 }
 SMALL_MICROSECONDS = 7.0  # 1 MiB, device
 LIST_MICROSECONDS = 25.0  # 1000 tensors of 4 KiB, device
@@ -118,10 +120,11 @@ def first_launches(entry: table.Backend) -> list[dict[str, Any]]:
             rows.append({"dtype": dtype, "depth": depth, "seconds": time.perf_counter() - start})
         if not x.dtype.is_floating_point:
             continue
-        assert entry.found_nonfinite is not None and entry.exponents is not None
+        assert entry.exponents is not None and entry.observe_and_count is not None
         for name, call in (
             ("found_nonfinite", partial(entry.found_nonfinite, [x])),
             ("exponents", partial(entry.exponents, x, False)),
+            ("record and exponents", partial(entry.observe_and_count, x, slots, 0)),
         ):
             start = time.perf_counter()
             call()
@@ -205,6 +208,12 @@ def large(entry: table.Backend, rounds: int) -> list[dict[str, Any]]:
                     add(depth, name, data, size, seconds, size)
                 seconds = timed(lambda x: entry.found_nonfinite([x]))
                 add("found_nonfinite", name, data, size, seconds, size)
+                if dtype.is_floating_point and data == "normal":
+                    assert entry.exponents is not None and entry.observe_and_count is not None
+                    seconds = timed(lambda x: entry.exponents(x, False))
+                    add("exponents", name, data, size, seconds, size)
+                    seconds = timed(lambda x: entry.observe_and_count(x, slots, 1))
+                    add("record and exponents", name, data, size, seconds, size)
                 if data == "normal":
                     for case, call in others(dtype).items():
                         add(case, name, data, size, timed(call), size)
@@ -307,7 +316,7 @@ def small(entry: table.Backend, rounds: int) -> list[dict[str, Any]]:
     add("x.sum()", "host", host_seconds(lambda i: x.sum(), 400, rounds))
     streams = streams_of(torch.device("cuda", torch.cuda.current_device()))
     assert streams is not None
-    ring, kind = DeviceRing(streams, entry, 3), entry.identity(x, False)
+    ring, kind = DeviceRing(streams, entry, 3), dtype_and_order(x)
     add(
         "DeviceRing.observe",
         "host",

@@ -26,14 +26,30 @@ import environments
 import harness
 import machine_code
 
-SOURCES = ("records_floats", "records_bytes", "exponents")
+SOURCES = ("records_floats", "records_bytes", "exponents", "record_and_exponents")
 NVCC_FLAGS = ("-std=c++17", "-fmad=false", "-arch=sm_90", f"-I{harness.ROOT / 'csrc'}", "-cubin")
 DEPTHS = ("health", "stats", "full")
-PAIRS = 2  # of batches of four rows, in a run: a turn of the innermost loop
-PAIR_VOTES = 2
-PAIR_LOADS = 8
-FIRST_LOADS = 4  # of a pass, ahead of that loop
+WITH_EXPONENTS = "full, with exponents"
+ROWS = 4  # of a batch
+BATCHES = 4  # of a run
 TILE = 4096
+# Shuffles of a batch of four rows, by bytes of a component: as many steps as 32 components, a
+# block, have threads that are to find its largest.
+BLOCK_EXCHANGES = {4: 12, 2: 8, 1: 8}
+
+
+class Turn(NamedTuple):
+    """Of the innermost loop of a record kernel."""
+
+    batches: int
+    loads: int
+    votes: int
+    first_loads: int  # of a pass, ahead of the loop
+
+
+PAIR = Turn(batches=2, loads=8, votes=2, first_loads=4)
+# One batch: whether it has something small, and whether the window holds it.
+COUNTED = Turn(batches=1, loads=4, votes=2, first_loads=0)
 
 
 class Format(NamedTuple):
@@ -59,50 +75,68 @@ BUDGET = {n: 132 * 4 * 32 * 1.755e9 / (0.9 * 3.35e12 / n) for n in (4, 2, 1)}
 Kernels = dict[str, list[machine_code.Block]]
 
 
-def pair_loop(
+def components_of(form: Format) -> int:
+    """Of a batch, those of a thread."""
+    return ROWS * (8 if form.size == 1 else 16 // form.size)
+
+
+def batch_loop(
     kernels: Kernels, dtype: str, depth: str
 ) -> tuple[list[machine_code.Block], dict[int, set[int]], int, str]:
-    """The blocks and loops of a kernel, which of them takes pairs of batches, and what loads."""
+    """The blocks and loops of a kernel, which of them takes batches, and what loads."""
     form = FORMATS[dtype]
-    end = f"DepthE{DEPTHS.index(depth) + 1}E"
-    (blocks,) = (b for name, b in kernels.items() if form.mangled in name and end in name)
+    if depth == WITH_EXPONENTS:
+        part, turn = "record_and_exponents_kernel", COUNTED
+    else:
+        part, turn = f"DepthE{DEPTHS.index(depth) + 1}E", PAIR
+    (blocks,) = (b for name, b in kernels.items() if form.mangled in name and part in name)
     loops = machine_code.loops(blocks)
     load = rf"@?LDG\.E\.{64 if form.size == 1 else 128}\.CONSTANT"
-    # The innermost loop that loads as many vectors, whatever lies around it.
-    within = {head: sum(blocks[i].count(load) for i in body) for head, body in loops.items()}
-    pair = min((h for h in loops if within[h] >= PAIR_LOADS), key=lambda h: len(loops[h]))
-    return blocks, loops, pair, load
+    # The innermost loop that loads as many vectors, a batch at a time, whatever lies around it.
+    able = [
+        head
+        for head, body in loops.items()
+        if sum(blocks[i].count(load) for i in body) >= turn.loads
+        and any(blocks[i].count(load) >= ROWS for i in body)
+    ]
+    inner = min(able, key=lambda head: len(loops[head]))
+    return blocks, loops, inner, load
 
 
 def sums_behind_loads(kernels: Kernels, dtype: str, depth: str) -> list[float]:
     """Of each batch in the loop of pairs, how much of its sums follow on all loads of the next
     batch, as the instructions lie in memory: what hides these loads."""
-    blocks, loops, pair, load = pair_loop(kernels, dtype, depth)
+    blocks, loops, inner, load = batch_loop(kernels, dtype, depth)
     sums, loads = 0, []
-    for opcode in (opcode for i in sorted(loops[pair]) for opcode in blocks[i].opcodes):
+    for opcode in (opcode for i in sorted(loops[inner]) for opcode in blocks[i].opcodes):
         sums += re.match(r"@?(FADD|FFMA|DADD|DFMA)", opcode) is not None
         if re.match(load, opcode):
             loads.append(sums)
-    assert len(loads) == PAIR_LOADS
-    batch = sums / PAIR_VOTES
-    return [1 - (loads[PAIR_LOADS // 2 * (i + 1) - 1] - i * batch) / batch for i in range(2)]
+    assert len(loads) == PAIR.loads
+    batch = sums / PAIR.batches
+    return [1 - (loads[PAIR.loads // 2 * (i + 1) - 1] - i * batch) / batch for i in range(2)]
 
 
 def opcodes(kernels: Kernels, dtype: str, depth: str) -> collections.Counter[str]:
     """What a warp executes for one whole tile."""
     form = FORMATS[dtype]
-    blocks, loops, pair, load = pair_loop(kernels, dtype, depth)
-    via = max(loops[pair], key=lambda i: blocks[i].count(load))
-    # From the inside: pairs of batches, passes where there are several, tiles, chunks.
+    blocks, loops, inner, load = batch_loop(kernels, dtype, depth)
+    turn = COUNTED if depth == WITH_EXPONENTS else PAIR
+    via = max(loops[inner], key=lambda i: blocks[i].count(load))
+    if turn is COUNTED:
+        # Where a batch is added to the histograms. Emptying them takes exchanges too.
+        via = max(loops[inner], key=lambda i: blocks[i].count("LOP3") - 9 * blocks[i].count("SHFL"))
+    # From the inside: batches, passes where there are several, tiles, chunks.
     around = sorted((head for head in loops if via in loops[head]), key=lambda h: len(loops[h]))
     sums = depth != "health"
     folds = form.folds if sums else 0
-    turns = [(pair, {"VOTEU?": PAIR_VOTES, load: PAIR_LOADS})]
+    # The maxima of blocks of a batch that is counted.
+    exchanges = BLOCK_EXCHANGES[form.size] if turn is COUNTED else 0
+    folds, loads = folds + exchanges, turn.first_loads + turn.loads
+    turns = [(inner, {"VOTEU?": turn.votes, load: turn.loads, "SHFL": exchanges})]
     if form.passes > 1:
-        loads = FIRST_LOADS + PAIR_LOADS
-        turns.append((around[1], {"VOTEU?": PAIR_VOTES, load: loads, "SHFL": folds}))
-    votes = PAIR_VOTES + TILE_VOTES + (form.votes if sums else 0)
-    loads = FIRST_LOADS + PAIR_LOADS
+        turns.append((around[1], {"VOTEU?": turn.votes, load: loads, "SHFL": folds}))
+    votes = turn.votes + TILE_VOTES + (form.votes if sums else 0)
     shuffles = folds + TILE_FOLDS if sums else 0
     turns.append((around[-2], {"VOTEU?": votes, load: loads, "SHFL": shuffles}))
     counts = [
@@ -110,7 +144,7 @@ def opcodes(kernels: Kernels, dtype: str, depth: str) -> collections.Counter[str
     ]
     # A turn of an outer loop holds one of the inner one.
     total = counts[-1].copy()
-    for _ in range(PAIRS * form.passes - 1):
+    for _ in range(BATCHES // turn.batches * form.passes - 1):
         total.update(counts[0])
     for _ in range(form.passes - 1):
         total.update(counts[1] - counts[0])
@@ -127,12 +161,12 @@ def exponent_slots(kernels: Kernels, dtype: str) -> float:
     whole tile; without what empties the registers once in some thousand components of a thread.
     """
     form = FORMATS[dtype]
-    (blocks,) = (b for n, b in kernels.items() if form.mangled in n and "exponents_kernel" in n)
+    (blocks,) = (b for n, b in kernels.items() if form.mangled in n and "16exponents_kernel" in n)
     loops = machine_code.loops(blocks)
     load = rf"LDG\.E\.{64 if form.size == 1 else 128}\.CONSTANT"
     (via,) = (i for i, block in enumerate(blocks) if block.count(load) >= 4)
     head = min((head for head in loops if via in loops[head]), key=lambda h: len(loops[h]))
-    components = 4 * (8 if form.size == 1 else 16 // form.size)
+    components = components_of(form)
     # A shift makes the word of a component's bin, in each of three histograms.
     needs = {"VOTEU?": 1, "SHF": 3 * components}
     turn = machine_code.shortest_turn(blocks, head, loops[head], via, needs)
@@ -159,7 +193,7 @@ def measure() -> list[dict[str, Any]]:
     kernels = compiled()
     rows = []
     for dtype, form in FORMATS.items():
-        for depth in DEPTHS:
+        for depth in (*DEPTHS, WITH_EXPONENTS):
             counts = opcodes(kernels, dtype, depth)
             by_name: collections.Counter[str] = collections.Counter()
             for opcode, n in counts.items():
@@ -185,12 +219,12 @@ def measure() -> list[dict[str, Any]]:
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
+    columns = (*DEPTHS, "exponents", WITH_EXPONENTS)
     lines = []
     for dtype, form in FORMATS.items():
         of = {row["depth"]: f"{row['slots']:.1f}" for row in rows if row["dtype"] == dtype}
-        columns = (*DEPTHS, "exponents")
         lines.append([dtype, *(of[column] for column in columns), f"{BUDGET[form.size]:.0f}"])
-    return harness.table(["dtype", *DEPTHS, "exponents", "budget"], lines)
+    return harness.table(["dtype", *columns, "budget"], lines)
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "backends/cuda/test_binding_errors.py",
         "backends/cuda/test_binding_exponents.py",
         "backends/cuda/test_binding_launches.py",
+        "backends/cuda/test_gpu_bench.py",
         "backends/cuda/test_python_launches.py",
         "monitor/hooks/test_cuda.py",
         "monitor/sinks/test_device.py",

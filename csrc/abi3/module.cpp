@@ -65,6 +65,28 @@ PyObject* exponents(Given given) {
   Py_RETURN_NONE;
 }
 
+// records_and_exponents(tensors, depth, logical, threads, out, words): both, memory read once.
+PyObject* records_and_exponents(Given given) {
+  const Tensors tensors(given[0]);
+  const Depth depth = depth_of(integer(given[1]));
+  const bool logical = integer(given[2]) != 0;
+  const std::int64_t threads = integer(given[3]);
+  auto* out = pointer<Record>(given[4]);
+  auto* words = pointer<std::int64_t>(given[5]);
+  {
+    const WithoutLock without_lock;
+    for (const cpu::TensorView& view : tensors.views()) {
+      const int useful = useful_threads(bytes_of(view), threads);
+      std::memset(out, 0, sizeof(Record));
+      std::fill_n(words, static_cast<int>(kExponentWords), 0);
+      cpu::reduce_and_count(view, depth, logical, useful, ThreadedFor(useful), *out, words);
+      ++out;
+      words += kExponentWords;
+    }
+  }
+  Py_RETURN_NONE;
+}
+
 PyObject* cpu_isa(Given) { return PyUnicode_FromString(cpu::active_kernels().name); }
 
 PyObject* set_cpu_isa(Given given) {
@@ -143,6 +165,7 @@ PyObject* dtype_table(Given) {
 constexpr PyMethodDef kMethods[] = {
     {"records", method<5, records>, METH_VARARGS, nullptr},
     {"exponents", method<4, exponents>, METH_VARARGS, nullptr},
+    {"records_and_exponents", method<6, records_and_exponents>, METH_VARARGS, nullptr},
     {"cpu_isa", method<0, cpu_isa>, METH_VARARGS, nullptr},
     {"set_cpu_isa", method<1, set_cpu_isa>, METH_VARARGS, nullptr},
     {"cpu_isas", method<0, cpu_isas>, METH_VARARGS, nullptr},

@@ -1,14 +1,13 @@
 #include "cpu/exponents.h"
 
-#include <algorithm>
 #include <mutex>
 #include <vector>
 
+#include "core/accumulator.h"
 #include "core/exponents.h"
-#include "core/order.h"
 #include "cpu/dispatch.h"
 #include "cpu/fp_environment.h"
-#include "cpu/gather.h"
+#include "cpu/traversal.h"
 
 namespace fastcheck::cpu {
 namespace {
@@ -36,58 +35,90 @@ constexpr FormatEntry kFormats[kDTypeCount] = {
 #undef FASTCHECK_ENTRY
 };
 
-// Tiles [first, last) of the traversal.
-void count_tiles(const TensorView& tensor, const DTypeInfo& info, const RowMajorWalk* walk,
-                 CountExponents count, std::int64_t first, std::int64_t last,
-                 std::int64_t* totals) {
-  const std::int64_t components = tensor.numel * info.components;
-  if (walk == nullptr) {
-    const std::int64_t end = std::min(last * kTile, components);
-    count(tensor.data + first * kTile * info.component_size, end - first * kTile, totals);
-    return;
+// Totals of a part of a tensor (core/exponents.h).
+class Totals {
+ public:
+  explicit Totals(DType dtype)
+      : format_(kFormats[static_cast<int>(dtype)]),
+        count_(active_kernels().exponents()->count[static_cast<int>(dtype)]),
+        totals_(static_cast<std::size_t>(kTotalBins + 3 * format_.binades)) {}
+
+  // The first of the components begins a tile.
+  void add(const std::byte* data, std::int64_t components) {
+    count_(data, components, totals_.data());
   }
-  alignas(64) std::byte buffer[kTile * sizeof(double)];
-  const std::int64_t per_tile = kTile / info.components;
-  for (std::int64_t tile = first; tile < last; ++tile) {
-    const std::int64_t begin = tile * per_tile;
-    const std::int64_t elements = std::min(per_tile, tensor.numel - begin);
-    walk->copy(begin, elements, buffer);
-    count(buffer, elements * info.components, totals);
+
+  // Any threads.
+  void merge(const Totals& part) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    merge_exponents(totals_.data(), part.totals_.data(), format_.binades);
   }
-}
+
+  void finalise(std::int64_t components, std::int64_t* words) const {
+    format_.finalise(totals_.data(), components, words);
+  }
+
+ private:
+  const FormatEntry& format_;
+  CountExponents count_;
+  std::vector<std::int64_t> totals_;
+  std::mutex mutex_;
+};
 
 }  // namespace
 
 void count_exponents(const TensorView& tensor, bool logical, int threads,
                      const ParallelFor& parallel_for, std::int64_t* words) {
-  const DTypeInfo& info = kDTypes[static_cast<int>(tensor.dtype)];
-  const FormatEntry& format = kFormats[static_cast<int>(tensor.dtype)];
-  const std::int64_t components = tensor.numel * info.components;
-  const auto size = static_cast<std::size_t>(kTotalBins + 3 * format.binades);
-  std::vector<std::int64_t> totals(size);
-  if (tensor.numel > 0) {
-    const CountExponents count =
-        active_kernels().exponents()->count[static_cast<int>(tensor.dtype)];
-    const bool is_gathered = (logical || !tensor.dense) && !tensor.contiguous;
-    const RowMajorWalk walk(tensor, info.component_size * info.components);
-    const RowMajorWalk* const source = is_gathered ? &walk : nullptr;
-    const std::int64_t tiles = (components + kTile - 1) / kTile;
-    if (threads <= 1 || components * info.component_size < kSerialBytes) {
-      const FpEnvironment environment;
-      count_tiles(tensor, info, source, count, 0, tiles, totals.data());
-    } else {
-      std::mutex mutex;
-      parallel_for(tiles, [&](std::int64_t begin, std::int64_t end) {
-        const FpEnvironment environment;
-        std::vector<std::int64_t> part(size);
-        count_tiles(tensor, info, source, count, begin, end, part.data());
-        const std::lock_guard<std::mutex> lock(mutex);
-        merge_exponents(totals.data(), part.data(), format.binades);
-      });
-    }
-  }
   const FpEnvironment environment;
-  format.finalise(totals.data(), components, words);
+  const Traversal traversal(tensor, logical);
+  Totals totals(tensor.dtype);
+  const auto count = [&](std::int64_t first, std::int64_t last, Totals& part) {
+    traversal.visit(first, last, last - first,
+                    [&](const std::byte* data, std::int64_t components, std::int64_t) {
+                      part.add(data, components);
+                    });
+  };
+  if (traversal.useful(threads) <= 1) {
+    count(0, traversal.tiles(), totals);
+  } else {
+    parallel_for(traversal.tiles(), [&](std::int64_t begin, std::int64_t end) {
+      const FpEnvironment own;
+      Totals part(tensor.dtype);
+      count(begin, end, part);
+      totals.merge(part);
+    });
+  }
+  totals.finalise(traversal.components(), words);
+}
+
+void reduce_and_count(const TensorView& tensor, Depth depth, bool logical, int threads,
+                      const ParallelFor& parallel_for, Record& record, std::int64_t* words) {
+  // A power of two, so that what is read at a time is a subtree of the canonical tree.
+  constexpr std::int64_t kTilesAtATime = 1;
+  const FpEnvironment environment;
+  const Traversal traversal(tensor, logical);
+  const ReduceTiles reduce = active_kernels().at(tensor.dtype, depth);
+  Totals totals(tensor.dtype);
+  const auto read = [&](std::int64_t first, std::int64_t last) {
+    Totals counts(tensor.dtype);
+    PartialFold fold;
+    traversal.visit(first, last, kTilesAtATime,
+                    [&](const std::byte* data, std::int64_t components, std::int64_t tile) {
+                      Partial part;
+                      reduce(data, components, static_cast<std::uint64_t>(tile), &part);
+                      push(fold, part);
+                      counts.add(data, components);
+                    });
+    totals.merge(counts);
+    return finish(fold);
+  };
+  Partial total;
+  if (tensor.numel > 0) {
+    total = reduce_groups(traversal.tiles(), traversal.useful(threads), parallel_for, read);
+  }
+  finalise(total, tensor.dtype, kDTypes[static_cast<int>(tensor.dtype)], tensor.numel, depth,
+           traversal.order(), record);
+  totals.finalise(traversal.components(), words);
 }
 
 }  // namespace fastcheck::cpu

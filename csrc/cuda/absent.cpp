@@ -29,6 +29,14 @@ int fastcheck_cuda_exponents(const TensorArgument*, std::int64_t*, const Workspa
                              void*) {
   return kErrorAbsent;
 }
+int fastcheck_cuda_record_and_exponents_workspace(const TensorArgument*, const Tuning*,
+                                                  WorkspaceSize*) {
+  return kErrorAbsent;
+}
+int fastcheck_cuda_record_and_exponents(const TensorArgument*, fastcheck::Record*, std::int64_t*,
+                                        const Workspace*, const Tuning*, void*) {
+  return kErrorAbsent;
+}
 int fastcheck_cuda_new_box(BlackBox**, BoxArgument*) { return kErrorAbsent; }
 const char* fastcheck_cuda_error_name(int) { return "a build without the kernels"; }
 int fastcheck_cuda_is_device_lost(int) { return 0; }

@@ -1,4 +1,4 @@
-// The arguments of an exponent kernel's launch, passed by value.
+// The arguments of the launches that count exponents, passed by value.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,26 @@
 
 namespace fastcheck::cuda {
 
-struct ExponentsLaunch {
-  Entry entry;
-  std::int64_t tiles;
+// Where the counts of a tensor go.
+struct CountsArgument {
   std::int64_t* words;
   unsigned long long* totals;  // zero between launches
   Counter* blocks_done;        // too
+};
+
+struct ExponentsLaunch {
+  Entry entry;
+  std::int64_t tiles;
+  CountsArgument counts;
   Layout layout;
 };
+
+// Of one tensor, in the first entry of the list.
+struct RecordAndExponentsLaunch {
+  RecordsLaunch record;
+  CountsArgument counts;
+};
+
+static_assert(sizeof(RecordAndExponentsLaunch) <= 4000);
 
 }  // namespace fastcheck::cuda

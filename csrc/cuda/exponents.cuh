@@ -22,14 +22,20 @@ using CountedAs = std::conditional_t<std::is_same_v<Format, Float64>, Float64, F
 template <class Format>
 constexpr int kTotals = kTotalBins + 3 * kBinades<CountedAs<Format>>;
 
+// A block's own counts.
 template <class Format>
-struct ExponentShared {
-  // Of this block, of which kTotalLargest is not used: no count of a block passes 2^32.
+struct CountsShared {
+  // kTotalLargest is not used; no count of a block passes 2^32.
   unsigned totals[kTotals<Format>];
   unsigned last;
   int bottom;
   unsigned long long largest;
   unsigned long long words[kExponentWords];
+};
+
+template <class Format>
+struct ExponentShared {
+  CountsShared<Format> counts;
   Stage<Format> warps[kMaxWarps];
 };
 
@@ -119,10 +125,20 @@ class ExponentCounter {
     }
   }
 
-  // Adds what is in registers to the block's totals; the warp's largest magnitude.
-  FASTCHECK_DEVICE_MEMBER Bits finish() {
+  // A batch of whole rows, or of rows whose missing components are zeros.
+  FASTCHECK_DEVICE_MEMBER void count(const Row<Format> (&rows)[kBatchRows]) {
+    if constexpr (kIsVertical) {
+      count_in_window(rows);
+    } else {
+      count_one_by_one(rows);
+    }
+  }
+
+  // Adds what is in registers to the block's counts.
+  FASTCHECK_DEVICE_MEMBER void finish(CountsShared<Format>& shared) {
     if constexpr (kIsVertical) flush();
-    return warp_max(largest_);
+    const auto largest = static_cast<unsigned long long>(warp_max(largest_));
+    if (place_.lane == 0) atomicMax(&shared.largest, largest);
   }
 
  private:
@@ -140,10 +156,8 @@ class ExponentCounter {
     of32 = larger(mine, from_lane_xor(mine, kSharers));
   }
 
-  FASTCHECK_DEVICE_MEMBER void count(const Row<Format> (&rows)[kBatchRows]) {
-    if constexpr (!kIsVertical) {
-      count_one_by_one(rows);
-    } else {
+  FASTCHECK_DEVICE_MEMBER void count_in_window(const Row<Format> (&rows)[kBatchRows]) {
+    if constexpr (kIsVertical) {
       std::uint32_t w[kBatchRows][kHeld];
       std::uint32_t mine[kBatchRows];
       std::uint32_t top = 0, low = ~0u;
@@ -290,20 +304,20 @@ class ExponentCounter {
 
 // Of the last block; `totals` are zero again. Zeros are what is left over.
 template <class Format>
-FASTCHECK_DEVICE_CALLED void write_words(const ExponentsLaunch& launch,
-                                         ExponentShared<Format>& shared) {
+FASTCHECK_DEVICE_CALLED void write_words(const CountsArgument& to, std::int64_t components,
+                                         CountsShared<Format>& shared) {
   using As = CountedAs<Format>;
   constexpr int kBins = kBinades<As>;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   for (int i = thread; i < kExponentWords; i += threads) shared.words[i] = 0;
   if (thread == 0) shared.bottom = kBins;
-  const auto largest = static_cast<typename As::Bits>(__ldcg(launch.totals + kTotalLargest));
+  const auto largest = static_cast<typename As::Bits>(__ldcg(to.totals + kTotalLargest));
   __syncthreads();
   const int ceiling = largest != 0 ? ceil_exponent<As>(largest) : 0;
   const int floor = largest != 0 ? floor_exponent<As>(largest) : 0;
   for (int i = thread; i < kTotals<Format>; i += threads) {
-    const unsigned long long count = __ldcg(launch.totals + i);
-    launch.totals[i] = 0;
+    const unsigned long long count = __ldcg(to.totals + i);
+    to.totals[i] = 0;
     if (i == kTotalLargest || count == 0) continue;
     if (i < kTotalBins) {
       const int word = i == kTotalNonfinite ? kWordNonfinite : i - kTotalBelow32 + kWordBelow32;
@@ -321,7 +335,7 @@ FASTCHECK_DEVICE_CALLED void write_words(const ExponentsLaunch& launch,
   }
   __syncthreads();
   if (thread == 0) {
-    const auto all = static_cast<unsigned long long>(launch.entry.components);
+    const auto all = static_cast<unsigned long long>(components);
     shared.words[kWordComponents] = all;
     shared.words[kWordZero] = all - shared.words[kWordNonfinite] - shared.words[kWordZero];
     if (largest != 0) {
@@ -334,8 +348,41 @@ FASTCHECK_DEVICE_CALLED void write_words(const ExponentsLaunch& launch,
   }
   __syncthreads();
   for (int i = thread; i < kExponentWords; i += threads) {
-    launch.words[i] = static_cast<std::int64_t>(shared.words[i]);
+    to.words[i] = static_cast<std::int64_t>(shared.words[i]);
   }
+}
+
+// ---- a block's counts ---------------------------------------------------------------------------
+
+template <class Format>
+FASTCHECK_DEVICE void begin_counts(CountsShared<Format>& shared) {
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  for (int i = thread; i < kTotals<Format>; i += threads) shared.totals[i] = 0;
+  if (thread == 0) shared.largest = 0;
+  __syncthreads();
+}
+
+// Every counter of the block is finished. The last block of the launch writes the words.
+template <class Format>
+FASTCHECK_DEVICE void finish_counts(const CountsArgument& to, std::int64_t components,
+                                    CountsShared<Format>& shared) {
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  __syncthreads();
+  for (int i = thread; i < kTotals<Format>; i += threads) {
+    if (shared.totals[i] != 0) {
+      atomicAdd(to.totals + i, static_cast<unsigned long long>(shared.totals[i]));
+    }
+  }
+  if (thread == 0) atomicMax(to.totals + kTotalLargest, shared.largest);
+  __threadfence();
+  __syncthreads();
+  if (thread == 0) {
+    const unsigned last = gridDim.x - 1;
+    shared.last = atomicInc(to.blocks_done, last) == last;
+    __threadfence();
+  }
+  __syncthreads();
+  if (shared.last != 0) write_words<Format>(to, components, shared);
 }
 
 // ---- kernel -------------------------------------------------------------------------------------
@@ -344,38 +391,19 @@ template <class Format>
 FASTCHECK_KERNEL(kMaxWarps* kWarp, 2)
 exponents_kernel(FASTCHECK_ARGUMENT ExponentsLaunch launch) {
   auto& shared = block_shared<ExponentShared<Format>>();
-  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  for (int i = thread; i < kTotals<Format>; i += threads) shared.totals[i] = 0;
-  if (thread == 0) shared.largest = 0;
-  __syncthreads();
+  begin_counts(shared.counts);
   const Entry& entry = launch.entry;
   {
-    ExponentCounter<Format> counter(shared.totals, shared.warps[warp_index()]);
+    ExponentCounter<Format> counter(shared.counts.totals, shared.warps[warp_index()]);
     const std::int64_t warps = std::int64_t{gridDim.x} * warp_count();
     for (std::int64_t tile = std::int64_t{blockIdx.x} * warp_count() + warp_index();
          tile < launch.tiles; tile += warps) {
       counter.tile(entry.data, entry.strided != 0 ? &launch.layout : nullptr, tile,
                    components_from(entry.components - tile * kTile));
     }
-    const auto largest = static_cast<unsigned long long>(counter.finish());
-    if (lane_index() == 0) atomicMax(&shared.largest, largest);
+    counter.finish(shared.counts);
   }
-  __syncthreads();
-  for (int i = thread; i < kTotals<Format>; i += threads) {
-    if (shared.totals[i] != 0) {
-      atomicAdd(launch.totals + i, static_cast<unsigned long long>(shared.totals[i]));
-    }
-  }
-  if (thread == 0) atomicMax(launch.totals + kTotalLargest, shared.largest);
-  __threadfence();
-  __syncthreads();
-  if (thread == 0) {
-    const unsigned last = gridDim.x - 1;
-    shared.last = atomicInc(launch.blocks_done, last) == last;
-    __threadfence();
-  }
-  __syncthreads();
-  if (shared.last != 0) write_words<Format>(launch, shared);
+  finish_counts<Format>(launch.counts, entry.components, shared.counts);
 }
 
 }  // namespace fastcheck::cuda

@@ -1,10 +1,11 @@
-// The exponent counts of a CUDA tensor: docs/record-format.md, section 10. Raw pointers and a
-// stream, as launch.h, and without waiting as there.
+// The exponent counts of a CUDA tensor: docs/record-format.md, section 10. Alone, or with its
+// record in the same pass. Raw pointers and a stream, as launch.h, and without waiting as there.
 #pragma once
 
 #include <cstdint>
 
 #include "core/exponents.h"
+#include "core/record.h"
 #include "cuda/launch.h"
 
 namespace fastcheck::cuda {
@@ -21,6 +22,16 @@ int fastcheck_cuda_exponents_workspace(const TensorArgument* tensor, WorkspaceSi
 // memory. The counters are 8-byte aligned.
 int fastcheck_cuda_exponents(const TensorArgument* tensor, std::int64_t* words,
                              const Workspace* workspace, const Tuning* tuning, void* stream);
+
+// What this launcher needs.
+int fastcheck_cuda_record_and_exponents_workspace(const TensorArgument* tensor,
+                                                  const Tuning* tuning, WorkspaceSize* size);
+
+// fastcheck_cuda_records() of this tensor at full depth, and its exponents, in one launch that
+// reads memory once.
+int fastcheck_cuda_record_and_exponents(const TensorArgument* tensor, Record* slots,
+                                        std::int64_t* words, const Workspace* workspace,
+                                        const Tuning* tuning, void* stream);
 }
 
 }  // namespace fastcheck::cuda

@@ -88,8 +88,6 @@ bool readable(const Request& request) {
 
 // ---- arguments of a launch ----------------------------------------------------------------------
 
-constexpr std::int64_t kChunkBytes = sizeof(Partial) + sizeof(Sums);
-
 class TableSpace {
  public:
   TableSpace(const Workspace& workspace, cudaStream_t stream)
@@ -114,14 +112,7 @@ class TableSpace {
     std::int64_t chunk = 0;
     int i = 0;
     group.for_each([&](const TensorArgument& tensor) {
-      entries[i++] = {static_cast<const std::byte*>(tensor.data),
-                      component_count(tensor),
-                      chunk,
-                      tensor.slot,
-                      tensor.dtype,
-                      tensor.order,
-                      static_cast<std::uint8_t>(group.strided >= 0),
-                      {}};
+      entries[i++] = entry_of(tensor, chunk);
       chunk += chunks_of(tile_count(tensor), chunk_tiles);
     });
     if (inline_entries) return 0;

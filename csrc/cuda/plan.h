@@ -72,12 +72,29 @@ inline Layout layout_of(const TensorArgument& tensor) {
   return layout;
 }
 
+// Its entry in a launch, with the number of its first chunk.
+inline Entry entry_of(const TensorArgument& tensor, std::int64_t first_chunk) {
+  return {static_cast<const std::byte*>(tensor.data),
+          component_count(tensor),
+          first_chunk,
+          tensor.slot,
+          tensor.dtype,
+          tensor.order,
+          static_cast<std::uint8_t>(!reads_directly(tensor)),
+          {}};
+}
+
 // ---- chunks -------------------------------------------------------------------------------------
+
+// What a launch keeps of a chunk in memory.
+constexpr std::int64_t kChunkBytes = sizeof(Partial) + sizeof(Sums);
 
 // Of 128 registers a thread, as the record kernels are built (kBlocksPerSm).
 constexpr int kRecordsWarpsPerMultiprocessor = 16;
 // Of 80 registers (kFoundBlocksPerSm).
 constexpr int kFoundWarpsPerMultiprocessor = 24;
+// Of up to 255 registers (kRecordAndExponentsBlocksPerSm).
+constexpr int kRecordAndExponentsWarpsPerMultiprocessor = 8;
 
 struct Cut {
   int warps;
@@ -110,10 +127,11 @@ std::int64_t count_chunks(const Each& each, std::int64_t chunk_tiles) {
 
 // Small launches are spread over the multiprocessors, a warp to a block if need be; large ones take
 // the share per warp that wastes least in the last round, each chunk costing a quarter of a tile.
-// `warps_per_multiprocessor`: how many of the kernel's are resident at once.
+// `warps_per_multiprocessor`: how many of the kernel's are resident at once. `most_warps`: of a
+// block.
 template <class Each>
 Cut cut(const Each& each, const Tuning& tuning,
-        int warps_per_multiprocessor = kRecordsWarpsPerMultiprocessor) {
+        int warps_per_multiprocessor = kRecordsWarpsPerMultiprocessor, int most_warps = 8) {
   constexpr int kMaxShare = 32;
   const std::int64_t multiprocessors = tuning.multiprocessors > 0 ? tuning.multiprocessors : 64;
   std::int64_t tiles = 0, largest = 0;
@@ -121,10 +139,10 @@ Cut cut(const Each& each, const Tuning& tuning,
     tiles += n;
     largest = std::max(largest, n);
   });
-  Cut best{tuning.warps_per_block, tuning.tiles_per_warp, 0, 0};
+  Cut best{std::min(tuning.warps_per_block, most_warps), tuning.tiles_per_warp, 0, 0};
   if (best.warps == 0) {
     best.warps = 1;
-    while (best.warps < 8 && best.warps * 2 * multiprocessors <= tiles &&
+    while (best.warps < most_warps && best.warps * 2 * multiprocessors <= tiles &&
            best.warps * 2 <= largest) {
       best.warps *= 2;
     }

@@ -141,19 +141,24 @@ FASTCHECK_DEVICE void read_others(WarpShared<Component>& shared, const Entry& en
   if (lane_index() == 0) part_of_warp(parts) = merge_parts(part_of_warp(parts), found);
 }
 
-// The warp's share of a chunk; one lane writes the result.
-template <class Component, Depth kDepth>
-FASTCHECK_DEVICE void read_share(const Entry& entry, const Layout* layout, std::int64_t first_tile,
-                                 int tiles_per_warp, WarpShared<Component>& shared,
-                                 Partial (&parts)[kMaxWarps]) {
+// How many tiles of a share of `most` the tensor has.
+FASTCHECK_DEVICE int tiles_of_share(const Entry& entry, std::int64_t first_tile, int most) {
+  const std::int64_t components = entry.components - first_tile * kTile;
+  return components >= most * kTile ? most : static_cast<int>((components + kTile - 1) / kTile);
+}
+
+// The warp's share of a chunk; one lane writes the result. Calls visit(rows) with the batches of
+// the first tiles, all those that are plain, and returns their number.
+template <class Component, Depth kDepth, class Visit = NoVisit>
+FASTCHECK_DEVICE int read_share(const Entry& entry, const Layout* layout, std::int64_t first_tile,
+                                int tiles_per_warp, WarpShared<Component>& shared,
+                                Partial (&parts)[kMaxWarps], const Visit& visit = {}) {
   const int lane = lane_index();
   FASTCHECK_UNROLL
   for (auto& leaves : shared.leaf) leaves[lane] = 0.0;
   if (lane < 4) shared.rare[lane] = 0;
   const std::int64_t components = entry.components - first_tile * kTile;
-  const int tiles = components >= tiles_per_warp * kTile
-                        ? tiles_per_warp
-                        : static_cast<int>((components + kTile - 1) / kTile);
+  const int tiles = tiles_of_share(entry, first_tile, tiles_per_warp);
   const bool is_plain = layout == nullptr && bytes_past<Component>(entry.data) == 0;
   const int plain_tiles = !is_plain ? 0 : components >= tiles * kTile ? tiles : tiles - 1;
   PlainTiles<Component, kDepth> reader(shared);
@@ -162,7 +167,7 @@ FASTCHECK_DEVICE void read_share(const Entry& entry, const Layout* layout, std::
   FASTCHECK_ROLLED
   for (; k < plain_tiles; ++k) {
     // Where the share begins in memory would take two registers more.
-    if (!reader.read(entry.data, first_tile + opaque(k), k)) again |= 1u << k;
+    if (!reader.read(entry.data, first_tile + opaque(k), k, visit)) again |= 1u << k;
   }
   const Partial ordinary = reader.finish();
   if (lane == 0) part_of_warp(parts) = ordinary;
@@ -174,6 +179,7 @@ FASTCHECK_DEVICE void read_share(const Entry& entry, const Layout* layout, std::
         fold_lanes({shared.leaf[0][lane], shared.leaf[1][lane], shared.leaf[2][lane]}, tiles);
     if (lane == 0) part_of_warp(parts).sums = sums;
   }
+  return k;
 }
 
 // Leaves a chunk's partial where the last block finds it; whether this block is the last. One

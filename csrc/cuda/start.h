@@ -13,6 +13,9 @@ cudaError_t find_records();
 template <class Format>
 cudaError_t find_found_nonfinite();
 
+// Of all formats; defined by record_and_exponents.cu.
+int find_record_and_exponents();
+
 // Component -> kernel; defined by records_*.cu.
 template <class Component>
 cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream_t stream,

@@ -13,6 +13,9 @@
 
 namespace fastcheck::cuda {
 
+// What else is done with the rows of a batch: nothing.
+struct NoVisit {};
+
 // Reads whole aligned tiles with a whole warp and keeps, per thread, everything that merges in any
 // order.
 template <class Component, Depth kDepth>
@@ -26,8 +29,12 @@ class PlainTiles {
       : shared_(shared), tally_(shared) {}
 
   // False if the tile must be read again; leaf[0] then has what it is scaled by, or 1 if something
-  // in it is not finite (or the largest finite number, which is counted).
-  FASTCHECK_DEVICE_MEMBER bool read(const std::byte* data, std::int64_t tile, int leaf) {
+  // in it is not finite (or the largest finite number, which is counted). Calls visit(rows) with
+  // each batch, which is then loaded when the one before is done with: a visit takes longer than a
+  // load.
+  template <class Visit>
+  FASTCHECK_DEVICE_MEMBER bool read(const std::byte* data, std::int64_t tile, int leaf,
+                                    const Visit& visit) {
     constexpr int kBatchBytes = kBatchRows * S::kRowBytes;
     typename Taken::Values extremes;
     TileFold<Component> fold(shared_.fold);
@@ -41,15 +48,26 @@ class PlainTiles {
         chains.start(tile, pass * S::kRunsPerPass + place.run, place.column);
       }
       const std::byte* at = batch_begin(data, tile, pass, 0, place);
-      Row<Component> rows[kBatchRows], next[kBatchRows];
-      load_plain(at, rows);
-      FASTCHECK_ROLLED
-      for (int batch = 0; batch < kBatches; batch += 2) {
-        load_plain(at + kBatchBytes, next);
-        tally_.take_whole(rows, true, runs, narrow, chains, extremes);
-        at += 2 * kBatchBytes;
-        if (batch + 2 < kBatches) load_plain(at, rows);
-        tally_.take_whole(next, true, runs, narrow, chains, extremes);
+      Row<Component> rows[kBatchRows];
+      if constexpr (std::is_same_v<Visit, NoVisit>) {
+        Row<Component> next[kBatchRows];
+        load_plain(at, rows);
+        FASTCHECK_ROLLED
+        for (int batch = 0; batch < kBatches; batch += 2) {
+          load_plain(at + kBatchBytes, next);
+          tally_.take_whole(rows, true, runs, narrow, chains, extremes);
+          at += 2 * kBatchBytes;
+          if (batch + 2 < kBatches) load_plain(at, rows);
+          tally_.take_whole(next, true, runs, narrow, chains, extremes);
+        }
+      } else {
+        FASTCHECK_ROLLED
+        for (int batch = 0; batch < kBatches; ++batch) {
+          load_plain(at, rows);
+          at += kBatchBytes;
+          tally_.take_whole(rows, true, runs, narrow, chains, extremes);
+          visit(rows);
+        }
       }
       tally_.finish_chains(chains, S::kVectorBytes);
       if constexpr (kSums && !kNarrowInteger<Component>) fold.add(pass, runs);

@@ -37,6 +37,8 @@ const KernelTable& kernel_table() {
                                  cuda::fastcheck_cuda_find_exponents,
                                  cuda::fastcheck_cuda_exponents_workspace,
                                  cuda::fastcheck_cuda_exponents,
+                                 cuda::fastcheck_cuda_record_and_exponents_workspace,
+                                 cuda::fastcheck_cuda_record_and_exponents,
                                  cuda::fastcheck_cuda_error_name,
                                  cuda::fastcheck_cuda_is_device_lost};
   return table;

@@ -45,6 +45,9 @@ struct KernelTable {
   decltype(&cuda::fastcheck_cuda_find_exponents) cuda_find_exponents;
   decltype(&cuda::fastcheck_cuda_exponents_workspace) cuda_exponents_workspace;
   decltype(&cuda::fastcheck_cuda_exponents) cuda_exponents;
+  decltype(&cuda::fastcheck_cuda_record_and_exponents_workspace)
+      cuda_record_and_exponents_workspace;
+  decltype(&cuda::fastcheck_cuda_record_and_exponents) cuda_record_and_exponents;
   decltype(&cuda::fastcheck_cuda_error_name) cuda_error_name;
   decltype(&cuda::fastcheck_cuda_is_device_lost) cuda_is_device_lost;
 };

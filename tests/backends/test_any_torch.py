@@ -90,6 +90,17 @@ def test_lazy_views_subclasses_and_gradients() -> None:
     assert values(lazy) == by_extension(lazy)
 
 
+def test_freed_memory_is_refused() -> None:
+    freed, smaller = torch.ones(1000), torch.ones(1000)[990:]
+    every_second = freed[::2]
+    freed.untyped_storage().resize_(0)
+    smaller.untyped_storage().resize_(3990)
+    for x in (freed, smaller, every_second):
+        with pytest.raises(ValueError, match="expected a tensor whose storage holds all its"):
+            values([x])
+    assert len(values([freed[:0]])) == 1
+
+
 def test_found_nonfinite() -> None:
     healthy = [torch.ones(3), torch.arange(4), torch.empty(0)]
     assert NATIVE.found_nonfinite(healthy).item() == 0.0

@@ -41,14 +41,22 @@ py::object found_nonfinite_in(const py::sequence& tensors) {
   return wrap(found_nonfinite(readable_list(tensors, kDeviceType)));
 }
 
-// int64 (kExponentWords,), on the tensor's device.
-py::object exponents_of(py::handle object, bool logical) {
+const at::Tensor& with_exponents(py::handle object) {
   const at::Tensor& tensor = readable(object, kDeviceType);
   if (!at::isFloatingType(tensor.scalar_type()) && !at::isComplexType(tensor.scalar_type())) {
     throw py::type_error(c10::str("expected a floating-point or complex dtype, got ",
                                   tensor.scalar_type(), ", which has no exponents"));
   }
-  return wrap(exponents(tensor, logical));
+  return tensor;
+}
+
+// int64 (kExponentWords,), on the tensor's device.
+py::object exponents_of(py::handle tensor, bool logical) {
+  return wrap(exponents(with_exponents(tensor), logical));
+}
+
+py::object observe_one_and_count(py::handle tensor, py::handle slots, std::int64_t index) {
+  return wrap(observe_and_count(with_exponents(tensor), unpack(slots), index));
 }
 
 }  // namespace
@@ -66,6 +74,8 @@ void define_functions(py::module_& m) {
       py::arg("device"));
   m.def("cuda_exchange_capture_mode", fastcheck_cuda_exchange_capture_mode, py::arg("mode"));
   m.def("cuda_exponents", exponents_of, py::arg("tensor"), py::arg("logical") = false);
+  m.def("cuda_observe_and_count", observe_one_and_count, py::arg("tensor"), py::arg("slots"),
+        py::arg("index"));
   m.def("cuda_found_nonfinite", found_nonfinite_in, py::arg("tensors"));
 }
 

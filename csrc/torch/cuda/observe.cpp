@@ -91,6 +91,11 @@ void in_parts(at::ArrayRef<TensorArgument> tensors, c10::Device device, const La
   }
 }
 
+at::Tensor empty_words(c10::Device device) {
+  const PlainTorch plain;
+  return at::empty({kExponentWords}, at::TensorOptions(device).dtype(at::kLong));
+}
+
 }  // namespace
 
 std::string problem(std::int64_t index) {
@@ -141,22 +146,38 @@ at::Tensor found_nonfinite(at::ArrayRef<at::Tensor> tensors) {
 }
 
 at::Tensor exponents(const at::Tensor& tensor, bool logical) {
-  const c10::Device device = tensor.device();
-  const c10::DeviceGuard guard(device);
-  const Arguments arguments(tensor, device, 0, logical);
+  const c10::DeviceGuard guard(tensor.device());
+  const Arguments arguments(tensor, tensor.device(), 0, logical);
   const TensorArgument& argument = arguments.all()[0];
+  const at::Tensor words = empty_words(tensor.device());
+  void* const stream = current_stream(tensor.device().index());
+  Workspaces workspaces(tensor.device(), stream);
   WorkspaceSize size;
   check(fastcheck_cuda_exponents_workspace(&argument, &size), "planning a launch");
-  at::Tensor words;
-  {
-    const PlainTorch plain;
-    words = at::empty({kExponentWords}, at::TensorOptions(device).dtype(at::kLong));
-  }
-  void* const stream = current_stream(device.index());
-  Workspaces workspaces(device, stream);
   const Workspace workspace = workspaces.fit(size);
   check(fastcheck_cuda_exponents(&argument, static_cast<std::int64_t*>(words.mutable_data_ptr()),
                                  &workspace, &workspaces.tuning(), stream),
+        "a launch");
+  return words;
+}
+
+at::Tensor observe_and_count(const at::Tensor& tensor, const at::Tensor& slots,
+                             std::int64_t index) {
+  slot(slots, index, 1, kDeviceType);
+  Record* const to = slot(slots, 0, 0, kDeviceType);
+  const c10::DeviceGuard guard(slots.device());
+  const Arguments arguments(tensor, slots.device(), index, false);
+  const TensorArgument& argument = arguments.all()[0];
+  const at::Tensor words = empty_words(slots.device());
+  void* const stream = current_stream(slots.device().index());
+  Workspaces workspaces(slots.device(), stream);
+  WorkspaceSize size;
+  check(fastcheck_cuda_record_and_exponents_workspace(&argument, &workspaces.tuning(), &size),
+        "planning a launch");
+  const Workspace workspace = workspaces.fit(size);
+  check(fastcheck_cuda_record_and_exponents(&argument, to,
+                                            static_cast<std::int64_t*>(words.mutable_data_ptr()),
+                                            &workspace, &workspaces.tuning(), stream),
         "a launch");
   return words;
 }

@@ -31,4 +31,7 @@ at::Tensor found_nonfinite(at::ArrayRef<at::Tensor> tensors);
 // section 10). The tensor is readable, of floating-point components. `logical` as of observe().
 at::Tensor exponents(const at::Tensor& tensor, bool logical);
 
+// observe() of one such tensor at full depth, and its exponents(), in one launch.
+at::Tensor observe_and_count(const at::Tensor& tensor, const at::Tensor& slots, std::int64_t index);
+
 }  // namespace fastcheck::cuda

@@ -95,6 +95,17 @@ int fastcheck_cuda_exponents(const TensorArgument* tensor, std::int64_t* words,
   return table->cuda_exponents(tensor, words, workspace, tuning, stream);
 }
 
+int fastcheck_cuda_record_and_exponents_workspace(const TensorArgument* tensor,
+                                                  const Tuning* tuning, WorkspaceSize* size) {
+  return table->cuda_record_and_exponents_workspace(tensor, tuning, size);
+}
+
+int fastcheck_cuda_record_and_exponents(const TensorArgument* tensor, Record* slots,
+                                        std::int64_t* words, const Workspace* workspace,
+                                        const Tuning* tuning, void* stream) {
+  return table->cuda_record_and_exponents(tensor, slots, words, workspace, tuning, stream);
+}
+
 const char* fastcheck_cuda_error_name(int error) { return table->cuda_error_name(error); }
 
 int fastcheck_cuda_is_device_lost(int error) { return table->cuda_is_device_lost(error); }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fastcheck.record.format import DTYPES
+from fastcheck.utils.torch.readable import freed_reason
 
 __all__ = ["TensorArgument", "arguments_of"]
 
@@ -21,7 +22,7 @@ def arguments_of(
 ) -> tuple[list[TensorArgument], list[torch.Tensor]]:
     """The arguments of readable tensors, and the tensors whose memory they are: keep them until the
     kernels are launched. Conjugate and negative views, which hold other bits than they show, are
-    written out.
+    written out. ValueError for a tensor whose memory was freed.
     """
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         kept = [_resolved(tensor) for tensor in tensors]
@@ -29,6 +30,9 @@ def arguments_of(
 
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    reason = freed_reason(tensor)
+    if reason is not None:
+        raise ValueError(reason)
     if tensor.is_conj() or tensor.is_neg():
         return tensor.resolve_conj().resolve_neg()
     return tensor

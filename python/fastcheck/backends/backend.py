@@ -10,7 +10,10 @@ import torch
 
 from fastcheck.record.format import DeviceMode
 
-__all__ = ["Backend", "BlackBox", "OverflowStatus"]
+__all__ = ["Backend", "BlackBox", "Observe", "OverflowStatus"]
+
+#: (tensor, slots, index, depth)
+Observe = Callable[[torch.Tensor, torch.Tensor, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,8 @@ class Backend:
     #: 1e-6 of abs_sum (sum_sq: of itself).
     determinism: str
     device_mode: DeviceMode
-    #: (tensor, slots, index, depth)
-    observe: Callable[[torch.Tensor, torch.Tensor, int, int], None]
+    #: Writes slots[index].
+    observe: Observe
     #: (tensors, slots, first, depth): slots[first : first + len(tensors)]
     observe_list: Callable[[Sequence[torch.Tensor], torch.Tensor, int, int], None]
     #: 0-dim float32 on the tensors' device: 1.0 where any of them holds a NaN or an infinity, or
@@ -66,6 +69,9 @@ class Backend:
     #: synchronising, outside of autograd. The tensor is of floating-point components.
     #: None where ``portable.exponents`` counts them.
     exponents: Optional[Callable[[torch.Tensor, bool], torch.Tensor]] = None
+    #: (tensor, slots, index) -> int64 (328,): observe() at full depth, and exponents() of the same
+    #: tensor, its memory read once. None where the two are called one after the other.
+    observe_and_count: Optional[Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]] = None
     #: observe and observe_list may be captured in a graph: at each replay they read and write the
     #: same memory again, and need nothing else but what belongs to the graph.
     is_capturable: bool = False

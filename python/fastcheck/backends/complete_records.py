@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -22,9 +22,10 @@ from fastcheck.record.format import (
     offset_of,
 )
 
+from .backend import Observe
 from .table import backend_for
 
-__all__ = ["host_observers", "record", "record_list"]
+__all__ = ["host_observers", "observe_on_host", "record", "record_list"]
 
 _CPU = torch.device("cpu")
 _FLAGS = offset_of("flags") // 4  # 32-bit cell of the flags
@@ -82,10 +83,10 @@ def host_observers() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """
     if status.module is not None:
         return extension.observe, extension.observe_list
-    return _observe_on_host, _observe_list_on_host
+    return observe_on_host, _observe_list_on_host
 
 
-def _observe_on_host(
+def observe_on_host(
     tensor: torch.Tensor,
     slots: torch.Tensor,
     index: int,
@@ -95,9 +96,13 @@ def _observe_on_host(
     step: int,
     seq: int,
     flags: int,
+    observe: Optional[Observe] = None,
 ) -> bool:
+    """Writes a complete record of a CPU tensor to ``slots``, uint8 (n * 192,), by the backend's
+    function or by ``observe``. Whether it is non-finite.
+    """
     backend = backend_for(_CPU)
-    backend.observe(tensor, slots.view(-1, RECORD_BYTES), index, depth)
+    (observe or backend.observe)(tensor, slots.view(-1, RECORD_BYTES), index, depth)
     records = _host_records(slots, index, 1)
     identity = Identity(seq, step, call, site, flags, *dtype_and_order(tensor))
     identify(records, [identity], depth, backend.device_mode)

@@ -16,7 +16,7 @@ from .backend import Backend
 
 __all__ = ["cpu_backend"]
 
-_HEALTH = 1
+_HEALTH, _FULL = 1, 3
 
 
 def cpu_backend(module: Any) -> Backend:
@@ -30,6 +30,7 @@ def cpu_backend(module: Any) -> Backend:
         observe_list=observe_list,
         found_nonfinite=functools.partial(_found_nonfinite, module),
         exponents=functools.partial(_exponents, module),
+        observe_and_count=functools.partial(_observe_and_count, module),
         observe_list_logical=functools.partial(observe_list, logical=True),
     )
 
@@ -61,6 +62,18 @@ def _exponents(module: Any, tensor: torch.Tensor, logical: bool) -> torch.Tensor
     words = torch.empty(EXPONENT_WORDS, dtype=torch.int64, device="cpu")
     arguments, kept = arguments_of([tensor])
     module.exponents(arguments, logical, torch.get_num_threads(), words.data_ptr())
+    del kept  # read by now
+    return words
+
+
+def _observe_and_count(
+    module: Any, tensor: torch.Tensor, slots: torch.Tensor, index: int
+) -> torch.Tensor:
+    words = torch.empty(EXPONENT_WORDS, dtype=torch.int64, device="cpu")
+    arguments, kept = arguments_of([tensor])
+    module.records_and_exponents(
+        arguments, _FULL, False, torch.get_num_threads(), slots[index].data_ptr(), words.data_ptr()
+    )
     del kept  # read by now
     return words
 

@@ -63,6 +63,7 @@ def backend_of(launches: Any) -> Backend:
         observe_list=launches.cuda_observe_list,
         found_nonfinite=launches.cuda_found_nonfinite,
         exponents=getattr(launches, "cuda_exponents", None),
+        observe_and_count=getattr(launches, "cuda_observe_and_count", None),
         is_capturable=True,
         black_box=None
         if box is None

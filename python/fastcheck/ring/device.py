@@ -16,7 +16,7 @@ from typing import Callable, NamedTuple, Optional
 import numpy as np
 import torch
 
-from fastcheck.backends.backend import Backend
+from fastcheck.backends.backend import Backend, Observe
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.record.format import BOX_DTYPE, Identity
 from fastcheck.utils.torch.streams import DeviceStreams
@@ -80,11 +80,16 @@ class DeviceRing:
         self.captured: Optional[Callable[[DeviceRing], Optional[GraphSlots]]] = None
 
     def observe(
-        self, tensor: torch.Tensor, identity: tuple[int, ...], is_known_stream: bool = False
+        self,
+        tensor: torch.Tensor,
+        identity: tuple[int, ...],
+        is_known_stream: bool = False,
+        observe: Optional[Observe] = None,
     ) -> None:
         """Reads ``tensor`` into the next slot, on the current stream. No synchronisation.
 
         ``identity``: as of an Identity. ``is_known_stream``: the stream is that of the last call.
+        ``observe`` takes the place of the backend's, where there is a free slot.
         """
         if self.captured is not None:
             slots = self.captured(self)
@@ -101,7 +106,7 @@ class DeviceRing:
             segment.use_on(self._streams.current())
             self._last_used = segment
         row = segment.cursor.slot
-        self.backend.observe(tensor, segment.slots, row, self._depth)
+        (observe or self.backend.observe)(tensor, segment.slots, row, self._depth)
         segment.identities[row] = identity
         segment.cursor.slot = row + 1
 

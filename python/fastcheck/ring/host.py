@@ -12,7 +12,8 @@ from typing import Callable, Optional
 import numpy as np
 import torch
 
-from fastcheck.backends.complete_records import host_observers
+from fastcheck.backends.backend import Observe
+from fastcheck.backends.complete_records import host_observers, observe_on_host
 from fastcheck.record.format import RECORD_DTYPE, nonfinite
 
 from .cursor import Cursor, new_cursor
@@ -52,10 +53,17 @@ class HostRing:
         self._cursor.slot = value
 
     def observe(
-        self, tensor: torch.Tensor, site: int, call: int, step: int, seq: int, flags: int
+        self,
+        tensor: torch.Tensor,
+        site: int,
+        call: int,
+        step: int,
+        seq: int,
+        flags: int,
+        observe: Optional[Observe] = None,
     ) -> bool:
         """Reads ``tensor`` into the next slot. True when it holds anything non-finite."""
-        is_bad = self.write(tensor, self.next_slot(), site, call, step, seq, flags)
+        is_bad = self.write(tensor, self.next_slot(), site, call, step, seq, flags, observe)
         # After the write: a tensor that the kernel refuses takes no slot.
         self.used += 1
         return is_bad
@@ -75,11 +83,15 @@ class HostRing:
         step: int,
         seq: int,
         flags: int,
+        observe: Optional[Observe] = None,
     ) -> bool:
-        """Reads ``tensor`` into this slot. True when it holds anything non-finite."""
-        is_bad: bool = self._observe(
-            tensor, self.slots, index, self.depth, site, call, step, seq, flags
-        )
+        """Reads ``tensor`` into this slot. True when it holds anything non-finite. ``observe``
+        takes the place of the backend's.
+        """
+        identity = site, call, step, seq, flags
+        if observe is not None:
+            return observe_on_host(tensor, self.slots, index, self.depth, *identity, observe)
+        is_bad: bool = self._observe(tensor, self.slots, index, self.depth, *identity)
         return is_bad
 
     def observe_list(

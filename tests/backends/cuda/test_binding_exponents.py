@@ -18,7 +18,7 @@ from fakes.cuda_on_fake.checks import spent
 from fastcheck.backends.exponents import exponent_words
 from support.devices.on_device import in_threads, random
 from support.helpers import put
-from support.records.reference import FLOAT_NAMES
+from support.records.reference import FLOAT_NAMES, RECORD_BYTES
 
 fake: Any = fake_device.load()
 NAME = fake.name()
@@ -100,6 +100,39 @@ def test_a_captured_count_is_replayed() -> None:
 def test_integers_are_refused() -> None:
     with pytest.raises(TypeError, match="no exponents"):
         CUDA.exponents(put(torch.arange(5), NAME), False)
+    with pytest.raises(TypeError, match="no exponents"):
+        CUDA.observe_and_count(put(torch.arange(5), NAME), put(slots(1), NAME), 0)
+
+
+def slots(count: int) -> torch.Tensor:
+    return torch.zeros((count, RECORD_BYTES), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("name", FLOAT_NAMES)
+def test_record_and_exponents_of_every_dtype_and_layout(name: str) -> None:
+    x = random(name, 12000, 8)
+    there = put(slots(2), NAME)
+    for layout in LAYOUTS.values():
+        tensor = put(layout(x), NAME)
+        CUDA.observe(tensor, there, 0, 3)
+        found = CUDA.observe_and_count(tensor, there, 1)
+        record, same = there.cpu()
+        assert torch.equal(record, same)
+        assert found.tolist() == words(tensor)
+
+
+def test_record_and_exponents_in_one_launch() -> None:
+    x, there = put(random("float32", 50000), NAME), put(slots(1), NAME)
+    CUDA.observe_and_count(x, there, 0)
+    done, names = spent(lambda: CUDA.observe_and_count(x, there, 0))
+    assert names == ["fastcheck record and exponents"]
+    assert (done["kernel"], done["alloc"], done.synchronisations) == (1, 1, 0)
+
+
+def test_slots_that_are_not_there() -> None:
+    x = put(random("float32", 100), NAME)
+    with pytest.raises(IndexError, match="within a ring of 2"):
+        CUDA.observe_and_count(x, put(slots(2), NAME), 2)
 
 
 def test_a_run_counts_by_the_kernel() -> None:
@@ -110,7 +143,8 @@ def test_a_run_counts_by_the_kernel() -> None:
     with fake.recorded_launches() as names:
         model(put(torch.randn(16, 8), NAME)).sum().backward()
         monitor.step()
-    assert any("fastcheck exponents" in name for name in names)
+    assert any("fastcheck record and exponents" in name for name in names)
+    assert not any("fastcheck exponents" in name for name in names)
     assert not any("scatter" in name for name in names)
     assert monitor.advice()
     monitor.remove()

@@ -122,6 +122,20 @@ class TestKernels:
             there, here = fastcheck.exponents(put(host, NAME)), fastcheck.exponents(host)
             assert list(there.words) == list(here.words)
 
+    @pytest.mark.parametrize("dtype", FLOAT_NAMES)
+    def test_record_and_exponents(self, cuda: backends.Backend, dtype: str) -> None:
+        assert cuda.observe_and_count is not None
+        x = random(dtype, 40000, 8)
+        slots = slots_for(2)
+        for layout in LAYOUTS.values():
+            host = layout(x)
+            there = put(host, NAME)
+            cuda.observe(there, slots, 0, 3)
+            words = cuda.observe_and_count(there, slots, 1)
+            record, same = slots.cpu()
+            assert torch.equal(record, same)
+            assert words.tolist() == list(fastcheck.exponents(host).words)
+
 
 class TestBits:
     @pytest.mark.parametrize("dtype", ALL)

@@ -41,6 +41,8 @@ SLOTS = {
 
 # Of the kernel that counts exponents.
 EXPONENT_SLOTS = {"float32": 27, "bfloat16": 23.5, "float16": 26.5, "float8_e4m3fn": 26.5}
+# Of the one that makes a record at full depth too.
+BOTH_SLOTS = {"float32": 41, "bfloat16": 33.5, "float16": 37.5, "float8_e4m3fn": 38.3}
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,8 @@ def test_a_batch_is_loaded_while_the_one_in_front_is_taken(
 def test_slots_of_an_exponent(dtype: str, kernels: instructions.Kernels) -> None:
     bar = EXPONENT_SLOTS[dtype]
     assert bar / 2 < instructions.exponent_slots(kernels, dtype) <= bar
+    bar = BOTH_SLOTS[dtype]
+    assert bar / 2 < instructions.slots(kernels, dtype, instructions.WITH_EXPONENTS) <= bar
 
 
 # ---- PTX ----------------------------------------------------------------------------------------

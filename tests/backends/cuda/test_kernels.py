@@ -306,11 +306,12 @@ def test_all_kernels_are_loaded_with_the_device() -> None:
     for tensor in tensors:
         if tensor.is_floating_point():
             driver.exponent_words(tensor)
+            driver.record_and_exponents(tensor)
     found, unfound = ctypes.c_int(), ctypes.c_int()
     lib.cuda_on_cpu_found(ctypes.byref(found), ctypes.byref(unfound))
-    # Of 15 component types at three depths, and of six formats: whether any is non-finite, and
-    # exponents.
-    assert (found.value, unfound.value) == (3 * 15 + 6 + 6, 0)
+    # Of 15 component types at three depths, and of six formats: whether any is non-finite,
+    # exponents, and exponents with the record.
+    assert (found.value, unfound.value) == (3 * 15 + 3 * 6, 0)
 
 
 def test_small_workspace_is_refused() -> None:

@@ -64,16 +64,29 @@ inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::FoundLaunch& 
   return locate(launch.list);
 }
 
+inline void locate(fastcheck::cuda::CountsArgument& counts) {
+  locate(counts.words);
+  locate(counts.totals);
+  locate(counts.blocks_done);
+}
+
 inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::ExponentsLaunch& launch) {
   if (launch.entry.components > 0) locate(launch.entry.data);
-  locate(launch.words);
-  locate(launch.totals);
-  locate(launch.blocks_done);
+  locate(launch.counts);
   return {};
+}
+
+inline std::vector<fastcheck::cuda::Entry> locate(
+    fastcheck::cuda::RecordAndExponentsLaunch& launch) {
+  locate(launch.counts);
+  return locate(launch.record);
 }
 
 inline const char* name_of(const fastcheck::cuda::ExponentsLaunch&) {
   return "fastcheck exponents";
+}
+inline const char* name_of(const fastcheck::cuda::RecordAndExponentsLaunch&) {
+  return "fastcheck record and exponents";
 }
 inline const char* name_of(const fastcheck::cuda::RecordsLaunch&) { return "fastcheck records"; }
 inline const char* name_of(const fastcheck::cuda::FoundLaunch&) {

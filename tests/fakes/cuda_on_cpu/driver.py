@@ -30,6 +30,7 @@ BUILD = ROOT / "build" / "cuda_on_cpu"
 SOURCES = (
     "csrc/cuda/exponents.cu",
     "csrc/cuda/launch.cu",
+    "csrc/cuda/record_and_exponents.cu",
     "csrc/cuda/records_floats.cu",
     "csrc/cuda/records_bytes.cu",
     "csrc/cuda/records_integers.cu",
@@ -339,6 +340,39 @@ def exponent_words(
     )
     assert not any(counters.bytes()), "a launch left its counters"
     return list(struct.unpack(f"<{EXPONENT_WORDS}q", words.bytes()))
+
+
+def record_and_exponents(
+    x: torch.Tensor,
+    order: str = "storage",
+    cut: Cut = Cut(),
+    lib: Optional[ctypes.CDLL] = None,
+) -> tuple[bytes, list[int]]:
+    """The Record of one tensor and its words, by the CUDA kernel that reads it once."""
+    call = Call([x], order, cut, lib)
+    size = WorkspaceSize()
+    call.check(
+        call.lib.fastcheck_cuda_record_and_exponents_workspace(
+            call.arguments, ctypes.byref(call.tuning), ctypes.byref(size)
+        )
+    )
+    assert size.table_bytes == 0
+    counters = Garbage(4 * size.counters, fill=0)
+    partials = Garbage(size.partials_bytes)
+    words = Garbage(8 * EXPONENT_WORDS)
+    workspace = Workspace(counters.address, partials.address, size.partials_bytes, None, None, 0)
+    call.check(
+        call.lib.fastcheck_cuda_record_and_exponents(
+            call.arguments,
+            ctypes.c_void_p(call.slots.address),
+            ctypes.c_void_p(words.address),
+            ctypes.byref(workspace),
+            ctypes.byref(call.tuning),
+            None,
+        )
+    )
+    assert not any(counters.bytes()), "a launch left its counters"
+    return call.slots.bytes(), list(struct.unpack(f"<{EXPONENT_WORDS}q", words.bytes()))
 
 
 def record(x: torch.Tensor, depth: str = "full", order: str = "storage", cut: Cut = Cut()) -> bytes:

@@ -45,7 +45,7 @@ SOURCES = (
 HEADERS = (
     "csrc/core/*.h",
     "csrc/cpu/*.h",
-    "csrc/cuda/launch.h",
+    "csrc/cuda/*.h",
     "csrc/kernels/*.h",
     "csrc/torch/*/*.h",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck import ConfigError, PrecisionAdvice
+from fastcheck import ConfigError, PrecisionAdvice, backends
+from fastcheck.backends.table import backend_for
 from fastcheck.cli.main import main
+from fastcheck.monitor.precision import range_session
 from fastcheck.monitor.precision.readings import ExponentReadings
 from fastcheck.monitor.session.session import Session
 
@@ -142,9 +145,9 @@ def test_the_steps_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
     before = ExponentReadings.read
 
-    def read(self: Any, tensor: Any, site: int, step: int, is_scaled: bool) -> None:
-        counted.append(step)
-        before(self, tensor, site, step, is_scaled)
+    def read(self: Any, *args: Any) -> bool:
+        counted.append(args[4])  # the step
+        return before(self, *args)
 
     monkeypatch.setattr(ExponentReadings, "read", read)
     monitor, _ = train(67)
@@ -206,6 +209,49 @@ def test_an_error_inside_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> Non
     plain = train(3, record="full")
     assert seen[:3] == plain[1][:3]
     plain[0].remove()
+
+
+def test_a_tensor_that_cannot_be_read_is_left_out_and_the_others_are_counted() -> None:
+    class Frees(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            gone = x + 1
+            gone.untyped_storage().resize_(0)
+            return gone
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frees, self.linear = Frees(), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.frees(x)
+            out: torch.Tensor = self.linear(x)
+            return out
+
+    model = Both()
+    with pytest.warns(fastcheck.FastcheckWarning, match="frees"):
+        monitor = fastcheck.install(model, record="range")
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            monitor.step()
+    counted = {(one.site.module, one.site.role) for one in monitor.advice()}
+    monitor.remove()
+    assert ("linear", "output") in counted and ("frees", "output") not in counted
+
+
+def test_what_is_counted_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record and its exponents come from one call of the backend."""
+
+    def fail(*args: object) -> None:
+        raise AssertionError("the tensor was read a second time")
+
+    cpu = backend_for(torch.device("cpu"))
+    once = dataclasses.replace(cpu, observe=fail, observe_list=fail, exponents=fail)
+    for module in (backends.exponents, range_session):
+        monkeypatch.setattr(module, "backend_for", lambda device: once)
+    monitor, _ = train(1)
+    assert len(monitor.advice()) > 6
+    monitor.remove()
 
 
 def test_what_has_to_stay() -> None:

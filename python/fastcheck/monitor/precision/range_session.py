@@ -1,21 +1,26 @@
 """RangeSession: ``install(record="range")``: counts the exponents of what is read in some steps.
 
-In these steps the C++ hooks leave their work to Python, where each tensor that was read for the
-first time is read once more, for its exponents. All other steps are as with ``record="full"``.
+In these steps the C++ hooks leave their work to Python, where the exponents of a tensor are counted
+in the pass over its memory that makes its record. All other steps are as with ``record="full"``.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Optional
 
+import numpy as np
 import torch
 
+from fastcheck.backends.backend import Observe
+from fastcheck.backends.portable.traversal import dtype_and_order
+from fastcheck.backends.table import backend_for
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.record.site import SiteTable
-from fastcheck.ring.reader import IS_NEW, TOKEN_SHIFT
+from fastcheck.ring.reader import PythonReader
 from fastcheck.utils.torch.rank import Ranks
 
 from .readings import ExponentReadings
@@ -32,8 +37,10 @@ class RangeSession(Session):
     def __init__(self, config: Config, sites: SiteTable, ranks: Ranks) -> None:
         super().__init__(config, sites, ranks)
         self.exponents = ExponentReadings(sites)
+        self._plain_reader = self.reader
+        self._counting_reader = PythonReader(self.seen, self._write)
         self._steps = 0
-        self._counted_step = self._counted_token = -1
+        self._counted_step = -1
         self._is_counted_step = False
 
     @property
@@ -56,33 +63,59 @@ class RangeSession(Session):
     def read(
         self, tensor: torch.Tensor, site: int, call: int, flags: int, any_dtype: bool = False
     ) -> int:
-        code = super().read(tensor, site, call, flags, any_dtype)
-        # Of a new type of device it has called itself.
-        if code >= 0 and code & IS_NEW and code >> TOKEN_SHIFT != self._counted_token:
-            self._counted_token = code >> TOKEN_SHIFT
-            if self.is_counting:
-                self._count([tensor], [site])
-        return code
+        self.reader = self._counting_reader if self.is_counting else self._plain_reader
+        return super().read(tensor, site, call, flags, any_dtype)
 
-    def observe_list(
+    def _write(
         self,
+        tensor: torch.Tensor,
+        index: int,
+        site: int,
+        call: int,
+        step: int,
+        seq: int,
+        flags: int,
+    ) -> bool:
+        observe = self.observe_for(site)
+        return self.host.write(tensor, index, site, call, step, seq, flags, observe)
+
+    def read_list(
+        self,
+        device: torch.device,
         tensors: Sequence[torch.Tensor],
         sites: Sequence[int],
-        roles: Sequence[str],
         flags: int,
-        method: Callable[..., None],
-        *args: Any,
-    ) -> None:
-        super().observe_list(tensors, sites, roles, flags, method, *args)
-        if self.is_counting:
-            self._count(tensors, sites)
+    ) -> list[np.void]:
+        if not self.is_counting:
+            return super().read_list(device, tensors, sites, flags)
+        found, step = [], self.step.index
+        for tensor, site in zip(tensors, sites):
+            seq, observe = self.next_seq, self.observe_for(site)
+            if device.type == "cpu":
+                if self.host.observe(tensor, site, 0, step, seq, flags, observe):
+                    found.append(self.host.last())
+            else:
+                identity = (seq, step, 0, site, flags, *dtype_and_order(tensor))
+                self._ring(device).observe(tensor, identity, observe=observe)
+            self.next_seq = seq + 1
+        return found
 
-    def _count(self, tensors: Sequence[torch.Tensor], sites: Sequence[int]) -> None:
+    def observe_for(self, site: int) -> Optional[Observe]:
+        return functools.partial(self._observe_and_count, site) if self.is_counting else None
+
+    def _observe_and_count(
+        self, site: int, tensor: torch.Tensor, slots: torch.Tensor, index: int, depth: int
+    ) -> None:
         try:
-            for tensor, site in zip(tensors, sites):
-                self.exponents.read(tensor, site, self.step.index, self.is_scaled)
+            step = self.step.index
+            if self.exponents.read(tensor, slots, index, site, step, self.is_scaled):
+                return
         except Exception as error:
+            # Raises where it is the tensor that can't be read.
+            backend_for(tensor.device).observe(tensor, slots, index, depth)
             self._switch_off(error)
+            return
+        backend_for(tensor.device).observe(tensor, slots, index, depth)
 
     def _switch_off(self, error: Exception) -> None:
         self.exponents.is_off = True

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 import torch
 
-from fastcheck.backends.exponents import exponent_words
+from fastcheck.backends.exponents import observe_and_count
 from fastcheck.backends.table import guarded_streams
 from fastcheck.record.exponents import EXPONENT_WORDS, Exponents
 from fastcheck.record.precision import PrecisionAdvice, advise
@@ -45,24 +45,35 @@ class ExponentReadings:
         self._in_flight: list[tuple[DeviceStreams, Any, np.ndarray, list[int]]] = []
         self.is_off = False
 
-    def read(self, tensor: torch.Tensor, site: int, step: int, is_scaled: bool) -> None:
-        """Counts the exponents of a readable tensor, on its device; of other dtypes nothing."""
+    def read(
+        self,
+        tensor: torch.Tensor,
+        slots: torch.Tensor,
+        index: int,
+        site: int,
+        step: int,
+        is_scaled: bool,
+    ) -> bool:
+        """Writes the record of a readable tensor to ``slots[index]`` and counts its exponents, on
+        its device. False, and nothing is done: the tensor is empty, or has no exponents.
+        """
         if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() == 0:
-            return
+            return False
+        words = observe_and_count(tensor, slots, index)
         dtype = str(tensor.dtype).removeprefix("torch.")
         total = self._totals.setdefault(site, _Total(dtype, False, step, step))
         total.is_scaled = total.is_scaled or (
             is_scaled and self._sites[site].direction == "backward"
         )
         total.last_step = step
-        words = exponent_words(tensor)
         if tensor.is_cpu:
             self._add(site, words.numpy())
-            return
+            return True
         streams = guarded_streams(tensor.device)
         if streams is not None:
             place = tensor.device, streams.current()
             self._on_device.setdefault(place, []).append((site, words))
+        return True
 
     def _add(self, site: int, words: np.ndarray) -> None:
         total, found = self._totals[site], Exponents(words)

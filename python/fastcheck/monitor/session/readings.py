@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 import numpy as np
 import torch
 
+from fastcheck.backends.backend import Observe
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import Call
@@ -164,7 +165,7 @@ class SessionReadings:
         try:
             identity = (self.next_seq, self.step.index, call, site, flags, *identity_of(code))
             ring = self._ring(tensor.device)
-            ring.observe(tensor, identity, not code & NEW_STREAM)
+            ring.observe(tensor, identity, not code & NEW_STREAM, self.observe_for(site))
             rows = ring.next_rows()
             if rows is not None:
                 self.recorder.set_target(*rows)
@@ -172,6 +173,10 @@ class SessionReadings:
             self.on_unreadable(tensor, site, error)
             return False
         return True
+
+    def observe_for(self, site: int) -> Optional[Observe]:
+        """What reads a tensor of this site in the place of its backend's observe(); None: that."""
+        return None
 
     def on_unreadable(self, tensor: torch.Tensor, site: int, error: Exception) -> None:
         """A tensor could not be read, and is remembered under the number that the next record will
@@ -242,14 +247,7 @@ class SessionReadings:
             part = [tensors[i] for i in chosen]
             numbers = [sites[i] for i in chosen]
             entry = ListReading(self.next_seq, [roles[i] for i in chosen], method, args)
-            first, step = self.next_seq, self.step.index
-            found: list[np.void] = []
-            if device.type == "cpu":
-                for records in self.host.observe_list(part, numbers, step, first, flags):
-                    found.extend(records)
-            else:
-                self._ring(device).observe_list(part, numbers, step, first, flags)
-            self.next_seq = first + len(part)
+            found = self.read_list(device, part, numbers, flags)
             if self.is_deferred:
                 self.step.journal.entries.append(entry)
             elif found:
@@ -257,6 +255,24 @@ class SessionReadings:
                     self.collect()  # the history has to show when a stored tensor was last finite
                     bad = {int(record["seq"]): record for record in found}
                     self.event_store.judge(self.step, entry, bad)
+
+    def read_list(
+        self,
+        device: torch.device,
+        tensors: Sequence[torch.Tensor],
+        sites: Sequence[int],
+        flags: int,
+    ) -> list[np.void]:
+        """Reads tensors of one device; the records that are non-finite, as far as they are here."""
+        first, step = self.next_seq, self.step.index
+        found: list[np.void] = []
+        if device.type == "cpu":
+            for records in self.host.observe_list(tensors, sites, step, first, flags):
+                found.extend(records)
+        else:
+            self._ring(device).observe_list(tensors, sites, step, first, flags)
+        self.next_seq = first + len(tensors)
+        return found
 
     def read_now(self, tensors: Sequence[torch.Tensor], sites: Sequence[int]) -> np.ndarray:
         """Reads tensors of the host in the middle of a verdict; the records that are non-finite."""

@@ -17,6 +17,7 @@ __all__ = [
     "check",
     "check_devices",
     "check_list",
+    "freed_reason",
     "has_memory",
     "is_dense",
     "not_a_tensor",
@@ -73,14 +74,19 @@ def unreadable_reason(tensor: torch.Tensor) -> Optional[str]:
             "expected a plain tensor, got a tensor subclass that has no memory of its own (a fake "
             "tensor, a DTensor, a vmap or grad wrapper); give the local tensor"
         )
-    held, needed = tensor.untyped_storage().nbytes(), _bytes_reached(tensor)
-    if tensor.numel() and held < needed:
-        return (
-            "expected a tensor whose storage holds all its elements, got one that needs "
-            f"{needed} bytes over a storage of {held}; its memory was freed or resized (a sharded "
-            "parameter outside its forward?)"
-        )
-    return None
+    return freed_reason(tensor)
+
+
+def freed_reason(tensor: torch.Tensor) -> Optional[str]:
+    """Why a strided tensor's storage does not hold all of its elements; None when it does."""
+    held = tensor.untyped_storage().nbytes()
+    if not tensor.numel() or held >= (needed := _bytes_reached(tensor)):
+        return None
+    return (
+        "expected a tensor whose storage holds all its elements, got one that needs "
+        f"{needed} bytes over a storage of {held}; its memory was freed or resized (a sharded "
+        "parameter outside its forward?)"
+    )
 
 
 def without_bytes(tensor: torch.Tensor) -> Optional[str]:
