@@ -253,7 +253,6 @@ class ExponentCounter {
     }
     FASTCHECK_ROLLED
     for (int j = 0; j < kBatchRows; ++j) count_row(unpack<Format>(*at(j)));
-    __syncwarp();
   }
 
   FASTCHECK_DEVICE_MEMBER void count_row(const Row<Format>& row) {
@@ -374,9 +373,9 @@ FASTCHECK_DEVICE void finish_counts(const CountsArgument& to, std::int64_t compo
     }
   }
   if (thread == 0) atomicMax(to.totals + kTotalLargest, shared.largest);
-  __threadfence();
   __syncthreads();
   if (thread == 0) {
+    __threadfence();  // of what the whole block added, behind the barrier
     const unsigned last = gridDim.x - 1;
     shared.last = atomicInc(to.blocks_done, last) == last;
     __threadfence();

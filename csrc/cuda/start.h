@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/arguments.h"
+#include "cuda/exponent_arguments.h"
 #include "cuda/platform.cuh"
 
 namespace fastcheck::cuda {
@@ -12,9 +13,10 @@ template <class Component>
 cudaError_t find_records();
 template <class Format>
 cudaError_t find_found_nonfinite();
-
-// Of all formats; defined by record_and_exponents.cu.
-int find_record_and_exponents();
+template <class Format>
+cudaError_t find_exponents();
+template <class Format>
+cudaError_t find_record_and_exponents();
 
 // Component -> kernel; defined by records_*.cu.
 template <class Component>
@@ -25,5 +27,15 @@ cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream
 template <class Format>
 cudaError_t start_found_nonfinite(unsigned grid, unsigned block, cudaStream_t stream,
                                   const FoundLaunch& launch);
+
+// Defined by exponents.cu.
+template <class Format>
+cudaError_t start_exponents(unsigned grid, unsigned block, cudaStream_t stream,
+                            const ExponentsLaunch& launch);
+
+// Defined by record_and_exponents.cu.
+template <class Format>
+cudaError_t start_record_and_exponents(unsigned grid, unsigned block, cudaStream_t stream,
+                                       const RecordAndExponentsLaunch& launch);
 
 }  // namespace fastcheck::cuda

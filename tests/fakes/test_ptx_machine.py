@@ -74,7 +74,7 @@ def test_no_fault_in_the_kernels_as_they_are(tmp_path: Path) -> None:
     assert list(faults(changed(tmp_path, "records.cuh", 0, 0), seeds=12)) == []
 
 
-# Atomics of shared memory are not defined here.
+# Those of the kernels that are not loaded here: test_ptx_exponents.py.
 NOT_RUN_HERE = "exponents.cuh"
 SYNCHRONISATION = re.compile(r"^ *__(syncwarp|syncthreads|threadfence)\(\);.*\n", re.M)
 PLACES = [

@@ -72,16 +72,18 @@ def instantiations(source: str, text: str) -> tuple[list[str], list[str]]:
     ]
     if kernels:
         return ["cuda/found_nonfinite.cuh"], kernels
-    formats = ("Float64", "Float32", "Float16", "BFloat16", "Float8E4M3FN", "Float8E5M2")
-    if source == "exponents":
-        return ["cuda/exponents.cuh"], [
-            f"exponents_kernel<{format}>(FASTCHECK_ARGUMENT ExponentsLaunch)" for format in formats
-        ]
-    if source == "record_and_exponents":
-        return ["cuda/record_and_exponents.cuh"], [
-            f"record_and_exponents_kernel<{format}>(FASTCHECK_ARGUMENT RecordAndExponentsLaunch)"
-            for format in formats
-        ]
+    kernels = [
+        f"exponents_kernel<{format}>(FASTCHECK_ARGUMENT ExponentsLaunch)"
+        for format in components("FASTCHECK_START_EXPONENTS")
+    ]
+    if kernels:
+        return ["cuda/exponents.cuh"], kernels
+    kernels = [
+        f"record_and_exponents_kernel<{format}>(FASTCHECK_ARGUMENT RecordAndExponentsLaunch)"
+        for format in components("FASTCHECK_START_BOTH")
+    ]
+    if kernels:
+        return ["cuda/record_and_exponents.cuh"], kernels
     return [], []
 
 

@@ -24,6 +24,7 @@ KERNELS = {
     "exponents": 6,
     "found_nonfinite": 6,
     "launch": 0,
+    "launch_exponents": 0,
     "record_and_exponents": 6,
     "records_bytes": 15,
     "records_floats": 12,

@@ -30,6 +30,7 @@ BUILD = ROOT / "build" / "cuda_on_cpu"
 SOURCES = (
     "csrc/cuda/exponents.cu",
     "csrc/cuda/launch.cu",
+    "csrc/cuda/launch_exponents.cu",
     "csrc/cuda/record_and_exponents.cu",
     "csrc/cuda/records_floats.cu",
     "csrc/cuda/records_bytes.cu",

@@ -26,10 +26,14 @@ KERNELS = (
     "csrc/cuda/records_bytes.cu",
     "csrc/cuda/records_integers.cu",
     "csrc/cuda/found_nonfinite.cu",
+    "csrc/cuda/exponents.cu",
+    "csrc/cuda/record_and_exponents.cu",
 )
 FLOAT32_KERNELS = ("tests/fakes/cuda_on_cpu/float32_alone.cpp",)
+FLOAT32_EXPONENTS = ("tests/fakes/ptx_on_cpu/float32_exponents.cu",)
 MACHINE = (
     "csrc/cuda/launch.cu",
+    "csrc/cuda/launch_exponents.cu",
     "tests/fakes/cuda_on_cpu/device.cpp",
     "tests/fakes/cuda_on_cpu/fibers.cpp",
     "tests/fakes/ptx_on_cpu/accesses.cpp",

@@ -110,20 +110,34 @@ void accesses(Table& table, std::initializer_list<const char*> types) {
 }
 
 // d = what was at [a]; what is there becomes f(that, b).
+template <Space kSpace, class T, class F>
+void execute_atomic(Thread& t, const Instruction& i) {
+  cuda_on_cpu::give_way();
+  const uint64_t address = t.get<uint64_t>(i.operand[1]) + static_cast<uint64_t>(i.offset);
+  Bytes bytes;
+  if constexpr (kSpace == Space::kShared) {
+    bytes = t.block.shared.load_for_atomic(t, address, sizeof(T));
+  } else {
+    bytes = t.launch.memory.load_newest(t, address, sizeof(T));
+  }
+  T old;
+  std::memcpy(&old, bytes.data(), sizeof(T));
+  const T now = F{}(old, t.get<T>(i.operand[2]));
+  std::memcpy(bytes.data(), &now, sizeof(T));
+  if constexpr (kSpace == Space::kShared) {
+    t.block.shared.store_by_atomic(t, address, sizeof(T), bytes);
+  } else {
+    t.launch.memory.store_by_atomic(t, address, sizeof(T), bytes);
+  }
+  t.put<T>(i.operand[0], old);
+  cuda_on_cpu::give_way();
+}
+
 template <class T, class F>
-void atomic(Table& table, const char* name, F) {
-  table.define(name, 3, [](Thread& t, const Instruction& i) {
-    cuda_on_cpu::give_way();
-    const uint64_t address = t.get<uint64_t>(i.operand[1]) + static_cast<uint64_t>(i.offset);
-    Bytes bytes = t.launch.memory.load_newest(t, address, sizeof(T));
-    T old;
-    std::memcpy(&old, bytes.data(), sizeof(T));
-    const T now = F{}(old, t.get<T>(i.operand[2]));
-    std::memcpy(bytes.data(), &now, sizeof(T));
-    t.launch.memory.commit(t, address, sizeof(T), bytes);
-    t.put<T>(i.operand[0], old);
-    cuda_on_cpu::give_way();
-  });
+void atomic(Table& table, const std::string& name, F) {
+  table.define("atom." + name, 3, execute_atomic<Space::kGeneric, T, F>);
+  table.define("atom.global." + name, 3, execute_atomic<Space::kGlobal, T, F>);
+  table.define("atom.shared." + name, 3, execute_atomic<Space::kShared, T, F>);
 }
 
 void accesses(Table& table) {
@@ -132,10 +146,12 @@ void accesses(Table& table) {
   accesses<uint32_t>(table, {"u32", "s32", "b32", "f32"});
   accesses<uint64_t>(table, {"u64", "s64", "b64", "f64"});
   const auto add = [](auto old, auto b) { return old + b; };
-  atomic<uint32_t>(table, "atom.add.u32", add);
-  atomic<uint64_t>(table, "atom.add.u64", add);
-  atomic<uint64_t>(table, "atom.or.b64", [](auto old, auto b) { return old | b; });
-  atomic<uint64_t>(table, "atom.exch.b64", [](auto, auto b) { return b; });
+  atomic<uint32_t>(table, "add.u32", add);
+  atomic<uint64_t>(table, "add.u64", add);
+  atomic<uint64_t>(table, "or.b64", [](auto old, auto b) { return old | b; });
+  atomic<uint64_t>(table, "exch.b64", [](auto, auto b) { return b; });
+  atomic<uint64_t>(table, "max.u64", [](auto old, auto b) { return old < b ? b : old; });
+  atomic<int32_t>(table, "min.s32", [](auto old, auto b) { return old < b ? old : b; });
   // Its operands: where the old value goes, the address, what is expected there, what is written.
   table.define("atom.cas.b64", 4, [](Thread& t, const Instruction& i) {
     cuda_on_cpu::give_way();
@@ -146,12 +162,12 @@ void accesses(Table& table) {
     if (old == t.get<uint64_t>(i.operand[2])) {
       const uint64_t now = t.get<uint64_t>(i.operand[3]);
       std::memcpy(bytes.data(), &now, 8);
-      t.launch.memory.commit(t, address, 8, bytes);
+      t.launch.memory.store_by_atomic(t, address, 8, bytes);
     }
     t.put<uint64_t>(i.operand[0], old);
     cuda_on_cpu::give_way();
   });
-  atomic<uint32_t>(table, "atom.inc.u32", [](auto old, auto b) { return old >= b ? 0 : old + 1; });
+  atomic<uint32_t>(table, "inc.u32", [](auto old, auto b) { return old >= b ? 0 : old + 1; });
   const auto as_it_is = [](uint64_t a) { return a; };
   table.unary<uint64_t, uint64_t>("cvta.param.u64", as_it_is);
   table.unary<uint64_t, uint64_t>("cvta.to.global.u64", as_it_is);

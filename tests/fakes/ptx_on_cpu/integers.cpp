@@ -44,6 +44,11 @@ void integers(Table& table) {
   table.ternary<uint32_t>("mad.lo.s32", [](auto a, auto b, auto c) { return a * b + c; });
   table.ternary<uint64_t>("mad.lo.s64", [](auto a, auto b, auto c) { return a * b + c; });
   table.binary<int32_t, int16_t>("mul.wide.s16", [](int32_t a, int32_t b) { return a * b; });
+  table.unary<uint32_t, uint32_t>("popc.b32", [](uint32_t a) { return __builtin_popcount(a); });
+  table.unary<uint32_t, uint64_t>("clz.b64",
+                                  [](uint64_t a) { return a == 0 ? 64 : __builtin_clzll(a); });
+  table.binary<uint32_t, uint16_t>("mul.wide.u16", [](uint32_t a, uint32_t b) { return a * b; });
+  table.binary<int32_t, int32_t>("mul.hi.s32", [](int64_t a, int64_t b) { return a * b >> 32; });
   table.binary<int64_t, int32_t>("mul.wide.s32", [](int64_t a, int64_t b) { return a * b; });
   table.binary<uint64_t, uint32_t>("mul.wide.u32", [](uint64_t a, uint64_t b) { return a * b; });
   table.unary<uint32_t, uint32_t>("neg.s32", neg);

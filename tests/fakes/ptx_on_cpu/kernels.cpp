@@ -8,6 +8,7 @@
 
 #include "cuda/found_nonfinite.cuh"
 #include "cuda/merge.cuh"
+#include "cuda/record_and_exponents.cuh"
 #include "cuda/records.cuh"
 #include "cuda/start.h"
 #include "ptx_on_cpu/machine.h"
@@ -42,16 +43,17 @@ class Ranges {
       add(list.table, list.count * static_cast<std::int64_t>(sizeof(Entry)), Use::kRead,
           "the table");
     }
-    for (int i = 0; i < list.count; ++i) {
-      std::int64_t bytes = entries[i].components * component_size;
-      if (entries[i].strided != 0 && bytes > 0) {
-        const Layout& layout = list.layout;
-        bytes = layout.inner_bytes;
-        for (int d = 0; d < layout.outer_dims; ++d)
-          bytes += (layout.sizes[d] - 1) * layout.stride_bytes[d];
-      }
-      add(entries[i].data, bytes, Use::kRead, "a tensor");
+    for (int i = 0; i < list.count; ++i) add(entries[i], list.layout, component_size);
+  }
+
+  void add(const Entry& entry, const Layout& layout, int component_size) {
+    std::int64_t bytes = entry.components * component_size;
+    if (entry.strided != 0 && bytes > 0) {
+      bytes = layout.inner_bytes;
+      for (int d = 0; d < layout.outer_dims; ++d)
+        bytes += (layout.sizes[d] - 1) * layout.stride_bytes[d];
     }
+    add(entry.data, bytes, Use::kRead, "a tensor");
   }
 
   void add(const RecordsLaunch& launch, int component_size) {
@@ -68,6 +70,13 @@ class Ranges {
       add(launch.box.claims, kBoxStretches * std::int64_t{8}, Use::kState, "the box's claims");
     }
     add(launch.levels, list.chunks * std::int64_t{sizeof(Sums)}, Use::kScratch, "the levels");
+  }
+
+  template <class Format>
+  void add_counts(const CountsArgument& counts) {
+    add(counts.words, fastcheck::kExponentWords * std::int64_t{8}, Use::kWrite, "the words");
+    add(counts.totals, kTotals<Format> * std::int64_t{8}, Use::kState, "the totals");
+    add(counts.blocks_done, sizeof(Counter), Use::kState, "the count of blocks");
   }
 
   std::vector<Range> take(const ptx_on_cpu::Module& module) {
@@ -107,6 +116,12 @@ cudaError_t start(const std::string& entry, unsigned grid, unsigned block, const
     Ranges ranges;
     if constexpr (std::is_same_v<Launch, RecordsLaunch>) {
       ranges.add(launch, Shape<Component>::kSize);
+    } else if constexpr (std::is_same_v<Launch, ExponentsLaunch>) {
+      ranges.add(launch.entry, launch.layout, Shape<Component>::kSize);
+      ranges.add_counts<Component>(launch.counts);
+    } else if constexpr (std::is_same_v<Launch, RecordAndExponentsLaunch>) {
+      ranges.add(launch.record, Shape<Component>::kSize);
+      ranges.add_counts<Component>(launch.counts);
     } else {
       ranges.add(launch.list, Shape<Component>::kSize);
       ranges.add(launch.found, sizeof(*launch.found), Use::kWrite, "found");
@@ -148,6 +163,32 @@ cudaError_t start_found_nonfinite(unsigned grid, unsigned block, cudaStream_t,
       grid, block, launch);
 }
 
+template <class Format>
+cudaError_t find_exponents() {
+  return cudaSuccess;
+}
+template <class Format>
+cudaError_t find_record_and_exponents() {
+  return cudaSuccess;
+}
+
+template <class Format>
+cudaError_t start_exponents(unsigned grid, unsigned block, cudaStream_t,
+                            const ExponentsLaunch& launch) {
+  return start<Format, ExponentShared<Format>>(
+      "_ZN9fastcheck4cuda16exponents_kernelI" + mangled<Format>() + "EEvNS0_15ExponentsLaunchE",
+      grid, block, launch);
+}
+
+template <class Format>
+cudaError_t start_record_and_exponents(unsigned grid, unsigned block, cudaStream_t,
+                                       const RecordAndExponentsLaunch& launch) {
+  return start<Format, RecordAndExponentsShared<Format>>(
+      "_ZN9fastcheck4cuda27record_and_exponents_kernelI" + mangled<Format>() +
+          "EEvNS0_24RecordAndExponentsLaunchE",
+      grid, block, launch);
+}
+
 #define FASTCHECK_RECORDS(component)                                                     \
   template cudaError_t find_records<component>();                                        \
   template cudaError_t start_records<component>(Depth, unsigned, unsigned, cudaStream_t, \
@@ -156,7 +197,15 @@ cudaError_t start_found_nonfinite(unsigned grid, unsigned block, cudaStream_t,
   template cudaError_t find_found_nonfinite<format>();                                 \
   template cudaError_t start_found_nonfinite<format>(unsigned, unsigned, cudaStream_t, \
                                                      const FoundLaunch&);
-#define FASTCHECK_FORMAT(format) FASTCHECK_RECORDS(format) FASTCHECK_FOUND(format)
+#define FASTCHECK_EXPONENTS(format)                                                         \
+  template cudaError_t find_exponents<format>();                                            \
+  template cudaError_t find_record_and_exponents<format>();                                 \
+  template cudaError_t start_exponents<format>(unsigned, unsigned, cudaStream_t,            \
+                                               const ExponentsLaunch&);                     \
+  template cudaError_t start_record_and_exponents<format>(unsigned, unsigned, cudaStream_t, \
+                                                          const RecordAndExponentsLaunch&);
+#define FASTCHECK_FORMAT(format) \
+  FASTCHECK_RECORDS(format) FASTCHECK_FOUND(format) FASTCHECK_EXPONENTS(format)
 
 FASTCHECK_FORMAT(Float64)
 FASTCHECK_FORMAT(Float32)

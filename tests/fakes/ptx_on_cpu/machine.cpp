@@ -43,7 +43,7 @@ void run_thread(Launch& launch) {
       variable = launch.module.shared[static_cast<std::size_t>(launch.kernel.shared)];
     }
     if (variable.is_of_launch) variable.end = variable.begin + launch.shared;
-    block.reset(new Block{SharedMemory(variable.begin, variable.end), {}, 0, at.block_size.x});
+    block.reset(new Block{SharedMemory(variable.begin, variable.end), {}, {}, 0, at.block_size.x});
   }
   Thread thread(launch, *block, at.block.x, at.thread.x);
   run_function(thread, launch.kernel, {});

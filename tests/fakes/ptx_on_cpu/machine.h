@@ -18,8 +18,9 @@ namespace ptx_on_cpu {
 
 struct Block {
   SharedMemory shared;
-  Stores stores;           // that its threads have shown to each other
-  std::uint64_t seen = 0;  // the last change that one of them has seen for certain
+  Stores stores;                        // that its threads have shown to each other
+  std::vector<std::uintptr_t> atomics;  // what they have changed by atomics, ahead of a fence
+  std::uint64_t seen = 0;               // the last change that one of them has seen for certain
   unsigned threads_left = 0;
 };
 
@@ -52,9 +53,10 @@ struct Thread {
   const Instruction* instruction = nullptr;
   bool has_returned = false;
   Epoch epoch;
-  Stores stores;           // that nobody else has been shown
-  std::uint64_t met = 0;   // changes so far when it last looked by an atomic
-  std::uint64_t seen = 0;  // all changes up to this one are visible to it
+  Stores stores;                        // that nobody else has been shown
+  std::vector<std::uintptr_t> atomics;  // what it has changed by atomics, ahead of a fence
+  std::uint64_t met = 0;                // changes so far when it last looked by an atomic
+  std::uint64_t seen = 0;               // all changes up to this one are visible to it
   std::int64_t executed = 0;
 
   template <class T>

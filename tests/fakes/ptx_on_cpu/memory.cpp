@@ -20,6 +20,9 @@ std::string bytes_at(int size, std::uint64_t address) {
   return std::to_string(size) + " bytes at " + hex(address);
 }
 
+// Of a change by an atomic with no fence behind it.
+constexpr std::uint64_t kUnreleased = ~0ull;
+
 bool has(const Stores& stores, std::uintptr_t begin, int size) {
   for (int i = 0; i < size; ++i) {
     if (stores.count(begin + static_cast<unsigned>(i)) != 0) return true;
@@ -102,6 +105,24 @@ void GlobalMemory::commit(Thread& thread, std::uint64_t address, int size, const
   commit(thread, stores);
 }
 
+void GlobalMemory::store_by_atomic(Thread& thread, std::uint64_t address, int size,
+                                   const Bytes& bytes) {
+  commit(thread, address, size, bytes);
+  for (int i = 0; i < size; ++i) {
+    const std::uintptr_t at = address + static_cast<unsigned>(i);
+    changes_[at].number = kUnreleased;
+    thread.atomics.push_back(at);
+  }
+}
+
+void GlobalMemory::release(std::vector<std::uintptr_t>& atomics) {
+  for (const std::uintptr_t at : atomics) {
+    Change& change = changes_[at];
+    if (change.number == kUnreleased) change.number = ++number_;
+  }
+  atomics.clear();
+}
+
 // The host takes a row for whole that has the number of its stretch: what stands in the row and the
 // number must never be on their way together.
 void GlobalMemory::check_box(Thread& thread, const Range& range, std::uint64_t address) {
@@ -138,6 +159,8 @@ void GlobalMemory::fence(Thread& thread) {
   commit(thread, thread.stores);
   thread.block.stores.clear();
   thread.stores.clear();
+  release(thread.block.atomics);
+  release(thread.atomics);
   thread.seen = std::max(thread.seen, thread.met);
 }
 
@@ -151,6 +174,9 @@ void GlobalMemory::fence_for_host(Thread& thread) {
 void GlobalMemory::show(Thread& thread) {
   for (const auto& [at, now] : thread.stores) thread.block.stores[at] = now;
   thread.stores.clear();
+  auto& shown = thread.block.atomics;
+  shown.insert(shown.end(), thread.atomics.begin(), thread.atomics.end());
+  thread.atomics.clear();
 }
 
 void GlobalMemory::finish(Thread& thread) {
@@ -181,8 +207,9 @@ SharedMemory::Byte* SharedMemory::find(Thread& thread, std::uint64_t address, in
 // Only the thread itself, or those whom its warp or its block has met since, may go on from there.
 void SharedMemory::check_written(Thread& thread, std::uint64_t address, const Byte& byte) const {
   const auto writer = static_cast<unsigned>(byte.writer);
-  if (byte.writer < 0 || writer == thread.index) return;
-  if (byte.written.block != thread.epoch.block) return;
+  if (byte.writer < 0 || byte.written.block != thread.epoch.block) return;
+  if (byte.is_by_atomic) fail_race(thread, address, "changed by an atomic", writer);
+  if (writer == thread.index) return;
   if (writer / 32 == thread.warp() && byte.written.warp != thread.epoch.warp) return;
   fail_race(thread, address, "written", writer);
 }
@@ -231,8 +258,35 @@ void SharedMemory::store(Thread& thread, std::uint64_t address, int size, const 
     check_read(thread, address, byte);
     byte.value = bytes[static_cast<std::size_t>(i)];
     byte.is_written = true;
+    byte.is_by_atomic = false;
     byte.writer = static_cast<std::int16_t>(thread.index);
     byte.written = thread.epoch;
+  }
+}
+
+Bytes SharedMemory::load_for_atomic(Thread& thread, std::uint64_t address, int size) {
+  const Byte* const from = find(thread, address, size);
+  Bytes bytes{};
+  for (int i = 0; i < size; ++i) {
+    const Byte& byte = from[i];
+    if (!byte.is_written) {
+      fail(thread, "uninitialised: shared memory, " + bytes_at(size, address));
+    }
+    if (!byte.is_by_atomic) check_written(thread, address, byte);
+    check_read(thread, address, byte);
+    bytes[static_cast<std::size_t>(i)] = byte.value;
+  }
+  return bytes;
+}
+
+void SharedMemory::store_by_atomic(Thread& thread, std::uint64_t address, int size,
+                                   const Bytes& bytes) {
+  Byte* const to = find(thread, address, size);
+  for (int i = 0; i < size; ++i) {
+    to[i].value = bytes[static_cast<std::size_t>(i)];
+    to[i].is_by_atomic = true;
+    to[i].writer = static_cast<std::int16_t>(thread.index);
+    to[i].written = thread.epoch;
   }
 }
 

@@ -48,9 +48,10 @@ class GlobalMemory {
 
   Bytes load(Thread& thread, std::uint64_t address, int size, bool is_constant);
   void store(Thread& thread, std::uint64_t address, int size, const Bytes& bytes);
-  // The bytes for an atomic, which everyone sees at once; commit() puts the new ones there.
+  // The bytes for an atomic, and what it makes of them: every atomic sees that at once, a load only
+  // behind a fence, as with a store.
   Bytes load_newest(Thread& thread, std::uint64_t address, int size);
-  void commit(Thread& thread, std::uint64_t address, int size, const Bytes& bytes);
+  void store_by_atomic(Thread& thread, std::uint64_t address, int size, const Bytes& bytes);
   // What the thread, and those whose stores it has been shown, stored is there for everyone; and
   // what was there when it last looked by an atomic, it sees from now on.
   void fence(Thread& thread);
@@ -75,6 +76,9 @@ class GlobalMemory {
 
   const Range& find(Thread& thread, std::uint64_t address, int size, bool is_store) const;
   void commit(Thread& thread, const Stores& stores);
+  void commit(Thread& thread, std::uint64_t address, int size, const Bytes& bytes);
+  // No fence is behind these changes by atomics; there is one now.
+  void release(std::vector<std::uintptr_t>& atomics);
   void check_box(Thread& thread, const Range& range, std::uint64_t address);
 
   std::vector<Range> ranges_;
@@ -98,11 +102,16 @@ class SharedMemory {
 
   Bytes load(Thread& thread, std::uint64_t address, int size);
   void store(Thread& thread, std::uint64_t address, int size, const Bytes& bytes);
+  // The bytes for an atomic, and what becomes of them. Atomics of any threads follow on each other;
+  // between them and any other access there has to be a barrier of the block.
+  Bytes load_for_atomic(Thread& thread, std::uint64_t address, int size);
+  void store_by_atomic(Thread& thread, std::uint64_t address, int size, const Bytes& bytes);
 
  private:
   struct Byte {
     unsigned char value = 0;
     bool is_written = false;
+    bool is_by_atomic = false;
     std::int16_t writer = -1;  // thread
     Epoch written;
     // The warps that read it in the block's epoch of the last read, and the lanes of the last of
