@@ -40,7 +40,7 @@ def faults(lib: ctypes.CDLL, seeds: int) -> Iterator[str]:
     """Under one schedule after the other: errors, and wrong words."""
     x = torch.randn(12 * 4096 + 77, generator=torch.Generator().manual_seed(1))
     x[76] = float("nan")  # counted one by one
-    # A few warps of many tiles, and many blocks of a few: these are all done at about the same time.
+    # A few warps of many tiles; and many blocks of a tile, which end at about the same time.
     cases = (
         (x[: 5 * 4096], Cut(warps=2, blocks=2)),
         (x[::2], Cut(warps=2, blocks=3)),
