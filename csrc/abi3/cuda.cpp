@@ -1,6 +1,7 @@
 #include "abi3/cuda.h"
 
 #include "abi3/arguments.h"
+#include "cuda/exponents.h"
 #include "cuda/launch.h"
 #include "kernels/cuda_arguments.h"
 #include "kernels/cuda_errors.h"
@@ -39,7 +40,8 @@ cuda::Workspace workspace_of(PyObject* tuple) {
 
 PyObject* device(const std::vector<PyObject*>&) {
   std::int32_t multiprocessors = 0;
-  const int error = cuda::fastcheck_cuda_device(&multiprocessors);
+  int error = cuda::fastcheck_cuda_device(&multiprocessors);
+  if (error == 0) error = cuda::fastcheck_cuda_find_exponents();
   if (error != 0) throw std::runtime_error(cuda::fastcheck_cuda_error_name(error));
   return PyLong_FromLong(multiprocessors);
 }
@@ -104,6 +106,41 @@ PyObject* found_nonfinite(const std::vector<PyObject*>& given) {
   Py_RETURN_NONE;
 }
 
+// Of one tensor, and of its record too where there is a slot for it.
+PyObject* exponents_workspace(const std::vector<PyObject*>& given) {
+  const Tensors tensors(given[0]);
+  const TensorArgument argument = arguments_of(tensors, integer(given[1]) != 0, 0).at(0);
+  const bool has_record = integer(given[2]) != 0;
+  const cuda::Tuning tuning = tuning_of(given[3]);
+  cuda::WorkspaceSize size;
+  check(has_record ? cuda::fastcheck_cuda_record_and_exponents_workspace(&argument, &tuning, &size)
+                   : cuda::fastcheck_cuda_exponents_workspace(&argument, &size),
+        "planning a launch");
+  return Py_BuildValue("(LLL)", static_cast<long long>(size.counters),
+                       static_cast<long long>(size.partials_bytes),
+                       static_cast<long long>(size.table_bytes));
+}
+
+PyObject* exponents(const std::vector<PyObject*>& given) {
+  const Tensors tensors(given[0]);
+  const TensorArgument argument = arguments_of(tensors, integer(given[1]) != 0, 0).at(0);
+  auto* const slot = pointer<Record>(given[2]);
+  auto* const words = pointer<std::int64_t>(given[3]);
+  const cuda::Tuning tuning = tuning_of(given[4]);
+  const cuda::Workspace buffers = workspace_of(given[5]);
+  void* const stream = pointer(given[6]);
+  int error;
+  {
+    const WithoutLock without_lock;
+    error = slot != nullptr
+                ? cuda::fastcheck_cuda_record_and_exponents(&argument, slot, words, &buffers,
+                                                            &tuning, stream)
+                : cuda::fastcheck_cuda_exponents(&argument, words, &buffers, &tuning, stream);
+  }
+  check(error, "a launch");
+  Py_RETURN_NONE;
+}
+
 }  // namespace
 
 const PyMethodDef kCudaMethods[] = {
@@ -113,6 +150,8 @@ const PyMethodDef kCudaMethods[] = {
     {"cuda_workspace", method<3, workspace>, METH_VARARGS, nullptr},
     {"cuda_records", method<7, records>, METH_VARARGS, nullptr},
     {"cuda_found_nonfinite", method<5, found_nonfinite>, METH_VARARGS, nullptr},
+    {"cuda_exponents_workspace", method<4, exponents_workspace>, METH_VARARGS, nullptr},
+    {"cuda_exponents", method<7, exponents>, METH_VARARGS, nullptr},
 };
 const int kCudaMethodCount = sizeof(kCudaMethods) / sizeof(kCudaMethods[0]);
 

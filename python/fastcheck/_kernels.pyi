@@ -40,6 +40,19 @@ def cuda_records(
 def cuda_found_nonfinite(
     tensors: _Tensors, found: int, multiprocessors: int, workspace: _Workspace, stream: int, /
 ) -> None: ...
+def cuda_exponents_workspace(
+    tensors: _Tensors, logical: bool, has_record: bool, multiprocessors: int, /
+) -> tuple[int, int, int]: ...
+def cuda_exponents(
+    tensors: _Tensors,
+    logical: bool,
+    slot: int,
+    words: int,
+    multiprocessors: int,
+    workspace: _Workspace,
+    stream: int,
+    /,
+) -> None: ...
 def cpu_isa() -> str: ...
 def set_cpu_isa(name: str, /) -> None: ...
 def cpu_isas() -> list[tuple[str, bool, str]]: ...

@@ -51,7 +51,7 @@ def cuda_backend() -> Backend:
 
 def backend_of(launches: Any) -> Backend:
     """The backend of an object with the ``cuda_`` functions of the extension. Python's launches
-    have no black box, no count of exponents, and no function for C++.
+    have no black box, and no function for C++.
     """
     box = getattr(launches, "cuda_box", None)
     direct = getattr(launches, "cuda_direct_observe", None)
@@ -62,8 +62,8 @@ def backend_of(launches: Any) -> Backend:
         observe=launches.cuda_observe,
         observe_list=launches.cuda_observe_list,
         found_nonfinite=launches.cuda_found_nonfinite,
-        exponents=getattr(launches, "cuda_exponents", None),
-        observe_and_count=getattr(launches, "cuda_observe_and_count", None),
+        exponents=launches.cuda_exponents,
+        observe_and_count=launches.cuda_observe_and_count,
         is_capturable=True,
         black_box=None
         if box is None

@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from fastcheck.record.exponents import EXPONENT_WORDS
 from fastcheck.record.format import RECORD_BYTES
 
 from .arguments import TensorArgument, arguments_of
@@ -117,15 +118,51 @@ class Launches:
         self._in_parts(tensors, device, False, launch)
         return found
 
+    def cuda_exponents(self, tensor: torch.Tensor, logical: bool = False) -> torch.Tensor:
+        """int64 (328,) on the tensor's device, its exponent counts."""
+        return self._exponents(tensor, logical, 0)
+
+    def cuda_observe_and_count(
+        self, tensor: torch.Tensor, slots: torch.Tensor, index: int
+    ) -> torch.Tensor:
+        """``cuda_observe`` at full depth and ``cuda_exponents``, in one launch."""
+        _check_slots(slots, index, 1)
+        if tensor.device != slots.device:
+            raise ValueError(f"expected a tensor on {slots.device}, got one on {tensor.device}")
+        return self._exponents(tensor, False, slots.data_ptr() + index * RECORD_BYTES)
+
+    def _exponents(self, tensor: torch.Tensor, logical: bool, slot: int) -> torch.Tensor:
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise TypeError(
+                f"expected a floating-point or complex dtype, got {tensor.dtype}, which has no "
+                "exponents"
+            )
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            words = torch.empty(EXPONENT_WORDS, dtype=torch.int64, device=tensor.device)
+
+        def launch(part: list[TensorArgument], _: int, *where: Any) -> None:
+            self._module.cuda_exponents(part, logical, slot, words.data_ptr(), *where)
+
+        def sizes(part: list[TensorArgument], processors: int) -> tuple[int, int, int]:
+            found: tuple[int, int, int] = self._module.cuda_exponents_workspace(
+                part, logical, slot != 0, processors
+            )
+            return found
+
+        self._in_parts([tensor], tensor.device, logical, launch, sizes)
+        return words
+
     def _in_parts(
         self,
         tensors: Sequence[torch.Tensor],
         device: torch.device,
         logical: bool,
         launch: Callable[..., None],
+        sizes_of: Optional[Callable[..., tuple[int, int, int]]] = None,
     ) -> None:
         """launch(arguments, how many were done before, multiprocessors, workspace, stream), once or
-        for parts of the list that a launch can take.
+        for parts of the list that a launch can take. ``sizes_of(arguments, multiprocessors)``: of
+        the workspace, where it is not that of records.
         """
         if not tensors:
             return
@@ -150,7 +187,10 @@ class Launches:
                 buffers, most = self._buffers_of(device.index, handle), len(arguments)
             for done in range(0, len(arguments), most):
                 part = arguments[done : done + most]
-                sizes = self._module.cuda_workspace(part, logical, processors)
+                if sizes_of is None:
+                    sizes = self._module.cuda_workspace(part, logical, processors)
+                else:
+                    sizes = sizes_of(part, processors)
                 workspace, pinned = self._workspace(buffers, sizes, device)
                 try:
                     launch(part, done, processors, workspace, handle)

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from backends.cuda import test_binding as records
+from backends.cuda import test_binding_exponents as exponents
 from backends.cuda import test_binding_launches as launches
 from fakes import cuda_on_fake, fake_device
 from fakes.cuda_on_fake.checks import slots_for, spent
+from fastcheck.backends.exponents import exponent_words
 from support.devices.on_device import assert_all_same, many, of_cpu, random
 from support.helpers import put
 
@@ -26,6 +28,11 @@ SAME_RECORDS = (
     records.test_lazy_views,
     records.test_subclasses_and_gradients,
     records.test_found_nonfinite_of_many,
+)
+SAME_EXPONENTS = (
+    exponents.test_record_and_exponents_in_one_launch,
+    exponents.test_slots_that_are_not_there,
+    exponents.test_integers_are_refused,
 )
 SAME_LAUNCHES = (
     launches.test_one_launch_and_nothing_else,
@@ -46,9 +53,10 @@ SAME_LAUNCHES = (
 def launched_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "CUDA", PYTHON)
     monkeypatch.setattr(launches, "CUDA", PYTHON)
+    monkeypatch.setattr(exponents, "CUDA", PYTHON)
 
 
-@pytest.mark.parametrize("test", [*SAME_RECORDS, *SAME_LAUNCHES])
+@pytest.mark.parametrize("test", [*SAME_RECORDS, *SAME_EXPONENTS, *SAME_LAUNCHES])
 def test_as_the_extension(test: Any) -> None:
     test()
 
@@ -59,6 +67,16 @@ def test_records(dtype: str) -> None:
     records.test_layouts(dtype)
     records.test_alignments(dtype)
     records.test_found_nonfinite(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "float64"])
+def test_exponents(dtype: str) -> None:
+    exponents.test_record_and_exponents_of_every_dtype_and_layout(dtype)
+    x = random(dtype, 5000, 8)
+    for order in (False, True):
+        for host in (x, x[::3]):
+            there = PYTHON.exponents(put(host, NAME), order)
+            assert there.tolist() == exponent_words(host, order).tolist()
 
 
 @pytest.fixture
