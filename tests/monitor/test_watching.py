@@ -307,6 +307,25 @@ class TestSkippedUpdates:
         assert skipped[0].value > skipped[0].reference > 0
         assert "the update was skipped: the norm of its gradients is" in str(skipped[0])
 
+    def test_a_loop_that_clips_itself_is_warned_of(self) -> None:
+        model = nn.Linear(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        watch = fastcheck.Watch(window=32, warm_up=16, skip_above=10)
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            fastcheck.install(model, watch=watch),
+        ):
+            warnings.simplefilter("always")
+            for _ in range(5):
+                optimizer.zero_grad()
+                model(torch.randn(32, 8)).square().mean().backward()
+                for p in model.parameters():
+                    if p.grad is not None:
+                        p.grad.mul_(0.5)
+                optimizer.step()
+        texts = [str(one.message) for one in caught]
+        assert [text for text in texts if "clip_grad_norm_" in text] == texts and len(texts) == 1
+
     @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
     def test_each_update_of_a_step_has_its_own_norm(self) -> None:
         """What the first was clipped from is not the second's. monitor.step() ends the step."""

@@ -37,6 +37,7 @@ class WeightProtection:
         # Of what was clipped in the open step: the ids of the gradients, and their norm before.
         self._clipped: list[tuple[frozenset[int], torch.Tensor]] = []
         self._clipped_in = -1
+        self._is_loop_known = False
         self._cannot_protect = False
         self._has_combined = False
         self._warnings: list[str] = []
@@ -103,6 +104,17 @@ class WeightProtection:
             self._clipped.clear()
         with torch.no_grad(), unobserved():
             self._clipped.append((frozenset(map(id, strided)), _norm(strided)))
+
+    def changed_by_loop(self) -> None:
+        """The training loop changes gradients itself, ahead of the update."""
+        if self.norm_limit is None or self._is_loop_known:
+            return
+        self._is_loop_known = True
+        self._warnings.append(
+            "Watch(skip_above=) compares the norm of gradients as the optimizer gets them, and the "
+            "training loop changes them after backward(). Where that is clipping, no norm is large "
+            "any more: clip with torch.nn.utils.clip_grad_norm_, whose gradients are read before"
+        )
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped, or its closure is called again."""

@@ -84,6 +84,8 @@ class GradientWatcher:
             self._settle(True)
         elif self._may_be_changed():
             self._settle(self._state.after_backward(self._owned_by_given()))
+            if self._state.hand_changes.was_seen:
+                self._protection.changed_by_loop()
 
     def _may_be_changed(self) -> bool:
         """Not what a GradScaler unscales, and skips; nor in a graph that is being captured, whose
