@@ -129,7 +129,8 @@ def test_a_query_of_a_list_s_table_ends_no_capture() -> None:
 def test_a_query_of_counted_exponents_ends_no_capture() -> None:
     streams_of.cache_clear()  # no ring has prepared the device's streams
     readings = ExponentReadings(SiteTable())
-    readings.read(put(random("float32", 100), NAME), 0, 0, False)
+    slots = slots_for(1)
+    assert readings.read(put(random("float32", 100), NAME), slots, 0, 0, 0, False)
     readings.send()
     captured_while(lambda: readings.take_in(waits=False))
 
