@@ -32,6 +32,8 @@ from support.records.views import LAYOUTS
 
 READ = [name for name in sorted(DTYPES) if launch.reads(torch_dtype(name))]
 FLOATS = [name for name in READ if DTYPES[name].kind == "float"]
+#: For what does not depend on the dtype but on the size of its elements and how they add up.
+OF_EACH_KIND = ["bfloat16", "bool", "float32", "int8", "uint64"]
 FILLED = 0xEE
 # The interpreter's time goes by operation, not by element: many lanes make few operations.
 WIDE = launch.Target(programs=3, lanes=2048, alone=100)
@@ -84,21 +86,21 @@ def test_what_is_read() -> None:
 @pytest.mark.parametrize("dtype", READ)
 def test_sizes(dtype: str) -> None:
     first, *others = kinds(dtype)
-    for size in (0, 1, 2, 3, 63, 64, 65, 4095, 4096, 4097, 3 * 4096 + 1003):
+    for size in (0, 1, 3, 63, 65, 4096, 4097, 3 * 4096 + 1003):
         check(tensor_of(pattern(first, dtype, size, size), dtype), (first, size))
     for kind in others:
         for size in (3, 4097):
             check(tensor_of(pattern(kind, dtype, size, size), dtype), (kind, size))
 
 
-@pytest.mark.parametrize("dtype", READ)
+@pytest.mark.parametrize("dtype", OF_EACH_KIND)
 def test_several_programs(dtype: str) -> None:
     """Each of which has a row of partials; the last of them a part of a step."""
     x = tensor_of(pattern(kinds(dtype)[-1], dtype, 5 * 4096 + 19, 9), dtype)
     check(x, target=NARROW)
 
 
-@pytest.mark.parametrize("dtype", READ)
+@pytest.mark.parametrize("dtype", OF_EACH_KIND)
 def test_several_chunks(dtype: str) -> None:
     """The first chain of a chunk has the number that it has in the tensor."""
     per_chunk = CHUNK // DTYPES[dtype].itemsize
@@ -204,7 +206,7 @@ def test_depths() -> None:
     check(torch.empty(0), depth="health")
 
 
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("layout", sorted(LAYOUTS)[::4])
 def test_layouts(layout: str) -> None:
     """What lies how is the traversal's to know (tests/backends/portable/test_values.py); here, that
     it is asked.
