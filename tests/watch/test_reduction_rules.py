@@ -58,3 +58,13 @@ def test_what_is_no_ratio_is_left_out(ratio: float) -> None:
         rules.add(at, 1.0)
     assert rules.add(9, ratio) == [] and 9 not in rules.ratios
     assert len(rules.add(7, 1.0)) == 1
+
+
+def test_the_same_ratio_where_gradients_are_summed() -> None:
+    rules = ReductionRules()
+    usual(rules, 20, middle=0.5)
+    found = [rules.add(at % 3, 0.25 + 1e-7 * (at % 2)) for at in range(20)]
+    assert [len(one) for one in found] == [0] * 7 + [1] + [0] * 12
+    ((_, reading, text),) = found[7]
+    assert (round(reading.value, 5), reading.is_warning) == (0.25, True)
+    assert "multiplies its norm by 4," in text and "no_sync()" not in text

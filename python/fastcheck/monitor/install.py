@@ -19,7 +19,7 @@ from fastcheck.monitor.hooks.module_hooks import ForwardPreHook
 from fastcheck.monitor.hooks.module_tree import ModuleTree
 from fastcheck.monitor.hooks.other_processes import follow_forks
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
-from fastcheck.monitor.hooks.stored.reductions import Reductions, reduced_nodes
+from fastcheck.monitor.hooks.stored.reductions import reductions_of
 from fastcheck.monitor.hooks.stored.update_readings import UpdateReadings
 from fastcheck.monitor.named_tensors.observe import connect as connect_named
 from fastcheck.monitor.on_request.requests import Requests
@@ -199,8 +199,8 @@ def _install(
         monitor._watcher.reporters.append(monitor._watching.report)
         monitor._boundary.on_mismatch = monitor._watching.replicas_differ
         if not is_op_level:
-            reduced = reduced_nodes(nodes) if watched.updates else []
-            reductions = Reductions(monitor._session, reduced) if reduced else None
+            has_turns = watched.updates
+            reductions = reductions_of(monitor._session, nodes, models) if has_turns else None
             monitor._watcher.parts += [] if reductions is None else [reductions]
             monitor._state.update_readings = UpdateReadings(
                 monitor._session,

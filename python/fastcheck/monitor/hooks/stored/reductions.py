@@ -1,16 +1,16 @@
-"""Reductions: a gradient before DistributedDataParallel reduces it over the ranks, and after.
+"""Reductions: a gradient before it is reduced over the ranks, and after.
 
-One parameter has its turn at a time. A hook takes the norm of what has been accumulated of its
-gradient, on its device, before the reduction begins: torch calls it where the gradient is
-accumulated, and DistributedDataParallel what it waits for behind that. At the end of backward() the
-gradient is reduced. Of the two norms one number comes, which is a record of the step like any
-other.
+One parameter has its turn at a time. A hook takes what this rank has computed of its gradient, on
+its device, before the reduction: ``reduced_whole`` under DistributedDataParallel,
+``reduced_shards`` under fully_shard. At the end of backward() the gradient is reduced. Of the two
+norms one number comes, which is a record of the step like any other.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -20,61 +20,76 @@ from fastcheck.calls.stored import parameters_of
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.rank import group_size
-from fastcheck.utils.torch.readable import can_read, has_memory
-from fastcheck.utils.torch.sharding import is_part
-from fastcheck.utils.torch.streams import streams_of
-from fastcheck.utils.torch.transforms import unwrapped
 
-from .rotation import Rotation, part_of
+from .reduced import ReducedGradient
+from .reduced_shards import BeforeForward, ShardedGradient, sharded_modules
+from .reduced_whole import WholeGradient
+from .rotation import Rotation
 
-__all__ = ["Reductions", "reduced_nodes"]
+__all__ = ["Reductions", "reductions_of"]
 
 
 class _Turn(NamedTuple):
     node: ModuleNode
     name: str
-    parameter: torch.Tensor
     step: int
-    handle: Any
+    gradient: ReducedGradient
 
 
 class Reductions:
-    """Of one session at module level. ``nodes``: modules whose gradients are reduced. But for the
-    hook every method expects the session's lock to be held.
+    """Of one session at module level. But for the hooks every method expects the session's lock to
+    be held.
+
+    Args:
+        session: the session.
+        nodes: modules whose gradients are reduced.
+        replicated: the id() of those within a DistributedDataParallel.
+        sharded: the modules of fully_shard that hold the others.
     """
 
-    def __init__(self, session: Session, nodes: Sequence[ModuleNode]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        nodes: Sequence[ModuleNode],
+        replicated: set[int],
+        sharded: Sequence[torch.nn.Module],
+    ) -> None:
         self._session = session
         self._nodes = nodes
+        self._replicated = replicated
         self._rotation = Rotation()
         self._turn: Optional[_Turn] = None
-        # Of this rank alone, in the step of this index.
-        self._local: Optional[tuple[int, torch.Tensor]] = None
+        # In the step of this index.
         self._ratio: Optional[tuple[int, torch.Tensor]] = None
         self._is_off = False
+        hook = BeforeForward(weakref.WeakMethod(self._before_forward))
+        self._hooks = [module.register_forward_pre_hook(hook) for module in sharded]
 
-    def _accumulated(self, parameter: torch.Tensor) -> None:
-        """Called by autograd: backward() has added to the gradient."""
-        session = self._session
-        if self._is_off or not session.is_active or session.tape is not None:
+    def _before_forward(self) -> None:
+        """A module of fully_shard is about to run, and has its parameters."""
+        turn = self._turn
+        if turn is None or self._is_off:
             return
         try:
-            norm = self._norm(parameter)
-            self._local = None if norm is None else (session.step.index, norm)
+            turn.gradient.before_forward()
         except Exception as error:
             self._switch_off(error)
 
+    def _step(self) -> Optional[int]:
+        session = self._session
+        if self._is_off or not session.is_active or session.tape is not None:
+            return None
+        return session.step.index
+
     def after_backward(self) -> None:
         """A backward pass is over, and with it the reduction."""
-        turn, local = self._turn, self._local
-        if self._is_off or turn is None or local is None or local[0] != self._session.step.index:
-            return
-        reduced = self._norm(turn.parameter)
-        if reduced is not None:
+        turn, step = self._turn, self._session.step.index
+        norms = None if self._is_off or turn is None else turn.gradient.norms(step)
+        if norms is not None:
             with torch.no_grad(), unobserved():
                 # Where one of them is 0 or not finite: 0.
-                ratio = torch.nan_to_num(local[1] / reduced, nan=0.0, posinf=0.0, neginf=0.0)
-            self._ratio = local[0], ratio
+                ratio = torch.nan_to_num(norms[0] / norms[1], nan=0.0, posinf=0.0, neginf=0.0)
+            self._ratio = step, ratio
 
     def before_update(self) -> None:
         """An optimizer is about to step: reads the number, and gives the turn to the next."""
@@ -84,7 +99,7 @@ class Reductions:
             return  # another optimizer's turn of the same step
         if turn is not None and ratio is not None and ratio[0] == step:
             session.read_number(ratio[1], turn.node.site("reduction", turn.name, 0))
-        self.close()
+        self._end_turn()
         if self._rotation.is_due():
             self._begin_turn(step)
 
@@ -92,50 +107,57 @@ class Reductions:
         for _ in range(2):
             while (following := self._rotation.following()) is not None:
                 node, name, parameter = following
-                if parameter.is_leaf and not is_part(parameter) and _is_readable(parameter):
-                    register: Any = parameter.register_post_accumulate_grad_hook
-                    self._turn = _Turn(node, name, parameter, step, register(self._accumulated))
+                gradient = self._begin(node, name, parameter)
+                if gradient is not None:
+                    self._turn = _Turn(node, name, step, gradient)
                     return
             self._rotation.begin_round(parameters_of(self._nodes, None))
 
-    def _norm(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
-        """Of the part of the gradient whose turn it is, float32 or float64, on its device."""
-        gradient = parameter.grad
-        if gradient is None or gradient.shape != parameter.shape or is_part(gradient):
+    def _begin(
+        self, node: ModuleNode, name: str, parameter: torch.Tensor
+    ) -> Optional[ReducedGradient]:
+        turn, step, failed = self._rotation.rounds, self._step, self._switch_off
+        if id(node.module()) in self._replicated:
+            is_taken = WholeGradient.takes(parameter)
+            return WholeGradient(parameter, turn, step, failed) if is_taken else None
+        shard = ShardedGradient.takes(parameter)
+        if shard is None:
             return None
-        gradient = unwrapped(gradient.detach())
-        if not _is_readable(gradient):
-            return None
-        with torch.no_grad(), unobserved():
-            part = part_of(gradient, self._rotation.rounds)
-            wide = torch.float64 if part.dtype is torch.float64 else torch.float32
-            norm: torch.Tensor = torch.linalg.vector_norm(part, dtype=wide)
-            return norm
+        return ShardedGradient(node, name, parameter, shard, turn, step, failed)
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.gradient.close()
+        self._turn = self._ratio = None
 
     def close(self) -> None:
-        """Takes the hook away."""
-        if self._turn is not None:
-            self._turn.handle.remove()
-        self._turn = self._local = self._ratio = None
+        """Takes the hooks away."""
+        self._end_turn()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def _switch_off(self, error: Exception) -> None:
         self._is_off = True
         self._session.report_internal_error("the reading of reductions", error)
 
 
-def _is_readable(tensor: torch.Tensor) -> bool:
-    is_dense = tensor.layout is torch.strided and tensor.dtype.is_floating_point
-    is_known = tensor.is_cpu or streams_of(tensor.device) is not None
-    return is_dense and is_known and can_read(tensor) and has_memory(tensor) and tensor.numel() > 0
-
-
-def reduced_nodes(nodes: Sequence[ModuleNode]) -> list[ModuleNode]:
-    """Those within a DistributedDataParallel of several ranks."""
+def reductions_of(
+    session: Session, nodes: Sequence[ModuleNode], models: Sequence[torch.nn.Module]
+) -> Optional[Reductions]:
+    """Of the nodes within a DistributedDataParallel or a module of fully_shard; None without any,
+    or with one rank.
+    """
+    if group_size() == 1:
+        return None
     holders = [node.module() for node in nodes]
-    held = {
+    replicated = {
         id(part)
         for holder in holders
         if isinstance(holder, DistributedDataParallel) and group_size(holder.process_group) > 1
         for part in holder.modules()
     }
-    return [node for node, module in zip(nodes, holders) if id(module) in held]
+    sharded = list(sharded_modules(models))
+    held = replicated | {id(part) for holder in sharded for part in holder.modules()}
+    reduced = [node for node, module in zip(nodes, holders) if id(module) in held]
+    return Reductions(session, reduced, replicated, sharded) if reduced else None

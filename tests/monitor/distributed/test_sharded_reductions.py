@@ -1,0 +1,133 @@
+"""Tests of the watch over the reduction of gradients under fully_shard, each rank a process."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import support.ranks.sharded_reduction_workers as work
+from support.ranks.ranks_harness import run_ranks, values
+from support.ranks.sharded_reduction_workers import Run
+
+
+def named(run: Run) -> str:
+    """What is not as in Run()."""
+    fields = [
+        f"{key}={value}" for key, value in run._asdict().items() if value != getattr(Run(), key)
+    ]
+    return ",".join(fields) or "plain"
+
+
+def runs(run: Run, ranks: int = 2) -> list[Any]:
+    results = values(run_ranks(work.trains, run, world_size=ranks))
+    if run.batches != "large":  # of which the loss is a spike
+        assert [one["others"] for one in results] == [[]] * ranks
+    return results
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(reshard=True),
+        Run(reshard=False),
+        Run(nested=False),
+        Run(clips=True),
+        Run(keeps_gradients=True),
+        Run(passes=3),
+        Run(passes=3, syncs_last=True),
+    ],
+    ids=named,
+)
+def test_the_ratio_of_the_norms_before_and_after(run: Run) -> None:
+    for result in runs(run):
+        read = result["read"]
+        # Three rounds of four parameters, and then in one of eight steps; none in the first.
+        assert len(read) > 12
+        assert tuple(key for _, key, _, _ in read[:4]) == work.WATCHED
+        assert all(math.isclose(value, known, rel_tol=1e-4) for _, _, value, known in read)
+        assert all(value != 1 for _, _, value, _ in read)
+        assert result["events"] == [] == result["warned"]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(parameters=torch.bfloat16, reduces=torch.float32),
+        Run(parameters=torch.bfloat16, reduces=torch.float32, passes=3),
+        Run(parameters=torch.bfloat16, reduces=torch.float32, passes=3, syncs_last=True),
+        Run(parameters=torch.bfloat16),
+    ],
+    ids=named,
+)
+def test_the_ratio_with_mixed_precision(run: Run) -> None:
+    for result in runs(run):
+        assert len(result["read"]) > 12
+        for _, _, value, known in result["read"]:
+            assert math.isclose(value, known, rel_tol=0.02)
+        assert result["events"] == [] == result["warned"]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(),
+        Run(parameters=torch.bfloat16, reduces=torch.float32, passes=2, syncs_last=True),
+    ],
+    ids=named,
+)
+def test_training_is_bit_identical_and_no_hook_is_left(run: Run) -> None:
+    for watched, plain in zip(runs(run), runs(run._replace(watch=False))):
+        assert watched["losses"] == plain["losses"]
+        assert watched["weights"] == plain["weights"]
+        assert watched["hooks"][0] == watched["hooks"][1]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(batches="same"),
+        Run(batches="same", parameters=torch.bfloat16, reduces=torch.float32),
+        Run(batches="same", passes=2, syncs_last=True),
+    ],
+    ids=named,
+)
+def test_the_same_batch_on_all_ranks(run: Run) -> None:
+    for result in runs(run):
+        (event,) = result["events"]
+        assert event[1:3] == (1.0, True)
+        assert "all ranks compute the same gradient" in event[3]
+        assert "DistributedSampler" in result["warned"][0]
+
+
+def test_the_same_batch_where_gradients_are_summed() -> None:
+    for result in runs(Run(batches="same", sums=True)):
+        (event,) = result["events"]
+        assert event[1:3] == (0.5, True)
+        assert "multiplies its norm by 2," in result["warned"][0]
+
+
+def test_a_rank_whose_gradient_is_smaller_than_the_others() -> None:
+    _, result = runs(Run(batches="small"))
+    (event,) = result["events"]
+    assert event[0] == work.SPOILT and not event[2]
+    assert "smaller here than on the others" in event[3]
+
+
+def test_a_rank_whose_gradient_is_larger_than_the_others() -> None:
+    results = runs(Run(batches="large"), ranks=4)
+    for rank, result in enumerate(results[:3]):
+        (event,) = [one for one in result["events"] if one[0] == work.SPOILT]
+        assert ("larger" if rank == 1 else "smaller") + " here than on the others" in event[3]
+        assert not event[2]
+    # Nine rows are three for each of three ranks, so that the fourth has no part of that weight.
+    assert all(key != "2.2.weight" for _, key, _, _ in results[3]["read"])
+
+
+def test_shards_of_replicas() -> None:
+    for result in runs(Run(mesh=(2, 2)), ranks=4):
+        assert len(result["read"]) > 12
+        for _, _, value, known in result["read"]:
+            assert math.isclose(value, known, rel_tol=1e-4)
