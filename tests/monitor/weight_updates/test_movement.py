@@ -51,6 +51,13 @@ def test_an_update_below_the_spacing_of_the_dtype() -> None:
     assert "0.weight" not in text
 
 
+def test_a_parameter_without_elements() -> None:
+    """FSDP1 leaves those of other ranks in the model so."""
+    model = Net()
+    model.elsewhere = nn.Parameter(torch.empty(0))
+    assert said(model, torch.optim.SGD(model.parameters(), lr=0.01)) == []
+
+
 def test_a_layer_that_has_converged() -> None:
     """It moved before: at a rate this small nothing of it changes any more."""
     model = Net()

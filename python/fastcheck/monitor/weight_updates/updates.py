@@ -176,9 +176,9 @@ class UpdateWatcher:
             # Of a copy in few bits the optimizer may hold the original, which moves unseen.
             is_copy = optimizer is None and parameter.dtype.itemsize < 4
             look.close.parameters.append(node.site("param", name, 0))
-            look.close.is_live.append(
-                parameter.requires_grad and id(parameter) not in still and not is_copy
-            )
+            # Under FSDP1 a parameter that is all on other ranks has no elements here.
+            is_trained = parameter.requires_grad and parameter.numel() > 0
+            look.close.is_live.append(is_trained and id(parameter) not in still and not is_copy)
             main = getattr(parameter, "main_grad", None)
             look.close.has_gradient.append(parameter.grad is not None or main is not None)
             look.close.is_part.append(local(parameter) is not parameter)
