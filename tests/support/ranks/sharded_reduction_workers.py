@@ -6,6 +6,7 @@ Beside each run, plain copies of the model compute what the ratios are to be, on
 from __future__ import annotations
 
 import copy
+import importlib
 import warnings
 from typing import Any, NamedTuple, Optional
 
@@ -16,12 +17,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import fastcheck
+from fastcheck.errors import FastcheckWarning
 from fastcheck.utils.torch.sharding import local, shard_of
 
 # The watched parameters have their turns in steps 1 to 12, and then in one of eight.
 STEPS, SPOILT = 74, 72
 # Those with 64 elements for each of two ranks, and those with fewer.
 WATCHED = ("0.weight", "2.0.weight", "2.0.bias", "2.2.weight")
+# What FullyShardedDataParallel puts into the names of modules.
+WRAPPED = "_fsdp_wrapped_module."
+_READINGS = "fastcheck.monitor.hooks.stored"
 
 
 class Run(NamedTuple):
@@ -44,6 +49,8 @@ class Run(NamedTuple):
     sums: bool = False
     mesh: tuple[int, ...] = ()
     watch: bool = True
+    # The function of this name in the module of the readings raises.
+    fails_in: str = ""
 
 
 def net_of() -> nn.Sequential:
@@ -72,9 +79,7 @@ def shards(net: nn.Module, run: Run) -> FSDPModule:
 
 
 def trains(rank: int, run: Run) -> Any:
-    """The ratios that were read and those computed beside them, the events of the kind, the
-    warnings, the hooks that are left, the losses and the weights.
-    """
+    """outcome(), the hooks before and after, the losses and the weights."""
     net = net_of()
     plain = [copy.deepcopy(net).to(run.parameters) for _ in range(dist.get_world_size())]
     model: Any = shards(net, run)
@@ -82,6 +87,9 @@ def trains(rank: int, run: Run) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     expected, losses = [], []
     options = fastcheck.Watch(window=32, warm_up=16) if run.watch else False
+    if run.fails_in:
+        module, _, name = run.fails_in.rpartition(".")
+        setattr(importlib.import_module(f"{_READINGS}.{module}"), name, _fail)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         monitor = fastcheck.install(model, watch=options)
@@ -102,22 +110,38 @@ def trains(rank: int, run: Run) -> Any:
                 nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
             optimizer.step()
         monitor.remove()
+    found = outcome(monitor, caught, expected, run.watch)
+    weights = [local(p).tolist() for p in net.parameters()]
+    return {**found, "hooks": (hooks, _hooks(net)), "losses": losses, "weights": weights}
+
+
+def outcome(
+    monitor: Any,
+    caught: list[warnings.WarningMessage],
+    expected: list[dict[str, float]],
+    watch: bool,
+) -> dict[str, Any]:
+    """The ratios that were read and those computed beside them, the events of the kind, and the
+    warnings of it and of anything else.
+    """
     read = []
     for record in monitor.records():
         site = monitor._session.sites[int(record["site"])]
         if site.role == "reduction":
-            step = int(record["step"])
-            read.append((step, site.key, float(record["sum"]), expected[step][site.key]))
-    events = [e for e in monitor.watch.events if e.kind == "reduction"] if run.watch else []
+            step, key = int(record["step"]), site.key.replace(WRAPPED, "")
+            read.append((step, key, float(record["sum"]), expected[step][key]))
+    events = [e for e in monitor.watch.events if e.kind == "reduction"] if watch else []
+    own = [str(one.message) for one in caught if issubclass(one.category, FastcheckWarning)]
     return {
         "read": read,
         "events": [(e.step, e.value, e.is_warning, e.text) for e in events],
-        "warned": [str(one.message) for one in caught if "reduction" in str(one.message)],
-        "others": [str(one.message) for one in caught if "reduction" not in str(one.message)],
-        "hooks": (hooks, _hooks(net)),
-        "losses": losses,
-        "weights": [local(p).tolist() for p in net.parameters()],
+        "warned": [text for text in own if "reduction" in text],
+        "others": [text for text in own if "reduction" not in text],
     }
+
+
+def _fail(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("as if torch had changed")
 
 
 def _batch(run: Run, rank: int, step: int, part: int) -> torch.Tensor:

@@ -2,15 +2,16 @@
 
 One parameter has its turn at a time. A hook takes what this rank has computed of its gradient, on
 its device, before the reduction: ``reduced_whole`` under DistributedDataParallel,
-``reduced_shards`` under fully_shard. At the end of backward() the gradient is reduced. Of the two
-norms one number comes, which is a record of the step like any other.
+``reduced_shards`` under fully_shard, ``reduced_flat`` under FullyShardedDataParallel. At the end of
+backward() the gradient is reduced. Of the two norms one number comes, which is a record of the step
+like any other.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -22,7 +23,9 @@ from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.rank import group_size
 
 from .reduced import ReducedGradient
-from .reduced_shards import BeforeForward, ShardedGradient, sharded_modules
+from .reduced_flat import FlatGradient, flat_modules
+from .reduced_parts import BeforeForward
+from .reduced_shards import ShardedGradient, sharded_modules
 from .reduced_whole import WholeGradient
 from .rotation import Rotation
 
@@ -44,7 +47,9 @@ class Reductions:
         session: the session.
         nodes: modules whose gradients are reduced.
         replicated: the id() of those within a DistributedDataParallel.
-        sharded: the modules of fully_shard that hold the others.
+        flat: by id() the groups of those within a FullyShardedDataParallel. The others are those of
+            fully_shard.
+        called: modules that have their parameters when they are about to run.
     """
 
     def __init__(
@@ -52,21 +57,23 @@ class Reductions:
         session: Session,
         nodes: Sequence[ModuleNode],
         replicated: set[int],
-        sharded: Sequence[torch.nn.Module],
+        flat: Mapping[int, Any],
+        called: Sequence[torch.nn.Module],
     ) -> None:
         self._session = session
         self._nodes = nodes
         self._replicated = replicated
+        self._flat = flat
         self._rotation = Rotation()
         self._turn: Optional[_Turn] = None
         # In the step of this index.
         self._ratio: Optional[tuple[int, torch.Tensor]] = None
         self._is_off = False
         hook = BeforeForward(weakref.WeakMethod(self._before_forward))
-        self._hooks = [module.register_forward_pre_hook(hook) for module in sharded]
+        self._hooks = [module.register_forward_pre_hook(hook) for module in called]
 
     def _before_forward(self) -> None:
-        """A module of fully_shard is about to run, and has its parameters."""
+        """A module is about to run, and has its parameters."""
         turn = self._turn
         if turn is None or self._is_off:
             return
@@ -84,12 +91,17 @@ class Reductions:
     def after_backward(self) -> None:
         """A backward pass is over, and with it the reduction."""
         turn, step = self._turn, self._session.step.index
-        norms = None if self._is_off or turn is None else turn.gradient.norms(step)
-        if norms is not None:
-            with torch.no_grad(), unobserved():
-                # Where one of them is 0 or not finite: 0.
-                ratio = torch.nan_to_num(norms[0] / norms[1], nan=0.0, posinf=0.0, neginf=0.0)
-            self._ratio = step, ratio
+        if turn is None or self._is_off:
+            return
+        try:
+            norms = turn.gradient.norms(step)
+            if norms is not None:
+                with torch.no_grad(), unobserved():
+                    # Where one of them is 0 or not finite: 0.
+                    ratio = torch.nan_to_num(norms[0] / norms[1], nan=0.0, posinf=0.0, neginf=0.0)
+                self._ratio = step, ratio
+        except Exception as error:
+            self._switch_off(error)
 
     def before_update(self) -> None:
         """An optimizer is about to step: reads the number, and gives the turn to the next."""
@@ -100,8 +112,11 @@ class Reductions:
         if turn is not None and ratio is not None and ratio[0] == step:
             session.read_number(ratio[1], turn.node.site("reduction", turn.name, 0))
         self._end_turn()
-        if self._rotation.is_due():
-            self._begin_turn(step)
+        try:
+            if self._rotation.is_due():
+                self._begin_turn(step)
+        except Exception as error:
+            self._switch_off(error)
 
     def _begin_turn(self, step: int) -> None:
         for _ in range(2):
@@ -116,14 +131,16 @@ class Reductions:
     def _begin(
         self, node: ModuleNode, name: str, parameter: torch.Tensor
     ) -> Optional[ReducedGradient]:
-        turn, step, failed = self._rotation.rounds, self._step, self._switch_off
-        if id(node.module()) in self._replicated:
-            is_taken = WholeGradient.takes(parameter)
-            return WholeGradient(parameter, turn, step, failed) if is_taken else None
+        rest = self._rotation.rounds, self._step, self._switch_off
+        key = id(node.module())
+        if key in self._replicated:
+            return WholeGradient(parameter, *rest) if WholeGradient.takes(parameter) else None
+        if key in self._flat:
+            group, is_taken = self._flat[key], FlatGradient.takes(parameter)
+            place = torch.distributed.get_rank(group), group_size(group)
+            return FlatGradient(node, name, parameter, *place, *rest) if is_taken else None
         shard = ShardedGradient.takes(parameter)
-        if shard is None:
-            return None
-        return ShardedGradient(node, name, parameter, shard, turn, step, failed)
+        return None if shard is None else ShardedGradient(node, name, parameter, shard, *rest)
 
     def _end_turn(self) -> None:
         if self._turn is not None:
@@ -145,11 +162,17 @@ class Reductions:
 def reductions_of(
     session: Session, nodes: Sequence[ModuleNode], models: Sequence[torch.nn.Module]
 ) -> Optional[Reductions]:
-    """Of the nodes within a DistributedDataParallel or a module of fully_shard; None without any,
-    or with one rank.
-    """
-    if group_size() == 1:
+    """Of the nodes whose gradients torch reduces over several ranks; None without any."""
+    try:
+        return None if group_size() == 1 else _reductions_of(session, nodes, models)
+    except Exception as error:
+        session.report_internal_error("the reading of reductions", error)
         return None
+
+
+def _reductions_of(
+    session: Session, nodes: Sequence[ModuleNode], models: Sequence[torch.nn.Module]
+) -> Optional[Reductions]:
     holders = [node.module() for node in nodes]
     replicated = {
         id(part)
@@ -157,7 +180,13 @@ def reductions_of(
         if isinstance(holder, DistributedDataParallel) and group_size(holder.process_group) > 1
         for part in holder.modules()
     }
-    sharded = list(sharded_modules(models))
-    held = replicated | {id(part) for holder in sharded for part in holder.modules()}
+    called = list(sharded_modules(models))
+    held = {id(part) for holder in called for part in holder.modules()}
+    flat = {}
+    for holder, group in flat_modules(models):
+        # Its own forward gathers the parameters, and then calls what it wraps.
+        called += holder.children()
+        flat.update(dict.fromkeys(map(id, holder.modules()), group))
+    held |= replicated | set(flat)
     reduced = [node for node, module in zip(nodes, holders) if id(module) in held]
-    return Reductions(session, reduced, replicated, sharded) if reduced else None
+    return Reductions(session, reduced, replicated, flat, called) if reduced else None
