@@ -32,8 +32,8 @@ class Watch:
             steps.
         updates: whether one parameter a step, in turn, is compared with itself before the update:
             by how much that moved it, and which of its elements it did not change
-            (docs/watch.md); and under DistributedDataParallel one gradient with its reduction over
-            the ranks. Needs ``level="module"``.
+            (docs/watch.md); and under DistributedDataParallel and FSDP one gradient with its
+            reduction over the ranks. Needs ``level="module"``.
         moments: of which parameters the optimizer's states, such as Adam's moments, are read after
             an update: ``"turns"``: of one a step, in turn; ``"all"``; ``"none"``. Needs
             ``level="module"``.

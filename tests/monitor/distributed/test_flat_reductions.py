@@ -51,8 +51,11 @@ def test_the_ratio_of_the_norms_before_and_after(run: Run) -> None:
     assert read >= ({"2.0.weight", "0.weight"} if run.originals else {"_flat_param"})
 
 
-def test_the_ratio_on_three_ranks() -> None:
-    for result in runs(Run(), ranks=3):
+@pytest.mark.parametrize(
+    ("run", "ranks"), [(Run(), 3), (Run(strategy=ShardingStrategy.HYBRID_SHARD), 4)]
+)
+def test_the_ratio_on_more_ranks(run: Run, ranks: int) -> None:
+    for result in runs(run, ranks):
         assert len(result["read"]) > 6
         assert all(math.isclose(*pair, rel_tol=1e-4) for _, _, *pair in result["read"])
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
 import fastcheck
@@ -47,6 +48,8 @@ def trains(rank: int, run: Run) -> Any:
         "sharding_strategy": run.strategy,
         "mixed_precision": precision,
     }
+    if run.strategy is ShardingStrategy.HYBRID_SHARD:
+        options["device_mesh"] = init_device_mesh("cpu", (2, 2))
     net[2] = FullyShardedDataParallel(net[2], **options)
     model = FullyShardedDataParallel(net, **options)
     hooks = _hooks(model)
