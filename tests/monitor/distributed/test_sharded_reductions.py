@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+import weakref
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.fsdp
 
 import support.ranks.sharded_reduction_workers as work
+from fastcheck.monitor.hooks.stored.reduced_flat import flat_modules
+from fastcheck.monitor.hooks.stored.reduced_parts import BeforeForward
+from fastcheck.monitor.hooks.stored.reduced_shards import sharded_modules
 from support.ranks.ranks_harness import run_ranks, values
 from support.ranks.sharded_reduction_workers import Run
 
@@ -150,3 +157,40 @@ def test_training_goes_on_where_the_reading_fails(place: str) -> None:
         assert broken["read"] == []
         (text,) = broken["warned"]
         assert "the reading of reductions" in text and "as if torch had changed" in text
+
+
+@pytest.mark.parametrize(("kind", "count"), [("wrapped", 7), ("place", 0), ("whole", 0)])
+def test_compiled_code_is_compiled_once(kind: str, count: int) -> None:
+    watched, plain = [
+        values(run_ranks(work.trains_compiled, kind, watch, world_size=2))
+        for watch in (True, False)
+    ]
+    assert [one[0] for one in watched] == [count, count]
+    assert [one[1:] for one in watched] == [one[1:] for one in plain]
+
+
+def test_without_the_modules_of_fsdp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in torch before 2.6."""
+    model = torch.nn.Linear(2, 2)
+    monkeypatch.delattr(torch.distributed.fsdp, "FSDPModule")
+    assert list(sharded_modules([model])) == []
+    monkeypatch.delattr(torch.distributed, "fsdp")
+    assert list(sharded_modules([model])) == [] == list(flat_modules([model]))
+
+
+def test_a_copy_of_the_hook_does_nothing() -> None:
+    class Owner:
+        calls = 0
+
+        def method(self) -> None:
+            self.calls += 1
+
+    owner = Owner()
+    hook = BeforeForward(weakref.WeakMethod(owner.method))
+    model = torch.nn.Linear(2, 2)
+    model.register_forward_pre_hook(hook)
+    for module in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        module(torch.ones(1, 2))
+    assert owner.calls == 1
+    del owner
+    model(torch.ones(1, 2))

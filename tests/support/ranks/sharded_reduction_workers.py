@@ -11,6 +11,7 @@ import warnings
 from typing import Any, NamedTuple, Optional
 
 import torch
+import torch._dynamo.utils
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -44,6 +45,7 @@ class Run(NamedTuple):
     passes: int = 1
     # Gradients are reduced in the last of the passes alone.
     syncs_last: bool = False
+    # Gradients are set to 0 in each second step alone.
     keeps_gradients: bool = False
     clips: bool = False
     sums: bool = False
@@ -94,8 +96,10 @@ def trains(rank: int, run: Run) -> Any:
         warnings.simplefilter("always")
         monitor = fastcheck.install(model, watch=options)
         for step in range(STEPS):
-            optimizer.zero_grad(set_to_none=not run.keeps_gradients)
-            _copy_weights(net, plain)
+            is_new = not run.keeps_gradients or step % 2 == 0
+            if is_new:
+                optimizer.zero_grad(set_to_none=not run.keeps_gradients)
+            _copy_weights(net, plain, is_new)
             for part in range(run.passes):
                 model.set_requires_gradient_sync(part == run.passes - 1 or not run.syncs_last)
                 model.set_is_last_backward(part == run.passes - 1)
@@ -156,13 +160,15 @@ def _loss(run: Run, rank: int, step: int, output: torch.Tensor) -> torch.Tensor:
     return output.float().square().mean() * scale
 
 
-def _copy_weights(net: nn.Module, plain: list[nn.Sequential]) -> None:
+def _copy_weights(net: nn.Module, plain: list[nn.Sequential], is_new: bool) -> None:
+    """``is_new``: gradients are 0; else they are the means of the step before."""
     for name, parameter in net.named_parameters():
         whole = parameter.full_tensor()
-        for one in plain:
-            target = one.get_parameter(name)
+        copies = [one.get_parameter(name) for one in plain]
+        means = torch.stack([p.grad for p in copies if p.grad is not None] or [whole]).mean(0)
+        for target in copies:
             target.data.copy_(whole)
-            target.grad = None
+            target.grad = None if is_new else means.clone()
 
 
 def _ratios(
@@ -198,3 +204,34 @@ def _hooks(net: nn.Module) -> list[int]:
         if isinstance(module, FSDPModule):
             module.reshard()
     return [*held, *leaves]
+
+
+def trains_compiled(rank: int, kind: str, watch: bool) -> Any:
+    """``kind``: blocks are ``wrapped`` in compiled modules before they are sharded, compiled in
+    their ``place``, or the ``whole`` model is. The number of ratios that were read, the number of
+    graphs and the losses.
+    """
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(2)]
+    if kind == "wrapped":
+        blocks = [torch.compile(block, backend="aot_eager") for block in blocks]
+    if kind == "place":
+        for block in blocks:
+            block.compile(backend="aot_eager")
+    for block in blocks:
+        fully_shard(block, mesh=init_device_mesh("cpu", (2,)))
+    net = fully_shard(nn.Sequential(*blocks), mesh=init_device_mesh("cpu", (2,)))
+    model: Any = torch.compile(net, backend="aot_eager") if kind == "whole" else net
+    monitor = fastcheck.install(model, watch=watch)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 32) * (rank + 1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    monitor.remove()
+    sites = [monitor._session.sites[int(record["site"])] for record in monitor.records()]
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return sum(site.role == "reduction" for site in sites), graphs, losses

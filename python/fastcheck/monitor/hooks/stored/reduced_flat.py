@@ -41,7 +41,7 @@ class FlatGradient(PartGradient):
         self._piece, self._ranks = elements_of(parameter), ranks
         # Where the piece begins in the flat tensor, and what is here of this parameter.
         self._begins = rank * self._piece
-        self._shape, self._offset = parameter.shape, parameter.storage_offset()
+        self._shape, self._offset = parameter.shape, int(parameter.storage_offset())
         self._hooked: Optional[weakref.ref[torch.Tensor]] = None
         # What of the parameter is here, and how much of what is here is no padding.
         self._held = slice(0, 0)
@@ -72,7 +72,7 @@ class FlatGradient(PartGradient):
         """
         if elements_of(whole) != self._piece * self._ranks or not whole.is_contiguous():
             return False
-        first = whole.storage_offset()
+        first = int(whole.storage_offset())
         start = self._begins + self._offset - first
         end = min(start + self._shape.numel(), whole.numel())
         self._held = slice(start, end)
