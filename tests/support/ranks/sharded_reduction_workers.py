@@ -207,17 +207,13 @@ def _hooks(net: nn.Module) -> list[int]:
 
 
 def trains_compiled(rank: int, kind: str, watch: bool) -> Any:
-    """``kind``: blocks are ``wrapped`` in compiled modules before they are sharded, compiled in
-    their ``place``, or the ``whole`` model is. The number of ratios that were read, the number of
-    graphs and the losses.
+    """``kind``: blocks are ``wrapped`` in compiled modules before they are sharded, or the
+    ``whole`` model is. The number of ratios that were read, the number of graphs and the losses.
     """
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(2)]
     if kind == "wrapped":
         blocks = [torch.compile(block, backend="aot_eager") for block in blocks]
-    if kind == "place":
-        for block in blocks:
-            block.compile(backend="aot_eager")
     for block in blocks:
         fully_shard(block, mesh=init_device_mesh("cpu", (2,)))
     net = fully_shard(nn.Sequential(*blocks), mesh=init_device_mesh("cpu", (2,)))
