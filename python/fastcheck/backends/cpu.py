@@ -71,9 +71,9 @@ def _observe_and_count(
 ) -> torch.Tensor:
     words = torch.empty(EXPONENT_WORDS, dtype=torch.int64, device="cpu")
     arguments, kept = arguments_of([tensor])
-    module.records_and_exponents(
-        arguments, _FULL, False, torch.get_num_threads(), slots[index].data_ptr(), words.data_ptr()
-    )
+    slot = slots.data_ptr() + index * RECORD_BYTES
+    threads = torch.get_num_threads()
+    module.records_and_exponents(arguments, _FULL, False, threads, slot, words.data_ptr())
     del kept  # read by now
     return words
 
