@@ -68,3 +68,4 @@ def test_the_same_ratio_where_gradients_are_summed() -> None:
     ((_, reading, text),) = found[7]
     assert (round(reading.value, 5), reading.is_warning) == (0.25, True)
     assert "multiplies its norm by 4," in text and "no_sync()" not in text
+    assert "this rank alone" in text

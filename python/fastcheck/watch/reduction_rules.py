@@ -74,6 +74,8 @@ def _no_effect(site: int, ratio: float) -> Found:
     if is_mean:
         text += ". Or gradients are not reduced (no_sync())"
         ratio = 1.0
+    else:
+        text += ". Or this rank alone has a gradient"
     return Found(site, Reading("reduction", ratio, math.nan, math.nan, True), text)
 
 

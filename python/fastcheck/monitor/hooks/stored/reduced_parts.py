@@ -9,6 +9,7 @@ and compared with the gradient of the part: so no rank needs anything of another
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import Any, Callable, Optional
 
 import torch
@@ -26,6 +27,7 @@ __all__ = ["LEAST_ELEMENTS", "BeforeForward", "PartGradient"]
 
 # The ratio of two norms of fewer elements is mostly chance.
 LEAST_ELEMENTS = 64
+_MOST_HANDLES = 256
 
 
 class PartGradient:
@@ -46,7 +48,8 @@ class PartGradient:
         self._turn = turn
         self._step_of = step_of
         self._on_error = on_error
-        self._handles: list[Any] = []
+        # Of the last views, of which FSDP1 has new ones in each forward pass.
+        self._handles: deque[Any] = deque(maxlen=_MOST_HANDLES)
         # In the step of this index.
         self._sum: Optional[tuple[int, torch.Tensor]] = None
 
