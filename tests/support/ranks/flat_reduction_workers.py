@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
 import fastcheck
-from support.ranks.sharded_reduction_workers import STEPS, WRAPPED, net_of, outcome
+from support.ranks.sharded_reduction_workers import WRAPPED, net_of, outcome, steps_of
 
 
 class Run(NamedTuple):
@@ -58,7 +58,7 @@ def trains(rank: int, run: Run) -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         monitor = fastcheck.install(model, watch=run.watch)
-        for step in range(STEPS):
+        for step in range(steps_of(run.batches)):
             optimizer.zero_grad(set_to_none=not run.keeps_gradients)
             _copy_weights(model, plain)
             for part in range(run.passes):
