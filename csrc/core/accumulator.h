@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "core/checksum.h"
 #include "core/dtypes.h"
@@ -184,34 +186,48 @@ FASTCHECK_FN double canonical_nan(double x) {
   return x == x ? x : bit_cast<double>(0x7ff8000000000000ull);
 }
 
+// The value fields as 64-bit words: `numel`, then a word for each of a Partial, in their order.
+constexpr int kMinWord = offsetof(Record, min) / 8;
+constexpr int kSumWord = offsetof(Record, sum) / 8;
+constexpr int kChecksumWord = offsetof(Record, checksum) / 8;
+static_assert(sizeof(Partial) == 8 * kChecksumWord);
+static_assert(offsetof(Partial, range) + 8 == offsetof(Record, min));
+static_assert(offsetof(Partial, sums) + 8 == offsetof(Record, sum));
+static_assert(offsetof(Partial, checksum) + 8 == offsetof(Record, checksum));
+
+// Such a word behind the counts, of the Partial's; `bytes` are all components'.
+FASTCHECK_FN std::uint64_t value_word(int index, std::uint64_t word, const KeyRange& range,
+                                      Extreme extreme, std::uint64_t bytes) {
+  if (index == kChecksumWord) {
+    return finalise(
+        Checksum{static_cast<std::uint32_t>(word), static_cast<std::uint32_t>(word >> 32)}, bytes);
+  }
+  if (index >= kSumWord) return bit_cast<std::uint64_t>(canonical_nan(bit_cast<double>(word)));
+  if (range.min > range.max && extreme == Extreme::kFloat64) {
+    word = key(bit_cast<double>(index == kMinWord ? 0x7ff0000000000000ull : 0xfff0000000000000ull));
+  }
+  return extreme_bits(word, extreme);
+}
+
+// How many of them a depth covers.
+FASTCHECK_FN constexpr int value_words(Depth depth) {
+  return depth == Depth::kFull    ? kChecksumWord + 1
+         : depth == Depth::kStats ? kChecksumWord
+                                  : kMinWord;
+}
+
 // Writes the value fields, and the fields that say how to read them; identity fields are the
 // caller's. `info` is the dtype's row of the table.
 FASTCHECK_FN void finalise(const Partial& partial, DType dtype, const DTypeInfo& info,
                            std::int64_t numel, Depth depth, Order order, Record& record) {
-  record.numel = numel;
-  record.nan_count = partial.counts.nan;
-  record.posinf_count = partial.counts.posinf;
-  record.neginf_count = partial.counts.neginf;
-  record.zero_count = partial.counts.zero;
-  record.subnormal_count = partial.counts.subnormal;
-  record.negative_count = partial.counts.negative;
-  record.saturated_count = partial.counts.saturated;
-  if (depth >= Depth::kStats) {
-    KeyRange range = partial.range;
-    if (range.min > range.max && info.extreme == Extreme::kFloat64) {
-      range = {key(bit_cast<double>(0x7ff0000000000000ull)),
-               key(bit_cast<double>(0xfff0000000000000ull))};
-    }
-    record.min = extreme_bits(range.min, info.extreme);
-    record.max = extreme_bits(range.max, info.extreme);
-    record.sum = canonical_nan(partial.sums.sum);
-    record.abs_sum = canonical_nan(partial.sums.abs_sum);
-    record.sum_sq = canonical_nan(partial.sums.sum_sq);
+  const auto bytes = static_cast<std::uint64_t>(numel) * info.components * info.component_size;
+  std::uint64_t words[kChecksumWord + 1] = {static_cast<std::uint64_t>(numel)};
+  memcpy(words + 1, &partial, sizeof(partial));
+  for (int i = kMinWord; i <= kChecksumWord; ++i) {
+    const bool is_covered = i < value_words(depth);
+    words[i] = is_covered ? value_word(i, words[i], partial.range, info.extreme, bytes) : 0;
   }
-  if (depth >= Depth::kFull) {
-    const auto bytes = static_cast<std::uint64_t>(numel) * info.components * info.component_size;
-    record.checksum = finalise(partial.checksum, bytes);
-  }
+  memcpy(&record, words, sizeof(words));
   const Counts& c = partial.counts;
   if (c.nan + c.posinf + c.neginf != 0) record.flags |= kFlagNonfinite;
   record.version = kRecordVersion;

@@ -29,11 +29,17 @@ template <class Component>
 struct WarpShared {
   Stage<Component> stage;
   FoldShared<Component> fold;
-  double leaf[3][kWarp];  // the sums of the tiles of the warp's share, each written by its lane
-  std::uint32_t rare[4];  // nan, posinf, neginf, saturated, each counted by its lane
+  alignas(16) double leaf[3][kWarp];  // the sums of the tiles of the warp's share
+  std::uint32_t rare[4];              // nan, posinf, neginf, saturated, each counted by its lane
 };
 
-// The sums of a tile; every lane has them.
+// The sums of a tile, one in each thread (which_sum).
+template <class Component>
+FASTCHECK_DEVICE void set_leaf(WarpShared<Component>& shared, int leaf, double sum) {
+  if (has_sum_to_store()) shared.leaf[which_sum()][leaf] = sum;
+}
+
+// The same, of which every thread has all.
 template <class Component>
 FASTCHECK_DEVICE void set_leaf(WarpShared<Component>& shared, int leaf, const Sums& sums) {
   if (lane_index() != leaf) return;
@@ -134,20 +140,14 @@ class Tally {
     if constexpr (kDepth == Depth::kFull) chains.finish(bytes, terms_);
   }
 
-  // Everything but the sums, of the whole warp; lane 0 gets it.
+  // Everything but the sums and what add_census counted, of the whole warp.
   FASTCHECK_DEVICE_MEMBER Partial finish() const {
     Partial part;
-    // What lanes wrote to shared memory: an exchange does not order it.
-    __syncwarp();
     part.counts.zero = warp_sum(counts_.zero);
     // Below zero where signs were counted by another reading of the tile.
     part.counts.negative = static_cast<std::int32_t>(warp_sum(counts_.negative));
     if constexpr (Component::kIsFloat) {
       part.counts.subnormal = warp_sum(counts_.subnormal);
-      part.counts.nan = shared_.rare[0];
-      part.counts.posinf = shared_.rare[1];
-      part.counts.neginf = shared_.rare[2];
-      part.counts.saturated = shared_.rare[3];
     } else {
       part.counts.saturated = warp_sum(counts_.saturated);
     }
@@ -163,6 +163,19 @@ class Tally {
       part.checksum = {warp_sum(terms_.a), warp_sum(terms_.b)};
     }
     return part;
+  }
+
+  FASTCHECK_DEVICE_MEMBER void start_census() {
+    if (lane_index() < 4) shared_.rare[lane_index()] = 0;
+  }
+
+  FASTCHECK_DEVICE_MEMBER void finish_census(Counts& counts) const {
+    // What lanes wrote to shared memory: an exchange does not order it.
+    __syncwarp();
+    counts.nan = shared_.rare[0];
+    counts.posinf = shared_.rare[1];
+    counts.neginf = shared_.rare[2];
+    counts.saturated = shared_.rare[3];
   }
 
   // What a census found: signs of what is not finite were taken for minus signs.

@@ -2,8 +2,9 @@
 //
 // The four runs of a lane meet first, in the precision of the lane: where they lie in different
 // groups of threads, each exchange also shares the lanes out, until every thread has two
-// neighbouring lanes. From there on it is float64: the pair inside the thread, then five exchanges.
-// A tile costs a thread 18 exchanges of the runs (16 bits; 6 for 32 bits) and 15 of the tree.
+// neighbouring lanes. From there on it is float64, by way of shared memory: eight threads have a
+// sum, eight neighbouring lanes each. A tile costs a thread 18 exchanges of the runs (16 bits; 6
+// for 32 bits), and one of the three trees: 7 additions and 3 exchanges.
 #pragma once
 
 #include "core/accumulator.h"
@@ -23,18 +24,50 @@ FASTCHECK_DEVICE void share_out(T* values, int mask, bool upper) {
   }
 }
 
-FASTCHECK_DEVICE double fold_step(double x, int mask) { return x + from_lane_xor(x, mask); }
+// ---- three sums over the threads of a warp ------------------------------------------------------
 
-// The two lanes of each thread between passes, kept out of the registers: sum, abs_sum, sum_sq.
+constexpr int kSharers = 8;  // threads that have a sum: neighbours, and so are the nodes they have
+
+// Which of the three sums a thread has; behind the last ones, the last sum again.
+FASTCHECK_DEVICE int which_sum() {
+  const int which = lane_index() / kSharers;
+  return which < 2 ? which : 2;
+}
+
+FASTCHECK_DEVICE double fold_sharers(double x) {
+  FASTCHECK_UNROLL
+  for (int mask = 1; mask < kSharers; mask *= 2) x += from_lane_xor(x, mask);
+  return x;
+}
+
+// Stores the three sums, one to each of `out`.
+FASTCHECK_DEVICE bool has_sum_to_store() {
+  return lane_index() % kSharers == 0 && lane_index() < 3 * kSharers;
+}
+
+FASTCHECK_DEVICE void put_sums(double sum, Sums& out) {
+  static_assert(sizeof(Sums) == 3 * sizeof(double));
+  if (has_sum_to_store()) reinterpret_cast<double*>(&out)[which_sum()] = sum;
+}
+
+// ---- the tree of a tile -------------------------------------------------------------------------
+
+// The lanes between passes and for the fold, in their order, kept out of the registers: sum,
+// abs_sum, sum_sq.
 template <class Component>
 struct FoldShared {
+  using Accumulator = typename Component::Accumulator;
   static constexpr int kKept = Shape<Component>::kPasses == 4 ? 2 : 1;
-  typename Component::Accumulator kept[kKept][3][2][kWarp];
+  struct alignas(2 * sizeof(Accumulator)) Pair {
+    Accumulator lane[2];
+  };
+  alignas(16) Pair kept[kKept][3][kWarp];
 };
 
 template <class Component>
 class TileFold {
   using Accumulator = typename Component::Accumulator;
+  using Pair = typename FoldShared<Component>::Pair;
   static constexpr int kHeld = Shape<Component>::kVectorLanes;
 
  public:
@@ -43,6 +76,7 @@ class TileFold {
   // One pass's runs; every pass in turn.
   FASTCHECK_DEVICE_MEMBER void add(int pass, const LaneSums<Accumulator> (&runs)[kHeld]) {
     const int lane = lane_index();
+    const int at = pair_of(lane);
     FASTCHECK_UNROLL
     for (int i = 0; i < 3; ++i) {
       Accumulator pair[kHeld];
@@ -52,86 +86,70 @@ class TileFold {
       }
       if constexpr (kHeld == 8) share_out<8>(pair, 8, (lane & 8) != 0);
       if constexpr (kHeld >= 4) share_out<4>(pair, 16, (lane & 16) != 0);
-      FASTCHECK_UNROLL
-      for (int k = 0; k < 2; ++k) {
-        Accumulator& first = shared_.kept[0][i][k][lane];
-        if constexpr (Shape<Component>::kPasses == 4) {
-          Accumulator& second = shared_.kept[1][i][k][lane];
-          if (pass == 0) first = pair[k];
-          if (pass == 1) first += pair[k];
-          if (pass == 2) second = pair[k];
-          if (pass == 3) first += second + pair[k];
-        } else {
-          first = pass == 0 ? pair[k] : first + pair[k];
-        }
+      const Pair mine{{pair[0], pair[1]}};
+      Pair& first = shared_.kept[0][i][at];
+      if constexpr (Shape<Component>::kPasses == 4) {
+        Pair& second = shared_.kept[1][i][at];
+        if (pass == 0) first = mine;
+        if (pass == 1) first = both(first, mine);
+        if (pass == 2) second = mine;
+        if (pass == 3) first = both(first, both(second, mine));
+      } else {
+        first = pass == 0 ? mine : both(first, mine);
       }
     }
   }
 
-  FASTCHECK_DEVICE_MEMBER Sums finish() const {
-    const int lane = lane_index();
-    double v[3];
+  // The sum of the thread (which_sum).
+  FASTCHECK_DEVICE_MEMBER double finish() const {
+    __syncwarp();
+    const Pair* const from = &shared_.kept[0][which_sum()][lane_index() % kSharers * 4];
+    double x[4];
     FASTCHECK_UNROLL
-    for (int i = 0; i < 3; ++i) {
-      const auto& pair = shared_.kept[0][i];
-      v[i] = static_cast<double>(pair[0][lane]) + static_cast<double>(pair[1][lane]);
+    for (int k = 0; k < 4; ++k) {
+      const Pair pair = from[k];
+      x[k] = static_cast<double>(pair.lane[0]) + static_cast<double>(pair.lane[1]);
     }
-    FASTCHECK_UNROLL
-    for (int level = 0; level < 5; ++level) {
-      FASTCHECK_UNROLL
-      for (int i = 0; i < 3; ++i) v[i] = fold_step(v[i], neighbour(level));
-    }
-    return {v[0], v[1], v[2]};
+    const double sum = fold_sharers((x[0] + x[1]) + (x[2] + x[3]));
+    // The next tile's are written by other threads.
+    __syncwarp();
+    return sum;
   }
 
  private:
-  // Which thread has the neighbouring pair of lanes: the bits that share_out dealt out are the
-  // lowest of the pair's number, the last one dealt first.
-  static FASTCHECK_DEVICE_MEMBER constexpr int neighbour(int level) {
-    if (kHeld == 8) return level < 2 ? 16 >> level : 1 << (level - 2);
-    if (kHeld == 4) return level < 1 ? 16 : 1 << (level - 1);
-    return 1 << level;
+  static FASTCHECK_DEVICE_MEMBER Pair both(const Pair& l, const Pair& r) {
+    return {{l.lane[0] + r.lane[0], l.lane[1] + r.lane[1]}};
+  }
+
+  // Which pair of neighbouring lanes a thread has: the bits that share_out dealt out are the lowest
+  // of the pair's number, the last one dealt first.
+  static FASTCHECK_DEVICE_MEMBER int pair_of(int lane) {
+    if (kHeld == 8) return (lane >> 4) | (lane & 8) >> 2 | (lane & 7) << 2;
+    if (kHeld == 4) return (lane >> 4) | (lane & 15) << 1;
+    return lane;
   }
 
   FoldShared<Component>& shared_;
 };
 
-// The sums of `count` neighbouring nodes of the tree, one in each lane, in order, and zeros behind
-// them; lane 0 gets the result. A sum of zero leaves another as it is, so that what is above the
-// nodes costs nothing.
-FASTCHECK_DEVICE Sums fold_lanes(Sums leaf, int count) {
-  FASTCHECK_UNROLL
-  for (int mask = 1; mask < kWarp; mask *= 2) {
-    if (mask >= count) break;
-    leaf = {fold_step(leaf.sum, mask), fold_step(leaf.abs_sum, mask), fold_step(leaf.sum_sq, mask)};
+// ---- other trees --------------------------------------------------------------------------------
+
+// The tree over the tiles of a share, of which there are `count`, zeros behind them; each thread
+// gets its sum. A sum of zero leaves another as it is, so that what is above the tiles costs
+// nothing.
+FASTCHECK_DEVICE double fold_leaves(const double (&leaf)[3][kWarp], int count) {
+  const double* const from = &leaf[which_sum()][lane_index() % kSharers * 4];
+  double sum = from[0];
+  if (count > 1) {
+    sum = (sum + from[1]) + (from[2] + from[3]);
+    if (count > 4) sum = fold_sharers(sum);
   }
-  return leaf;
+  return sum;
 }
 
-// The same of a node in every lane; lanes 0 to 2 get one sum each, in their order. 6 exchanges
-// where one sum after the other would take 15.
-FASTCHECK_DEVICE double fold_all_lanes(const Sums& node) {
-  const int lane = lane_index();
-  double sums[4] = {node.sum, node.sum_sq, node.abs_sum, 0.0};
-  share_out<4>(sums, 1, (lane & 1) != 0);
-  share_out<2>(sums, 2, (lane & 2) != 0);
-  FASTCHECK_UNROLL
-  for (int mask = 4; mask < kWarp; mask *= 2) sums[0] = fold_step(sums[0], mask);
-  return sums[0];
-}
-
-// The range of all lanes; lane 0 gets it. Even lanes look for the smallest key, odd ones for the
-// largest, as the smallest complement.
-FASTCHECK_DEVICE KeyRange fold_range(KeyRange range) {
-  const bool is_odd = lane_index() % 2 != 0;
-  std::uint64_t mine = is_odd ? ~range.max : range.min;
-  std::uint64_t other = from_lane_xor(is_odd ? range.min : ~range.max, 1);
-  FASTCHECK_ROLLED
-  for (int mask = 2; mask <= kWarp; mask *= 2) {
-    mine = other < mine ? other : mine;
-    other = from_lane_xor(mine, mask < kWarp ? mask : 1);
-  }
-  return {mine, ~other};
+// The range of all lanes.
+FASTCHECK_DEVICE KeyRange fold_range(const KeyRange& range) {
+  return {~warp_max(~range.min), warp_max(range.max)};
 }
 
 }  // namespace fastcheck::cuda

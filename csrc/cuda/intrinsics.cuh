@@ -29,6 +29,11 @@ FASTCHECK_DEVICE int opaque(int x) {
   return x;
 }
 
+// warp_index(), computed where it is needed.
+FASTCHECK_DEVICE int opaque_warp_index() {
+  return static_cast<int>(static_cast<unsigned>(opaque(static_cast<int>(threadIdx.x))) / 32);
+}
+
 // Has the compiler compute x ahead of the votes and volatile instructions that follow.
 FASTCHECK_DEVICE void compute_here([[maybe_unused]] std::uint32_t x) {
 #if FASTCHECK_DEVICE_ARCH
@@ -196,22 +201,48 @@ FASTCHECK_DEVICE float min_number(float x, float y) {
 
 // ---- warps --------------------------------------------------------------------------------------
 
-FASTCHECK_DEVICE int lane_index() { return static_cast<int>(threadIdx.x) % kWarp; }
-FASTCHECK_DEVICE int warp_index() { return static_cast<int>(threadIdx.x) / kWarp; }
-FASTCHECK_DEVICE int warp_count() { return static_cast<int>(blockDim.x) / kWarp; }
+// Of unsigned numbers: a signed one is divided in four instructions.
+FASTCHECK_DEVICE int lane_index() { return static_cast<int>(threadIdx.x % kWarp); }
+FASTCHECK_DEVICE int warp_index() { return static_cast<int>(threadIdx.x / kWarp); }
+FASTCHECK_DEVICE int warp_count() { return static_cast<int>(blockDim.x / kWarp); }
+
+template <class T>
+FASTCHECK_DEVICE T from_lane_xor(T x, int mask) {
+  return __shfl_xor_sync(kWholeWarp, x, mask);
+}
 
 FASTCHECK_DEVICE std::uint32_t warp_sum(std::uint32_t x) {
 #if FASTCHECK_DEVICE_ARCH >= 800
   return __reduce_add_sync(kWholeWarp, x);
 #else
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(kWholeWarp, x, mask);
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x += from_lane_xor(x, mask);
   return x;
 #endif
 }
 
-template <class T>
-FASTCHECK_DEVICE T from_lane_xor(T x, int mask) {
-  return __shfl_xor_sync(kWholeWarp, x, mask);
+FASTCHECK_DEVICE std::uint32_t warp_max(std::uint32_t x) {
+#if FASTCHECK_DEVICE_ARCH >= 800
+  return __reduce_max_sync(kWholeWarp, x);
+#else
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    const std::uint32_t other = from_lane_xor(x, mask);
+    x = other > x ? other : x;
+  }
+  return x;
+#endif
+}
+
+// Of numbers below 2^51.
+FASTCHECK_DEVICE std::uint64_t warp_sum(std::uint64_t x) {
+  const std::uint64_t high = warp_sum(static_cast<std::uint32_t>(x >> 24));
+  return (high << 24) + warp_sum(static_cast<std::uint32_t>(x) & 0xffffff);
+}
+
+FASTCHECK_DEVICE std::uint64_t warp_max(std::uint64_t x) {
+  const auto high = static_cast<std::uint32_t>(x >> 32);
+  const std::uint32_t most = warp_max(high);
+  const std::uint32_t low = warp_max(high == most ? static_cast<std::uint32_t>(x) : 0u);
+  return static_cast<std::uint64_t>(most) << 32 | low;
 }
 
 FASTCHECK_DEVICE bool any_lane(bool x) { return __any_sync(kWholeWarp, x) != 0; }

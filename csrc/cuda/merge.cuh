@@ -1,7 +1,7 @@
 // Merges partials: of warps to that of a block, and of all chunks to that of a tensor.
 //
 // Both follow the canonical tree: warps, and then chunks, hold aligned groups of tiles. The merge
-// of chunks costs one block a reading of 104 bytes per chunk, 32 chunks per warp at a time.
+// of chunks costs one block a reading of 104 bytes per chunk; of up to 256 chunks, one warp.
 #pragma once
 
 #include "core/accumulator.h"
@@ -12,117 +12,167 @@ namespace fastcheck::cuda {
 
 constexpr int kMaxWarps = 8;
 
-FASTCHECK_DEVICE Partial merge_parts(const Partial& l, const Partial& r) {
-  Partial out;
-  out.counts = merge(l.counts, r.counts);
-  out.range = merge(l.range, r.range);
-  out.sums = merge(l.sums, r.sums);
-  out.checksum = merge(l.checksum, r.checksum);
-  return out;
-}
+// ---- many partials ------------------------------------------------------------------------------
 
-// Every warp has put its part in `parts`; parts[0] holds their tree once the first warp returns.
-// All threads of the block take part. The caller puts a barrier between two merges of the same
-// memory.
-FASTCHECK_DEVICE_CALLED void merge_warps(Partial (&parts)[kMaxWarps]) {
-  const int lane = lane_index();
-  __syncthreads();
-  if (warp_index() != 0) return;
-  for (int width = warp_count() / 2; width > 0; width /= 2) {
-    Partial both;
-    if (lane < width) both = merge_parts(parts[2 * lane], parts[2 * lane + 1]);
-    __syncwarp();
-    if (lane < width) parts[lane] = both;
-    __syncwarp();
+// What other blocks wrote is read from the L2 cache, which blocks share.
+struct FromBlocks {
+  template <class T>
+  static FASTCHECK_DEVICE_MEMBER T load(const T* at) {
+    return __ldcg(at);
   }
-}
+};
+struct FromShared {
+  template <class T>
+  static FASTCHECK_DEVICE_MEMBER T load(const T* at) {
+    return *at;
+  }
+};
 
-// What another block wrote: from the L2 cache, which blocks share.
-FASTCHECK_DEVICE Partial load_part(const Partial* at) {
-  constexpr int kWords = sizeof(Partial) / 8;
-  static_assert(sizeof(Partial) == 8 * kWords);
-  unsigned long long words[kWords];
-  FASTCHECK_UNROLL
-  for (int i = 0; i < kWords; ++i) {
-    words[i] = __ldcg(reinterpret_cast<const unsigned long long*>(at) + i);
-  }
-  Partial part;
-  memcpy(static_cast<void*>(&part), words, sizeof(part));
-  return part;
-}
+// Everything but the sums, of the partials that a thread has met.
+struct Met {
+  static constexpr int kCounts = 7;
+  unsigned long long counts[kCounts] = {};
+  unsigned long long min = ~0ull, max = 0;
+  unsigned int a = 0, b = 0;
 
-// Everything but the sums, of all lanes. The counts are shared out, so that each exchange halves
-// what a lane has left of them: 9 exchanges where one count after the other would take 35.
-FASTCHECK_DEVICE void merge_lanes_but_sums(const Partial& part, Partial& out) {
-  const int lane = lane_index();
-  const Counts& c = part.counts;
-  std::int64_t counts[8] = {c.nan,       c.posinf,   c.neginf,    c.zero,
-                            c.subnormal, c.negative, c.saturated, 0};
-  share_out<8>(counts, 16, (lane & 16) != 0);
-  share_out<4>(counts, 8, (lane & 8) != 0);
-  share_out<2>(counts, 4, (lane & 4) != 0);
-  counts[0] += from_lane_xor(counts[0], 2);
-  counts[0] += from_lane_xor(counts[0], 1);
-  static_assert(sizeof(Counts) == 7 * sizeof(std::int64_t));
-  if (lane % 4 == 0 && lane < 28) {
-    reinterpret_cast<std::int64_t*>(&out.counts)[lane / 4] = counts[0];
+  template <class From>
+  FASTCHECK_DEVICE_MEMBER void add(const Partial& part) {
+    static_assert(sizeof(Counts) == kCounts * 8 && offsetof(Partial, counts) == 0);
+    const auto* words = reinterpret_cast<const unsigned long long*>(&part);
+    FASTCHECK_UNROLL
+    for (int i = 0; i < kCounts; ++i) counts[i] += From::load(words + i);
+    const auto* range = words + offsetof(Partial, range) / 8;
+    const unsigned long long least = From::load(range), most = From::load(range + 1);
+    min = least < min ? least : min;
+    max = most > max ? most : max;
+    a += From::load(&part.checksum.a);
+    b += From::load(&part.checksum.b);
   }
-  const KeyRange range = fold_range(part.range);
-  const Checksum checksum{warp_sum(part.checksum.a), warp_sum(part.checksum.b)};
-  if (lane == 0) {
+
+  // Those of the whole warp, which counted below 2^32, or far more.
+  FASTCHECK_DEVICE_MEMBER void put(bool is_far_more, Partial& out) const {
+    unsigned long long all[kCounts];
+    if (is_far_more) {
+      FASTCHECK_UNROLL
+      for (int i = 0; i < kCounts; ++i) all[i] = warp_sum(std::uint64_t{counts[i]});
+    } else {
+      FASTCHECK_UNROLL
+      for (int i = 0; i < kCounts; ++i) all[i] = warp_sum(static_cast<std::uint32_t>(counts[i]));
+    }
+    const KeyRange range = fold_range({min, max});
+    const Checksum checksum{warp_sum(a), warp_sum(b)};
+    if (lane_index() != 0) return;
+    FASTCHECK_UNROLL
+    for (int i = 0; i < kCounts; ++i) reinterpret_cast<unsigned long long*>(&out)[i] = all[i];
     out.range = range;
     out.checksum = checksum;
   }
-}
+};
 
-// Lanes 0 to 2 have one sum each.
-FASTCHECK_DEVICE void put_sums(double sum, Sums& out) {
-  static_assert(sizeof(Sums) == 3 * sizeof(double));
-  const int lane = lane_index();
-  if (lane < 3) reinterpret_cast<double*>(&out)[lane] = sum;
-}
+// ---- warps --------------------------------------------------------------------------------------
 
-// The tree over `count` chunks, zero-padded, 32 neighbours at a time; `levels` has room for its
-// inner nodes (level_count). Thread 0 finds the result in parts[0].
-FASTCHECK_DEVICE_CALLED void merge_chunks(const Partial* chunks, std::int64_t count, Sums* levels,
-                                          Partial (&parts)[kMaxWarps]) {
+// Every warp has put its part in `parts`; parts[0] is their tree once the first warp is back, for
+// all of it. All threads of the block take part. The caller puts a barrier between two merges of
+// the same memory. `are_large`: a count may pass 2^32.
+FASTCHECK_DEVICE void merge_warps(Partial (&parts)[kMaxWarps], bool are_large = false) {
+  __syncthreads();
+  const int count = warp_count();
+  if (count == 1 || warp_index() != 0) return;
   const int lane = lane_index();
-  std::int64_t groups = (count + kWarp - 1) / kWarp;
-  Partial mine;
+  static_assert(kMaxWarps == kSharers);
+  const int sharer = lane % kSharers;
+  Met met;
+  if (lane < count) met.add<FromShared>(parts[lane]);
   double sum = 0.0;
-  for (std::int64_t group = warp_index(); group < groups; group += warp_count()) {
-    const std::int64_t chunk = group * kWarp + lane;
-    Partial part;
-    if (chunk < count) part = load_part(chunks + chunk);
-    mine.counts = merge(mine.counts, part.counts);
-    mine.range = merge(mine.range, part.range);
-    mine.checksum = merge(mine.checksum, part.checksum);
-    sum = fold_all_lanes(part.sums);
-    if (groups > 1) put_sums(sum, levels[group]);
+  if (sharer < count) sum = reinterpret_cast<const double*>(&parts[sharer].sums)[which_sum()];
+  sum = fold_sharers(sum);
+  __syncwarp();
+  met.put(are_large, parts[0]);
+  put_sums(sum, parts[0].sums);
+  __syncwarp();
+}
+
+// ---- chunks -------------------------------------------------------------------------------------
+
+constexpr int kMostOfSharer = 32;
+constexpr int kGroup = kSharers * kMostOfSharer;  // nodes that a warp folds at once
+
+// Four neighbours of `left` nodes, kStride doubles apart.
+template <int kStride>
+FASTCHECK_DEVICE double fold_four(const double* at, int left) {
+  double x[4];
+  FASTCHECK_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    x[k] = 0.0;
+    if (k < left) x[k] = __ldcg(at + k * kStride);
+  }
+  return (x[0] + x[1]) + (x[2] + x[3]);
+}
+
+// The tree over `count` nodes, up to kGroup; each thread gets its sum.
+template <int kStride>
+FASTCHECK_DEVICE double fold_group(const Sums* nodes, int count) {
+  const int mine = count <= 32 ? 4 : count <= 64 ? 8 : count <= 128 ? 16 : kMostOfSharer;
+  const int first = lane_index() % kSharers * mine;
+  const double* at = reinterpret_cast<const double*>(nodes) + which_sum() + first * kStride;
+  const int left = count - first;
+  const auto four = [&](int k) { return fold_four<kStride>(at + k * kStride, left - k); };
+  double sum = four(0);
+  if (mine > 4) sum += four(4);
+  if (mine > 8) sum += four(8) + four(12);
+  if (mine > 16) sum += (four(16) + four(20)) + (four(24) + four(28));
+  return fold_sharers(sum);
+}
+
+// The tree over `count` chunks, zero-padded, up to kGroup neighbours at a time; `levels` has room
+// for its inner nodes (level_count). The first warp finds the result in parts[0]; if there is one
+// group, no other one takes part. A chunk counts below 2^24.
+FASTCHECK_DEVICE void merge_chunks(const Partial* chunks, std::int64_t count, Sums* levels,
+                                   Partial (&parts)[kMaxWarps]) {
+  static_assert(sizeof(Partial) % 8 == 0 && sizeof(Sums) % 8 == 0);
+  const int warp = warp_index();
+  std::int64_t groups = (count + kGroup - 1) / kGroup;
+  const bool has_levels = groups > 1;
+  if (warp != 0 && !has_levels) return;
+  const auto of_group = [](std::int64_t group, std::int64_t nodes) {
+    const std::int64_t left = nodes - group * kGroup;
+    return left < kGroup ? static_cast<int>(left) : kGroup;
+  };
+  Met met;
+  double sum = 0.0;
+  for (std::int64_t group = warp; group < groups; group += warp_count()) {
+    const Partial* const from = chunks + group * kGroup;
+    const int here = of_group(group, count);
+    FASTCHECK_ROLLED
+    for (int k = lane_index(); k < here; k += kWarp) met.add<FromBlocks>(from[k]);
+    sum = fold_group<sizeof(Partial) / 8>(&from->sums, here);
+    if (has_levels) put_sums(sum, levels[group]);
   }
   while (groups > 1) {
     __syncthreads();
     const Sums* from = levels;
     levels += groups;
     const std::int64_t nodes = groups;
-    groups = (nodes + kWarp - 1) / kWarp;
-    for (std::int64_t group = warp_index(); group < groups; group += warp_count()) {
-      const std::int64_t node = group * kWarp + lane;
-      sum = fold_all_lanes(node < nodes ? from[node] : Sums{});
+    groups = (nodes + kGroup - 1) / kGroup;
+    for (std::int64_t group = warp; group < groups; group += warp_count()) {
+      sum = fold_group<sizeof(Sums) / 8>(from + group * kGroup, of_group(group, nodes));
       if (groups > 1) put_sums(sum, levels[group]);
     }
   }
   // The last group is the first warp's; a sum of zero leaves another as it is.
-  Partial& out = parts[warp_index()];
-  merge_lanes_but_sums(mine, out);
-  put_sums(warp_index() == 0 ? sum : 0.0, out.sums);
-  merge_warps(parts);
+  met.put(has_levels, parts[warp]);
+  put_sums(warp == 0 ? sum : 0.0, parts[warp].sums);
+  if (has_levels) {
+    merge_warps(parts, true);
+  } else {
+    __syncwarp();
+  }
 }
 
 // Nodes of merge_chunks that lie in memory.
 inline std::int64_t level_count(std::int64_t chunks) {
   std::int64_t total = 0;
-  for (std::int64_t n = chunks; n > 1;) total += n = (n + kWarp - 1) / kWarp;
+  for (std::int64_t n = chunks; n > 1;) total += n = (n + kGroup - 1) / kGroup;
   return total;
 }
 

@@ -61,7 +61,10 @@ class OtherTiles {
  public:
   FASTCHECK_DEVICE_MEMBER OtherTiles(WarpShared<Component>& shared, const Entry& entry,
                                      const Layout* layout)
-      : shared_(shared), entry_(entry), layout_(layout), tally_(shared) {}
+      : shared_(shared), entry_(entry), layout_(layout), tally_(shared) {
+    if constexpr (Component::kIsFloat) tally_.start_census();
+    __syncwarp();  // leaf[0] is read by other lanes
+  }
 
   // A tile, read for the first time or again; `n` components are there from its first to the
   // tensor's end. Of a tile that is read again, leaf[0] has what PlainTiles left there.
@@ -70,7 +73,6 @@ class OtherTiles {
     Reading reading = is_first || !Component::kIsFloat ? Reading::kFirst
                       : scaled == 1.0f                 ? Reading::kCensus
                                                        : Reading::kSums;
-    __syncwarp();  // the leaf is written below
     NarrowSums narrow;
     TileFold<Component> fold(shared_.fold);
     FASTCHECK_ROLLED
@@ -144,14 +146,16 @@ class OtherTiles {
     if constexpr (kSums && kNarrowInteger<Component>) {
       set_leaf(shared_, leaf, total<Component>(narrow));
     } else if constexpr (kSums) {
-      const Sums sums = fold.finish();
       const TileScale scale = tile_scale(scaled);
-      set_leaf(shared_, leaf,
-               {sums.sum * scale.undo, sums.abs_sum * scale.undo, sums.sum_sq * scale.undo_square});
+      set_leaf(shared_, leaf, fold.finish() * (which_sum() < 2 ? scale.undo : scale.undo_square));
     }
   }
 
-  FASTCHECK_DEVICE_MEMBER Partial finish() const { return tally_.finish(); }
+  FASTCHECK_DEVICE_MEMBER Partial finish() const {
+    Partial part = tally_.finish();
+    if constexpr (Component::kIsFloat) tally_.finish_census(part.counts);
+    return part;
+  }
 
  private:
   // Sums and extremes of a batch of which every thread has all or nothing, and in which a census

@@ -93,42 +93,68 @@ FASTCHECK_DEVICE_CALLED void put_in_box(const BoxArgument& box, std::int64_t slo
   to.stretch = box.stretch;
 }
 
-// One warp; shared.parts[0] is the tensor's.
-FASTCHECK_DEVICE_CALLED void write_record(const RecordsLaunch& launch, int index,
-                                          int component_size, Extreme extreme, Depth depth,
-                                          MergeShared& shared) {
+// One warp, a word of the record by each lane; shared.parts[0] is the tensor's.
+FASTCHECK_DEVICE void write_record(const RecordsLaunch& launch, int index, int component_size,
+                                   Extreme extreme, Depth depth, MergeShared& shared) {
+  constexpr int kWords = sizeof(Record) / 8;
+  constexpr int kFormWord = offsetof(Record, flags) / 8;
+  constexpr int kDepthWord = offsetof(Record, depth) / 8;
+  static_assert(
+      offsetof(Record, flags) == 8 * kFormWord && offsetof(Record, version) == 8 * kFormWord + 4 &&
+      offsetof(Record, dtype) == 8 * kFormWord + 6 &&
+      offsetof(Record, order) == 8 * kFormWord + 7 && offsetof(Record, depth) == 8 * kDepthWord);
   const Entry& entry = entries_of(launch.list)[index];
   const int lane = lane_index();
-  const bool has_word = lane < static_cast<int>(sizeof(Record) / 8);
-  auto* words = reinterpret_cast<unsigned long long*>(&shared.record);
-  if (has_word) words[lane] = 0;
-  __syncwarp();
-  if (lane == 0) {
-    const auto dtype = static_cast<DType>(entry.dtype);
-    const DTypeInfo info{nullptr, components_per_element(dtype), component_size, extreme};
-    finalise(shared.parts[0], dtype, info, entry.components / info.components, depth,
-             static_cast<Order>(entry.order), shared.record);
+  std::uint64_t word = 0;
+  if (lane > 0 && lane < value_words(depth)) {
+    const Partial& part = shared.parts[0];
+    word = reinterpret_cast<const std::uint64_t*>(&part)[lane - 1];
+    if (lane >= kMinWord) {
+      const auto bytes = static_cast<std::uint64_t>(entry.components) * component_size;
+      word = value_word(lane, word, part.range, extreme, bytes);
+    }
   }
-  __syncwarp();
-  if (has_word)
-    reinterpret_cast<unsigned long long*>(launch.slots + entry.slot)[lane] = words[lane];
-  if (lane == 0 && launch.box.box != nullptr && (shared.record.flags & kFlagNonfinite) != 0) {
-    put_in_box(launch.box, entry.slot, shared.record);
+  static_assert(offsetof(Record, nan_count) == 8 && offsetof(Record, neginf_count) == 24);
+  const bool is_nonfinite = any_lane(lane <= 3 && word != 0);
+  if (lane == 0) {
+    const bool is_complex = components_per_element(static_cast<DType>(entry.dtype)) == 2;
+    word = static_cast<std::uint64_t>(entry.components >> static_cast<int>(is_complex));
+  }
+  if (lane == kFormWord) {
+    const std::uint32_t form = kRecordVersion | static_cast<std::uint32_t>(entry.dtype) << 16 |
+                               static_cast<std::uint32_t>(entry.order) << 24;
+    word = static_cast<std::uint64_t>(form) << 32 | (is_nonfinite ? std::uint64_t{kFlagNonfinite} : 0);
+  }
+  if (lane == kDepthWord) word = static_cast<std::uint64_t>(depth);
+  if (lane < kWords) reinterpret_cast<std::uint64_t*>(launch.slots + entry.slot)[lane] = word;
+  if (is_nonfinite && launch.box.box != nullptr) {
+    if (lane < kWords) reinterpret_cast<std::uint64_t*>(&shared.record)[lane] = word;
+    __syncwarp();
+    if (lane == 0) put_in_box(launch.box, entry.slot, shared.record);
   }
 }
 
 // ---- chunks -------------------------------------------------------------------------------------
 
 FASTCHECK_DEVICE Partial& part_of_warp(Partial (&parts)[kMaxWarps]) {
-  return parts[opaque(static_cast<int>(threadIdx.x)) / kWarp];
+  return parts[opaque_warp_index()];
+}
+
+// Everything but the sums; one thread.
+template <Depth kDepth>
+FASTCHECK_DEVICE void put_but_sums(const Partial& part, Partial& out) {
+  out.counts = part.counts;
+  out.range = part.range;
+  out.checksum = part.checksum;
+  if constexpr (kDepth < Depth::kStats) out.sums = {};
 }
 
 // The tiles of a share that were not read yet, from `first_left` on, and those to be read again (a
-// bit each); adds what it finds to what the others came to. One warp.
+// bit each); adds what it finds to what the others came to, if there are any. One warp.
 template <class Component, Depth kDepth>
 FASTCHECK_DEVICE void read_others(WarpShared<Component>& shared, const Entry& entry,
                                   const Layout* layout, std::int64_t first_tile, int tiles,
-                                  int first_left, std::uint32_t again,
+                                  int first_left, std::uint32_t again, bool are_all,
                                   Partial (&parts)[kMaxWarps]) {
   OtherTiles<Component, kDepth> others(shared, entry, layout);
   FASTCHECK_ROLLED
@@ -137,8 +163,15 @@ FASTCHECK_DEVICE void read_others(WarpShared<Component>& shared, const Entry& en
     const int n = components_from(entry.components - tile * kTile);
     if (k >= first_left || (again >> k & 1) != 0) others.read(tile, n, k, k >= first_left);
   }
-  const Partial found = others.finish();
-  if (lane_index() == 0) part_of_warp(parts) = merge_parts(part_of_warp(parts), found);
+  Partial found = others.finish();
+  if (lane_index() != 0) return;
+  Partial& part = part_of_warp(parts);
+  if (!are_all) {
+    found.counts = merge(part.counts, found.counts);
+    found.range = merge(part.range, found.range);
+    found.checksum = merge(part.checksum, found.checksum);
+  }
+  put_but_sums<kDepth>(found, part);
 }
 
 // How many tiles of a share of `most` the tensor has.
@@ -156,7 +189,6 @@ FASTCHECK_DEVICE int read_share(const Entry& entry, const Layout* layout, std::i
   const int lane = lane_index();
   FASTCHECK_UNROLL
   for (auto& leaves : shared.leaf) leaves[lane] = 0.0;
-  if (lane < 4) shared.rare[lane] = 0;
   const std::int64_t components = entry.components - first_tile * kTile;
   const int tiles = tiles_of_share(entry, first_tile, tiles_per_warp);
   const bool is_plain = layout == nullptr && bytes_past<Component>(entry.data) == 0;
@@ -169,24 +201,35 @@ FASTCHECK_DEVICE int read_share(const Entry& entry, const Layout* layout, std::i
     // Where the share begins in memory would take two registers more.
     if (!reader.read(entry.data, first_tile + opaque(k), k, visit)) again |= 1u << k;
   }
-  const Partial ordinary = reader.finish();
-  if (lane == 0) part_of_warp(parts) = ordinary;
-  if (k < tiles || again != 0) {
-    read_others<Component, kDepth>(shared, entry, layout, first_tile, tiles, k, again, parts);
+  const bool has_others = k < tiles || again != 0;
+  const bool are_all = has_others && k <= 0;
+  if (!are_all) {
+    const Partial ordinary = reader.finish();
+    if (lane == 0) put_but_sums<kDepth>(ordinary, part_of_warp(parts));
+  }
+  if (has_others) {
+    read_others<Component, kDepth>(shared, entry, layout, first_tile, tiles, k, again, are_all,
+                                   parts);
   }
   if constexpr (kDepth >= Depth::kStats) {
-    const Sums sums =
-        fold_lanes({shared.leaf[0][lane], shared.leaf[1][lane], shared.leaf[2][lane]}, tiles);
-    if (lane == 0) part_of_warp(parts).sums = sums;
+    __syncwarp();
+    put_sums(fold_leaves(shared.leaf, tiles), part_of_warp(parts).sums);
   }
   return k;
 }
 
-// Leaves a chunk's partial where the last block finds it; whether this block is the last. One
-// thread: behind the next barrier, its whole block reads what the others left.
+// Leaves a chunk's partial where the last block finds it; lane 0 learns whether this block is the
+// last. One warp: behind the next barrier, its whole block reads what the others left.
 FASTCHECK_DEVICE bool hand_in(const RecordsLaunch& launch, int index, std::int64_t chunk,
                               std::int64_t chunks, const Partial& part) {
-  launch.partials[chunk] = part;
+  constexpr int kWords = sizeof(Partial) / 8;
+  const int lane = lane_index();
+  if (lane < kWords) {
+    reinterpret_cast<std::uint64_t*>(launch.partials + chunk)[lane] =
+        reinterpret_cast<const std::uint64_t*>(&part)[lane];
+  }
+  __syncwarp();
+  if (lane != 0) return false;
   __threadfence();
   const auto last = static_cast<unsigned int>(chunks - 1);
   if (atomicInc(&launch.counters[index], last) != last) return false;  // and 0 again
@@ -200,20 +243,24 @@ FASTCHECK_DEVICE_CALLED void finish_chunk(const RecordsLaunch& launch, int index
                                           Depth depth, MergeShared& shared) {
   const std::int64_t first_chunk = entries_of(launch.list)[index].first_chunk;
   const std::int64_t chunks = end_chunk(launch.list, index) - first_chunk;
+  const bool is_first_warp = warp_index() == 0;
   merge_warps(shared.parts);
-  if (threadIdx.x == 0) {
-    shared.last = chunks == 1 || hand_in(launch, index, chunk, chunks, shared.parts[0]);
-  }
-  __syncthreads();
-  if (shared.last != 0) {
-    if (chunks > 1) {
-      // A tensor's tree has no more inner nodes in memory than chunks (level_count).
+  bool is_last = true;
+  if (chunks > 1) {
+    if (is_first_warp) {
+      const bool last = hand_in(launch, index, chunk, chunks, shared.parts[0]);
+      if (lane_index() == 0) shared.last = last;
+    }
+    __syncthreads();
+    is_last = shared.last != 0;
+    // A tensor's tree has no more inner nodes in memory than chunks (level_count).
+    if (is_last) {
       merge_chunks(launch.partials + first_chunk, chunks, launch.levels + first_chunk,
                    shared.parts);
     }
-    if (warp_index() == 0) {
-      write_record(launch, index, component_size, extreme, depth, shared);
-    }
+  }
+  if (is_last && is_first_warp) {
+    write_record(launch, index, component_size, extreme, depth, shared);
   }
   __syncthreads();
 }
@@ -228,7 +275,7 @@ records_kernel(FASTCHECK_ARGUMENT RecordsLaunch launch) {
   for (std::int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
     const int index = find_entry(list, chunk);
     const Entry& entry = entries_of(list)[index];
-    const int warp = opaque(static_cast<int>(threadIdx.x)) / kWarp;
+    const int warp = opaque_warp_index();
     const std::int64_t first_tile =
         ((chunk - entry.first_chunk) * warp_count() + warp) * list.tiles_per_warp;
     read_share<Component, kDepth>(entry, entry.strided != 0 ? &list.layout : nullptr, first_tile,

@@ -68,8 +68,8 @@ struct Place {
 
   explicit FASTCHECK_DEVICE_MEMBER Place(int of_lane = lane_index())
       : lane(of_lane),
-        column(lane % Shape<Component>::kThreadsPerRow),
-        run(lane / Shape<Component>::kThreadsPerRow) {}
+        column(static_cast<int>(static_cast<unsigned>(lane) % Shape<Component>::kThreadsPerRow)),
+        run(static_cast<int>(static_cast<unsigned>(lane) / Shape<Component>::kThreadsPerRow)) {}
 
   // The thread's first row of a batch, in the tile.
   FASTCHECK_DEVICE_MEMBER int row(int pass, int batch) const {

@@ -76,6 +76,14 @@ void meetings(Table& table) {
       all &= lane != 0;
     t.put<bool>(i.operand[0], all);
   });
+  table.define("redux.sync.max.u32", 3, [](Thread& t, const Instruction& i) {
+    uint32_t most = 0;
+    for (const uint64_t lane :
+         exchange(i, t.get<uint32_t>(i.operand[2]), t.get<uint32_t>(i.operand[1]))) {
+      most = std::max(most, static_cast<uint32_t>(lane));
+    }
+    t.put<uint32_t>(i.operand[0], most);
+  });
   table.define("redux.sync.add.u32", 3, [](Thread& t, const Instruction& i) {
     uint32_t sum = 0;
     for (const uint64_t lane :

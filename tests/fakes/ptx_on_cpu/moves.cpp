@@ -20,6 +20,7 @@ void conversions(Table& table) {
   table.unary<int64_t, int16_t>("cvt.s64.s16", as_it_is);
   table.unary<int64_t, int32_t>("cvt.s64.s32", as_it_is);
   table.unary<uint32_t, uint16_t>("cvt.u32.u16", as_it_is);
+  table.unary<uint64_t, uint16_t>("cvt.u64.u16", as_it_is);
   table.unary<uint64_t, uint32_t>("cvt.u64.u32", as_it_is);
   table.unary<uint16_t, uint32_t>("cvt.u16.u32", as_it_is);
   table.unary<uint32_t, uint64_t>("cvt.u32.u64", as_it_is);
