@@ -199,6 +199,42 @@ FASTCHECK_DEVICE float min_number(float x, float y) {
   return fminf(x, y);
 }
 
+// ---- what other blocks wrote --------------------------------------------------------------------
+
+// From the L2 cache, which blocks share; kWord words of 64 bits behind `at`, as the instruction
+// itself adds it.
+template <int kWord>
+FASTCHECK_DEVICE std::uint64_t load_from_block(const void* at) {
+#if FASTCHECK_DEVICE_ARCH
+  unsigned long long out;
+  asm volatile("ld.global.cg.u64 %0, [%1+%2];" : "=l"(out) : "l"(at), "n"(8 * kWord) : "memory");
+  return out;
+#else
+  return __ldcg(static_cast<const std::uint64_t*>(at) + kWord);
+#endif
+}
+
+// The same of a double if `left` is more than kLeast, else zero.
+template <int kWord, int kLeast>
+FASTCHECK_DEVICE double load_from_block_if(const double* at, int left) {
+#if FASTCHECK_DEVICE_ARCH
+  double out;
+  asm volatile(
+      "{\n"
+      " .reg .pred there;\n"
+      " setp.gt.s32 there, %2, %3;\n"
+      " mov.f64 %0, 0d0000000000000000;\n"
+      " @there ld.global.cg.f64 %0, [%1+%4];\n"
+      "}"
+      : "=&d"(out)
+      : "l"(at), "r"(left), "n"(kLeast), "n"(8 * kWord)
+      : "memory");
+  return out;
+#else
+  return left > kLeast ? __ldcg(at + kWord) : 0.0;
+#endif
+}
+
 // ---- warps --------------------------------------------------------------------------------------
 
 // Of unsigned numbers: a signed one is divided in four instructions.

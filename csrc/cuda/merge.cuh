@@ -1,8 +1,10 @@
 // Merges partials: of warps to that of a block, and of all chunks to that of a tensor.
 //
 // Both follow the canonical tree: warps, and then chunks, hold aligned groups of tiles. The merge
-// of chunks costs one block a reading of 104 bytes per chunk; of up to 256 chunks, one warp.
+// of chunks costs one block a reading of 104 bytes per chunk.
 #pragma once
+
+#include <utility>
 
 #include "core/accumulator.h"
 #include "cuda/fold.cuh"
@@ -11,61 +13,65 @@
 namespace fastcheck::cuda {
 
 constexpr int kMaxWarps = 8;
+constexpr std::int64_t kChunkComponents = kMaxWarps * 32 * kTile;  // of a chunk, at most
 
 // ---- many partials ------------------------------------------------------------------------------
 
-// What other blocks wrote is read from the L2 cache, which blocks share.
-struct FromBlocks {
-  template <class T>
-  static FASTCHECK_DEVICE_MEMBER T load(const T* at) {
-    return __ldcg(at);
+// A word of a partial that another block wrote, or that is in shared memory.
+struct FromBlock {
+  template <int kWord>
+  static FASTCHECK_DEVICE_MEMBER std::uint64_t load(const Partial* at) {
+    return load_from_block<kWord>(at);
   }
 };
 struct FromShared {
-  template <class T>
-  static FASTCHECK_DEVICE_MEMBER T load(const T* at) {
-    return *at;
+  template <int kWord>
+  static FASTCHECK_DEVICE_MEMBER std::uint64_t load(const Partial* at) {
+    return reinterpret_cast<const std::uint64_t*>(at)[kWord];
   }
 };
 
 // Everything but the sums, of the partials that a thread has met.
 struct Met {
-  static constexpr int kCounts = 7;
-  unsigned long long counts[kCounts] = {};
-  unsigned long long min = ~0ull, max = 0;
-  unsigned int a = 0, b = 0;
+  static constexpr int kCounts = sizeof(Counts) / 8;
+  std::uint64_t counts[kCounts] = {};
+  KeyRange range;
+  Checksum checksum;
 
   template <class From>
-  FASTCHECK_DEVICE_MEMBER void add(const Partial& part) {
-    static_assert(sizeof(Counts) == kCounts * 8 && offsetof(Partial, counts) == 0);
-    const auto* words = reinterpret_cast<const unsigned long long*>(&part);
-    FASTCHECK_UNROLL
-    for (int i = 0; i < kCounts; ++i) counts[i] += From::load(words + i);
-    const auto* range = words + offsetof(Partial, range) / 8;
-    const unsigned long long least = From::load(range), most = From::load(range + 1);
-    min = least < min ? least : min;
-    max = most > max ? most : max;
-    a += From::load(&part.checksum.a);
-    b += From::load(&part.checksum.b);
+  FASTCHECK_DEVICE_MEMBER void add(const Partial* at) {
+    add_counts<From>(at, std::make_integer_sequence<int, kCounts>());
+    constexpr int kRange = offsetof(Partial, range) / 8;
+    range = merge(range, {From::template load<kRange>(at), From::template load<kRange + 1>(at)});
+    const std::uint64_t both = From::template load<offsetof(Partial, checksum) / 8>(at);
+    checksum =
+        merge(checksum, {static_cast<std::uint32_t>(both), static_cast<std::uint32_t>(both >> 32)});
   }
 
   // Those of the whole warp, which counted below 2^32, or far more.
   FASTCHECK_DEVICE_MEMBER void put(bool is_far_more, Partial& out) const {
-    unsigned long long all[kCounts];
+    std::uint64_t all[kCounts];
     if (is_far_more) {
       FASTCHECK_UNROLL
-      for (int i = 0; i < kCounts; ++i) all[i] = warp_sum(std::uint64_t{counts[i]});
+      for (int i = 0; i < kCounts; ++i) all[i] = warp_sum(counts[i]);
     } else {
       FASTCHECK_UNROLL
       for (int i = 0; i < kCounts; ++i) all[i] = warp_sum(static_cast<std::uint32_t>(counts[i]));
     }
-    const KeyRange range = fold_range({min, max});
-    const Checksum checksum{warp_sum(a), warp_sum(b)};
+    const KeyRange of_all = fold_range(range);
+    const Checksum terms{warp_sum(checksum.a), warp_sum(checksum.b)};
     if (lane_index() != 0) return;
     FASTCHECK_UNROLL
-    for (int i = 0; i < kCounts; ++i) reinterpret_cast<unsigned long long*>(&out)[i] = all[i];
-    out.range = range;
-    out.checksum = checksum;
+    for (int i = 0; i < kCounts; ++i) reinterpret_cast<std::uint64_t*>(&out)[i] = all[i];
+    out.range = of_all;
+    out.checksum = terms;
+  }
+
+ private:
+  template <class From, int... kWords>
+  FASTCHECK_DEVICE_MEMBER void add_counts(const Partial* at,
+                                          std::integer_sequence<int, kWords...>) {
+    ((counts[kWords] += From::template load<kWords>(at)), ...);
   }
 };
 
@@ -82,7 +88,7 @@ FASTCHECK_DEVICE void merge_warps(Partial (&parts)[kMaxWarps], bool are_large = 
   static_assert(kMaxWarps == kSharers);
   const int sharer = lane % kSharers;
   Met met;
-  if (lane < count) met.add<FromShared>(parts[lane]);
+  if (lane < count) met.add<FromShared>(&parts[lane]);
   double sum = 0.0;
   if (sharer < count) sum = reinterpret_cast<const double*>(&parts[sharer].sums)[which_sum()];
   sum = fold_sharers(sum);
@@ -94,59 +100,65 @@ FASTCHECK_DEVICE void merge_warps(Partial (&parts)[kMaxWarps], bool are_large = 
 
 // ---- chunks -------------------------------------------------------------------------------------
 
+constexpr int kLeastOfSharer = 4;
 constexpr int kMostOfSharer = 32;
 constexpr int kGroup = kSharers * kMostOfSharer;  // nodes that a warp folds at once
 
-// Four neighbours of `left` nodes, kStride doubles apart.
-template <int kStride>
+// Four neighbours from the kFirst-th of `left` nodes on, kStride doubles apart.
+template <int kStride, int kFirst>
 FASTCHECK_DEVICE double fold_four(const double* at, int left) {
-  double x[4];
-  FASTCHECK_UNROLL
-  for (int k = 0; k < 4; ++k) {
-    x[k] = 0.0;
-    if (k < left) x[k] = __ldcg(at + k * kStride);
-  }
+  const double x[4] = {load_from_block_if<kStride * kFirst, kFirst>(at, left),
+                       load_from_block_if<kStride*(kFirst + 1), kFirst + 1>(at, left),
+                       load_from_block_if<kStride*(kFirst + 2), kFirst + 2>(at, left),
+                       load_from_block_if<kStride*(kFirst + 3), kFirst + 3>(at, left)};
   return (x[0] + x[1]) + (x[2] + x[3]);
 }
 
-// The tree over `count` nodes, up to kGroup; each thread gets its sum.
+// The tree over `count` nodes, `each` of them to a sharer: a power of two from kLeastOfSharer to
+// kMostOfSharer. Each thread gets its sum.
 template <int kStride>
-FASTCHECK_DEVICE double fold_group(const Sums* nodes, int count) {
-  const int mine = count <= 32 ? 4 : count <= 64 ? 8 : count <= 128 ? 16 : kMostOfSharer;
-  const int first = lane_index() % kSharers * mine;
-  const double* at = reinterpret_cast<const double*>(nodes) + which_sum() + first * kStride;
+FASTCHECK_DEVICE double fold_group(const Sums* nodes, int count, int each) {
+  const int first = lane_index() % kSharers * each;
+  const double* at = reinterpret_cast<const double*>(nodes) + (which_sum() + first * kStride);
   const int left = count - first;
-  const auto four = [&](int k) { return fold_four<kStride>(at + k * kStride, left - k); };
-  double sum = four(0);
-  if (mine > 4) sum += four(4);
-  if (mine > 8) sum += four(8) + four(12);
-  if (mine > 16) sum += (four(16) + four(20)) + (four(24) + four(28));
+  double sum = fold_four<kStride, 0>(at, left);
+  if (each > 4) {
+    sum += fold_four<kStride, 4>(at, left);
+    if (each > 8) {
+      sum += fold_four<kStride, 8>(at, left) + fold_four<kStride, 12>(at, left);
+      if (each > 16) {
+        sum += (fold_four<kStride, 16>(at, left) + fold_four<kStride, 20>(at, left)) +
+               (fold_four<kStride, 24>(at, left) + fold_four<kStride, 28>(at, left));
+      }
+    }
+  }
   return fold_sharers(sum);
 }
 
-// The tree over `count` chunks, zero-padded, up to kGroup neighbours at a time; `levels` has room
-// for its inner nodes (level_count). The first warp finds the result in parts[0]; if there is one
-// group, no other one takes part. A chunk counts below 2^24.
-FASTCHECK_DEVICE void merge_chunks(const Partial* chunks, std::int64_t count, Sums* levels,
-                                   Partial (&parts)[kMaxWarps]) {
-  static_assert(sizeof(Partial) % 8 == 0 && sizeof(Sums) % 8 == 0);
+// `count` neighbouring chunks, by one warp; adds what is not a sum, each thread gets its sum.
+FASTCHECK_DEVICE double read_group(const Partial* chunks, int count, int each, Met& met) {
+  FASTCHECK_ROLLED
+  for (int k = lane_index(); k < count; k += kWarp) met.add<FromBlock>(chunks + k);
+  return fold_group<sizeof(Partial) / 8>(&chunks->sums, count, each);
+}
+
+// The `group`-th `size` of `nodes`, or fewer, or none.
+FASTCHECK_DEVICE int size_of_group(std::int64_t group, int size, std::int64_t nodes) {
+  const std::int64_t left = nodes - group * size;
+  return left < size ? static_cast<int>(left) : size;
+}
+
+// merge_chunks for more of them than the warps of a block can fold at once: as long as there is
+// more than one group, its sums are a node in `levels`.
+FASTCHECK_DEVICE_CALLED void merge_levels(const Partial* chunks, std::int64_t count, Sums* levels,
+                                          Partial (&parts)[kMaxWarps]) {
   const int warp = warp_index();
   std::int64_t groups = (count + kGroup - 1) / kGroup;
-  const bool has_levels = groups > 1;
-  if (warp != 0 && !has_levels) return;
-  const auto of_group = [](std::int64_t group, std::int64_t nodes) {
-    const std::int64_t left = nodes - group * kGroup;
-    return left < kGroup ? static_cast<int>(left) : kGroup;
-  };
   Met met;
   double sum = 0.0;
   for (std::int64_t group = warp; group < groups; group += warp_count()) {
-    const Partial* const from = chunks + group * kGroup;
-    const int here = of_group(group, count);
-    FASTCHECK_ROLLED
-    for (int k = lane_index(); k < here; k += kWarp) met.add<FromBlocks>(from[k]);
-    sum = fold_group<sizeof(Partial) / 8>(&from->sums, here);
-    if (has_levels) put_sums(sum, levels[group]);
+    const int here = size_of_group(group, kGroup, count);
+    put_sums(read_group(chunks + group * kGroup, here, kMostOfSharer, met), levels[group]);
   }
   while (groups > 1) {
     __syncthreads();
@@ -155,21 +167,43 @@ FASTCHECK_DEVICE void merge_chunks(const Partial* chunks, std::int64_t count, Su
     const std::int64_t nodes = groups;
     groups = (nodes + kGroup - 1) / kGroup;
     for (std::int64_t group = warp; group < groups; group += warp_count()) {
-      sum = fold_group<sizeof(Sums) / 8>(from + group * kGroup, of_group(group, nodes));
+      const int here = size_of_group(group, kGroup, nodes);
+      sum = fold_group<sizeof(Sums) / 8>(from + group * kGroup, here, kMostOfSharer);
       if (groups > 1) put_sums(sum, levels[group]);
     }
   }
   // The last group is the first warp's; a sum of zero leaves another as it is.
-  met.put(has_levels, parts[warp]);
+  met.put(true, parts[warp]);
   put_sums(warp == 0 ? sum : 0.0, parts[warp].sums);
-  if (has_levels) {
-    merge_warps(parts, true);
+  merge_warps(parts, true);
+}
+
+// The tree over `count` chunks, zero-padded; `levels` has room for its inner nodes (level_count).
+// The first warp finds the result in parts[0]. All threads of the block take part.
+FASTCHECK_DEVICE void merge_chunks(const Partial* chunks, std::int64_t count, Sums* levels,
+                                   Partial (&parts)[kMaxWarps]) {
+  static_assert(kChunkComponents <= (std::int64_t{1} << 32) / (kMaxWarps * kGroup));
+  const int warps = warp_count();
+  if (count > warps * kGroup) return merge_levels(chunks, count, levels, parts);
+  const int nodes = static_cast<int>(count);
+  int each = kLeastOfSharer;
+  while (each * kSharers * warps < nodes) each *= 2;
+  const int size = each * kSharers;
+  const int warp = warp_index();
+  if (warp > 0 && nodes <= size) return;
+  Met met;
+  const int here = size_of_group(warp, size, nodes);
+  const double sum = read_group(chunks + warp * size, here, each, met);
+  met.put(false, parts[warp]);
+  put_sums(sum, parts[warp].sums);
+  if (nodes > size) {
+    merge_warps(parts);
   } else {
     __syncwarp();
   }
 }
 
-// Nodes of merge_chunks that lie in memory.
+// Nodes of merge_levels that lie in memory.
 inline std::int64_t level_count(std::int64_t chunks) {
   std::int64_t total = 0;
   for (std::int64_t n = chunks; n > 1;) total += n = (n + kGroup - 1) / kGroup;

@@ -123,7 +123,8 @@ FASTCHECK_DEVICE void write_record(const RecordsLaunch& launch, int index, int c
   if (lane == kFormWord) {
     const std::uint32_t form = kRecordVersion | static_cast<std::uint32_t>(entry.dtype) << 16 |
                                static_cast<std::uint32_t>(entry.order) << 24;
-    word = static_cast<std::uint64_t>(form) << 32 | (is_nonfinite ? std::uint64_t{kFlagNonfinite} : 0);
+    word =
+        static_cast<std::uint64_t>(form) << 32 | (is_nonfinite ? std::uint64_t{kFlagNonfinite} : 0);
   }
   if (lane == kDepthWord) word = static_cast<std::uint64_t>(depth);
   if (lane < kWords) reinterpret_cast<std::uint64_t*>(launch.slots + entry.slot)[lane] = word;
