@@ -201,20 +201,36 @@ FASTCHECK_DEVICE float min_number(float x, float y) {
 
 // ---- what other blocks wrote --------------------------------------------------------------------
 
-// From the L2 cache, which blocks share; kWord words of 64 bits behind `at`, as the instruction
-// itself adds it.
+// From the L2 cache, which blocks share: what is kWord words of 64 bits behind `at`, as the
+// instruction itself adds it; of an integer, as much as there is room for.
 template <int kWord>
-FASTCHECK_DEVICE std::uint64_t load_from_block(const void* at) {
+FASTCHECK_DEVICE void load_from_block(const void* at, std::uint32_t& out) {
 #if FASTCHECK_DEVICE_ARCH
-  unsigned long long out;
-  asm volatile("ld.global.cg.u64 %0, [%1+%2];" : "=l"(out) : "l"(at), "n"(8 * kWord) : "memory");
-  return out;
+  asm volatile("ld.global.cg.u32 %0, [%1+%2];" : "=r"(out) : "l"(at), "n"(8 * kWord) : "memory");
 #else
-  return __ldcg(static_cast<const std::uint64_t*>(at) + kWord);
+  out = static_cast<std::uint32_t>(__ldcg(static_cast<const std::uint64_t*>(at) + kWord));
+#endif
+}
+template <int kWord>
+FASTCHECK_DEVICE void load_from_block(const void* at, std::uint64_t& out) {
+#if FASTCHECK_DEVICE_ARCH
+  unsigned long long word;
+  asm volatile("ld.global.cg.u64 %0, [%1+%2];" : "=l"(word) : "l"(at), "n"(8 * kWord) : "memory");
+  out = word;
+#else
+  out = __ldcg(static_cast<const std::uint64_t*>(at) + kWord);
+#endif
+}
+template <int kWord>
+FASTCHECK_DEVICE void load_from_block(const void* at, double& out) {
+#if FASTCHECK_DEVICE_ARCH
+  asm volatile("ld.global.cg.f64 %0, [%1+%2];" : "=d"(out) : "l"(at), "n"(8 * kWord) : "memory");
+#else
+  out = __ldcg(static_cast<const double*>(at) + kWord);
 #endif
 }
 
-// The same of a double if `left` is more than kLeast, else zero.
+// A double, if `left` is more than kLeast, else zero.
 template <int kWord, int kLeast>
 FASTCHECK_DEVICE double load_from_block_if(const double* at, int left) {
 #if FASTCHECK_DEVICE_ARCH

@@ -19,22 +19,24 @@ constexpr std::int64_t kChunkComponents = kMaxWarps * 32 * kTile;  // of a chunk
 
 // A word of a partial that another block wrote, or that is in shared memory.
 struct FromBlock {
-  template <int kWord>
-  static FASTCHECK_DEVICE_MEMBER std::uint64_t load(const Partial* at) {
-    return load_from_block<kWord>(at);
+  template <int kWord, class T>
+  static FASTCHECK_DEVICE_MEMBER void load(const Partial* at, T& out) {
+    load_from_block<kWord>(at, out);
   }
 };
 struct FromShared {
-  template <int kWord>
-  static FASTCHECK_DEVICE_MEMBER std::uint64_t load(const Partial* at) {
-    return reinterpret_cast<const std::uint64_t*>(at)[kWord];
+  template <int kWord, class T>
+  static FASTCHECK_DEVICE_MEMBER void load(const Partial* at, T& out) {
+    out = static_cast<T>(reinterpret_cast<const std::uint64_t*>(at)[kWord]);
   }
 };
 
-// Everything but the sums, of the partials that a thread has met.
+// Everything but the sums, of the partials that a thread has met. Count: 32 bits where no count of
+// the warp passes them, else 64.
+template <class Count>
 struct Met {
   static constexpr int kCounts = sizeof(Counts) / 8;
-  std::uint64_t counts[kCounts] = {};
+  Count counts[kCounts] = {};
   KeyRange range;
   Checksum checksum;
 
@@ -42,22 +44,21 @@ struct Met {
   FASTCHECK_DEVICE_MEMBER void add(const Partial* at) {
     add_counts<From>(at, std::make_integer_sequence<int, kCounts>());
     constexpr int kRange = offsetof(Partial, range) / 8;
-    range = merge(range, {From::template load<kRange>(at), From::template load<kRange + 1>(at)});
-    const std::uint64_t both = From::template load<offsetof(Partial, checksum) / 8>(at);
+    KeyRange other;
+    From::template load<kRange>(at, other.min);
+    From::template load<kRange + 1>(at, other.max);
+    range = merge(range, other);
+    std::uint64_t both;
+    From::template load<offsetof(Partial, checksum) / 8>(at, both);
     checksum =
         merge(checksum, {static_cast<std::uint32_t>(both), static_cast<std::uint32_t>(both >> 32)});
   }
 
-  // Those of the whole warp, which counted below 2^32, or far more.
-  FASTCHECK_DEVICE_MEMBER void put(bool is_far_more, Partial& out) const {
-    std::uint64_t all[kCounts];
-    if (is_far_more) {
-      FASTCHECK_UNROLL
-      for (int i = 0; i < kCounts; ++i) all[i] = warp_sum(counts[i]);
-    } else {
-      FASTCHECK_UNROLL
-      for (int i = 0; i < kCounts; ++i) all[i] = warp_sum(static_cast<std::uint32_t>(counts[i]));
-    }
+  // Those of the whole warp.
+  FASTCHECK_DEVICE_MEMBER void put(Partial& out) const {
+    Count all[kCounts];
+    FASTCHECK_UNROLL
+    for (int i = 0; i < kCounts; ++i) all[i] = warp_sum(counts[i]);
     const KeyRange of_all = fold_range(range);
     const Checksum terms{warp_sum(checksum.a), warp_sum(checksum.b)};
     if (lane_index() != 0) return;
@@ -68,10 +69,16 @@ struct Met {
   }
 
  private:
+  template <class From, int kWord>
+  FASTCHECK_DEVICE_MEMBER void add_count(const Partial* at) {
+    Count other;
+    From::template load<kWord>(at, other);
+    counts[kWord] += other;
+  }
   template <class From, int... kWords>
   FASTCHECK_DEVICE_MEMBER void add_counts(const Partial* at,
                                           std::integer_sequence<int, kWords...>) {
-    ((counts[kWords] += From::template load<kWords>(at)), ...);
+    (add_count<From, kWords>(at), ...);
   }
 };
 
@@ -79,21 +86,22 @@ struct Met {
 
 // Every warp has put its part in `parts`; parts[0] is their tree once the first warp is back, for
 // all of it. All threads of the block take part. The caller puts a barrier between two merges of
-// the same memory. `are_large`: a count may pass 2^32.
-FASTCHECK_DEVICE void merge_warps(Partial (&parts)[kMaxWarps], bool are_large = false) {
+// the same memory.
+template <class Count>
+FASTCHECK_DEVICE void merge_warps(Partial (&parts)[kMaxWarps]) {
   __syncthreads();
   const int count = warp_count();
   if (count == 1 || warp_index() != 0) return;
   const int lane = lane_index();
   static_assert(kMaxWarps == kSharers);
   const int sharer = lane % kSharers;
-  Met met;
-  if (lane < count) met.add<FromShared>(&parts[lane]);
+  Met<Count> met;
+  if (lane < count) met.template add<FromShared>(&parts[lane]);
   double sum = 0.0;
   if (sharer < count) sum = reinterpret_cast<const double*>(&parts[sharer].sums)[which_sum()];
   sum = fold_sharers(sum);
   __syncwarp();
-  met.put(are_large, parts[0]);
+  met.put(parts[0]);
   put_sums(sum, parts[0].sums);
   __syncwarp();
 }
@@ -104,48 +112,64 @@ constexpr int kLeastOfSharer = 4;
 constexpr int kMostOfSharer = 32;
 constexpr int kGroup = kSharers * kMostOfSharer;  // nodes that a warp folds at once
 
-// Four neighbours from the kFirst-th of `left` nodes on, kStride doubles apart.
-template <int kStride, int kFirst>
+// A node's sum; zero if it is none of the `left` nodes from `at` on, where not all are there.
+template <bool kAll, int kStride, int kNode>
+FASTCHECK_DEVICE double load_node(const double* at, int left) {
+  double sum;
+  if constexpr (kAll) {
+    load_from_block<kStride * kNode>(at, sum);
+  } else {
+    sum = load_from_block_if<kStride * kNode, kNode>(at, left);
+  }
+  return sum;
+}
+
+// Four neighbours from the kFirst-th node on, kStride doubles apart.
+template <bool kAll, int kStride, int kFirst>
 FASTCHECK_DEVICE double fold_four(const double* at, int left) {
-  const double x[4] = {load_from_block_if<kStride * kFirst, kFirst>(at, left),
-                       load_from_block_if<kStride*(kFirst + 1), kFirst + 1>(at, left),
-                       load_from_block_if<kStride*(kFirst + 2), kFirst + 2>(at, left),
-                       load_from_block_if<kStride*(kFirst + 3), kFirst + 3>(at, left)};
+  const double x[4] = {load_node<kAll, kStride, kFirst>(at, left),
+                       load_node<kAll, kStride, kFirst + 1>(at, left),
+                       load_node<kAll, kStride, kFirst + 2>(at, left),
+                       load_node<kAll, kStride, kFirst + 3>(at, left)};
   return (x[0] + x[1]) + (x[2] + x[3]);
 }
 
-// The tree over `count` nodes, `each` of them to a sharer: a power of two from kLeastOfSharer to
-// kMostOfSharer. Each thread gets its sum.
+// Up to `each` neighbours: a power of two from kLeastOfSharer to kMostOfSharer.
+template <bool kAll, int kStride>
+FASTCHECK_DEVICE double fold_nodes(const double* at, int left, int each) {
+  static_assert(kLeastOfSharer == 4 && kMostOfSharer == 32);
+  double sum = fold_four<kAll, kStride, 0>(at, left);
+  if (each == 4) return sum;
+  sum += fold_four<kAll, kStride, 4>(at, left);
+  if (each == 8) return sum;
+  sum += fold_four<kAll, kStride, 8>(at, left) + fold_four<kAll, kStride, 12>(at, left);
+  if (each == 16) return sum;
+  return sum + ((fold_four<kAll, kStride, 16>(at, left) + fold_four<kAll, kStride, 20>(at, left)) +
+                (fold_four<kAll, kStride, 24>(at, left) + fold_four<kAll, kStride, 28>(at, left)));
+}
+
+// The tree over `count` nodes, `each` of them to a sharer. Each thread gets its sum.
 template <int kStride>
 FASTCHECK_DEVICE double fold_group(const Sums* nodes, int count, int each) {
   const int first = lane_index() % kSharers * each;
   const double* at = reinterpret_cast<const double*>(nodes) + (which_sum() + first * kStride);
-  const int left = count - first;
-  double sum = fold_four<kStride, 0>(at, left);
-  if (each > 4) {
-    sum += fold_four<kStride, 4>(at, left);
-    if (each > 8) {
-      sum += fold_four<kStride, 8>(at, left) + fold_four<kStride, 12>(at, left);
-      if (each > 16) {
-        sum += (fold_four<kStride, 16>(at, left) + fold_four<kStride, 20>(at, left)) +
-               (fold_four<kStride, 24>(at, left) + fold_four<kStride, 28>(at, left));
-      }
-    }
-  }
-  return fold_sharers(sum);
+  const bool are_all = count == kSharers * each;  // of every warp but one
+  return fold_sharers(are_all ? fold_nodes<true, kStride>(at, 0, each)
+                              : fold_nodes<false, kStride>(at, count - first, each));
 }
 
 // `count` neighbouring chunks, by one warp; adds what is not a sum, each thread gets its sum.
-FASTCHECK_DEVICE double read_group(const Partial* chunks, int count, int each, Met& met) {
+template <class Count>
+FASTCHECK_DEVICE double read_group(const Partial* chunks, int count, int each, Met<Count>& met) {
   FASTCHECK_ROLLED
-  for (int k = lane_index(); k < count; k += kWarp) met.add<FromBlock>(chunks + k);
+  for (int k = lane_index(); k < count; k += kWarp) met.template add<FromBlock>(chunks + k);
   return fold_group<sizeof(Partial) / 8>(&chunks->sums, count, each);
 }
 
-// The `group`-th `size` of `nodes`, or fewer, or none.
-FASTCHECK_DEVICE int size_of_group(std::int64_t group, int size, std::int64_t nodes) {
-  const std::int64_t left = nodes - group * size;
-  return left < size ? static_cast<int>(left) : size;
+// Nodes of the `group`-th kGroup.
+FASTCHECK_DEVICE int size_of_group(std::int64_t group, std::int64_t nodes) {
+  const std::int64_t left = nodes - group * kGroup;
+  return left < kGroup ? static_cast<int>(left) : kGroup;
 }
 
 // merge_chunks for more of them than the warps of a block can fold at once: as long as there is
@@ -154,10 +178,10 @@ FASTCHECK_DEVICE_CALLED void merge_levels(const Partial* chunks, std::int64_t co
                                           Partial (&parts)[kMaxWarps]) {
   const int warp = warp_index();
   std::int64_t groups = (count + kGroup - 1) / kGroup;
-  Met met;
+  Met<std::uint64_t> met;
   double sum = 0.0;
   for (std::int64_t group = warp; group < groups; group += warp_count()) {
-    const int here = size_of_group(group, kGroup, count);
+    const int here = size_of_group(group, count);
     put_sums(read_group(chunks + group * kGroup, here, kMostOfSharer, met), levels[group]);
   }
   while (groups > 1) {
@@ -167,15 +191,15 @@ FASTCHECK_DEVICE_CALLED void merge_levels(const Partial* chunks, std::int64_t co
     const std::int64_t nodes = groups;
     groups = (nodes + kGroup - 1) / kGroup;
     for (std::int64_t group = warp; group < groups; group += warp_count()) {
-      const int here = size_of_group(group, kGroup, nodes);
+      const int here = size_of_group(group, nodes);
       sum = fold_group<sizeof(Sums) / 8>(from + group * kGroup, here, kMostOfSharer);
       if (groups > 1) put_sums(sum, levels[group]);
     }
   }
   // The last group is the first warp's; a sum of zero leaves another as it is.
-  met.put(true, parts[warp]);
+  met.put(parts[warp]);
   put_sums(warp == 0 ? sum : 0.0, parts[warp].sums);
-  merge_warps(parts, true);
+  merge_warps<std::uint64_t>(parts);
 }
 
 // The tree over `count` chunks, zero-padded; `levels` has room for its inner nodes (level_count).
@@ -185,19 +209,20 @@ FASTCHECK_DEVICE void merge_chunks(const Partial* chunks, std::int64_t count, Su
   static_assert(kChunkComponents <= (std::int64_t{1} << 32) / (kMaxWarps * kGroup));
   const int warps = warp_count();
   if (count > warps * kGroup) return merge_levels(chunks, count, levels, parts);
+  // A group to each warp that has any. Their counts fit 32 bits.
   const int nodes = static_cast<int>(count);
   int each = kLeastOfSharer;
-  while (each * kSharers * warps < nodes) each *= 2;
+  for (int most = each * kSharers * warps; most < nodes; most *= 2) each *= 2;
   const int size = each * kSharers;
   const int warp = warp_index();
   if (warp > 0 && nodes <= size) return;
-  Met met;
-  const int here = size_of_group(warp, size, nodes);
-  const double sum = read_group(chunks + warp * size, here, each, met);
-  met.put(false, parts[warp]);
+  Met<std::uint32_t> met;
+  const int left = nodes - warp * size;
+  const double sum = read_group(chunks + warp * size, left < size ? left : size, each, met);
+  met.put(parts[warp]);
   put_sums(sum, parts[warp].sums);
   if (nodes > size) {
-    merge_warps(parts);
+    merge_warps<std::uint32_t>(parts);
   } else {
     __syncwarp();
   }

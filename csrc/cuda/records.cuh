@@ -245,7 +245,7 @@ FASTCHECK_DEVICE_CALLED void finish_chunk(const RecordsLaunch& launch, int index
   const std::int64_t first_chunk = entries_of(launch.list)[index].first_chunk;
   const std::int64_t chunks = end_chunk(launch.list, index) - first_chunk;
   const bool is_first_warp = warp_index() == 0;
-  merge_warps(shared.parts);
+  merge_warps<std::uint32_t>(shared.parts);
   bool is_last = true;
   if (chunks > 1) {
     if (is_first_warp) {
