@@ -263,6 +263,11 @@ FASTCHECK_DEVICE T from_lane_xor(T x, int mask) {
   return __shfl_xor_sync(kWholeWarp, x, mask);
 }
 
+template <class T>
+FASTCHECK_DEVICE T from_lane(T x, int lane) {
+  return __shfl_sync(kWholeWarp, x, lane);
+}
+
 FASTCHECK_DEVICE std::uint32_t warp_sum(std::uint32_t x) {
 #if FASTCHECK_DEVICE_ARCH >= 800
   return __reduce_add_sync(kWholeWarp, x);

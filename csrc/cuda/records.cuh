@@ -129,8 +129,11 @@ FASTCHECK_DEVICE void write_record(const RecordsLaunch& launch, int index, int c
   if (lane == kDepthWord) word = static_cast<std::uint64_t>(depth);
   if (lane < kWords) reinterpret_cast<std::uint64_t*>(launch.slots + entry.slot)[lane] = word;
   if (is_nonfinite && launch.box.box != nullptr) {
-    if (lane < kWords) reinterpret_cast<std::uint64_t*>(&shared.record)[lane] = word;
-    __syncwarp();
+    FASTCHECK_ROLLED
+    for (int i = 0; i < kWords; ++i) {
+      const std::uint64_t other = from_lane(word, i);
+      if (lane == 0) reinterpret_cast<std::uint64_t*>(&shared.record)[i] = other;
+    }
     if (lane == 0) put_in_box(launch.box, entry.slot, shared.record);
   }
 }

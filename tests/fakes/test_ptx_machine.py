@@ -52,6 +52,7 @@ def cases() -> list[tuple[list[torch.Tensor], Cut]]:
         ([x[1:5001]], Cut(warps=1, share=1, blocks=2)),
         ([x[1 : 3 * 4096 - 90 : 2]], Cut(warps=1, share=1, blocks=2)),
         ([x], Cut(warps=1, share=1, blocks=9)),
+        ([x[5 * 4096 : 17 * 4096]], Cut(warps=2, share=4, blocks=1)),
         ([x[:20000], x[:30000], x[:7], x[:25000]], Cut(warps=4, share=1, blocks=1)),
     ]
 
@@ -165,8 +166,8 @@ FAULTS = {
     ),
     "reads global memory that nobody wrote": (
         "merge.cuh",
-        "if (chunk < count) part",
-        "if (chunk <= count) part",
+        "for (int k = lane_index(); k < count;",
+        "for (int k = lane_index(); k <= count;",
         "uninitialised: the levels",
     ),
     "reads shared memory that nobody wrote": (
@@ -176,9 +177,9 @@ FAULTS = {
         "uninitialised: shared memory",
     ),
     "reads through the read-only cache what the launch writes": (
-        "merge.cuh",
-        "words[i] = __ldcg(",
-        "words[i] = __ldg(",
+        "intrinsics.cuh",
+        "ld.global.cg.u64",
+        "ld.global.nc.u64",
         "ld.global.nc of the partials",
     ),
     "writes to shared memory of another warp": (
@@ -189,27 +190,27 @@ FAULTS = {
     ),
     "writes to shared memory that other warps may still read": (
         "records.cuh",
-        "  if (shared.last != 0) {",
-        "  const int last = shared.last;\n  __syncwarp();\n"
-        "  if (threadIdx.x == 0) shared.last = 0;\n  if (last != 0) {",
+        "    is_last = shared.last != 0;",
+        "    is_last = shared.last != 0;\n    __syncwarp();\n"
+        "    if (threadIdx.x == 0) shared.last = 0;",
         "was read by warp",
     ),
     "writes to shared memory that its warp may still read": (
         "records.cuh",
-        "entry.slot)[lane] = words[lane];\n",
-        "entry.slot)[lane] = words[lane];\n  if (lane == 0) shared.record.seq = 0;\n",
+        "entry.slot)[lane] = word;\n",
+        "entry.slot)[lane] = word;\n  if (lane == 0) shared.parts[0] = {};\n",
         "was read by thread",
     ),
     "writes twice to shared memory": (
-        "records.cuh",
-        "  if (lane < 4) shared.rare[lane] = 0;",
-        "  shared.rare[lane % 4] = 0;",
+        "batch.cuh",
+        "    if (lane_index() < 4) shared_.rare[lane_index()] = 0;",
+        "    shared_.rare[lane_index() % 4] = 0;",
         r"was written by thread .*: st\.shared",
     ),
     "adds to what it has stored": (
         "records.cuh",
-        "  launch.partials[chunk] = part;\n  __threadfence();\n",
-        "  launch.partials[chunk] = part;\n  __threadfence();\n  launch.counters[index] = 0;\n",
+        "  if (lane != 0) return false;\n  __threadfence();\n",
+        "  if (lane != 0) return false;\n  __threadfence();\n  launch.counters[index] = 0;\n",
         "an atomic on what the thread itself stored",
     ),
     "writes past its slot": (
@@ -220,8 +221,9 @@ FAULTS = {
     ),
     "writes to a tensor": (
         "records.cuh",
-        "launch.partials[chunk] = part;",
-        "launch.partials[chunk] = part; *(float*)entries_of(launch.list)[index].data = 0;",
+        "  if (lane != 0) return false;\n",
+        "  if (lane != 0) return false;\n"
+        "  *(float*)entries_of(launch.list)[index].data = 0;\n",
         "a store to a tensor",
     ),
     "divides by zero": (
@@ -232,8 +234,8 @@ FAULTS = {
     ),
     "leaves a barrier to some": (
         "merge.cuh",
-        "  __syncthreads();\n  if (warp_index() != 0) return;",
-        "  if (warp_index() != 0) return;\n  __syncthreads();",
+        "  __syncthreads();\n  const int count = warp_count();",
+        "  if (warp_index() != 0) return;\n  __syncthreads();\n  const int count = warp_count();",
         "divergent barrier",
     ),
 }
