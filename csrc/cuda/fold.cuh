@@ -29,9 +29,9 @@ FASTCHECK_DEVICE void share_out(T* values, int mask, bool upper) {
 constexpr int kSharers = 8;  // threads that have a sum: neighbours, and so are the nodes they have
 
 // Which of the three sums a thread has; behind the last ones, the last sum again.
-FASTCHECK_DEVICE int which_sum() {
-  const int which = lane_index() / kSharers;
-  return which < 2 ? which : 2;
+FASTCHECK_DEVICE int which_sum(int lane = lane_index()) {
+  const unsigned which = static_cast<unsigned>(lane) / kSharers;
+  return static_cast<int>(which < 2 ? which : 2);
 }
 
 FASTCHECK_DEVICE double fold_sharers(double x) {
@@ -75,7 +75,7 @@ class TileFold {
 
   // One pass's runs; every pass in turn.
   FASTCHECK_DEVICE_MEMBER void add(int pass, const LaneSums<Accumulator> (&runs)[kHeld]) {
-    const int lane = lane_index();
+    const int lane = lane_here();
     const int at = pair_of(lane);
     FASTCHECK_UNROLL
     for (int i = 0; i < 3; ++i) {
@@ -103,7 +103,8 @@ class TileFold {
   // The sum of the thread (which_sum).
   FASTCHECK_DEVICE_MEMBER double finish() const {
     __syncwarp();
-    const Pair* const from = &shared_.kept[0][which_sum()][lane_index() % kSharers * 4];
+    const int lane = lane_here();
+    const Pair* const from = &shared_.kept[0][which_sum(lane)][lane % kSharers * 4];
     double x[4];
     FASTCHECK_UNROLL
     for (int k = 0; k < 4; ++k) {
@@ -117,6 +118,12 @@ class TileFold {
   }
 
  private:
+  // The kernel of float64 has no register left for what follows from the lane; others have fewer if
+  // it is known.
+  static FASTCHECK_DEVICE_MEMBER int lane_here() {
+    return sizeof(Accumulator) == 8 && Component::kIsFloat ? opaque(lane_index()) : lane_index();
+  }
+
   static FASTCHECK_DEVICE_MEMBER Pair both(const Pair& l, const Pair& r) {
     return {{l.lane[0] + r.lane[0], l.lane[1] + r.lane[1]}};
   }

@@ -40,7 +40,7 @@ FASTCHECK_DEVICE bool tile_nonfinite(const Entry& entry, const Layout* layout, s
                                      int n, Stage<Format>& stage) {
   using S = Shape<Format>;
   using Test = NonfiniteTest<Format>;
-  const Place<Format> place;
+  const Place<Format> place(opaque(lane_index()));
   std::uint32_t seen = 0;
   FASTCHECK_ROLLED
   for (int pass = 0; pass < S::kPasses; ++pass) {

@@ -134,18 +134,25 @@ FASTCHECK_DEVICE double fold_four(const double* at, int left) {
   return (x[0] + x[1]) + (x[2] + x[3]);
 }
 
-// Up to `each` neighbours: a power of two from kLeastOfSharer to kMostOfSharer.
+// Up to `each` neighbours: a power of two from kLeastOfSharer to kMostOfSharer. More than
+// kAtOnce loads under way would take registers that the kernel has in use.
 template <bool kAll, int kStride>
 FASTCHECK_DEVICE double fold_nodes(const double* at, int left, int each) {
-  static_assert(kLeastOfSharer == 4 && kMostOfSharer == 32);
-  double sum = fold_four<kAll, kStride, 0>(at, left);
-  if (each == 4) return sum;
-  sum += fold_four<kAll, kStride, 4>(at, left);
-  if (each == 8) return sum;
-  sum += fold_four<kAll, kStride, 8>(at, left) + fold_four<kAll, kStride, 12>(at, left);
-  if (each == 16) return sum;
-  return sum + ((fold_four<kAll, kStride, 16>(at, left) + fold_four<kAll, kStride, 20>(at, left)) +
-                (fold_four<kAll, kStride, 24>(at, left) + fold_four<kAll, kStride, 28>(at, left)));
+  constexpr int kAtOnce = 16;
+  static_assert(kLeastOfSharer == 4 && kMostOfSharer == 2 * kAtOnce);
+  double sum = 0.0;
+  FASTCHECK_ROLLED
+  for (int k = 0; k < each; k += kAtOnce) {
+    double part = fold_four<kAll, kStride, 0>(at, left - k);
+    if (each > 4) part += fold_four<kAll, kStride, 4>(at, left - k);
+    if (each > 8) {
+      part +=
+          fold_four<kAll, kStride, 8>(at, left - k) + fold_four<kAll, kStride, 12>(at, left - k);
+    }
+    sum += part;
+    at += kAtOnce * kStride;
+  }
+  return sum;
 }
 
 // The tree over `count` nodes, `each` of them to a sharer. Each thread gets its sum.
@@ -174,8 +181,8 @@ FASTCHECK_DEVICE int size_of_group(std::int64_t group, std::int64_t nodes) {
 
 // merge_chunks for more of them than the warps of a block can fold at once: as long as there is
 // more than one group, its sums are a node in `levels`.
-FASTCHECK_DEVICE_CALLED void merge_levels(const Partial* chunks, std::int64_t count, Sums* levels,
-                                          Partial (&parts)[kMaxWarps]) {
+FASTCHECK_DEVICE void merge_levels(const Partial* chunks, std::int64_t count, Sums* levels,
+                                   Partial (&parts)[kMaxWarps]) {
   const int warp = warp_index();
   std::int64_t groups = (count + kGroup - 1) / kGroup;
   Met<std::uint64_t> met;
@@ -204,8 +211,8 @@ FASTCHECK_DEVICE_CALLED void merge_levels(const Partial* chunks, std::int64_t co
 
 // The tree over `count` chunks, zero-padded; `levels` has room for its inner nodes (level_count).
 // The first warp finds the result in parts[0]. All threads of the block take part.
-FASTCHECK_DEVICE void merge_chunks(const Partial* chunks, std::int64_t count, Sums* levels,
-                                   Partial (&parts)[kMaxWarps]) {
+FASTCHECK_DEVICE_CALLED void merge_chunks(const Partial* chunks, std::int64_t count, Sums* levels,
+                                          Partial (&parts)[kMaxWarps]) {
   static_assert(kChunkComponents <= (std::int64_t{1} << 32) / (kMaxWarps * kGroup));
   const int warps = warp_count();
   if (count > warps * kGroup) return merge_levels(chunks, count, levels, parts);

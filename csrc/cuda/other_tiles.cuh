@@ -146,8 +146,12 @@ class OtherTiles {
     if constexpr (kSums && kNarrowInteger<Component>) {
       set_leaf(shared_, leaf, total<Component>(narrow));
     } else if constexpr (kSums) {
-      const TileScale scale = tile_scale(scaled);
-      set_leaf(shared_, leaf, fold.finish() * (which_sum() < 2 ? scale.undo : scale.undo_square));
+      double sum = fold.finish();
+      if constexpr (Component::kIsFloat) {
+        const TileScale scale = tile_scale(scaled);
+        sum *= which_sum() < 2 ? scale.undo : scale.undo_square;
+      }
+      set_leaf(shared_, leaf, sum);
     }
   }
 

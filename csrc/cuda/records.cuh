@@ -80,8 +80,7 @@ FASTCHECK_DEVICE unsigned claim_row(const BoxArgument& box) {
 // Copies a non-finite record to the box: where the device is lost before the slots are copied, the
 // host finds it there. One thread. The number of the stretch is written last, behind a fence for
 // the whole system.
-FASTCHECK_DEVICE_CALLED void put_in_box(const BoxArgument& box, std::int64_t slot,
-                                        const Record& record) {
+FASTCHECK_DEVICE void put_in_box(const BoxArgument& box, std::int64_t slot, const Record& record) {
   const unsigned row = claim_row(box);
   if (row >= kBoxRows) return;
   BoxRow& to = box.box->rows[box.stretch % kBoxStretches][row];
@@ -94,8 +93,9 @@ FASTCHECK_DEVICE_CALLED void put_in_box(const BoxArgument& box, std::int64_t slo
 }
 
 // One warp, a word of the record by each lane; shared.parts[0] is the tensor's.
-FASTCHECK_DEVICE void write_record(const RecordsLaunch& launch, int index, int component_size,
-                                   Extreme extreme, Depth depth, MergeShared& shared) {
+FASTCHECK_DEVICE_CALLED void write_record(const RecordsLaunch& launch, int index,
+                                          int component_size, Extreme extreme, Depth depth,
+                                          MergeShared& shared) {
   constexpr int kWords = sizeof(Record) / 8;
   constexpr int kFormWord = offsetof(Record, flags) / 8;
   constexpr int kDepthWord = offsetof(Record, depth) / 8;
@@ -158,7 +158,7 @@ FASTCHECK_DEVICE void put_but_sums(const Partial& part, Partial& out) {
 template <class Component, Depth kDepth>
 FASTCHECK_DEVICE void read_others(WarpShared<Component>& shared, const Entry& entry,
                                   const Layout* layout, std::int64_t first_tile, int tiles,
-                                  int first_left, std::uint32_t again, bool are_all,
+                                  int first_left, std::uint32_t again,
                                   Partial (&parts)[kMaxWarps]) {
   OtherTiles<Component, kDepth> others(shared, entry, layout);
   FASTCHECK_ROLLED
@@ -170,7 +170,7 @@ FASTCHECK_DEVICE void read_others(WarpShared<Component>& shared, const Entry& en
   Partial found = others.finish();
   if (lane_index() != 0) return;
   Partial& part = part_of_warp(parts);
-  if (!are_all) {
+  if (first_left > 0) {
     found.counts = merge(part.counts, found.counts);
     found.range = merge(part.range, found.range);
     found.checksum = merge(part.checksum, found.checksum);
@@ -206,14 +206,12 @@ FASTCHECK_DEVICE int read_share(const Entry& entry, const Layout* layout, std::i
     if (!reader.read(entry.data, first_tile + opaque(k), k, visit)) again |= 1u << k;
   }
   const bool has_others = k < tiles || again != 0;
-  const bool are_all = has_others && k <= 0;
-  if (!are_all) {
+  if (k > 0 || !has_others) {
     const Partial ordinary = reader.finish();
     if (lane == 0) put_but_sums<kDepth>(ordinary, part_of_warp(parts));
   }
   if (has_others) {
-    read_others<Component, kDepth>(shared, entry, layout, first_tile, tiles, k, again, are_all,
-                                   parts);
+    read_others<Component, kDepth>(shared, entry, layout, first_tile, tiles, k, again, parts);
   }
   if constexpr (kDepth >= Depth::kStats) {
     __syncwarp();
