@@ -209,7 +209,7 @@ FASTCHECK_DEVICE void merge_levels(const Partial* chunks, std::int64_t count, Su
   merge_warps<std::uint64_t>(parts);
 }
 
-// The tree over `count` chunks, zero-padded; `levels` has room for its inner nodes (level_count).
+// The tree over `count` chunks, zero-padded; `levels` has room for the sums of all groups.
 // The first warp finds the result in parts[0]. All threads of the block take part.
 FASTCHECK_DEVICE_CALLED void merge_chunks(const Partial* chunks, std::int64_t count, Sums* levels,
                                           Partial (&parts)[kMaxWarps]) {
@@ -233,13 +233,6 @@ FASTCHECK_DEVICE_CALLED void merge_chunks(const Partial* chunks, std::int64_t co
   } else {
     __syncwarp();
   }
-}
-
-// Nodes of merge_levels that lie in memory.
-inline std::int64_t level_count(std::int64_t chunks) {
-  std::int64_t total = 0;
-  for (std::int64_t n = chunks; n > 1;) total += n = (n + kGroup - 1) / kGroup;
-  return total;
 }
 
 }  // namespace fastcheck::cuda

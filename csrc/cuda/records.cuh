@@ -255,7 +255,7 @@ FASTCHECK_DEVICE_CALLED void finish_chunk(const RecordsLaunch& launch, int index
     }
     __syncthreads();
     is_last = shared.last != 0;
-    // A tensor's tree has no more inner nodes in memory than chunks (level_count).
+    // A tensor has fewer groups than chunks.
     if (is_last) {
       merge_chunks(launch.partials + first_chunk, chunks, launch.levels + first_chunk,
                    shared.parts);

@@ -33,13 +33,17 @@ pytestmark = pytest.mark.skipif(
 # ---- faults --------------------------------------------------------------------------------------
 
 
-def changed(folder: Path, file: str, begin: int, end: int, text: str = "") -> ctypes.CDLL:
-    """The float32 kernels with a part of a header replaced."""
+def changed(
+    folder: Path, file: str, begin: int, end: int, text: str = "", depth: str = "full"
+) -> ctypes.CDLL:
+    """The float32 kernel of a depth with a part of a header replaced."""
     for each in ("csrc/core", "csrc/cuda", "tests/fakes/cuda_on_cpu"):
         shutil.copytree(ROOT / each, folder / each, ignore=shutil.ignore_patterns("__pycache__"))
     path = folder / "csrc" / "cuda" / file
     before = path.read_text()
     path.write_text(before[:begin] + text + before[end:])
+    source = folder / ptx_on_cpu.FLOAT32_KERNELS[0]
+    source.write_text(source.read_text().replace("Depth::kFull", f"Depth::k{depth.title()}"))
     return ptx_on_cpu.load(ptx_on_cpu.ptx(ptx_on_cpu.FLOAT32_KERNELS, "90", folder))
 
 
@@ -57,18 +61,28 @@ def cases() -> list[tuple[list[torch.Tensor], Cut]]:
     ]
 
 
-def faults(lib: ctypes.CDLL, seeds: int) -> Iterator[str]:
+def many_chunks() -> tuple[list[torch.Tensor], Cut]:
+    """More than the warps of a block merge at once. It takes as long as all the others together."""
+    x = tensor_of(pattern("random", "float32", 257 * 4096, 1), "float32")
+    return [x], Cut(warps=1, share=1, blocks=300)
+
+
+def faults(lib: ctypes.CDLL, seeds: int, depth: str = "full") -> Iterator[str]:
     """What is found under one schedule after the other: errors, and wrong records."""
-    all_cases = cases()
-    wanted = [[kernel(x) for x in tensors] for tensors, _ in all_cases]
-    for seed in range(1, seeds + 1):
-        for (tensors, cut), records in zip(all_cases, wanted):
-            call = Call(tensors, cut=dataclasses.replace(cut, seed=seed), lib=lib)
-            try:
-                if call.records() != records:
-                    yield "a wrong record"
-            except (LaunchError, AssertionError) as error:  # of the machine, of the driver
-                yield str(error)
+
+    def of(cases: list[tuple[list[torch.Tensor], Cut]], seeds: int) -> Iterator[str]:
+        wanted = [[kernel(x, depth) for x in tensors] for tensors, _ in cases]
+        for seed in range(1, seeds + 1):
+            for (tensors, cut), records in zip(cases, wanted):
+                call = Call(tensors, cut=dataclasses.replace(cut, seed=seed), lib=lib)
+                try:
+                    if call.records(depth) != records:
+                        yield "a wrong record"
+                except (LaunchError, AssertionError) as error:  # of the machine, of the driver
+                    yield str(error)
+
+    yield from of(cases(), seeds)
+    yield from of([many_chunks()], min(seeds, 2))
 
 
 def test_no_fault_in_the_kernels_as_they_are(tmp_path: Path) -> None:
@@ -99,7 +113,9 @@ def test_all_kinds_of_synchronisation_are_among_the_faults() -> None:
 def test_every_barrier_and_fence_is_needed(
     place: tuple[str, int, int, int, str], tmp_path: Path
 ) -> None:
-    assert next(faults(changed(tmp_path, *place[:3]), seeds=12), None) is not None
+    # Where there are sums, their barriers stand beside that of the counts.
+    depth = "health" if place[0] == "batch.cuh" else "full"
+    assert next(faults(changed(tmp_path, *place[:3], depth=depth), 12, depth), None) is not None
 
 
 HOST_FENCES = [
@@ -222,8 +238,7 @@ FAULTS = {
     "writes to a tensor": (
         "records.cuh",
         "  if (lane != 0) return false;\n",
-        "  if (lane != 0) return false;\n"
-        "  *(float*)entries_of(launch.list)[index].data = 0;\n",
+        "  if (lane != 0) return false;\n  *(float*)entries_of(launch.list)[index].data = 0;\n",
         "a store to a tensor",
     ),
     "divides by zero": (

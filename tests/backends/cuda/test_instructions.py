@@ -107,27 +107,39 @@ def executed(
     return ptx_on_cpu.count(machine)
 
 
-# Of a whole aligned tile, when the bars were set; it takes 2,946 and 2,287 now.
-WHOLE = {"float32": 3681, "bfloat16": 2537}
+# A tensor of one tile. The bars were set where it took: whole 2,694 and 2,069; with 4,095 elements
+# 3,766 and 2,764, the most of any number of them; 4 or 2 bytes behind an aligned address 4,146 and
+# 2,987.
+WHOLE = {"float32": 2800, "bfloat16": 2160}
+PARTIAL = {"float32": 3900, "bfloat16": 2870}
+SHIFTED = {"float32": 4300, "bfloat16": 3100}
 
 
 @pytest.mark.parametrize("dtype", WHOLE)
 def test_a_partial_tile_costs_little_more_than_a_whole_one(
     dtype: str, machine: ctypes.CDLL
 ) -> None:
-    assert executed(machine, [ordinary(dtype, 4096)])[1] <= 0.95 * WHOLE[dtype]
+    assert executed(machine, [ordinary(dtype, 4096)])[1] <= WHOLE[dtype]
     for count in (1, 64, 768, 1024, 2049, 4032, 4095):
-        assert executed(machine, [ordinary(dtype, count)])[1] <= 1.3 * WHOLE[dtype], count
+        assert executed(machine, [ordinary(dtype, count)])[1] <= PARTIAL[dtype], count
 
 
+# When the bars were set: 332 and 321; 111 more for the warps of a block; for chunks in blocks of one
+# warp 252, 252, 242, 368, 536 and 1,028 more.
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_follows_the_tiles_of_a_tensor(dtype: str, machine: ctypes.CDLL) -> None:
-    assert executed(machine, [ordinary(dtype, 0)])[1] <= 490
+    assert executed(machine, [ordinary(dtype, 0)])[1] <= 345
 
 
-# What a merge adds to a chunk of one tile in blocks of one warp, when the bars were set: 428, 428
-# and 1,326.
-MERGES = {2: 450, 32: 450, 256: 1450}
+@pytest.mark.parametrize("warps", [2, 8])
+def test_merging_warps(warps: int, machine: ctypes.CDLL) -> None:
+    alone = executed(machine, [ordinary("float32", 4096)])[1]
+    cut = Cut(warps=warps, share=1, blocks=1)
+    together = executed(machine, [ordinary("float32", 4096 * warps)], cut)[1]
+    assert together - alone <= 118
+
+
+MERGES = {2: 265, 8: 265, 32: 265, 128: 385, 256: 560, 257: 1075}
 
 
 @pytest.mark.parametrize("chunks", MERGES)
@@ -141,11 +153,11 @@ def test_merging_chunks(chunks: int, machine: ctypes.CDLL) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_tensor_that_is_not_aligned_costs_little_more(dtype: str, machine: ctypes.CDLL) -> None:
     for offset in (2, 4, 8)[dtype == "float32" :]:
-        assert executed(machine, [ordinary(dtype, 4096, offset)])[1] <= 1.4 * WHOLE[dtype], offset
+        assert executed(machine, [ordinary(dtype, 4096, offset)])[1] <= SHIFTED[dtype], offset
 
 
-# Of 4,096 float32 that are read again, when the bars were set: 5,592, 5,590 and 6,174.
-AGAIN = {"tiny": 6000, "huge": 6000, "nan": 6500}
+# Of 4,096 float32 that are read again, when the bars were set: 5,215, 5,213 and 5,794.
+AGAIN = {"tiny": 5450, "huge": 5450, "nan": 6050}
 
 
 @pytest.mark.parametrize("kind", AGAIN)
