@@ -75,7 +75,7 @@ BARRIERS = (
     ("fold.cuh", "    __syncwarp();\n", "    const int lane = lane_here();\n    const Pair* const"),
     ("merge.cuh", "  __syncthreads();\n", "  const int count = warp_count();"),
     ("merge.cuh", "  __syncwarp();\n", "}\n\n// ---- chunks"),
-    ("merge.cuh", "    __syncwarp();\n", "  }\n}\n\n// Nodes of merge_levels"),
+    ("merge.cuh", "    __syncwarp();\n", "  }\n}\n\n}  // namespace"),
     ("records.cuh", "    __syncthreads();\n", "    is_last = shared.last != 0;"),
     ("records.cuh", "  __syncthreads();\n", "}\n\n// ---- kernel"),
     (
