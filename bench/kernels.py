@@ -100,10 +100,10 @@ def composite(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.isnan(x).sum(), torch.isinf(x).sum(), low, high, x.abs().sum()
 
 
-def with_avx2(x: torch.Tensor, depth: str) -> None:
-    _kernels.set_cpu_isa("avx2")
+def with_isa(isa: str, x: torch.Tensor, depth: str) -> None:
+    _kernels.set_cpu_isa(isa)
     fastcheck.stats(x, depth=depth)
-    _kernels.set_cpu_isa("avx512")
+    _kernels.set_cpu_isa("auto")
 
 
 def runs(function: harness.Case) -> Optional[str]:
@@ -132,8 +132,10 @@ def measure(
     for depth in DEPTHS:
         cases[depth] = lambda i, depth=depth: fastcheck.stats(pick(i), depth=depth)
         # Most cloud machines have no more.
-        if threads == 1 and _kernels.cpu_isa() == "avx512":
-            cases[f"{depth}, AVX2"] = lambda i, depth=depth: with_avx2(pick(i), depth)
+        if threads == 1 and _kernels.cpu_isa().startswith("avx512"):
+            cases[f"{depth}, AVX2"] = lambda i, depth=depth: with_isa("avx2", pick(i), depth)
+        if threads == 1 and _kernels.cpu_isa() == "avx512_vnni" and name in ("int8", "uint8"):
+            cases[f"{depth}, no VNNI"] = lambda i, depth=depth: with_isa("avx512", pick(i), depth)
     slow: dict[str, harness.Case] = {}
     if data == "normal":
         if name in SUM_IS_SLOW:

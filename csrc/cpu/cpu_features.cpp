@@ -11,6 +11,7 @@ CpuFeatures detect_cpu_features() {
   features.avx512 = features.avx2 && __builtin_cpu_supports("avx512f") &&
                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vl");
+  features.avx512_vnni = features.avx512 && __builtin_cpu_supports("avx512vnni");
 #elif defined(__aarch64__)
   // The procedure call standard passes arguments in its registers: no Linux runs without.
   features.neon = true;

@@ -168,6 +168,21 @@ FASTCHECK_FN Vec<std::uint8_t> absolute_bytes(Vec<std::int8_t> x) {
   return (Vec<std::uint8_t>)_mm512_abs_epi8((__m512i)x);
 }
 
+#ifdef __AVX512VNNI__
+
+// Products of bytes, added to sums of four neighbours each.
+FASTCHECK_FN Vec<std::int32_t> add_products(Vec<std::int32_t> sums, Vec<std::uint8_t> x,
+                                            Vec<std::int8_t> y) {
+  return (Vec<std::int32_t>)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, (__m512i)y);
+}
+
+// Bytes, added to sums of four neighbours each.
+FASTCHECK_FN Vec<std::int32_t> add_bytes(Vec<std::int32_t> sums, Vec<std::uint8_t> x) {
+  return add_products(sums, x, (Vec<std::int8_t>)_mm512_set1_epi8(1));
+}
+
+#else
+
 // Bytes, added to sums of eight neighbours each.
 FASTCHECK_FN Vec<std::int32_t> add_bytes(Vec<std::int32_t> sums, Vec<std::uint8_t> x) {
   return (Vec<std::int32_t>)_mm512_add_epi64((__m512i)sums,
@@ -180,6 +195,8 @@ FASTCHECK_FN Vec<std::int32_t> add_products(Vec<std::int32_t> sums, Vec<std::uin
   const __m512i pairs = _mm512_maddubs_epi16((__m512i)x, (__m512i)y);
   return sums + (Vec<std::int32_t>)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 }
+
+#endif
 
 // Of two neighbours each.
 FASTCHECK_FN Vec<std::int32_t> sum_of_products(Vec<std::int16_t> x, Vec<std::int16_t> y) {

@@ -27,7 +27,7 @@ def built(sanitizers: str) -> Path:
     build = ROOT / "build" / "sanitized" / f"{sanitizers.partition(',')[0]}-{int(HAS_ALL)}"
     options = [f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DSANITIZERS={sanitizers}"]
     if HAS_ALL:
-        options.append("-DSANITIZED=avx2;avx512;neon")
+        options.append("-DSANITIZED=avx2;avx512;avx512_vnni;neon")
     must(cmake, "-S", SOURCE, "-B", build, "-G", "Ninja", *options)
     must(cmake, "--build", build, "--parallel", "2")
     return build / "kernels"
