@@ -66,23 +66,6 @@ FASTCHECK_DEVICE float scaled_by(const typename ExtremesOf<Component>::Type& ext
   return 1.0f;
 }
 
-// Components that are there from a thread's first of a batch on, where `n` are from the tile's.
-template <class Component>
-FASTCHECK_DEVICE int left_of(int n, const Place<Component>& place, int pass, int batch) {
-  return n - place.row(pass, batch) * kLanes - place.column * Shape<Component>::kVectorLanes;
-}
-
-// A row of a batch that stays in registers.
-template <class Component>
-FASTCHECK_DEVICE Row<Component> row_at(const Row<Component> (&rows)[kBatchRows], int index) {
-  Row<Component> row{};
-  FASTCHECK_UNROLL
-  for (int j = 0; j < kBatchRows; ++j) {
-    if (j == index) row = rows[j];
-  }
-  return row;
-}
-
 // A row of which `n` components are there, and the first of them in place of the others.
 template <class Component>
 FASTCHECK_DEVICE Row<Component> filled_up(const Row<Component>& row, int n) {
@@ -216,11 +199,12 @@ class Tally {
     }
     // The batch that the tensor ends in, a row at a time. Zeros add nothing to a sum.
     int missing = 0;  // components of the vector that the tensor ends in: read as zeros
+    put_rows(rows, shared_.stage);
     FASTCHECK_ROLLED
     for (int j = 0; j < kBatchRows; ++j) {
-      const Row<Component> row = row_at(rows, j);
       const int of_row = left - j * kLanes;
-      if (of_row <= 0) continue;
+      if (of_row <= 0) break;
+      const Row<Component> row = unpack<Component>(shared_.stage.own(j));
       if constexpr (kSums) add_plainly(row, runs, narrow);
       if (of_row >= S::kVectorLanes) {
         if constexpr (kDepth == Depth::kFull) chains.add(row);

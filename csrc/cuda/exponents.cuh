@@ -11,7 +11,7 @@
 #include "core/exponents.h"
 #include "cuda/exponent_arguments.h"
 #include "cuda/merge.cuh"
-#include "cuda/rows.cuh"
+#include "cuda/other_rows.cuh"
 #include "cuda/vertical.cuh"
 
 namespace fastcheck::cuda {
@@ -119,7 +119,8 @@ class ExponentCounter {
       } else {
         FASTCHECK_UNROLL
         for (int j = 0; j < kBatchRows; ++j) rows[j] = {};
-        load_batch(data, layout, tile, pass, batch, n, place_, stage_, rows);
+        load_batch(data, layout, tile, pass, batch, n, left_of(n, place_, pass, batch), stage_,
+                   rows);
       }
       count(rows);
     }
@@ -241,18 +242,9 @@ class ExponentCounter {
 
   // Any batch, in the warp's stage so that this is a loop.
   FASTCHECK_DEVICE_MEMBER void count_one_by_one(const Row<Format> (&rows)[kBatchRows]) {
-    const auto at = [&](int row) {
-      return reinterpret_cast<typename S::Vector*>(stage_.at(0)) + row * kWarp + place_.lane;
-    };
-    __syncwarp();
-    FASTCHECK_UNROLL
-    for (int j = 0; j < kBatchRows; ++j) {
-      typename S::Vector v;
-      memcpy(&v, rows[j].word, sizeof(v));
-      *at(j) = v;
-    }
+    put_rows(rows, stage_);
     FASTCHECK_ROLLED
-    for (int j = 0; j < kBatchRows; ++j) count_row(unpack<Format>(*at(j)));
+    for (int j = 0; j < kBatchRows; ++j) count_row(unpack<Format>(stage_.own(j)));
   }
 
   FASTCHECK_DEVICE_MEMBER void count_row(const Row<Format>& row) {

@@ -118,10 +118,9 @@ class TileFold {
   }
 
  private:
-  // The kernel of float64 has no register left for what follows from the lane; others have fewer if
-  // it is known.
+  // Others have fewer registers left if the lane is not known.
   static FASTCHECK_DEVICE_MEMBER int lane_here() {
-    return sizeof(Accumulator) == 8 && Component::kIsFloat ? opaque(lane_index()) : lane_index();
+    return kIsTight<Component> ? opaque(lane_index()) : lane_index();
   }
 
   static FASTCHECK_DEVICE_MEMBER Pair both(const Pair& l, const Pair& r) {

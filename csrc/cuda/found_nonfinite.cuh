@@ -3,6 +3,7 @@
 // Three instructions a word and one store at most per warp: it runs as fast as memory is read.
 #pragma once
 
+#include "cuda/other_rows.cuh"
 #include "cuda/plan.h"
 #include "cuda/records.cuh"
 
@@ -50,12 +51,12 @@ FASTCHECK_DEVICE bool tile_nonfinite(const Entry& entry, const Layout* layout, s
       if (is_plain<Format>(entry.data, layout, n)) {
         load_plain(batch_begin(entry.data, tile, pass, batch, place), rows);
       } else {
-        load_batch(entry.data, layout, tile, pass, batch, n, place, stage, rows);
+        load_batch(entry.data, layout, tile, pass, batch, n, left_of(n, place, pass, batch), stage,
+                   rows);
       }
       FASTCHECK_UNROLL
       for (int j = 0; j < kBatchRows; ++j) {
-        if (place.row(pass, batch) * kLanes + place.column * S::kVectorLanes + j * kLanes >= n)
-          break;
+        if (left_of(n, place, pass, batch) <= j * kLanes) break;
         FASTCHECK_UNROLL
         for (int w = Test::kStep - 1; w < S::kWords; w += Test::kStep) {
           seen |= (rows[j].word[w] & ~Test::kTop) + Test::kReach;

@@ -7,6 +7,7 @@
 
 #include "cuda/arguments.h"
 #include "cuda/batch.cuh"
+#include "cuda/other_rows.cuh"
 
 namespace fastcheck::cuda {
 
@@ -88,13 +89,15 @@ class OtherTiles {
           const Place<Component> place(opaque(lane_index()));
           chains.start(tile, pass * S::kRunsPerPass + place.run, place.column);
         }
+        int left = left_of(n, Place<Component>(opaque(lane_index())), pass, 0);
         FASTCHECK_ROLLED
-        for (int batch = 0; batch < kBatches; ++batch) {
-          const Place<Component> place(opaque(lane_index()));
-          const int left = left_of(n, place, pass, batch);
+        for (int batch = 0; batch < kBatches; ++batch, left -= kBatchRows * kLanes) {
+          if constexpr (kIsTight<Component>) {
+            left = left_of(n, Place<Component>(opaque(lane_index())), pass, batch);
+          }
           if (!any_lane(left > 0)) break;
           Row<Component> rows[kBatchRows];
-          load_batch(entry_.data, layout_, tile, pass, batch, n, place, shared_.stage, rows);
+          load_batch(entry_.data, layout_, tile, pass, batch, n, left, shared_.stage, rows);
           if (reading == Reading::kFirst) {
             tally_.take_partly(rows, left, runs, narrow, chains, extremes);
             continue;
@@ -102,11 +105,12 @@ class OtherTiles {
           if constexpr (Component::kIsFloat) {
             const float factor = tile_scale(scaled).factor;
             if (add_ordinary(rows, left, factor, runs, extremes)) continue;
+            put_rows(rows, shared_.stage);
             FASTCHECK_ROLLED
             for (int j = 0; j < kBatchRows; ++j) {
               const int of_row = left - j * kLanes;
-              if (of_row <= 0) continue;
-              const Row<Component> row = row_at(rows, j);
+              if (of_row <= 0) break;
+              const Row<Component> row = unpack<Component>(shared_.stage.own(j));
               if constexpr (kSums) add_scaled<true>(row, factor, runs);
               if (reading == Reading::kCensus) count_again(row, of_row, counts, signs, extremes);
             }

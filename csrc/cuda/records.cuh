@@ -190,7 +190,7 @@ template <class Component, Depth kDepth, class Visit = NoVisit>
 FASTCHECK_DEVICE int read_share(const Entry& entry, const Layout* layout, std::int64_t first_tile,
                                 int tiles_per_warp, WarpShared<Component>& shared,
                                 Partial (&parts)[kMaxWarps], const Visit& visit = {}) {
-  const int lane = lane_index();
+  const int lane = opaque(lane_index());  // or what follows from it would be kept for all chunks
   FASTCHECK_UNROLL
   for (auto& leaves : shared.leaf) leaves[lane] = 0.0;
   const std::int64_t components = entry.components - first_tile * kTile;

@@ -58,6 +58,11 @@ FASTCHECK_DEVICE typename Component::Bits bits_of(const Row<Component>& row, int
   }
 }
 
+// Kernels with sums in float64 have no register left for what follows from the lane: they compute
+// it where it is needed.
+template <class Component>
+constexpr bool kIsTight = sizeof(typename Component::Accumulator) == 8;
+
 // ---- where a thread stands in its warp's tile ---------------------------------------------------
 
 template <class Component>
@@ -89,82 +94,16 @@ FASTCHECK_DEVICE Row<Component> unpack(const typename Shape<Component>::Vector& 
 }
 
 template <class Component>
+FASTCHECK_DEVICE typename Shape<Component>::Vector pack(const Row<Component>& row) {
+  typename Shape<Component>::Vector v;
+  memcpy(&v, row.word, sizeof(v));
+  return v;
+}
+
+template <class Component>
 FASTCHECK_DEVICE Row<Component> load_vector(const std::byte* at) {
   return unpack<Component>(__ldg(reinterpret_cast<const typename Shape<Component>::Vector*>(at)));
 }
-
-// Of the byte at `position` in the traversal, from the first element's address.
-template <class Index>
-FASTCHECK_DEVICE std::int64_t walk(const Layout& layout, Index position) {
-  const auto inner = static_cast<Index>(layout.inner_bytes);
-  Index stretch = position / inner;
-  std::int64_t offset = position - stretch * inner;
-  FASTCHECK_ROLLED
-  for (int d = layout.outer_dims - 1; d > 0; --d) {
-    const auto size = static_cast<Index>(layout.sizes[d]);
-    const Index next = stretch / size;
-    offset += static_cast<std::int64_t>(stretch - next * size) * layout.stride_bytes[d];
-    stretch = next;
-  }
-  // The outermost needs no division: there is nothing above it.
-  if (layout.outer_dims > 0) offset += static_cast<std::int64_t>(stretch) * layout.stride_bytes[0];
-  return offset;
-}
-
-FASTCHECK_DEVICE std::int64_t offset_in(const Layout& layout, std::int64_t position) {
-  return layout.below_4gib != 0 ? walk(layout, static_cast<std::uint32_t>(position))
-                                : walk(layout, static_cast<std::uint64_t>(position));
-}
-
-// A batch of the whole warp in shared memory, run by run: what cannot be loaded as it is needed.
-template <class Component>
-struct Stage {
-  static constexpr int kRunBytes = kBatchRows * Shape<Component>::kRowBytes;
-  static constexpr int kBytes = Shape<Component>::kRunsPerPass * kRunBytes;
-  alignas(16) uint4 vectors[kBytes / 16];
-
-  FASTCHECK_DEVICE_MEMBER std::byte* at(int offset) {
-    return reinterpret_cast<std::byte*>(vectors) + offset;
-  }
-};
-
-// Up to 16 bytes, as they are copied.
-struct Piece {
-  uint4 v;
-};
-
-FASTCHECK_DEVICE Piece load_piece(const std::byte* at, int bytes) {
-  Piece piece{};
-  if (bytes == 16) {
-    piece.v = __ldg(reinterpret_cast<const uint4*>(at));
-  } else if (bytes == 8) {
-    const uint2 v = __ldg(reinterpret_cast<const uint2*>(at));
-    piece.v.x = v.x, piece.v.y = v.y;
-  } else if (bytes == 4) {
-    piece.v.x = __ldg(reinterpret_cast<const std::uint32_t*>(at));
-  } else if (bytes == 2) {
-    piece.v.x = __ldg(reinterpret_cast<const std::uint16_t*>(at));
-  } else {
-    piece.v.x = __ldg(reinterpret_cast<const std::uint8_t*>(at));
-  }
-  return piece;
-}
-
-FASTCHECK_DEVICE void store_piece(std::byte* at, int bytes, const Piece& piece) {
-  if (bytes == 16) {
-    *reinterpret_cast<uint4*>(at) = piece.v;
-  } else if (bytes == 8) {
-    *reinterpret_cast<uint2*>(at) = {piece.v.x, piece.v.y};
-  } else if (bytes == 4) {
-    *reinterpret_cast<std::uint32_t*>(at) = piece.v.x;
-  } else if (bytes == 2) {
-    *reinterpret_cast<std::uint16_t*>(at) = static_cast<std::uint16_t>(piece.v.x);
-  } else {
-    *reinterpret_cast<std::uint8_t*>(at) = static_cast<std::uint8_t>(piece.v.x);
-  }
-}
-
-// ---- any address --------------------------------------------------------------------------------
 
 // How far an address is past an aligned one: the same for all of a tensor.
 template <class Component>
@@ -173,162 +112,30 @@ FASTCHECK_DEVICE int bytes_past(const std::byte* data) {
   return static_cast<int>(reinterpret_cast<std::uintptr_t>(data) % kVectorBytes);
 }
 
-// Half a vector, aligned, to its place among words.
+// A batch of the whole warp in shared memory: what cannot be loaded as it is needed, run by run; or
+// the rows of each thread, where a loop takes one after the other.
 template <class Component>
-FASTCHECK_DEVICE void load_half(const std::byte* at, std::uint32_t* words) {
-  if constexpr (Shape<Component>::kWords == 4) {
-    const uint2 half = __ldg(reinterpret_cast<const uint2*>(at));
-    words[0] = half.x, words[1] = half.y;
-  } else {
-    words[0] = __ldg(reinterpret_cast<const std::uint32_t*>(at));
+struct Stage {
+  using Vector = typename Shape<Component>::Vector;
+  static constexpr int kRunBytes = kBatchRows * Shape<Component>::kRowBytes;
+  static constexpr int kBytes = Shape<Component>::kRunsPerPass * kRunBytes;
+  alignas(16) uint4 vectors[kBytes / 16];
+
+  FASTCHECK_DEVICE_MEMBER std::byte* at(int offset) {
+    return reinterpret_cast<std::byte*>(vectors) + offset;
   }
-}
+  // This thread's, of a row. Nothing else of the stage may be in use.
+  FASTCHECK_DEVICE_MEMBER Vector& own(int row) {
+    static_assert(kBytes == kBatchRows * kWarp * sizeof(Vector));
+    return reinterpret_cast<Vector*>(vectors)[row * kWarp + lane_index()];
+  }
+};
 
-// A vector that lies anywhere, out of two aligned halves; out of three if it is `past` bytes behind
-// the first of them.
+// Puts the rows of a batch where a loop takes them one after the other.
 template <class Component>
-FASTCHECK_DEVICE Row<Component> load_halves(const std::byte* at) {
-  constexpr int kHalf = Shape<Component>::kWords / 2;
-  Row<Component> row;
-  load_half<Component>(at, row.word);
-  load_half<Component>(at + Shape<Component>::kHalfBytes, row.word + kHalf);
-  return row;
-}
-
-template <class Component>
-FASTCHECK_DEVICE Row<Component> load_shifted(const std::byte* at, int past) {
-  constexpr int kWords = Shape<Component>::kWords;
-  std::uint32_t words[kWords + kWords / 2 + 1];
+FASTCHECK_DEVICE void put_rows(const Row<Component> (&rows)[kBatchRows], Stage<Component>& stage) {
   FASTCHECK_UNROLL
-  for (int i = 0; i < 3; ++i) {
-    load_half<Component>(at + i * Shape<Component>::kHalfBytes, words + i * kWords / 2);
-  }
-  if constexpr (kWords == 4) {
-    FASTCHECK_UNROLL
-    for (int w = 0; w <= kWords; ++w) words[w] = (past & 4) != 0 ? words[w + 1] : words[w];
-  }
-  Row<Component> row;
-  FASTCHECK_UNROLL
-  for (int w = 0; w < kWords; ++w) {
-    row.word[w] = __funnelshift_r(words[w], words[w + 1], 8 * (past & 3));
-  }
-  return row;
-}
-
-// The first `bytes` of a vector, and zeros: word by word, and of a word what can be read.
-template <class Component>
-FASTCHECK_DEVICE Row<Component> load_part(const std::byte* at, int bytes) {
-  const auto address = reinterpret_cast<std::uintptr_t>(at);
-  const int step = Shape<Component>::kSize >= 2 && address % 2 == 0 ? 2 : 1;
-  Row<Component> row{};
-  FASTCHECK_UNROLL
-  for (int w = 0; w < Shape<Component>::kWords; ++w) {
-    const int there = bytes - 4 * w < 4 ? bytes - 4 * w : 4;
-    const std::byte* word = at + 4 * w;
-    if (there == 4 && address % 4 == 0) {
-      row.word[w] = __ldg(reinterpret_cast<const std::uint32_t*>(word));
-    } else {
-      FASTCHECK_ROLLED
-      for (int i = there - step; i >= 0; i -= step) {
-        row.word[w] = row.word[w] << (8 * step) | load_piece(word + i, step).v.x;
-      }
-    }
-  }
-  return row;
-}
-
-// The thread's vectors of a batch, from `at` on; `left` components are there until the tensor's
-// end. Nothing beyond either end of the tensor is read. Zeros stand for what is not there of a
-// vector; a vector of which nothing is there is not written.
-template <class Component>
-FASTCHECK_DEVICE void load_any(const std::byte* data, const std::byte* at, int left,
-                               Row<Component> (&rows)[kBatchRows]) {
-  using S = Shape<Component>;
-  const int past = opaque(bytes_past<Component>(data) % S::kHalfBytes);
-  // The kernels of integers and float64 have no registers left for two ways: theirs is the longer.
-  const bool in_two = Component::kIsFloat && S::kSize <= 4 && past == 0;
-  const int room = left * S::kSize;
-  // Bytes that must be there from a vector on to read it as such. The first of a tensor that is
-  // not aligned would be read from in front of it.
-  const int needed = S::kVectorBytes + (in_two ? 0 : S::kHalfBytes - past);
-  const int begin = past != 0 && at == data ? 1 : 0;
-  if (in_two) {
-    FASTCHECK_UNROLL
-    for (int j = 0; j < kBatchRows; ++j) {
-      const int offset = j * S::kRowBytes;
-      if (room >= needed + offset) rows[j] = load_halves<Component>(at + offset);
-    }
-  } else {
-    FASTCHECK_UNROLL
-    for (int j = 0; j < kBatchRows; ++j) {
-      const int offset = j * S::kRowBytes;
-      if (j >= begin && room >= needed + offset) {
-        rows[j] = load_shifted<Component>(at - past + offset, past);
-      }
-    }
-  }
-  // The others that are there, at least in part: at most one at either end.
-  const int over = room % S::kRowBytes;
-  const bool has_end = room > 0 && room < kBatchRows * S::kRowBytes && over > 0 && over < needed;
-  if (!any_lane(has_end || (begin != 0 && room > 0))) return;
-  FASTCHECK_ROLLED
-  for (int j = 0; j < kBatchRows; ++j) {
-    const int bytes = room - j * S::kRowBytes;
-    if (bytes <= 0 || (j >= begin && bytes >= needed)) continue;
-    const Row<Component> row = load_part<Component>(
-        at + j * S::kRowBytes, bytes < S::kVectorBytes ? bytes : S::kVectorBytes);
-    FASTCHECK_UNROLL
-    for (int i = 0; i < kBatchRows; ++i) {
-      if (i == j) rows[i] = row;
-    }
-  }
-}
-
-// ---- strides ------------------------------------------------------------------------------------
-
-// Copies a batch piece by piece, neighbouring pieces by neighbouring threads; `n` components of the
-// tile exist, zeros are put past them. The pieces are as large as alignment and strides allow, down
-// to a byte: that is all that a strided tensor costs more.
-template <class Component>
-FASTCHECK_DEVICE void fill_stage(const std::byte* data, const Layout& layout, std::int64_t tile,
-                                 int pass, int batch, int n, Stage<Component>& stage) {
-  using S = Shape<Component>;
-  using T = Stage<Component>;
-  constexpr int kInFlight = 4;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int step = layout.granule_bytes;
-  const std::int64_t start = tile * kTile * S::kSize;
-  const int end = n * S::kSize;
-  // Where the batch's part of a run begins, in the tile.
-  const int first = (pass * S::kRunsPerPass * kRunRows + batch * kBatchRows) * S::kRowBytes;
-  FASTCHECK_ROLLED
-  for (int base = lane * step; base < T::kBytes; base += 32 * step * kInFlight) {
-    const std::byte* from[kInFlight];
-    FASTCHECK_UNROLL
-    for (int k = 0; k < kInFlight; ++k) from[k] = nullptr;
-    FASTCHECK_ROLLED
-    for (int j = 0; j < kInFlight; ++j) {  // one copy of the address arithmetic
-      const int to = base + j * 32 * step;
-      const int in_tile = first + to / T::kRunBytes * (kRunRows * S::kRowBytes) + to % T::kRunBytes;
-      if (to >= T::kBytes || in_tile + step > end) continue;
-      const std::int64_t at = offset_in(layout, start + in_tile);
-      FASTCHECK_UNROLL
-      for (int k = 0; k < kInFlight; ++k) {
-        if (k == j) from[k] = data + at;
-      }
-    }
-    Piece pieces[kInFlight];
-    FASTCHECK_UNROLL
-    for (int k = 0; k < kInFlight; ++k) {
-      pieces[k] = {};
-      if (from[k] != nullptr) pieces[k] = load_piece(from[k], step);
-    }
-    FASTCHECK_UNROLL
-    for (int k = 0; k < kInFlight; ++k) {
-      const int to = base + k * 32 * step;
-      if (to < T::kBytes) store_piece(stage.at(to), step, pieces[k]);
-    }
-  }
+  for (int j = 0; j < kBatchRows; ++j) stage.own(j) = pack(rows[j]);
 }
 
 // ---- a batch ------------------------------------------------------------------------------------
@@ -362,25 +169,10 @@ FASTCHECK_DEVICE void load_plain(const std::byte* at, Row<Component> (&rows)[kBa
   }
 }
 
-// Of any tile; `n` components are there from its first to the tensor's end.
+// Components that are there from a thread's first of a batch on, where `n` are from the tile's.
 template <class Component>
-FASTCHECK_DEVICE void load_batch(const std::byte* data, const Layout* layout, std::int64_t tile,
-                                 int pass, int batch, int n, const Place<Component>& place,
-                                 Stage<Component>& stage, Row<Component> (&rows)[kBatchRows]) {
-  using S = Shape<Component>;
-  if (layout == nullptr) {
-    const int first = place.row(pass, batch) * kLanes + place.column * S::kVectorLanes;
-    return load_any(data, batch_begin(data, tile, pass, batch, place), n - first, rows);
-  }
-  __syncwarp();  // the batch before is out of the stage
-  fill_stage<Component>(data, *layout, tile, pass, batch, n, stage);
-  __syncwarp();
-  FASTCHECK_UNROLL
-  for (int j = 0; j < kBatchRows; ++j) {
-    const std::byte* at = stage.at(place.run * Stage<Component>::kRunBytes + j * S::kRowBytes +
-                                   place.column * S::kVectorBytes);
-    rows[j] = unpack<Component>(*reinterpret_cast<const typename S::Vector*>(at));
-  }
+FASTCHECK_DEVICE int left_of(int n, const Place<Component>& place, int pass, int batch) {
+  return n - place.row(pass, batch) * kLanes - place.column * Shape<Component>::kVectorLanes;
 }
 
 }  // namespace fastcheck::cuda

@@ -50,6 +50,7 @@ def changed(
 def cases() -> list[tuple[list[torch.Tensor], Cut]]:
     x = tensor_of(pattern("random", "float32", 33 * 4096 + 77, 1), "float32")
     x[77] = float("nan")
+    few = tensor_of(pattern("random", "float32", 100, 1), "float32", offset=4)
     return [
         ([x[: 5 * 4096 + 77]], Cut(warps=2, share=1, blocks=2)),
         ([x[: 9 * 4096 + 77]], Cut(warps=4, share=1, blocks=3)),
@@ -57,7 +58,7 @@ def cases() -> list[tuple[list[torch.Tensor], Cut]]:
         ([x[1 : 3 * 4096 - 90 : 2]], Cut(warps=1, share=1, blocks=2)),
         ([x], Cut(warps=1, share=1, blocks=9)),
         ([x[5 * 4096 : 17 * 4096]], Cut(warps=2, share=4, blocks=1)),
-        ([x[:20000], x[:30000], x[:7], x[:25000]], Cut(warps=4, share=1, blocks=1)),
+        ([x[:20000], x[:30000], few, x[:25000]], Cut(warps=4, share=1, blocks=1)),
     ]
 
 
@@ -157,25 +158,25 @@ def test_a_row_that_the_host_may_see_is_whole(tmp_path: Path) -> None:
 # A file, the text in it, its replacement, and the machine's error.
 FAULTS = {
     "reads past the end": (
-        "rows.cuh",
+        "other_rows.cuh",
         "in_tile + step > end) continue;",
         "in_tile > end) continue;",
         "out of bounds: ",
     ),
     "reads past the end of a tensor that is not aligned": (
-        "rows.cuh",
-        "(in_two ? 0 : S::kHalfBytes - past);",
-        "(in_two ? 0 : S::kHalfBytes - past - 4);",
+        "other_rows.cuh",
+        "bytes >= S::kVectorBytes + S::kHalfBytes - past",
+        "bytes >= S::kVectorBytes + S::kHalfBytes - past - 4",
         "out of bounds: ",
     ),
     "reads in front of a tensor that is not aligned": (
-        "rows.cuh",
-        "const int begin = past != 0 && at == data ? 1 : 0;",
-        "const int begin = 0;",
+        "other_rows.cuh",
+        "&& !(past != 0 && at == data)",
+        "",
         "out of bounds: ",
     ),
     "reads vectors that are not aligned": (
-        "rows.cuh",
+        "other_rows.cuh",
         "const int step = layout.granule_bytes;",
         "const int step = S::kVectorBytes;",
         "misaligned access of 16 bytes",
@@ -242,7 +243,7 @@ FAULTS = {
         "a store to a tensor",
     ),
     "divides by zero": (
-        "rows.cuh",
+        "other_rows.cuh",
         "Index stretch = position / inner;",
         "Index stretch = position / static_cast<Index>(layout.sizes[kMaxDims - 1]);",
         "a division by zero",

@@ -107,24 +107,25 @@ def executed(
     return ptx_on_cpu.count(machine)
 
 
-# A tensor of one tile. The bars were set where it took: whole 2,694 and 2,069; with 4,095 elements
-# 3,766 and 2,764, the most of any number of them; 4 or 2 bytes behind an aligned address 4,146 and
-# 2,987.
+# A tensor of one tile. When the bars were set, a whole one took 2,695 and 2,070; one of 4,033 and of
+# 4,095 elements, the most of any number of them, 1.295 and 1.255 times that; one that is 4 or 2
+# bytes behind an aligned address 1.24 and 1.34 times.
 WHOLE = {"float32": 2800, "bfloat16": 2160}
-PARTIAL = {"float32": 3900, "bfloat16": 2870}
-SHIFTED = {"float32": 4300, "bfloat16": 3100}
+PARTIAL = 1.3
+NOT_ALIGNED = 1.4
 
 
 @pytest.mark.parametrize("dtype", WHOLE)
 def test_a_partial_tile_costs_little_more_than_a_whole_one(
     dtype: str, machine: ctypes.CDLL
 ) -> None:
-    assert executed(machine, [ordinary(dtype, 4096)])[1] <= WHOLE[dtype]
-    for count in (1, 64, 768, 1024, 2049, 4032, 4095):
-        assert executed(machine, [ordinary(dtype, count)])[1] <= PARTIAL[dtype], count
+    whole = executed(machine, [ordinary(dtype, 4096)])[1]
+    assert whole <= WHOLE[dtype]
+    for count in (1, 64, 768, 1024, 2049, 4032, 4033, 4095):
+        assert executed(machine, [ordinary(dtype, count)])[1] <= PARTIAL * whole, count
 
 
-# When the bars were set: 332 and 321; 111 more for the warps of a block; for chunks in blocks of
+# When the bars were set: 333 and 322; 111 more for the warps of a block; for chunks in blocks of
 # one warp 252, 252, 242, 368, 536 and 1,028 more.
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_follows_the_tiles_of_a_tensor(dtype: str, machine: ctypes.CDLL) -> None:
@@ -152,12 +153,15 @@ def test_merging_chunks(chunks: int, machine: ctypes.CDLL) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_tensor_that_is_not_aligned_costs_little_more(dtype: str, machine: ctypes.CDLL) -> None:
-    for offset in (2, 4, 8)[dtype == "float32" :]:
-        assert executed(machine, [ordinary(dtype, 4096, offset)])[1] <= SHIFTED[dtype], offset
+    whole = executed(machine, [ordinary(dtype, 4096)])[1]
+    for count in (4095, 4096):
+        for offset in (2, 4, 8)[dtype == "float32" :]:
+            instructions = executed(machine, [ordinary(dtype, count, offset)])[1]
+            assert instructions <= NOT_ALIGNED * whole, (count, offset)
 
 
-# Of 4,096 float32 that are read again, when the bars were set: 5,215, 5,213 and 5,794.
-AGAIN = {"tiny": 5450, "huge": 5450, "nan": 6050}
+# Of 4,096 float32 that are read again, when the bars were set: 4,902, 4,900 and 5,415.
+AGAIN = {"tiny": 5130, "huge": 5130, "nan": 5650}
 
 
 @pytest.mark.parametrize("kind", AGAIN)
