@@ -16,7 +16,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help demo test test-quick test-fake-device test-fake-accelerator test-fake-statistics test-fake-cuda \
+.PHONY: help demo test test-quick test-fake-device test-fake-accelerator test-fake-hooks test-fake-statistics test-fake-cuda \
 	test-fake-npu test-fake-mlu test-neon test-sanitizers test-triton test-npu-lab test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 lint types \
 	format build wheel sdist test-wheel clean frontend frontend-check screenshots
 help:
@@ -58,27 +58,30 @@ test: $(VENV)/.built $(VENV)/.tools
 test-quick: $(VENV)/.built $(VENV)/.tools
 	$(PY) -m pytest -m "not slow" $(TESTS)
 
-test-fake-device: test-fake-accelerator test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu
+test-fake-device: test-fake-accelerator test-fake-hooks test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu
 
 FAKE := FASTCHECK_FAKE_DEVICE=1
 test-fake-accelerator: $(VENV)/.built $(VENV)/.tools
 	$(FAKE) $(PY) -m pytest tests/fakes/test_fake_device.py tests/fakes/test_fake_device_processes.py \
-		tests/fakes/test_fake_device_torch.py tests/fakes/test_fake_device_training.py tests/compat/test_device.py \
-		tests/monitor/devices/test_devices.py tests/monitor/devices/test_devices_stops.py tests/monitor/devices/test_watching.py tests/dump/test_device.py \
-		tests/monitor/weight_updates/test_movement_device.py tests/monitor/op_level/test_async.py \
-		tests/monitor/op_level/test_async_modes.py tests/monitor/op_level/test_device.py \
-		tests/substitution/test_override_device.py tests/monitor/hooks/protect/test_protect_device.py \
-		tests/ring/test_device.py tests/ring/test_reader.py tests/monitor/hooks/test_recorder.py tests/monitor/hooks/test_recorder_ends.py \
-		tests/monitor/hooks/stored/test_clipping.py tests/monitor/hooks/stored/test_hand_clipping.py tests/monitor/hooks/test_losses.py \
-		tests/backends/cuda/test_binding.py tests/backends/cuda/test_binding_launches.py tests/backends/cuda/test_python_launches.py \
-		tests/backends/cuda/test_binding_errors.py \
-		tests/backends/cuda/test_binding_exponents.py tests/backends/cuda/test_gpu_bench.py \
-		tests/monitor/hooks/test_cuda.py tests/selftest/test_device.py tests/fakes/test_fake_graphs.py \
+		tests/fakes/test_fake_device_torch.py tests/fakes/test_fake_device_training.py tests/fakes/test_fake_graphs.py \
+		tests/compat/test_device.py tests/dump/test_device.py tests/ring/test_device.py tests/ring/test_reader.py \
+		tests/selftest/test_device.py tests/substitution/test_override_device.py tests/monitor/sinks/test_device.py \
+		tests/monitor/devices/test_devices.py tests/monitor/devices/test_devices_stops.py \
+		tests/monitor/devices/test_watching.py tests/monitor/devices/test_lost_device.py \
+		tests/monitor/op_level/test_async.py tests/monitor/op_level/test_async_modes.py tests/monitor/op_level/test_device.py \
+		tests/monitor/on_request/test_device.py tests/monitor/precision/test_device.py \
+		tests/monitor/weight_updates/test_movement_device.py
+
+test-fake-hooks: $(VENV)/.built $(VENV)/.tools
+	$(FAKE) $(PY) -m pytest tests/monitor/hooks/test_recorder.py tests/monitor/hooks/test_recorder_ends.py \
+		tests/monitor/hooks/stored/test_clipping.py tests/monitor/hooks/stored/test_hand_clipping.py \
+		tests/monitor/hooks/test_losses.py tests/monitor/hooks/test_cuda.py tests/monitor/hooks/test_transforms.py \
+		tests/monitor/hooks/test_observe_elsewhere.py tests/monitor/hooks/protect/test_protect_device.py \
 		tests/monitor/hooks/graphs/test_graphs.py tests/monitor/hooks/graphs/test_graph_parts.py \
 		tests/monitor/hooks/graphs/test_graph_streams.py tests/monitor/hooks/graphs/test_graph_ends.py \
-		tests/monitor/hooks/test_observe_elsewhere.py tests/monitor/sinks/test_device.py \
-		tests/monitor/hooks/test_transforms.py tests/monitor/on_request/test_device.py \
-		tests/monitor/precision/test_device.py tests/monitor/devices/test_lost_device.py
+		tests/backends/cuda/test_binding.py tests/backends/cuda/test_binding_launches.py \
+		tests/backends/cuda/test_python_launches.py tests/backends/cuda/test_binding_errors.py \
+		tests/backends/cuda/test_binding_exponents.py tests/backends/cuda/test_gpu_bench.py
 
 test-fake-statistics: $(VENV)/.built $(VENV)/.tools
 	$(FAKE) FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/statistics/test_stats_values.py \

@@ -59,8 +59,7 @@ FASTCHECK_FN void widen_at(const std::byte* data, Vec<typename Format::Bits> x,
   }
 }
 
-// ---- extremes
-// -------------------------------------------------------------------------------------
+// ---- extremes ---------------------------------------------------------------------------------
 
 // Three integer extremes of the raw bits hold everything. Read as unsigned, the negative numbers
 // come last and grow in magnitude: the largest is the most negative. Read as signed, the positive
