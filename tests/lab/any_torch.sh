@@ -94,7 +94,8 @@ mkdir "$home/wheel"
 "$own_python" -m zipfile -e "$wheel" "$home/wheel"
 kernels=$home/wheel/fastcheck/_kernels.abi3.so
 
-expected=$("$own_python" -I "$root/tests/lab/any_python.py" "$root/python/fastcheck/_kernels.abi3.so")
+own_kernels=$("$own_python" -I -c 'from fastcheck import _kernels; print(_kernels.__file__)')
+expected=$("$own_python" -I "$root/tests/lab/any_python.py" "$own_kernels")
 echo "this checkout's kernels: $expected"
 for version in 3.9 3.10 3.11 3.12 3.13; do
   if ! python=$(interpreter "$version"); then
@@ -104,7 +105,7 @@ for version in 3.9 3.10 3.11 3.12 3.13; do
   compare "$("$python" -I "$root/tests/lab/any_python.py" "$kernels" || echo "Python $version: failed")" "${expected##*: }"
 done
 
-expected=$(cd "$home" && PYTHONPATH=$root/python "$own_python" "$root/tests/lab/any_torch.py" built)
+expected=$(cd "$home" && "$own_python" -I "$root/tests/lab/any_torch.py" built)
 echo "this checkout's build: $expected"
 for pair in "$@"; do
   read -r version torch <<< "$pair"
