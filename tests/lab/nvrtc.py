@@ -22,15 +22,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
 HOME = Path(os.environ["FASTCHECK_CUDA12"]) / "nvidia"
 INCLUDES = (HOME / "cuda_cccl" / "include", HOME / "cuda_runtime" / "include")
 
-#: NVRTC has no C++ library; CUDA's own stands for what the kernels use of it. Layouts, which the
-#: host's compiler checks, can't be asked for.
+#: NVRTC has no C++ library; CUDA's own stands for what the kernels use of it. Layouts, which it
+#: can't be asked for, are those of the host's compiler: offsets().
 PROLOGUE = """\
 #include <cuda/std/cstddef>
 #include <cuda/std/cstdint>
 #include <cuda/std/type_traits>
+#include <cuda/std/utility>
 namespace std {
 using namespace cuda::std;
 using int64_t = long;  // of the host's compiler, whose names for kernels these are
@@ -38,12 +40,12 @@ using uint64_t = unsigned long;
 using uintptr_t = unsigned long;
 }
 #undef offsetof
-#define offsetof(type, member) sizeof(type)
+#define offsetof(type, member) offset_of_##type##_##member
 #define static_assert(...)
 """
 NOTHING = "#pragma once\n"
 HEADERS = {
-    **dict.fromkeys(("cmath", "cstddef", "cstdint", "cstring", "type_traits"), NOTHING),
+    **dict.fromkeys(("cmath", "cstddef", "cstdint", "cstring", "type_traits", "utility"), NOTHING),
     "algorithm": NOTHING
     + """namespace std {
 template <class T> constexpr T min(T a, T b) { return b < a ? b : a; }
@@ -87,12 +89,28 @@ def instantiations(source: str, text: str) -> tuple[list[str], list[str]]:
     return [], []
 
 
+def offsets() -> str:
+    """The constants by which PROLOGUE's offsetof() names the members of core's structures."""
+    headers = "".join(path.read_text() for path in sorted(CSRC.glob("core/*.h")))
+    members = sorted(set(re.findall(r"\boffsetof\((\w+), (\w+)\)", headers)))
+    lines = ["#include <cstdio>", '#include "core/accumulator.h"', "int main() {"]
+    for of, member in members:
+        place = f"offsetof(fastcheck::{of}, {member})"
+        lines.append(f'  std::printf("constexpr int offset_of_{of}_{member} = %zu;\\n", {place});')
+    compiler = [os.environ.get("CXX", "g++"), "-std=c++17", f"-I{CSRC}", "-x", "c++", "-"]
+    with tempfile.TemporaryDirectory() as folder:
+        printer = f"{folder}/printer"
+        text = "\n".join([*lines, "}", ""])
+        subprocess.run([*compiler, "-o", printer], input=text, text=True, check=True)
+        return subprocess.run([printer], capture_output=True, text=True, check=True).stdout
+
+
 def program(source: Path) -> str:
     headers, kernels = instantiations(source.stem, source.read_text())
     lines = [f'#include "{header}"' for header in headers]
     lines += ["namespace fastcheck::cuda {"]
     lines += [f"template __global__ void {kernel};" for kernel in kernels]
-    return PROLOGUE + "\n".join([*lines, "}", ""])
+    return PROLOGUE + offsets() + "\n".join([*lines, "}", ""])
 
 
 def ptx(source: Path, arch: str, options: list[str]) -> bytes:
