@@ -126,7 +126,7 @@ test-spark: $(VENV)/.built $(VENV)/.tools
 test-s3: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/lab/s3.sh
 
-# Of `make wheel ACCELERATOR=cpu-any`.
+# Of `make wheel ACCELERATOR=cpu-any`; WHEEL names another, such as cuda-any's.
 test-any-torch: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) TORCH_INDEX_URL=$(TORCH_INDEX_URL) tests/lab/any_torch.sh
 
