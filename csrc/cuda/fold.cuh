@@ -118,9 +118,10 @@ class TileFold {
   }
 
  private:
-  // Others have fewer registers left if the lane is not known.
+  // Nor has sm_70; others would compute it more often than need be.
   static FASTCHECK_DEVICE_MEMBER int lane_here() {
-    return kIsTight<Component> ? opaque(lane_index()) : lane_index();
+    constexpr bool kIsTightHere = kIsTight<Component> || FASTCHECK_DEVICE_ARCH < 750;
+    return kIsTightHere ? opaque(lane_index()) : lane_index();
   }
 
   static FASTCHECK_DEVICE_MEMBER Pair both(const Pair& l, const Pair& r) {

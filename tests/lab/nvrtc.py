@@ -90,13 +90,13 @@ def instantiations(source: str, text: str) -> tuple[list[str], list[str]]:
 
 
 def offsets() -> str:
-    """The constants by which PROLOGUE's offsetof() names the members of core's structures."""
+    """The macros that PROLOGUE's offsetof() names for the members of core's structures."""
     headers = "".join(path.read_text() for path in sorted(CSRC.glob("core/*.h")))
     members = sorted(set(re.findall(r"\boffsetof\((\w+), (\w+)\)", headers)))
     lines = ["#include <cstdio>", '#include "core/accumulator.h"', "int main() {"]
     for of, member in members:
         place = f"offsetof(fastcheck::{of}, {member})"
-        lines.append(f'  std::printf("constexpr int offset_of_{of}_{member} = %zu;\\n", {place});')
+        lines.append(f'  std::printf("#define offset_of_{of}_{member} %zu\\n", {place});')
     compiler = [os.environ.get("CXX", "g++"), "-std=c++17", f"-I{CSRC}", "-x", "c++", "-"]
     with tempfile.TemporaryDirectory() as folder:
         printer = f"{folder}/printer"
