@@ -118,7 +118,7 @@ class TileFold {
   }
 
  private:
-  // Nor has sm_70; others would compute it more often than need be.
+  // For sm_70 all kernels are tight; elsewhere a lane that is computed anew costs instructions.
   static FASTCHECK_DEVICE_MEMBER int lane_here() {
     constexpr bool kIsTightHere = kIsTight<Component> || FASTCHECK_DEVICE_ARCH < 750;
     return kIsTightHere ? opaque(lane_index()) : lane_index();

@@ -169,6 +169,12 @@ FAULTS = {
         "bytes >= S::kVectorBytes + S::kHalfBytes - past - 4",
         "out of bounds: ",
     ),
+    "reads vectors past the end": (
+        "other_rows.cuh",
+        "if (room >= needed + ",
+        "if (room >= needed - 4 + ",
+        "out of bounds: ",
+    ),
     "reads in front of a tensor that is not aligned": (
         "other_rows.cuh",
         "&& !(past != 0 && at == data)",

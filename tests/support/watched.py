@@ -42,6 +42,10 @@ def tensor(**fields: Any) -> dict[str, Any]:
     return {**plain, **fields}
 
 
+#: Places in a step of a Run.
+INPUT, FIRST, SECOND, GRADIENT, FIRST_WEIGHT, SECOND_WEIGHT = range(6)
+
+
 class Run:
     """Steps of the tensors of TENSORS, whose rms varies by two percent. One step in ``every`` is
     observed.
@@ -94,3 +98,9 @@ class Run:
 
 
 SCALED = int(Flag.SCALED)
+
+
+def warmed_up(**options: Any) -> Run:
+    run = Run(**options)
+    assert run.steps(100) == []
+    return run

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from fastcheck.watch.event import WatchEvent
-from support.watched import DTYPE_CODES, SCALED, Run
+from support.watched import DTYPE_CODES, FIRST, FIRST_WEIGHT, GRADIENT, INPUT, SCALED, SECOND, Run
 
-INPUT, FIRST, SECOND, GRADIENT, FIRST_WEIGHT, _ = range(6)
 HALF = {"dtype": DTYPE_CODES["float16"]}
 NEAR = {**HALF, "rms": 12000.0}
 

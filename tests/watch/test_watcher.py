@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fastcheck
 from fastcheck.watch.event import KINDS, to_table
-from support.watched import DTYPE_CODES, SCALED, Run
-
-INPUT, FIRST, SECOND, GRADIENT, FIRST_WEIGHT, SECOND_WEIGHT = range(6)
-
-
-def warmed_up(**options: Any) -> Run:
-    run = Run(**options)
-    assert run.steps(100) == []
-    return run
+from support.watched import (
+    DTYPE_CODES,
+    FIRST,
+    FIRST_WEIGHT,
+    GRADIENT,
+    INPUT,
+    SCALED,
+    SECOND,
+    SECOND_WEIGHT,
+    Run,
+    warmed_up,
+)
 
 
 def test_healthy_steps_have_no_event() -> None:
@@ -365,139 +367,6 @@ class TestTensors:
         run.steps(80, {GRADIENT: {**kind, "zero_count": 100}})
         kinds = run.steps(20, {GRADIENT: {**kind, "zero_count": 1000}})
         assert kinds.count("underflow") == (dtype == "float16")
-
-
-class TestNumbers:
-    def test_a_norm_less_than_twice_its_median_is_none(self) -> None:
-        run = Run()
-        assert run.steps(100, gradient_norm=1.0) == []
-        assert run.steps(1, gradient_norm=1.9) == []
-
-    def test_updates_below_the_rounding_of_a_sum_are_none(self) -> None:
-        run = Run()
-        rounding = 1e-7 * 800  # of the sum of magnitudes
-
-        def sums(step: int) -> dict[int, Any]:
-            total = rounding * float(run.random.choice([0.001, 1.0, -1.0]))
-            return {FIRST_WEIGHT: {"rms": 1.0, "sum": total if step > 120 else total * 1e-6}}
-
-        assert [kind for step in range(200) for kind in run.steps(1, sums(step))] == []
-
-    def test_the_norm_of_the_gradients(self) -> None:
-        run = warmed_up()
-        (event,) = run.step(gradient_norm=5.0)
-        assert (event.kind, event.is_warning) == ("gradient_spike", False)
-        assert event.reference == pytest.approx(1.0, rel=0.1)
-
-    @pytest.mark.parametrize(
-        ("name", "before", "after", "is_event"),
-        [
-            ("optimizers[0].groups[0].betas[1]", 0.999, 0.5, True),
-            ("optimizers[0].groups[0].betas[0]", 0.9, 0.91, False),
-            ("optimizers[0].groups[0].momentum", 0.9, 1.0, True),
-            ("optimizers[0].groups[1].eps", 1e-8, 0.1, True),
-            ("optimizers[0].groups[1].eps", 1e-8, 2e-8, False),
-            ("optimizers[0].groups[1].lr", 1e-3, 1.0, False),
-        ],
-    )
-    def test_settings(self, name: str, before: float, after: float, is_event: bool) -> None:
-        run = warmed_up()
-        run.watcher.setting_changed(name, before, after)
-        events = run.step()
-        assert [event.kind for event in events] == ["settings"] * is_event
-        assert all(name in event.text and event.cause == "optimizer" for event in events)
-        assert run.steps(5) == []
-
-    def test_updates_that_vanish(self) -> None:
-        run = Run()
-
-        def sums(size: float) -> dict[int, Any]:
-            return {
-                place: {"rms": 1.0, "sum": float(run.random.normal(0, size))}
-                for place in (FIRST_WEIGHT, SECOND_WEIGHT)
-            }
-
-        found = [kind for _ in range(150) for kind in run.steps(1, sums(1.0))]
-        assert found == []
-        found = [kind for _ in range(6) for kind in run.steps(1, sums(1e-4))]
-        assert found == ["update"]
-        assert run.watcher.events[-1].cause == "optimizer"
-
-    def test_a_scale_that_falls(self) -> None:
-        run = Run()
-        run.steps(150, scale=65536.0)
-        kinds = []
-        for power in range(15, 9, -1):
-            kinds += run.steps(1, scale=2.0**power, overflow=True)
-        assert kinds == ["loss_scale"]
-
-    @pytest.mark.parametrize(("halvings", "kinds"), [(3, []), (4, ["loss_scale"])])
-    def test_a_scale_that_is_halved_in_a_row(self, halvings: int, kinds: list[str]) -> None:
-        run = Run()
-        run.steps(150, scale=65536.0)
-        found = []
-        for power in range(15, 15 - halvings, -1):
-            found += run.steps(1, scale=2.0**power, overflow=True)
-        assert found + run.steps(5, scale=2.0 ** (16 - halvings)) == kinds
-
-    @pytest.mark.parametrize(("every", "kinds"), [(4, ["loss_scale"]), (8, [])])
-    def test_a_fifth_of_the_steps_skipped(self, every: int, kinds: list[str]) -> None:
-        """It grows back in between, so that no two halvings are in a row."""
-        run = Run()
-        run.steps(150, scale=65536.0)
-        found = []
-        for step in range(120):
-            is_skipped = step % every == every - 1
-            found += run.steps(1, scale=65536.0 / (1 + is_skipped), overflow=is_skipped)
-        assert found == kinds
-        assert all(0.2 <= event.reference < 0.25 for event in run.watcher.events)
-
-    def test_the_search_of_a_new_scaler_is_none(self) -> None:
-        run = Run()
-        for power in range(16, 6, -1):
-            assert run.steps(1, scale=2.0**power, overflow=True) == []
-
-    def test_a_scale_at_its_end_is_an_event_at_any_time(self) -> None:
-        assert "loss_scale" in Run().steps(1, scale=1.0, overflow=True)
-
-
-class TestForecasts:
-    def test_growth_towards_the_end_of_float16(self) -> None:
-        run = Run()
-        kind = DTYPE_CODES["float16"]
-        events = []
-        for step in range(200):
-            largest = 100.0 * 2 ** (step * 0.1)
-            if largest > 65504:
-                break
-            events += run.step({SECOND: {"dtype": kind, "rms": largest / 3}})
-        (event,) = [event for event in events if event.kind == "headroom"]
-        assert event.site is not None and event.site.module == "second"
-        assert event.interval is not None
-        low, high = event.interval
-        truth = math.log2(65504 / 100) / 0.1 - event.step
-        assert truth >= 10 and low <= truth + 1 and truth <= high
-        assert event.reference == pytest.approx(65504, rel=1e-3)
-
-    def test_noise_near_the_end_is_none(self) -> None:
-        run, kind = Run(), DTYPE_CODES["float16"]
-        found: list[str] = []
-        for _ in range(400):
-            largest = float(30000 * np.exp(run.random.normal(0, 0.15)))
-            found += run.steps(1, {SECOND: {"dtype": kind, "max": min(largest, 60000.0)}})
-        assert "headroom" not in found
-
-    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_a_wide_format_has_room(self, dtype: str) -> None:
-        run, kind = Run(), DTYPE_CODES[dtype]
-        kinds = []
-        for step in range(120):
-            kinds += run.steps(1, {SECOND: {"dtype": kind, "rms": 100.0 * 2 ** (step * 0.1)}})
-        assert "headroom" not in kinds
-
-    def test_a_large_value_that_does_not_grow_is_none(self) -> None:
-        kind = DTYPE_CODES["float16"]
-        assert "headroom" not in Run().steps(300, {SECOND: {"dtype": kind, "max": 60000.0}})
 
 
 def test_every_kind_is_in_the_table() -> None:
