@@ -51,6 +51,7 @@ def cases() -> list[tuple[list[torch.Tensor], Cut]]:
     x = tensor_of(pattern("random", "float32", 33 * 4096 + 77, 1), "float32")
     x[77] = float("nan")
     few = tensor_of(pattern("random", "float32", 100, 1), "float32", offset=4)
+    more = tensor_of(pattern("random", "float32", 199, 1), "float32", offset=4)
     return [
         ([x[: 5 * 4096 + 77]], Cut(warps=2, share=1, blocks=2)),
         ([x[: 9 * 4096 + 77]], Cut(warps=4, share=1, blocks=3)),
@@ -58,7 +59,7 @@ def cases() -> list[tuple[list[torch.Tensor], Cut]]:
         ([x[1 : 3 * 4096 - 90 : 2]], Cut(warps=1, share=1, blocks=2)),
         ([x], Cut(warps=1, share=1, blocks=9)),
         ([x[5 * 4096 : 17 * 4096]], Cut(warps=2, share=4, blocks=1)),
-        ([x[:20000], x[:30000], few, x[:25000]], Cut(warps=4, share=1, blocks=1)),
+        ([x[:20000], x[:30000], few, more, x[:25000]], Cut(warps=4, share=1, blocks=1)),
     ]
 
 

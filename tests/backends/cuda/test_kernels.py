@@ -84,12 +84,13 @@ def test_depths(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ALL)
 def test_alignment(dtype: str) -> None:
-    count = even(4096 + 333, dtype)
     kind = kinds(dtype)[0]
-    raw = pattern(kind, dtype, count, 21)
-    for offset in range(17):  # the odd ones are not even aligned to the component
-        x = tensor_of(raw, dtype, offset)
-        assert_same(record(x, cut=Cut(seed=offset + 1)), expected(kind, dtype, count, 21), offset)
+    for count in (4096, even(4096 + 333, dtype)):  # with the end behind a whole row, and within one
+        raw = pattern(kind, dtype, count, 21)
+        wanted = expected(kind, dtype, count, 21)
+        for offset in range(17):  # the odd ones are not even aligned to the component
+            x = tensor_of(raw, dtype, offset)
+            assert_same(record(x, cut=Cut(seed=offset + 1)), wanted, (count, offset))
 
 
 @pytest.mark.parametrize("dtype", FLOAT_NAMES)
