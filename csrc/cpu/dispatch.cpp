@@ -9,9 +9,11 @@
 namespace fastcheck::cpu {
 namespace {
 
+// `set` is called where the CPU supports it alone: it is compiled for its instruction set, and a
+// table that is filled at run time is filled by such instructions.
 struct Candidate {
   const char* name;
-  const KernelSet* set;
+  const KernelSet* (*set)();
   bool supported;
   const char* needs;
 };
@@ -20,13 +22,13 @@ std::vector<Candidate> candidates() {
   const CpuFeatures cpu = detect_cpu_features();
   return {
 #if defined(__x86_64__)
-      {"avx512_vnni", avx512_vnni_kernels(), cpu.avx512_vnni, "AVX-512 F, BW, DQ, VL and VNNI"},
-      {"avx512", avx512_kernels(), cpu.avx512, "AVX-512 F, BW, DQ and VL"},
-      {"avx2", avx2_kernels(), cpu.avx2, "AVX2, FMA and F16C"},
+      {"avx512_vnni", avx512_vnni_kernels, cpu.avx512_vnni, "AVX-512 F, BW, DQ, VL and VNNI"},
+      {"avx512", avx512_kernels, cpu.avx512, "AVX-512 F, BW, DQ and VL"},
+      {"avx2", avx2_kernels, cpu.avx2, "AVX2, FMA and F16C"},
 #elif defined(__aarch64__)
-      {"neon", neon_kernels(), cpu.neon, "Advanced SIMD"},
+      {"neon", neon_kernels, cpu.neon, "Advanced SIMD"},
 #endif
-      {"scalar", scalar_kernels(), true, "nothing"},
+      {"scalar", scalar_kernels, true, "nothing"},
   };
 }
 
@@ -34,7 +36,7 @@ const KernelSet* choose(const std::string& name) {
   std::string names;
   for (const Candidate& candidate : candidates()) {
     if (!candidate.supported) continue;
-    if (name == "auto" || name == candidate.name) return candidate.set;
+    if (name == "auto" || name == candidate.name) return candidate.set();
     names += std::string(", ") + candidate.name;
   }
   throw std::invalid_argument("FASTCHECK_CPU_ISA is '" + name +
