@@ -41,18 +41,14 @@ class Pictures:
         self,
         path: Union[str, os.PathLike[str]],
         style: Optional[str] = None,
-        *,
-        against: Union[str, os.PathLike[str], None] = None,
     ) -> None:
         """Writes the run until now as one HTML page to ``path``, as ``fastcheck report`` writes a
         log: what the log holds or, without one, what is held in memory. Waits for nothing.
 
-        ``style``: as in summary(). ``against``: the log of another run, for the page of both.
-        Raises LogError when a log can't be read or ``path`` written, CompareError when the two
-        can't be compared.
+        ``style``: as in summary(). Raises LogError when the log can't be read or ``path`` written.
         """
         style = self._session.config.stop.style if style is None else check_style(style)
-        write_report(self._session, path, self._log_is_whole, style, against)
+        write_report(self._session, path, self._log_is_whole, style)
 
     def _repr_html_(self) -> str:
         """For notebooks: the state of the run, its events, and the twenty tensors of the last step
