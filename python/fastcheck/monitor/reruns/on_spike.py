@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from fastcheck.errors import first_line
+from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.session.config import Config
+from fastcheck.monitor.session.listener import Listener
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Depth, Flag
 from fastcheck.record.site import Site, SiteTable
@@ -19,6 +21,7 @@ from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.training_state import TrainingState
 from fastcheck.utils.torch.versions import GradScaler
+from fastcheck.verdict.step import Step
 
 from .runner import Install, Runner, of_ranks
 
@@ -45,6 +48,16 @@ class _Kept:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     state: TrainingState
+
+
+class _Recorder(Listener):
+    """Keeps what the monitor of a rerun has read."""
+
+    def __init__(self, records: list[np.ndarray]) -> None:
+        self._records = records
+
+    def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
+        self._records.extend(chunks)
 
 
 class SpikeReruns:
@@ -159,9 +172,7 @@ class SpikeReruns:
             monitor = self._install(config, models)
             chunks: list[np.ndarray] = []
             runs.append((chunks, monitor.sites))
-            monitor._session.event_store.step_listeners.append(
-                lambda step, rows, found: chunks.extend(found)
-            )
+            monitor._session.event_store.listeners.append(_Recorder(chunks))
             return monitor
 
         runner = Runner(

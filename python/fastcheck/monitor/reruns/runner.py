@@ -12,13 +12,17 @@ import numpy as np
 import torch
 
 from fastcheck.errors import first_line
+from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.hooks import optimizers as optimizer_hooks
 from fastcheck.monitor.session.config import Config
+from fastcheck.monitor.session.listener import Listener
 from fastcheck.monitor.session.options import Filter, Log, Stop, Training
+from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.rank import group_size, own_rank
 from fastcheck.utils.torch.training_state import TrainingState
 from fastcheck.utils.torch.versions import GradScaler
+from fastcheck.verdict.step import Step
 
 from .result import Difference, Rerun, earliest
 from .trace import Trace, differences_between, stored_tensors
@@ -29,6 +33,17 @@ __all__ = ["Runner", "of_ranks", "set_aside"]
 Install = Callable[[Config, Sequence[torch.nn.Module]], Any]
 
 _MOST_DIFFERENCES = 100
+
+
+class _Recorder(Listener):
+    """Keeps what the monitor of a run has read."""
+
+    def __init__(self, trace: Trace, sites: SiteTable) -> None:
+        self._trace = trace
+        self._sites = sites
+
+    def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
+        self._trace.add_records(np.concatenate(chunks), self._sites)
 
 
 @dataclass(frozen=True)
@@ -135,10 +150,7 @@ class Runner:
             training=Training(scaler=self.scaler),
         )
         monitor = self.install(config, self.models)
-        store = monitor._session.event_store
-        store.step_listeners.append(
-            lambda step, rows, chunks: trace.add_records(np.concatenate(chunks), monitor.sites)
-        )
+        monitor._session.event_store.listeners.append(_Recorder(trace, monitor.sites))
         with monitor:
             try:
                 returned = step(*args, **kwargs)

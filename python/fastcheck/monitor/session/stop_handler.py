@@ -60,8 +60,6 @@ class StopHandler:
     def __init__(self, session: Session, agreement: Optional[RankAgreement] = None) -> None:
         self._session = session
         self._act = _make_sink(session.config)
-        # Called with each report before it is acted on; set by SinkConnection.
-        self.on_report: Callable[[StopReport], None] = lambda report: None
         self._agreement = agreement
         # The first stop that is due and was not proposed to the other ranks yet.
         self._held: Optional[Due] = None
@@ -181,10 +179,11 @@ class StopHandler:
         return replace(report, page=None)
 
     def _sink(self, report: StopReport) -> None:
-        try:
-            self.on_report(report)
-        except Exception as error:
-            self._session.report_internal_error("its sinks", error)
+        for listener in self._session.event_store.listeners:
+            try:
+                listener.stopping(report)
+            except Exception as error:
+                self._session.report_internal_error("its sinks", error)
         self._act(report)
 
     def _report(self, due: Due) -> StopReport:
