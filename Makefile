@@ -67,7 +67,8 @@ test-fake-accelerator: $(VENV)/.built $(VENV)/.tools
 		tests/compat/test_device.py tests/dump/test_device.py tests/ring/test_device.py tests/ring/test_reader.py \
 		tests/selftest/test_device.py tests/substitution/test_override_device.py tests/monitor/sinks/test_device.py \
 		tests/monitor/devices/test_devices.py tests/monitor/devices/test_devices_stops.py \
-		tests/monitor/devices/test_watching.py tests/monitor/devices/test_lost_device.py \
+		tests/monitor/devices/test_host_copies.py tests/monitor/devices/test_watching.py \
+		tests/monitor/devices/test_lost_device.py \
 		tests/monitor/op_level/test_async.py tests/monitor/op_level/test_async_modes.py tests/monitor/op_level/test_device.py \
 		tests/monitor/on_request/test_device.py tests/monitor/precision/test_device.py \
 		tests/monitor/weight_updates/test_movement_device.py

@@ -43,6 +43,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "monitor/sinks/test_device.py",
         "monitor/devices/test_devices.py",
         "monitor/devices/test_devices_stops.py",
+        "monitor/devices/test_host_copies.py",
         "monitor/devices/test_lost_device.py",
         "monitor/devices/test_watching.py",
         "dump/test_device.py",

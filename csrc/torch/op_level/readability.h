@@ -25,6 +25,7 @@ enum class Readability : std::uint8_t {
   kDType,
   kNoMemory,
   kDevice,
+  kInFlight,
 };
 
 // In the middle of a sentence: "a sparse tensor: ...".
@@ -47,7 +48,7 @@ inline Readability readability_of(const at::Tensor& tensor) {
     return c10::isQIntType(type) ? Readability::kQuantized : Readability::kNothing;
   if (has_plain_memory(tensor) && !is_zero_tensor(tensor) && dtype_of(type).has_value() &&
       (tensor.numel() == 0 || tensor.storage().nbytes() > 0)) {
-    return Readability::kRead;
+    return may_be_in_flight(tensor) ? Readability::kInFlight : Readability::kRead;
   }
   return why_unread(tensor);
 }

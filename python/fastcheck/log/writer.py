@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import time
 from collections import deque
@@ -60,6 +61,11 @@ def default_directory() -> str:
     working directory.
     """
     return os.path.join("fastcheck_log", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+
+
+def is_default(path: str | None) -> bool:
+    """Whether a default_directory() has this path, of whatever time and process."""
+    return re.fullmatch(r"fastcheck_log.[0-9]{8}-[0-9]{6}-[0-9]+", path or "") is not None
 
 
 class RecordLog:

@@ -196,8 +196,6 @@ def _install(
     monitor._watcher.parts += [monitor._watcher.tree, connect_named(monitor._observer)]
     if watched is not None:
         monitor._watching = Watching(monitor._session, watched)
-        monitor._watcher.reporters.append(monitor._watching.report)
-        monitor._boundary.on_mismatch = monitor._watching.replicas_differ
         if not is_op_level:
             has_turns = watched.updates
             reductions = reductions_of(monitor._session, nodes, models) if has_turns else None

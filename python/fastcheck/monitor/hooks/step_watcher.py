@@ -81,8 +81,6 @@ class StepWatcher:
         self.tree: Optional[ModuleTree] = None
         # Closed with this watcher; Monitor adds to it.
         self.parts: list[Any] = []
-        # Called at step boundaries on the training thread, outside of all locks.
-        self.reporters: list[Callable[[], None]] = []
         self._parts_off: set[str] = set()
         self._meets = False
         #: How many steps this has closed.
@@ -344,8 +342,8 @@ class StepWatcher:
     def emit_warnings(self) -> None:
         """Outside of all locks."""
         warn_of_step(self._state, self._meta, self.protection, self.tree, self.session.notes)
-        for report in self.reporters:
-            report()
+        for listener in self.session.event_store.listeners:
+            listener.at_boundary()
 
     def release(self) -> None:
         """Takes back what a step that raised has left on its optimizer."""

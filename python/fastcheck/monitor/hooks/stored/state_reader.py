@@ -15,7 +15,7 @@ from fastcheck.monitor.weight_updates.squares import LargeSquares
 from fastcheck.monitor.weight_updates.stalled import StalledWeights
 from fastcheck.monitor.weight_updates.updates import UpdateWatcher
 from fastcheck.record.format import VALUE_BYTES, Depth, Flag, nonfinite
-from fastcheck.utils.torch.readable import can_read, has_memory
+from fastcheck.utils.torch.readable import can_read, has_memory, is_plain
 from fastcheck.utils.torch.sharding import is_part, local
 from fastcheck.utils.torch.sparse import values_of
 from fastcheck.utils.torch.transforms import unwrapped
@@ -34,6 +34,8 @@ class _Batch:
     """Tensors to be read in one call, with their sites and roles."""
 
     def __init__(self) -> None:
+        #: What is added is used by the host right after it was read, so that it has arrived.
+        self.is_used_now = False
         self.tensors: list[torch.Tensor] = []
         self.sites: list[int] = []
         self.roles: list[str] = []
@@ -43,7 +45,8 @@ class _Batch:
         tensor = unwrapped(local(tensor))
         values = None if tensor.layout is torch.strided else values_of(tensor)
         tensor = tensor if values is None else values
-        if can_read(tensor) and has_memory(tensor):
+        is_readable = is_plain(tensor) if self.is_used_now else can_read(tensor)
+        if is_readable and has_memory(tensor):
             self.tensors.append(tensor)
             self.sites.append(site)
             self.roles.append(role)
@@ -104,13 +107,20 @@ class StateReader:
         look = updates.begin(optimizer, session.step) if is_watched else None
         first = session.next_seq
         batch = _Batch()
+        batch.is_used_now = optimizer is not None
         for node, name, parameter in parameters:
             batch.add(parameter, node.site("param", name, 0), "param")
         buffers_at = len(batch.sites)
+        batch.is_used_now = False
         self._add_buffers(batch)
         self._read(batch)
         first_gradient = session.next_seq
-        gradients_read, early = self._read_gradients(parameters, scaled) if gradients else ([], [])
+        is_used_now = optimizer is not None
+        gradients_read, early = (
+            self._read_gradients(parameters, scaled, is_used_now=is_used_now)
+            if gradients
+            else ([], [])
+        )
         if gradients_read and not scaled:
             session.note(self._large_squares.weigh, first_gradient, session.next_seq)
         if look is not None and stalled_weights is not None:
@@ -203,7 +213,12 @@ class StateReader:
         return bool(self._early)
 
     def _read_gradients(
-        self, parameters: Sequence[StoredTensor], scaled: bool, *, is_early: bool = False
+        self,
+        parameters: Sequence[StoredTensor],
+        scaled: bool,
+        *,
+        is_early: bool = False,
+        is_used_now: bool = False,
     ) -> tuple[list[int], list[int]]:
         """Reads those that were not read early. The sites of those that were first, and of the
         others; and the numbers of the records of those that were.
@@ -212,6 +227,7 @@ class StateReader:
         early.begin(session.step.index)
         self._name_given(parameters)
         batch, read = _Batch(), []
+        batch.is_used_now = is_used_now
         sites: list[int] = []
         known: list[int] = []
         for node, name, gradient in gradients_of(parameters):
