@@ -67,7 +67,8 @@ class Readabilities {
   std::uint32_t bits_ = 0;
 };
 
-// How many calls of an op had something that could not be read, by the reason. Not thread-safe.
+// How many calls of an op had something that could not be read, by the reason.
+// OpObserver's lock guards it.
 class Unread {
  public:
   struct Row {

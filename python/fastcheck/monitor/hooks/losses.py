@@ -67,20 +67,41 @@ class LossReader:
 
     # backward()
 
+    def lead_to_model(
+        self, roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]] = None
+    ) -> bool:
+        """Whether a parameter is found in the graphs of ``roots``, or among ``inputs``, those of
+        autograd.grad(). Nobody else changes these graphs: they are about to be used here.
+        """
+        if inputs is not None:
+            return self._parameters.hold(inputs, self._session.step.index)
+        is_rare = self._fruitless >= _MOST_FRUITLESS
+        most = _FEW_NODES if is_rare else _MAX_NODES
+        step = None if is_rare else self._session.step.index
+        is_found = any(self._parameters.hold(_leaves(root, most), step) for root in roots)
+        self._fruitless += not is_found
+        return is_found
+
     def began(
-        self, roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]]
+        self,
+        roots: Sequence[torch.Tensor],
+        inputs: Optional[Sequence[torch.Tensor]],
+        leads_to_model: bool,
     ) -> bool:
         """backward() begins at ``roots``. ``inputs``: of autograd.grad(), which is that of a loss
         only where it is asked for gradients of parameters. Whether it is known to be this model's.
         """
         session = self._session
         self._running.backward = None
+        is_ours = session.config.level == "op" or leads_to_model
+        if not is_ours and session.backwards.is_foreign:
+            return False
         scaled, self._scaled = self._scaled, {}
         is_open = session.is_active and not session.is_closed
         is_new = session.next_seq == session.step.first_seq
         if not is_open or (is_new and session.step is not self.forward_step):
             return False
-        if inputs is not None and not self._parameters.hold(inputs, session.step.index):
+        if inputs is not None and not leads_to_model:
             return False
         backward = self._running.backward = _Backward(session.step)
         for position, root in enumerate(roots):
@@ -89,26 +110,20 @@ class LossReader:
             if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
                 is_own_scaled = session.has_own_scale and loss is root
                 backward.losses.append((_without_graph(loss), position, is_own_scaled))
-        backward.is_ours = session.config.level == "op" or self._lead_to_model(roots)
+        backward.is_ours = is_ours
         if backward.is_ours:
             self._read_roots(backward)
         return backward.is_ours
 
-    def _lead_to_model(self, roots: Sequence[torch.Tensor]) -> bool:
-        """Whether a parameter is found in the graphs of ``roots``."""
-        is_rare = self._fruitless >= _MOST_FRUITLESS
-        most = _FEW_NODES if is_rare else _MAX_NODES
-        step = None if is_rare else self._session.step.index
-        is_found = any(self._parameters.hold(_leaves(root, most), step) for root in roots)
-        self._fruitless += not is_found
-        return is_found
-
-    def ended(self) -> bool:
-        """The backward of this thread is over. Whether it was this model's."""
+    def ended(self, was_alone: bool) -> bool:
+        """The backward of this thread is over. Whether it was this model's. ``was_alone``: the
+        gradients that have come since it began are from it.
+        """
         backward, self._running.backward = self._running.backward, None
         if backward is None:
             return False
-        if not backward.is_ours and len(backward.step.gradients) > backward.gradient_count:
+        has_gradients = len(backward.step.gradients) > backward.gradient_count
+        if not backward.is_ours and was_alone and has_gradients:
             # By a node that hides its graph (checkpointing), or into a parameter that stands for
             # the model's (FSDP's).
             backward.is_ours = self._session.step is backward.step

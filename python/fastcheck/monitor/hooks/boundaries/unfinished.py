@@ -68,6 +68,8 @@ class UnfinishedSteps:
             return False
         if step.update_count or step.scaler is not None or not torch.is_grad_enabled():
             return False
+        if not session.backwards.owns_gradients:
+            return False
         is_shown = session.config.training.has_own_scaling or step.judge.has_unused_gradients
         if not is_shown or not all(map(_is_cleared, *zip(*self._probes))):
             return False

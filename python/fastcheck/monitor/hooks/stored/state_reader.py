@@ -99,6 +99,7 @@ class StateReader:
         ``scaled``: the gradients still carry the loss scale, or their update is skipped.
         """
         session, updates, stalled_weights = self._session, self._updates, self.stalled_weights
+        gradients = gradients and (optimizer is not None or session.backwards.owns_gradients)
         owned = None if optimizer is None else parameter_ids(optimizer)
         parameters = parameters_of(self._nodes, owned)
         if gradients and self.hand_changes.before_update(optimizer, [p for _, _, p in parameters]):
@@ -126,7 +127,7 @@ class StateReader:
         if look is not None and stalled_weights is not None:
             look.first, look.first_gradient, look.early_gradients = first, first_gradient, early
             look.first_stray = session.next_seq
-            if updates.has_turn_for_strays(look):
+            if updates.has_turn_for_strays(look) and session.backwards.owns_gradients:
                 self._read_strays()
             look.stop = session.next_seq
             stored = batch.sites[:buffers_at]
@@ -167,6 +168,8 @@ class StateReader:
         """Those of ``gradients`` that belong to parameters of the model (``owned``: only to these).
         False: none does. ``scaled``: loss scaling decides what becomes of them.
         """
+        if not self._session.backwards.owns_gradients:
+            return False
         ids = set(map(id, gradients))
         parameters = [s for s in parameters_of(self._nodes, owned) if id(s[2].grad) in ids]
         self._early.begin(self._session.step.index)
