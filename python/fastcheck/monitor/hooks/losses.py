@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Optional
 
 import torch
 
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.calls.stored import parameter_at
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.site import Site
 from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.verdict.step import Step
@@ -62,8 +64,8 @@ class LossReader:
         self._fruitless = 0
         #: Set by StepWatcher: a step whose forward pass is among the records of the step before.
         self.forward_step: Optional[Step] = None
-        # By the id() of what a scaler returned: that tensor, and the loss that it was made from.
-        self._scaled: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        # By the id() of what a scaler returned: its memory, and the loss that it was made from.
+        self._scaled: dict[int, tuple[MemoryRef, torch.Tensor]] = {}
 
     # backward()
 
@@ -106,7 +108,7 @@ class LossReader:
         backward = self._running.backward = _Backward(session.step)
         for position, root in enumerate(roots):
             before = scaled.get(id(root))
-            loss = before[1] if before is not None and before[0]() is root else root
+            loss = before[1] if before is not None and before[0].is_of(root) else root
             if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
                 is_own_scaled = session.has_own_scale and loss is root
                 backward.losses.append((_without_graph(loss), position, is_own_scaled))
@@ -135,7 +137,7 @@ class LossReader:
         """A GradScaler has made ``results`` of ``outputs``."""
         for loss, result in zip(_tensors(outputs), _tensors(results)):
             # Its graph is that of the result.
-            self._scaled[id(result)] = weakref.ref(result), _without_graph(loss)
+            self._scaled[id(result)] = MemoryRef(result), _without_graph(loss)
 
     def _read_roots(self, backward: _Backward) -> None:
         config = self._session.config
@@ -172,7 +174,7 @@ class _Parameters:
 
     def __init__(self, state: StateReader) -> None:
         self._state = state
-        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._known: dict[int, tuple[ModuleNode, str]] = {}
         self._step = -1
 
     def hold(self, tensors: Iterable[torch.Tensor], step: Optional[int]) -> bool:
@@ -188,12 +190,12 @@ class _Parameters:
             return False
         # Once a step: the model may have others now.
         self._step = step
-        self._known = {id(p): weakref.ref(p) for p in self._state.parameters()}
+        self._known = {id(p): (node, name) for node, name, p in self._state.parameters()}
         return any(map(self._is_known, missed))
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
-        known = self._known.get(id(tensor))
-        return known is not None and known() is tensor
+        place = self._known.get(id(tensor))
+        return place is not None and parameter_at(*place) is tensor
 
 
 def _leaves(root: torch.Tensor, most: int) -> Iterator[torch.Tensor]:

@@ -176,7 +176,7 @@ class StepWatcher:
             session.end_part()
 
     def _others(self, optimizer: torch.optim.Optimizer) -> Iterable[torch.optim.Optimizer]:
-        return other_optimizers(optimizer, self._state.parameters())
+        return other_optimizers(optimizer, [p for _, _, p in self._state.parameters()])
 
     # backward() and clipping
 
@@ -379,7 +379,7 @@ class StepWatcher:
 
     def parameters(self) -> list[torch.Tensor]:
         """Every parameter of the observed modules."""
-        return self._state.parameters()
+        return [parameter for _, _, parameter in self._state.parameters()]
 
     def _scales_ours(self, scaler: GradScaler, outputs: Any) -> bool:
         """Whether ``outputs`` may be this model's: the scaler is, this thread calls the model, or

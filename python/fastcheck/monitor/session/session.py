@@ -120,6 +120,8 @@ class Session(SessionReadings):
         for handle in step.leaf_handles:
             handle.remove()
         self.seen.clear()
+        if step.update_count > step.guarded_count or step.is_partly_updated:
+            self.updated_steps.append(step.index)
         self.step = self.event_store.new_step(step.index + 1, self.next_seq)
         self.is_closed = False
         self.is_active = self.config.observes(self.step.index)

@@ -102,7 +102,7 @@ class StateReader:
         gradients = gradients and (optimizer is not None or session.backwards.owns_gradients)
         owned = None if optimizer is None else parameter_ids(optimizer)
         parameters = parameters_of(self._nodes, owned)
-        if gradients and self.hand_changes.before_update(optimizer, [p for _, _, p in parameters]):
+        if gradients and self.hand_changes.before_update(optimizer, parameters):
             session.step.judge.were_changed = True
         is_watched = gradients and stalled_weights is not None and stalled_weights.is_on
         look = updates.begin(optimizer, session.step) if is_watched else None
@@ -148,9 +148,9 @@ class StateReader:
             batch.add(parameter, node.site("param", name, 0), "param")
         self._read(batch)
 
-    def parameters(self) -> list[torch.Tensor]:
+    def parameters(self) -> list[StoredTensor]:
         """Every parameter of the observed modules."""
-        return [parameter for _, _, parameter in parameters_of(self._nodes, None)]
+        return parameters_of(self._nodes, None)
 
     def read_gradients(
         self, optimizer: torch.optim.Optimizer, *, scaled: bool, is_early: bool = False
@@ -182,7 +182,7 @@ class StateReader:
         """
         changes, early, session = self.hand_changes, self._early, self._session
         parameters = parameters_of(self._nodes, owned) if changes.wants_parameters else []
-        if not changes.after_backward([parameter for _, _, parameter in parameters]):
+        if not changes.after_backward(parameters):
             return False
         early.begin(session.step.index)
         batch, read = _Batch(), []
