@@ -42,6 +42,7 @@ help:
 	@echo "make frontend-check    check their types and style, and that what is committed is what they build"
 	@echo "make screenshots       the pictures of docs/report.md (needs Chromium)"
 	@echo "make bench             the CPU benches, about ten minutes; results under bench/results"
+	@echo "make accuracy SUITE=...  how often verdicts are right (tests/accuracy); minutes to hours"
 	@echo "make wheel             build a wheel into dist/; ACCELERATOR=cpu, cuda, cpu-any, cuda-any or generic"
 	@echo "make sdist             build a source distribution into dist/"
 	@echo "make test-wheel        install each wheel of dist/ into a fresh environment and test it"
@@ -170,7 +171,11 @@ screenshots: $(VENV)/.built
 
 # ---- benches, wheels -----------------------------------------------------------------------------
 
-.PHONY: bench
+.PHONY: bench accuracy
+# A file of tests/accuracy, with its options: SUITE="healthy --steps 5".
+accuracy: $(VENV)/.built $(VENV)/.tools
+	PYTHONPATH=tests:bench $(PY) -m accuracy.$(SUITE)
+
 bench: $(VENV)/.built
 	PYTHON=$(PY) bench/run_cpu.sh
 

@@ -89,6 +89,7 @@ if os.environ.get("FASTCHECK_FAKE_ACL") != "1":
 #: Files, or single tests, that ``make test-quick`` leaves out: those that compile, train at length
 #: or start several processes. Each room keeps others.
 SLOW = (
+    "accuracy/",
     "backends/cuda/test_build.py",
     "backends/cuda/test_core.py",
     "backends/cuda/test_extension_build.py",

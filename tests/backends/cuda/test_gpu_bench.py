@@ -12,12 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from fakes import fake_device
-from support.paths import ROOT
-
-sys.path.append(str(ROOT / "bench"))
-
 import gpu
+from fakes import fake_device
 
 fake: Any = fake_device.load()
 NAME = fake.name()
