@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,6 +225,28 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+#: Markers of whole files: each is a run of its own with the fake accelerator, and a target of the
+#: Makefile.
+RUNS = (
+    "fake_accelerator",
+    "fake_cuda",
+    "fake_hooks",
+    "fake_mlu",
+    "fake_npu",
+    "fake_statistics",
+)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
+    """A run of one marker imports no file without it."""
+    run = config.getoption("markexpr")
+    if run in RUNS and collection_path.suffix == ".py":
+        return (
+            f"pytest.mark.{run}" not in re.findall(r"[\w.]+", collection_path.read_text()) or None
+        )
+    return None
+
+
 class _Elsewhere(pytest.Module):
     """A file of ``collect_ignore`` that was named on the command line: pytest ignores none of
     those.
@@ -251,6 +274,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "gpu: needs a CUDA device; without one skipped, or failed if FASTCHECK_REQUIRE_GPU=1",
     )
     config.addinivalue_line("markers", "slow: left out by make test-quick (SLOW in conftest.py)")
+    for name in RUNS:
+        config.addinivalue_line("markers", f"{name}: `make test-{name.replace('_', '-')}` runs it")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
