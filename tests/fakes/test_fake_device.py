@@ -17,7 +17,7 @@ from support.devices.device_calls import WAITS
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("fake_accelerator")]
 
 
 def during(work: Callable[[], Any]) -> dict[str, int]:

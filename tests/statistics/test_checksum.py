@@ -33,6 +33,9 @@ from support.records.reference_checksum import (
 )
 from support.records.vectors import PATH, pattern, splitmix64
 
+pytestmark = pytest.mark.fake_statistics
+
+
 PAGE = ROOT / "docs" / "record-format.md"
 WIDTHS = {"int8": 1, "bfloat16": 2, "float32": 4, "float64": 8}
 

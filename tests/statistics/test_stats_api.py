@@ -19,6 +19,9 @@ from fastcheck.statistics.functions import crc32
 from support.helpers import DEVICE, ON_CPU, assert_same, cpu_only, kernel, put
 from support.records.reference import DTYPES, FLOAT_NAMES, VALUE_BYTES, record, torch_dtype
 
+pytestmark = [pytest.mark.fake_statistics, pytest.mark.fake_cuda]
+
+
 HOST_X = torch.tensor([1.0, -2.0, 0.0, float("nan"), float("inf"), 4.0])
 X = put(HOST_X)
 COUNTS = [

@@ -15,6 +15,9 @@ from support.helpers import DEVICE, ON_CPU, put
 from support.records.reference import DTYPES
 from support.records.unreadable import UNREADABLE, quiet
 
+pytestmark = pytest.mark.fake_statistics
+
+
 OPS = torch.ops.fastcheck
 X = put(torch.tensor([1.0, -2.0, 0.0, float("nan"), float("inf"), 4.0]))
 

@@ -17,6 +17,7 @@ import torch
 from fastcheck.calls.modes import ApiCalls
 from fastcheck.errors import warn
 from fastcheck.extension import compiled, extension
+from fastcheck.log.files import AppendFile
 from fastcheck.log.writer import RecordLog
 from fastcheck.monitor.install import install
 from fastcheck.monitor.session.listener import Listener
@@ -150,8 +151,11 @@ class OverflowWatch(Listener):
             "line": event.line or None,
         }
         path = os.path.join(log.directory, f"overflows-rank{self._rank}.jsonl")
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        file = AppendFile(path)
+        try:
+            file.append(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        finally:
+            file.close()
 
 
 def _usable_level(models: Sequence[torch.nn.Module]) -> tuple[str, str]:

@@ -33,6 +33,7 @@ import numpy as np
 
 from fastcheck.errors import LogError, explain, warn
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, VERDICT_MASK, Flag
+from fastcheck.utils.private import FILE_MODE, create_private, make_private_folders
 from fastcheck.utils.text.numbers import to_json
 
 from .files import AppendFile, write_all
@@ -198,7 +199,7 @@ class RecordLog:
 
     def _write_meta(self) -> None:
         path = os.path.join(self._root, f"meta-rank{self.rank}.json")
-        with open(f"{path}.new", "wb") as file:
+        with create_private(f"{path}.new") as file:
             file.write(_meta_text(self._meta))
         os.replace(f"{path}.new", path)
 
@@ -242,10 +243,10 @@ class RecordLog:
         run = 1
         while True:
             place = directory if run == 1 else os.path.join(directory, f"run-{run}")
-            os.makedirs(place, exist_ok=True)
+            make_private_folders(place)
             path = os.path.join(place, f"meta-rank{self.rank}.json")
             try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
             except FileExistsError:
                 run += 1
                 continue

@@ -261,7 +261,8 @@ def _write(made: Seal) -> None:
         "nonfinite": list(made.nonfinite),
         "tensors": made.tensors,
         "unsealed": made.unsealed,
-        "environment": environment(),
+        # A seal travels with its checkpoint: it says nothing of the host and the process.
+        "environment": {key: part for key, part in environment().items() if key != "where"},
     }
     temporary = f"{made.path}.{os.getpid()}.tmp"
     try:

@@ -23,7 +23,7 @@ from support.devices.training_on_fake import NAME, fake, loop
 from support.paths import TESTS
 from support.programs.training import Apply, Net, batches, deep, poison, where
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("fake_accelerator")]
 
 
 def test_kernels_are_loaded_by_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from support.devices.training_on_fake import NAME, fake
 from support.programs.dumping import calls, log
 
 pytestmark = [
+    pytest.mark.fake_accelerator,
     pytest.mark.usefixtures("fake_accelerator"),
     pytest.mark.filterwarnings("ignore:.*observe.*"),
 ]

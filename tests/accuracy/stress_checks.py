@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import fastcheck
+from accuracy.stress_models import Book, Key
 from fastcheck.backends.portable import checksum, constants, values
 from fastcheck.backends.portable import many as portable_many
 from fastcheck.monitor.hooks import optimizers
@@ -20,7 +21,6 @@ from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES, Depth, nonfinite
 from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.reserve import Reserve
 from fastcheck.ring.segment import Segment
-from stress_models import Book, Key
 
 #: The fields of a record that do not depend on the order of sums.
 EXACT = tuple(

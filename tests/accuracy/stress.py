@@ -1,7 +1,7 @@
 """Stress test on the fake accelerator: 8 threads train random models under random monitors for a
 minute, on 2 devices and 4 streams.
 
-    python bench/stress.py [--seconds 60] [--seed 0]     writes bench/results/stress.json
+    make accuracy SUITE="stress [--seconds 60] [--seed 0]"     writes bench/results/stress.json
 
 Forwards raise in the middle, streams change between layers and stall, NaNs appear, monitors are
 removed by other threads or freed with their models, rings are so small that they overflow, and one
@@ -22,7 +22,6 @@ import faulthandler
 import os
 import queue
 import random
-import sys
 import tempfile
 import threading
 import time
@@ -36,10 +35,7 @@ from torch import nn
 
 import fastcheck
 import harness
-from fastcheck.monitor.session import session as session_module
-from fastcheck.record.format import Depth
-from fastcheck.ring.device import DeviceRing
-from stress_checks import (
+from accuracy.stress_checks import (
     Failures,
     check_count,
     check_records,
@@ -49,10 +45,11 @@ from stress_checks import (
     reference,
     value_bytes,
 )
-from stress_models import Book, ServedBook, Trouble, go_on, make_model
-
-sys.path.insert(0, str(harness.ROOT / "tests"))
+from accuracy.stress_models import Book, ServedBook, Trouble, go_on, make_model
 from fakes import fake_device
+from fastcheck.monitor.session import session as session_module
+from fastcheck.record.format import Depth
+from fastcheck.ring.device import DeviceRing
 
 fake: Any = fake_device.load()
 

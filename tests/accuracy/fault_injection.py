@@ -1,8 +1,8 @@
 """Injects faults into random operators of 26 programs, and counts how many are named exactly.
 
-    python bench/fault_injection.py [--faults N] [--seed S]
+    make accuracy SUITE="fault_injection [--faults N] [--seed S]"
 
-Writes bench/results/fault_injection.json. The programs are those of bench/healthy.py. A fault sets
+Writes bench/results/fault_injection.json. The programs are those of healthy.py. A fault sets
 one element of the first output of one operator call, in forward, backward or the optimizer, to NaN
 or an infinity, by a write to memory that no operator sees. Each fault is run three times: without
 fastcheck, which decides whether it has a consequence (a loss, gradient, parameter, buffer or
@@ -26,17 +26,18 @@ from typing import Any
 import numpy as np
 
 import harness
-from fault_places import Expected, expected_places, how_named, nearest_modules
-from fault_programs import PROGRAMS, STEPS, Fault, consequences, observed
+from accuracy.fault_places import Expected, expected_places, how_named, nearest_modules
+from accuracy.fault_programs import PROGRAMS, STEPS, Fault, consequences, observed
 
 KINDS = {"NaN": float("nan"), "+Inf": float("inf"), "-Inf": float("-inf")}
+NAMES = harness.few(PROGRAMS)
 BARS = {"op": 0.99, "module": 0.98}
 
 
 def healthy_places() -> dict[str, list[Expected]]:
     """Of each program: the operator calls of its last step, each with the places of its record."""
     found = {}
-    for name in PROGRAMS:
+    for name in NAMES:
         monitor, calls = observed(name, None, "op")
         assert monitor.event_count == 0, f"{name} is not healthy"
         found[name] = list(expected_places(monitor, STEPS - 1, calls).values())
@@ -45,7 +46,7 @@ def healthy_places() -> dict[str, list[Expected]]:
 
 
 def draw(places: dict[str, list[Expected]], choose: Any) -> tuple[str, str, Fault]:
-    name = str(choose.choice(list(PROGRAMS)))
+    name = str(choose.choice(NAMES))
     call = places[name][int(choose.integers(len(places[name])))].call
     kind = str(choose.choice(list(KINDS)))
     step, element = int(choose.integers(1, STEPS - 1)), int(choose.integers(1 << 20))
@@ -89,12 +90,12 @@ def report(tally: Any, misses: list[Any], options: argparse.Namespace) -> int:
     heads = [f"{level}: {result}" for level in BARS for result in results]
     rows = [
         [name, *(str(tally[level, name, result]) for level in BARS for result in results)]
-        for name in PROGRAMS
+        for name in NAMES
     ]
     print(harness.table(["program", *heads], rows))
     shares = {}
     for level, bar in BARS.items():
-        missed = sum(tally[level, name, "missed"] for name in PROGRAMS)
+        missed = sum(tally[level, name, "missed"] for name in NAMES)
         shares[level] = 1 - missed / options.faults
         print(f"{level} level: {shares[level]:.1%} exact or silent (bar {bar:.0%})")
     harness.write_results(

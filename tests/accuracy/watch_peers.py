@@ -1,4 +1,4 @@
-"""The rules of other systems for loss spikes, written from their definitions, for bench/watch.py.
+"""The rules of other systems for loss spikes, written from their definitions, for watch.py.
 
 Each takes the losses or the norms of the gradients of all steps, and returns the steps at which it
 raises an alarm.

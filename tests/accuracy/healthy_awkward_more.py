@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from healthy_awkward_parts import PARTS
-from healthy_awkward_runs import PROGRAMS, STEPS, Around, Tensor, Watch, fit
+from accuracy.healthy_awkward_parts import PARTS
+from accuracy.healthy_awkward_runs import PROGRAMS, STEPS, Around, Tensor, Watch, fit
 
 __all__ = ["PROGRAMS"]
 

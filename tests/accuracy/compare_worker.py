@@ -1,7 +1,7 @@
 """Trains programs of compare_programs.py in this process, with a log each: a machine of
 compare_healthy.py.
 
-    python bench/compare_worker.py DIRECTORY JOBS.json
+    python -m accuracy.compare_worker DIRECTORY JOBS.json
 
 A job is [name of the log, program, number of a fault or null, "eager" or "compile"].
 """
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from compare_programs import CLASSES, FAULTS, PROGRAMS, Fault
+from accuracy.compare_programs import CLASSES, FAULTS, PROGRAMS, Fault
 
 STEPS = 4
 

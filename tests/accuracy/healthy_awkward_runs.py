@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from healthy_awkward_layers import LAYERS
-from healthy_awkward_losses import LOSSES
+from accuracy.healthy_awkward_layers import LAYERS
+from accuracy.healthy_awkward_losses import LOSSES
 
 __all__ = ["PROGRAMS"]
 

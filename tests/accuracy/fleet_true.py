@@ -1,6 +1,6 @@
 """A small true fleet: 16 gloo ranks on two nodes train and write logs; one of them is faulty.
 
-    python bench/fleet_true.py [--fault bitflip --fault scale --fault none] [--seed 0]
+    make accuracy SUITE="fleet_true [--fault bitflip --fault scale --fault none] [--seed 0]"
 
 The model has a layer that all ranks share and one of two experts: 2 data parallel groups of 8
 ranks, half of each on each node. ``bitflip`` flips a bit of one weight of one rank in one step, and
@@ -22,10 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import RESULTS, machine
+from harness import RESULTS, few, machine, size
 
 FAULTS = ("bitflip", "scale", "none")
-_RANKS, _PER_NODE, _EXPERTS, _STEPS = 16, 8, 2, 24
+_RANKS, _PER_NODE, _EXPERTS, _STEPS = size(16, 8), size(8, 4), 2, 24
 
 # One interpreter imports PyTorch, and each rank is a fork of it.
 _PROGRAM = """
@@ -201,7 +201,7 @@ def main() -> None:
     options = parser.parse_args()
     made = []
     for seed in options.seed or [0]:
-        for fault in options.fault or FAULTS:
+        for fault in options.fault or few(FAULTS):
             made.append(run(fault, seed))
             print(json.dumps(made[-1], indent=1), flush=True)
     result = {"bench": "fleet_true", "runs": made, "machine": machine()}

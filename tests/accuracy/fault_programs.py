@@ -1,4 +1,4 @@
-"""The programs of bench/fault_injection.py, run with one fault in one operator call."""
+"""The programs of fault_injection.py, run with one fault in one operator call."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastcheck
-import healthy_models
-from healthy_transformers import TRANSFORMERS
+from accuracy import healthy_models
+from accuracy.healthy_transformers import TRANSFORMERS
 
 __all__ = ["PROGRAMS", "STEPS", "Call", "Fault", "Lasting", "consequences", "observed"]
 

@@ -1,8 +1,9 @@
-"""install(watch=True): alarms in healthy runs, faults that are seen, forecasts, and the cost.
+"""install(watch=True): alarms in healthy runs, faults that are seen, and forecasts.
 
-    python bench/watch.py [--steps N] [--seeds N] [--minutes N] [--only PART] [--faults-of SET]
-    writes bench/results/watch-PART.json for each part: healthy, faults, forecast, cost; --only
-    runs one of them. Faults of another set than "tuned": bench/results/watch-faults-SET.json
+    make accuracy SUITE="watch [--steps N] [--seeds N] [--minutes N] [--only PART]
+    [--faults-of SET]"
+    writes bench/results/watch-PART.json for each part: healthy, faults, forecast; --only runs
+    one of them. Faults of another set than "tuned": bench/results/watch-faults-SET.json
 
 Healthy runs: the models of healthy_models.py in float32 and, with a GradScaler, in float16, the
 programs of watch_programs.py with warm-up and decay, and those of watch_healthy.py. Faults: the
@@ -33,12 +34,11 @@ import torch
 
 import fastcheck
 import harness
-import healthy_models
+from accuracy import healthy_models
+from accuracy.watch_healthy import LOOPS
+from accuracy.watch_peers import PEERS
+from accuracy.watch_programs import EXPERTS, FAULTS, PROGRAMS, Program, rate_at
 from fastcheck.log.step_table import StepRow
-from watch_cost import arithmetic
-from watch_healthy import LOOPS
-from watch_peers import PEERS
-from watch_programs import EXPERTS, FAULTS, PROGRAMS, Program, rate_at
 
 FAULT_STEPS, WITHIN, BEFORE = 260, 5, 100
 #: Of the held-out sets: the first seed. A run has a seed of its own.
@@ -122,7 +122,7 @@ def healthy(steps: int, seeds: int, minutes: float) -> dict[str, Any]:
     for seed in range(seeds):
         jobs = [(kind, "program") for kind in PROGRAMS] + [(name, "loop") for name in LOOPS]
         jobs += [(name, p) for name in healthy_models.MODELS for p in ("float32", "float16")]
-        for name, precision in jobs:
+        for name, precision in harness.few(jobs):
             if time.perf_counter() - began > 60 * minutes:
                 break
             if precision == "loop":
@@ -221,7 +221,7 @@ def shares_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def faults(of: str, seeds: int) -> dict[str, Any]:
     rows = []
-    for fault, kind, seed, when, at in fault_runs(of, seeds):
+    for fault, kind, seed, when, at in harness.few(fault_runs(of, seeds)):
         steps = at + FAULT_STEPS // 10 if of in HELD_OUT else FAULT_STEPS
         monitor = train_program(kind, steps, seed, fault, at)
         run = {"fault": fault, "program": kind, "seed": seed, "when": when, "step": at}
@@ -230,7 +230,10 @@ def faults(of: str, seeds: int) -> dict[str, Any]:
     count = len(rows)
     return {
         **shares_of(rows),
-        "of": {name: shares_of([r for r in rows if r["fault"] == name]) for name in FAULTS},
+        "of": {
+            name: shares_of([r for r in rows if r["fault"] == name])
+            for name in dict.fromkeys(row["fault"] for row in rows)
+        },
         "when": {
             name: shares_of([r for r in rows if r["when"] == name])
             for name in dict.fromkeys(row["when"] for row in rows)
@@ -270,7 +273,7 @@ class Growing(torch.nn.Module):
 
 def forecast(seeds: int) -> dict[str, Any]:
     rows = []
-    for growth in ("exponential", "linear", "quadratic"):
+    for growth in harness.few(("exponential", "linear", "quadratic")):
         for seed in range(seeds):
             torch.manual_seed(seed)
             place, rate = seed % 4, 0.04 * 1.3 ** (seed % 10)
@@ -316,15 +319,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", choices=["healthy", "faults", "forecast", "cost"])
+    parser.add_argument("--only", choices=["healthy", "faults", "forecast"])
     parser.add_argument("--minutes", type=float, default=1e6, help="of healthy runs at most")
     parser.add_argument("--faults-of", choices=["tuned", *HELD_OUT], default="tuned")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     parts = {
-        "cost": arithmetic,
-        "forecast": lambda: forecast(10),
+        "forecast": lambda: forecast(harness.size(10, 1)),
         "faults": lambda: faults(options.faults_of, options.seeds),
         "healthy": lambda: healthy(options.steps, 1, options.minutes),
     }
@@ -336,7 +338,7 @@ def main() -> int:
         harness.write_results(file, [], **{name: part})
     missed = [key for key, bar in BARS.items() if found.get(key[0], {}).get(key[1], bar) < bar]
     print("bars missed:", missed or "none")
-    return 1 if missed else 0
+    return 1 if missed and not harness.IS_SMOKE else 0  # a share of one run is none
 
 
 if __name__ == "__main__":

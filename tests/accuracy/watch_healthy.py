@@ -1,4 +1,4 @@
-"""Healthy training programs for bench/watch.py whose loops are their own: experts, reinforcement
+"""Healthy training programs for watch.py whose loops are their own: experts, reinforcement
 learning, two optimizers that take turns, weights in bfloat16, learning rates that drop, gradients
 that are summed and clipped, batches of changing lengths.
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from watch_programs import Block, Gpt, Program, RoutedGpt, cnn, rate_at
+from accuracy.watch_programs import Block, Gpt, Program, RoutedGpt, cnn, rate_at
 
 __all__ = ["LOOPS", "Loop"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from healthy_models import INF, Healthy, Tensor
+from accuracy.healthy_models import INF, Healthy, Tensor
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[Tensor], Tensor]) -> Tensor:

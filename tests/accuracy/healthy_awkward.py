@@ -1,6 +1,6 @@
 """Trains healthy programs that are awkward: NaN and infinities that the program itself removes.
 
-    python bench/healthy_awkward.py [--seeds N]
+    make accuracy SUITE="healthy_awkward [--seeds N]"
 
 Writes bench/results/healthy_awkward.json. Each program of healthy_awkward_layers.py,
 healthy_awkward_losses.py, healthy_awkward_runs.py, healthy_awkward_parts.py and
@@ -20,8 +20,8 @@ from torch import nn
 
 import fastcheck
 import harness
+from accuracy.healthy_awkward_more import PROGRAMS
 from fastcheck import Verdict
-from healthy_awkward_more import PROGRAMS
 
 # A buffer that was finite and is not any more is an event at module level: what reads it is not
 # seen where the module's own code does, and running statistics that turned into NaN are a fault
@@ -65,10 +65,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=1)
     seeds = range(parser.parse_args().seeds)
-    sick = [name for name in PROGRAMS if not all(is_healthy(name, seed) for seed in seeds)]
+    programs = harness.few(PROGRAMS)
+    not_healthy = [name for name in programs if not all(is_healthy(name, seed) for seed in seeds)]
     rows: list[dict[str, Any]] = []
     for level, count in (("op", "all"), ("op", "origin"), ("module", "origin")):
-        names = [name for name in PROGRAMS if level == "op" or name not in NOT_AT_MODULE_LEVEL]
+        names = [name for name in programs if level == "op" or name not in NOT_AT_MODULE_LEVEL]
         alarms = [[run(name, level, count, seed) for seed in seeds] for name in names]
         accused = sum(any(found) for found in alarms)
         rows.append({"level": level, "count": count, "programs": len(names), "accused": accused})
@@ -76,10 +77,12 @@ def main() -> int:
             print("\n".join(line for found in alarms for one in found for line in one))
     columns = ["level", "count", "programs", "accused"]
     print(harness.table(columns, [[str(row[key]) for key in columns] for row in rows]))
-    for name in sick:
+    for name in not_healthy:
         print(f"not healthy: {name}")
-    harness.write_results("healthy_awkward", rows, programs=len(PROGRAMS), seeds=len(seeds))
-    return 1 if sick or any(row["accused"] for row in rows if row["count"] == "origin") else 0
+    harness.write_results("healthy_awkward", rows, programs=len(programs), seeds=len(seeds))
+    return (
+        1 if not_healthy or any(row["accused"] for row in rows if row["count"] == "origin") else 0
+    )
 
 
 if __name__ == "__main__":

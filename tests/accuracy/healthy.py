@@ -1,6 +1,6 @@
 """Trains healthy architectures at level="op" and counts events; the expected number is 0.
 
-    python bench/healthy.py [--steps N] [--seeds N]
+    make accuracy SUITE="healthy [--steps N] [--seeds N]"
 
 Writes bench/results/healthy.json. Each architecture of healthy_models.py and of
 healthy_transformers.py trains in float32, under bfloat16 autocast, and under float16 autocast with
@@ -18,9 +18,9 @@ import torch
 
 import fastcheck
 import harness
-import healthy_models
+from accuracy import healthy_models
+from accuracy.healthy_transformers import TRANSFORMERS
 from fastcheck import Verdict
-from healthy_transformers import TRANSFORMERS
 
 MODELS = {**healthy_models.MODELS, **TRANSFORMERS}
 PRECISIONS: dict[str, Optional[torch.dtype]] = {
@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
     rows, false_alarms = [], []
-    for name in MODELS:
+    for name in harness.few(MODELS):
         for precision in PRECISIONS:
             counted, verdicts, records, loss = 0, dict.fromkeys(tally_names(), 0), 0, 0.0
             for seed in range(options.seeds):

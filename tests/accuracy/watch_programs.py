@@ -1,4 +1,4 @@
-"""Training programs for bench/watch.py, with a batch that can be changed and faults to put in."""
+"""Training programs for watch.py, with a batch that can be changed and faults to put in."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """install(watch=True) and faults of the optimizer that no number of the step shows when they begin.
 
-    python bench/watch_standing.py [--seeds N]
+    make accuracy SUITE="watch_standing [--seeds N]"
     writes bench/results/watch-standing.json
 
 *eps*: Adam's eps is 0.1 from the first step on, *beta2*: its beta2 is 0.5. *bfloat16*: all weights
@@ -22,7 +22,7 @@ import torch
 
 import fastcheck
 import harness
-from watch_programs import PROGRAMS, Program
+from accuracy.watch_programs import PROGRAMS, Program
 
 STEPS, STUCK_AT = 260, 150
 FAULTS = {"eps": "epsilon", "beta2": "settings", "bfloat16": "lost_updates", "scale": "loss_scale"}
@@ -63,9 +63,9 @@ def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rows = []
-    for fault, expected in FAULTS.items():
+    for fault, expected in harness.few(FAULTS.items()):
         for is_faulty in (True, False):
-            for kind in PROGRAMS:
+            for kind in harness.few(PROGRAMS):
                 for seed in range(options.seeds):
                     events = train(kind, seed, fault, is_faulty).watch.events
                     steps = [e.step for e in events if e.kind == expected and e.is_warning]

@@ -1,6 +1,6 @@
 """Compares runs that differ in the machine alone, and runs with one wrong operator.
 
-    python bench/compare_healthy.py [--seed S]
+    make accuracy SUITE="compare_healthy [--seed S]"
 
 Writes bench/results/compare_healthy.json. Machines are simulated by the instruction sets that
 torch, oneDNN and MKL may use, by the number of threads, and by torch.compile. No tensor of a
@@ -22,8 +22,8 @@ from typing import Any
 
 import fastcheck
 import harness
-from compare_programs import FAULTS, PROGRAMS
-from compare_worker import save
+from accuracy.compare_programs import FAULTS, PROGRAMS
+from accuracy.compare_worker import save
 
 AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -49,9 +49,9 @@ COMPILED = ("conv GroupNorm", "attention", "MLP bfloat16")
 def run_on(machine: str, directory: Path, jobs: list[list[Any]]) -> None:
     file = directory / f"{machine}.json"
     file.write_text(json.dumps(jobs))
-    worker = Path(__file__).with_name("compare_worker.py")
     subprocess.run(
-        [sys.executable, str(worker), str(directory), str(file)],
+        [sys.executable, "-m", "accuracy.compare_worker", str(directory), str(file)],
+        cwd=Path(__file__).parents[1],
         env={**os.environ, **MACHINES[machine]},
         check=True,
     )
@@ -84,12 +84,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compare-only", action="store_true", help="the logs are there already")
     options = parser.parse_args()
+    programs = harness.few(PROGRAMS)
     with tempfile.TemporaryDirectory() as temporary:
-        directory = options.keep or Path(temporary)
+        directory = (options.keep or Path(temporary)).absolute()
         directory.mkdir(exist_ok=True)
         if not options.compare_only:
-            record(directory, compiled=COMPILED, seed=options.seed)
-        healthy, wrong = results(directory, compiled=COMPILED)
+            record(directory, programs=programs, compiled=COMPILED, seed=options.seed)
+        healthy, wrong = results(directory, programs=programs, compiled=COMPILED)
     accused = [row for row in healthy if row["verdict"] == "different"]
     missed = [row for row in wrong if not row["is_named"]]
     for row in accused:
@@ -123,7 +124,11 @@ def record(
                 if program in programs
             ]
         if machine == "this":
-            jobs += [[f"{program}, compile", program, None, "compile"] for program in compiled]
+            jobs += [
+                [f"{program}, compile", program, None, "compile"]
+                for program in compiled
+                if program in programs
+            ]
         run_on(machine, directory, jobs)
 
 

@@ -1,13 +1,13 @@
-"""Where a fault of bench/fault_injection.py lies, and whether a monitor names that place."""
+"""Where a fault of fault_injection.py lies, and whether a monitor names that place."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any, NamedTuple
 
+from accuracy.fault_programs import Call, Lasting
 from fastcheck import Verdict
 from fastcheck.record.format import VALUE_BYTES
-from fault_programs import Call, Lasting
 
 __all__ = ["Expected", "expected_places", "how_named"]
 
