@@ -228,11 +228,11 @@ class Worker:
         self.keep_stored(model, book, "param")
         optimizer.zero_grad()
         loss = model(x).square().mean()
+        book.keep("loss", "", "loss", 0, loss)  # read where backward() is called on it
         loss.backward()
         self.keep_stored(model, book, "param_grad")
         optimizer.step()
         if closes is not None:
-            book.keep("loss", "", "loss", 0, loss)
             closes(loss=loss)
         book.step += 1
 
