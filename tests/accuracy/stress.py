@@ -231,6 +231,8 @@ class Worker:
         book.keep("loss", "", "loss", 0, loss)  # read where backward() is called on it
         loss.backward()
         self.keep_stored(model, book, "param_grad")
+        rates = [group["lr"] for group in optimizer.param_groups]
+        book.keep("learning_rate", "", "lr", 0, torch.tensor(rates, dtype=torch.float64))
         optimizer.step()
         if closes is not None:
             closes(loss=loss)

@@ -14,6 +14,7 @@ import torch
 import fastcheck
 from fastcheck import _C, _kernels
 from fastcheck.record import format as record_format
+from fastcheck.record.format import Order
 from support.paths import ROOT
 from support.records.reference import (
     DEPTHS,
@@ -107,7 +108,7 @@ def test_every_dtype_writes_its_code() -> None:
 
 def test_enums() -> None:
     assert {d.name.lower(): int(d) for d in fastcheck.Depth} == DEPTHS
-    assert {o.name.lower(): int(o) for o in fastcheck.Order} == ORDERS
+    assert {o.name.lower(): int(o) for o in Order} == ORDERS
     assert [m.name for m in fastcheck.DeviceMode] == ["IEEE", "SATURATING", "UNKNOWN"]
     assert [int(m) for m in fastcheck.DeviceMode] == [0, 1, 2]
     assert {f.name: int(f) for f in fastcheck.Flag} == {

@@ -8,6 +8,6 @@ program); ``reruns`` (the same step several times). Above them ``watching`` (``m
 ``pictures`` (what a Monitor shows), ``monitor``, ``install``, ``replay``, ``rerun`` and
 ``auto_install``.
 
-Imports ``backends``, ``calls``, ``comparison``, ``dump``, ``log``, ``record``, ``report``,
+Imports ``backends``, ``calls``, ``dump``, ``log``, ``record``, ``report``,
 ``reproducibility``, ``ring``, ``statistics``, ``utils``, ``verdict`` and ``watch``.
 """

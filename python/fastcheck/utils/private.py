@@ -18,8 +18,8 @@ def create_private(path: str) -> BinaryIO:
 
 def make_private_folders(path: str) -> None:
     """Makes the folder and those above it; one that is there already keeps its mode."""
-    above = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(above):
+    above = os.path.dirname(path.rstrip(os.sep))
+    if above and not os.path.exists(above):
         make_private_folders(above)
     # Another process may make it meanwhile.
     os.makedirs(path, 0o700, exist_ok=True)
