@@ -12,7 +12,7 @@ import fastcheck
 from fastcheck.record.site import NUMBER_ROLES
 from support.devices.training_on_fake import NAME, fake
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("fake_accelerator")]
 
 #: Warmed up after a few steps, so that the test is short.
 WATCH = fastcheck.Watch(window=16, warm_up=8)

@@ -3,5 +3,6 @@
 ``trace`` has what one run left, ``runner`` makes the runs, ``result`` is what came of them;
 ``on_spike`` runs a step again after a spike.
 
-Imports ``monitor.hooks``, ``monitor.session``, ``record``, ``statistics`` and ``utils``.
+Imports ``log``, ``monitor.hooks``, ``monitor.session``, ``record``, ``statistics``, ``utils`` and
+``verdict``.
 """

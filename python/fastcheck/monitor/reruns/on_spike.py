@@ -10,17 +10,21 @@ import numpy as np
 import torch
 
 from fastcheck.errors import first_line
+from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.session.config import Config
+from fastcheck.monitor.session.listener import Listener
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Depth, Flag
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.record.statistics import extreme_values
 from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.gather import of_all_ranks
 from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.training_state import TrainingState
 from fastcheck.utils.torch.versions import GradScaler
+from fastcheck.verdict.step import Step
 
-from .runner import Install, Runner, of_ranks
+from .runner import Install, Runner
 
 __all__ = ["SpikeReruns", "called"]
 
@@ -45,6 +49,16 @@ class _Kept:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     state: TrainingState
+
+
+class _Recorder(Listener):
+    """Keeps what the monitor of a rerun has read."""
+
+    def __init__(self, records: list[np.ndarray]) -> None:
+        self._records = records
+
+    def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
+        self._records.extend(chunks)
 
 
 class SpikeReruns:
@@ -111,7 +125,7 @@ class SpikeReruns:
             if not self._has_failed:
                 has_spiked = kept is not None and self._has_spiked(kept)
         finally:
-            spiked = of_ranks(has_spiked, self._group)
+            spiked = of_all_ranks(has_spiked, self._group)
             self._is_over = None in spiked
         if kept is None or self._is_over or not any(spiked):
             return
@@ -159,9 +173,7 @@ class SpikeReruns:
             monitor = self._install(config, models)
             chunks: list[np.ndarray] = []
             runs.append((chunks, monitor.sites))
-            monitor._session.event_store.step_listeners.append(
-                lambda step, rows, found: chunks.extend(found)
-            )
+            monitor._session.event_store.listeners.append(_Recorder(chunks))
             return monitor
 
         runner = Runner(
@@ -185,7 +197,7 @@ class SpikeReruns:
             return f"{text}{where} {result.why}", result.cause
         chunks, its_sites = runs[0]
         was, now = _keyed(records, sites), _keyed(np.concatenate(chunks), its_sites)
-        firsts = of_ranks(_first_difference(was, now), self._group)
+        firsts = of_all_ranks(_first_difference(was, now), self._group)
         known = [(one[0], rank, one[1]) for rank, one in enumerate(firsts) if one is not None]
         if not known:
             return "run again from the same state, the step has the same numbers", "program"

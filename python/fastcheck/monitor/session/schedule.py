@@ -56,7 +56,8 @@ class Schedule:
             return
         if not is_first:
             with self._event_store.lock:
-                self._event_store.on_setting(name, self._last[name], value)
+                for listener in self._event_store.listeners:
+                    listener.setting_changed(name, self._last[name], value)
         self._last[name] = value
         log = self._event_store.log
         if log is not None and (tells_first or not is_first):

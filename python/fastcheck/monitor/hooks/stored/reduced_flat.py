@@ -9,7 +9,6 @@ there can be one alone, which has to do the reduction itself, and none with hybr
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
@@ -42,7 +41,6 @@ class FlatGradient(PartGradient):
         # Where the piece begins in the flat tensor, and what is here of this parameter.
         self._begins = rank * self._piece
         self._shape, self._offset = parameter.shape, int(parameter.storage_offset())
-        self._hooked: Optional[weakref.ref[torch.Tensor]] = None
         # What of the parameter is here, and how much of what is here is no padding.
         self._held = slice(0, 0)
 
@@ -58,13 +56,10 @@ class FlatGradient(PartGradient):
         hook.
         """
         whole = self._whole()
-        hooked = None if self._hooked is None else self._hooked()
-        if whole is None or whole is hooked or not whole.requires_grad:
+        if whole is None or not whole.requires_grad or self._has_hook(whole):
             return
-        if whole.device != self._parameter.device or not self._finds(whole):
-            return
-        self._hooked = weakref.ref(whole)
-        self._hook(whole)
+        if whole.device == self._parameter.device and self._finds(whole):
+            self._hook(whole)
 
     def _finds(self, whole: torch.Tensor) -> bool:
         """Whether this is the whole parameter, in a flat tensor of as many pieces as there are

@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.calls.stored import parameter_at
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.transforms import unwrapped
@@ -55,8 +56,12 @@ class PartGradient:
 
     def _whole(self) -> Optional[torch.Tensor]:
         """What the module has now in the place of the parameter."""
-        module = self._node.module()
-        return None if module is None else module._parameters.get(self._name)
+        return parameter_at(self._node, self._name)
+
+    def _has_hook(self, whole: torch.Tensor) -> bool:
+        """Whether the last hook is on this tensor."""
+        hooks = self._handles[-1].hooks_dict_ref() if self._handles else None
+        return hooks is not None and hooks is whole._backward_hooks
 
     def _hook(self, whole: torch.Tensor) -> None:
         register: Any = whole.register_hook
@@ -122,7 +127,7 @@ class BeforeForward:
     def __init__(self, method: Optional[weakref.WeakMethod[Callable[[], None]]] = None) -> None:
         self._method = method
 
-    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+    def __call__(self, module: torch.nn.Module, *_: Any) -> None:
         # Compiled code would be compiled again at each turn.
         if is_dynamo_compiling():
             return

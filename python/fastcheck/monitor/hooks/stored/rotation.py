@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.calls.stored import StoredTensor
+from fastcheck.calls.stored import StoredTensor, parameter_at
 
 __all__ = ["Rotation", "part_of"]
 
@@ -43,8 +43,7 @@ class Rotation:
         while self._next < len(self._places):
             node, name = self._places[self._next]
             self._next += 1
-            module = node.module()
-            parameter = None if module is None else module._parameters.get(name)
+            parameter = parameter_at(node, name)
             if parameter is not None:
                 return node, name, parameter
         return None
