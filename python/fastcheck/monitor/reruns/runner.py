@@ -91,7 +91,7 @@ class Runner:
             others, first = _compare(traces, own_rank())
             own = None if first is None else first.to_json()
             rows = self._of_ranks((own, _odd_runs(traces), not _equal_pair(traces)))
-            firsts = [(d and Difference.from_json(d), *others) for d, *others in rows]
+            firsts = [(d and Difference.from_json(d), tuple(odd), pair) for d, odd, pair in rows]
             found = earliest([one for one, _, _ in firsts])
             errors = tuple((n + 1, t.error) for n, t in enumerate(traces) if t.error)
             is_identical = all(one is None for one, _, _ in firsts) and not any(
