@@ -20,6 +20,7 @@ from fastcheck.errors import CompareError, ConfigError, explain
 from fastcheck.log.reader import find_logs, read_log
 from fastcheck.log.step_table import StepRow, step_rows
 from fastcheck.log.table import COLUMNS, log_table
+from fastcheck.utils.private import new_file
 from fastcheck.utils.text.csv_cells import csv_text
 
 from .export_trace import write_trace
@@ -125,6 +126,7 @@ def run(options: argparse.Namespace) -> int:
     part = options.file + ".part"
     damaged: list[int] = []
     try:
+        os.close(new_file(part, 0o666))
         if is_trace:
             rows = write_trace(path, part)
         elif options.steps:

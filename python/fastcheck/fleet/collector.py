@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError, LogError, explain
 from fastcheck.log.reader import log_parts, read_sites_and_meta
 
 from .manifest import Manifest, plain_name
@@ -85,9 +85,7 @@ class Collector:
         self._sources: dict[str, tuple[int, int]] = {}
         self._drop_uncounted()
 
-    def take(
-        self, is_final: bool = True, on_file: Optional[Callable[[str], None]] = None
-    ) -> Written:
+    def take(self, is_final: bool = True) -> Written:
         """Converts what is new: the spans of steps that every rank has left behind, and with
         ``is_final`` the others too, as far as they were written.
 
@@ -95,6 +93,12 @@ class Collector:
             LogError: the log can't be read, or the folder not be written.
             ConfigError: the node's files are those of another log.
         """
+        try:
+            return self._take(is_final)
+        except OSError as error:
+            raise LogError(f"{error.filename or self.log} can't be read: {error}") from error
+
+    def _take(self, is_final: bool) -> Written:
         ranks = sorted(log_parts(self.log))
         self._follow_sources(ranks)
         most = max(_MOST_ROWS // max(len(ranks), 1), 1)

@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fastcheck.errors import LogError
-
-from .manifest import counted_files, read_merges, write_merge
+from .manifest import counted_files, read_merges, record_files, write_merge
 from .schema import RECORD_COLUMNS, need, table_bytes
 from .store import Folder
 
@@ -44,6 +42,7 @@ def merge_run(folder: Folder, run: str, *, rows_per_file: int = _ROWS) -> Merged
 
     Raises:
         LogError: the folder can't be read or written; nothing that counted is lost.
+        Exception: whatever a damaged file makes pyarrow raise; likewise.
     """
     start = f"run={run}/"
     _finish(folder, run)
@@ -65,7 +64,7 @@ def merge_run(folder: Folder, run: str, *, rows_per_file: int = _ROWS) -> Merged
             folder.write(start + name, data)
             written[name] = len(data)
         if _row_count(folder, start, list(written)) != rows:
-            raise LogError(f"the merged files of {span} have another number of rows: not used")
+            raise ValueError(f"the merged files of {span} have another number of rows: not used")
         write_merge(folder, run, span, batch, list(written), sources)
         for source in sources:
             folder.delete(start + source)
@@ -84,7 +83,8 @@ def _finish(folder: Folder, run: str) -> None:
     for full in folder.files(start[:-1]):
         path = full[len(start) :]
         is_merged = path.startswith("step=") and path.partition("/")[2].startswith(_MERGED)
-        if path in replaced or (is_merged and path not in counted):
+        is_replaced = path in replaced and path in record_files([path])
+        if is_replaced or (is_merged and path not in counted):
             folder.delete(full)
 
 

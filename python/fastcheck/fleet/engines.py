@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from typing import Any, Optional, Protocol
 
@@ -14,13 +15,15 @@ from .questions import ANSWERS, DIALECTS, TABLES_IN_ORDER, Dialect, statement
 from .schema import TABLES, need
 from .store import Folder
 
-__all__ = ["ENGINES", "Engine", "open_engine", "printed_sql", "run_of"]
+__all__ = ["ENGINES", "Engine", "files_of_run", "open_engine", "printed_sql", "run_of"]
 
 _SMALL = {"all_sites": "sites", "all_ranks": "ranks"}
 # So many rows of quartiles fit into the processor's caches. But the files of a node hold all steps
 # of their span, and most of them is read again for each part of the steps.
 _CHUNK_ROWS = 10_000_000
 _CHUNK_ROWS_OF_NODES = 100_000_000
+
+_MEMORY = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?\s?(?:[KMGT]i?B|%)", re.IGNORECASE | re.ASCII)
 
 
 class Engine(Protocol):
@@ -71,8 +74,9 @@ class DuckEngine:
     def __init__(
         self, folder: Folder, run: str, memory: str = "4GB", threads: Optional[int] = None
     ) -> None:
+        _check_options(memory, threads)
         duckdb = need("duckdb")
-        files_of = _files(folder, run)
+        files_of = files_of_run(folder, run)
         if not any("/node=" in path for path in files_of["records"]):
             self.chunk_rows = _CHUNK_ROWS
         self._scratch = tempfile.TemporaryDirectory(prefix="fastcheck-fleet-")
@@ -85,17 +89,21 @@ class DuckEngine:
             "enable_progress_bar": False,
             "parquet_metadata_cache": True,
         }
-        for name, value in settings.items():
-            self._connection.execute(f"SET {name} = '{value}'")
-        for name, files in files_of.items():
-            if folder.is_local:
-                listed = ", ".join("'" + folder.url(one).replace("'", "''") + "'" for one in files)
-                self._connection.execute(
-                    f"CREATE VIEW {name} AS SELECT * FROM "
-                    f"read_parquet([{listed}], hive_partitioning = false)"
-                )
-            else:
-                self._connection.register(name, folder.dataset(files))
+        try:
+            for name, value in settings.items():
+                self._connection.execute(f"SET {name} = {_quoted(value)}")
+            for name, files in files_of.items():
+                if folder.is_local:
+                    listed = ", ".join(_quoted(folder.url(one)) for one in files)
+                    self._connection.execute(
+                        f"CREATE VIEW {name} AS SELECT * FROM "
+                        f"read_parquet([{listed}], hive_partitioning = false)"
+                    )
+                else:
+                    self._connection.register(name, folder.dataset(files))
+        except BaseException:
+            self.close()
+            raise
 
     def make(self, name: str, select: str, is_more: bool = False) -> None:
         start = f"INSERT INTO {name} " if is_more else f"CREATE OR REPLACE TABLE {name} AS "
@@ -111,6 +119,19 @@ class DuckEngine:
         self._scratch.cleanup()
 
 
+def _check_options(memory: str, threads: Optional[int]) -> None:
+    if not _MEMORY.fullmatch(memory):
+        expected = "a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB, or a percentage"
+        raise ConfigError(explain("no amount of memory", expected=expected, got=repr(memory)))
+    if threads is not None and threads < 1:
+        raise ConfigError(f"--threads must be greater than 0, got {threads}")
+
+
+def _quoted(value: object) -> str:
+    """As a string of SQL."""
+    return "'" + str(value).replace("'", "''") + "'"
+
+
 class SparkEngine:
     """PySpark: the session that is there, or a local one."""
 
@@ -119,7 +140,7 @@ class SparkEngine:
 
     def __init__(self, folder: Folder, run: str) -> None:
         sql = need("pyspark.sql", "spark")
-        files_of = _files(folder, run)
+        files_of = files_of_run(folder, run)
         self._is_own = sql.SparkSession.getActiveSession() is None
         self._session = (
             sql.SparkSession.builder.appName("fastcheck fleet")
@@ -163,7 +184,12 @@ def open_engine(kind: str, folder: Folder, run: str, **options: Any) -> Engine:
     return DuckEngine(folder, run, **options)
 
 
-def _files(folder: Folder, run: str) -> dict[str, list[str]]:
+def files_of_run(folder: Folder, run: str) -> dict[str, list[str]]:
+    """The paths of the files that the questions read, by the table that they make.
+
+    Raises:
+        LogError: a table has none.
+    """
     start = f"run={run}"
     found = {"records": [f"{start}/{path}" for path in counted_files(folder, run)]}
     for name, kind in _SMALL.items():
@@ -190,7 +216,9 @@ def printed_sql(kind: str, place: str, are_replicas: bool = False) -> str:
     sources = {"records": "step=*", **_SMALL}
     parts = [f"-- The columns of records: docs/fleet.md. The small tables: {', '.join(TABLES)}."]
     for name, below in sources.items():
-        source = dialect.source.format(files=f"{place}/{below}/*.parquet")
+        quote = dialect.source[dialect.source.index("{files}") - 1]
+        files = f"{place}/{below}/*.parquet".replace(quote, 2 * quote)
+        source = dialect.source.format(files=files)
         view = "CREATE TEMPORARY VIEW" if kind == "spark" else "CREATE VIEW"
         parts.append(f"{view} {name} AS\nSELECT * FROM {source};")
     for name, text in TABLES_IN_ORDER.items():

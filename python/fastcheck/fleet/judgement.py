@@ -12,13 +12,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError, LogError, explain
 
 from .cells import cell_answers, is_any_bad, unusual_cells
 from .chance import Chance, fewest_by_chance, usual_count
 from .engines import Engine
 from .findings import Finding, FleetRank, FleetReport, Suspect
 from .questions import ALL_OUTLYING, ANSWERS, RANK_LIMIT, TABLES_IN_ORDER, statement
+from .schema import KEYS
 
 __all__ = ["examine"]
 
@@ -48,6 +49,7 @@ def examine(
     also what is unusual of each rank in each step, for the page.
 
     Raises:
+        LogError: there is no row, or one without a step, a site, a rank or a call.
         ConfigError: a rank is negative, or 2 ** 20 or more.
     """
     answers = _answers(engine, are_replicas)
@@ -85,6 +87,7 @@ def _answers(engine: Engine, are_replicas: bool) -> dict[str, list[Row]]:
             found = engine.ask("SELECT sum(copies) AS held FROM disagreeing")[0]["held"] or 0
             options["first_steps"] = 3 if found > _MANY_VOTES else 1 << 30
         elif name == "ranks":
+            _check_rows(engine)
             _check_ranks(engine)
         conditions = _spans(engine) if name == "spread" else ["r.step >= 0"]
         for number, steps in enumerate(conditions):
@@ -105,6 +108,14 @@ def _answers(engine: Engine, are_replicas: bool) -> dict[str, list[Row]]:
             select = statement(ANSWERS[name], engine.dialect, outlying="all_outlying")
             answers[name] = engine.ask(select)
     return answers
+
+
+def _check_rows(engine: Engine) -> None:
+    keys = " OR ".join(f"{name} IS NULL" for name in KEYS)
+    if engine.ask(f"SELECT count(*) AS lost FROM records WHERE {keys}")[0]["lost"]:
+        raise LogError(f"there are rows without one of {', '.join(KEYS)}")
+    if not engine.ask("SELECT count(*) AS ranks FROM progress")[0]["ranks"]:
+        raise LogError("this run has no record")
 
 
 def _check_ranks(engine: Engine) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from fastcheck.errors import ConfigError, LogError, explain
+from fastcheck.utils.reading import parse_json
 
-from .positions import Position
+from .positions import Position, whole_number
 from .schema import RECORD_FORMAT
 from .store import Folder
 
@@ -67,12 +68,13 @@ class Manifest:
             return cls(node, steps_per_file)
         try:
             ranks = {int(rank): Position.from_dict(at) for rank, at in fields["ranks"].items()}
-            files = {str(name): int(rows) for name, rows in fields["files"].items()}
-            found = cls(
-                node, fields["steps_per_file"], fields["batch"], fields["rows"], files, ranks
+            files = {name: whole_number(rows) for name, rows in fields["files"].items()}
+            each, batch, rows = (
+                whole_number(fields[name]) for name in ("steps_per_file", "batch", "rows")
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise LogError(f"{folder.url(path)} is damaged: {error!r}") from error
+            found = cls(node, each, batch, rows, files, ranks)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise _damaged(folder, path, repr(error)) from error
         if found.steps_per_file != steps_per_file:
             raise ConfigError(
                 explain(
@@ -107,7 +109,7 @@ def runs_in(folder: Folder) -> list[str]:
     return sorted({name[len("run=") :] for name in found if name.startswith("run=")})
 
 
-def record_files(files: Mapping[str, int]) -> dict[str, str]:
+def record_files(files: Iterable[str]) -> dict[str, str]:
     """Those of a run's ``files`` that hold records: the folder of their steps, by path."""
     matches = {path: _RECORD_FILE.fullmatch(path) for path in files}
     return {path: match.group(1) for path, match in matches.items() if match}
@@ -124,8 +126,7 @@ def counted_files(folder: Folder, run: str) -> list[str]:
     nodes = set()
     for path in present:
         if path.startswith(f"{_NODES}/node=") and path.endswith(".json"):
-            fields = _read_json(folder, f"{start}/{path}") or {}
-            written |= set(fields.get("files", ()))
+            written |= _field(folder, f"{start}/{path}", "files", dict).keys()
             nodes.add(path[len(f"{_NODES}/node=") : -len(".json")])
     merges = read_merges(folder, run, present)
     merged = {name for note in merges.values() for name in note["files"]}
@@ -157,13 +158,9 @@ def read_merges(
     found = {}
     for name in names:
         if name.endswith(".json"):
-            note = _read_json(folder, name) or {}
             steps = name.rpartition("/")[2][: -len(".json")]
-            found[steps] = {
-                "batch": int(note.get("batch", 0)),
-                "files": list(note.get("files", ())),
-                "replaced": list(note.get("replaced", ())),
-            }
+            kinds: dict[str, type] = {"batch": int, "files": list, "replaced": list}
+            found[steps] = {key: _field(folder, name, key, kind) for key, kind in kinds.items()}
     return found
 
 
@@ -175,14 +172,39 @@ def write_merge(
     folder.write(f"run={run}/{_MERGES}/{steps}.json", json.dumps(note).encode())
 
 
+def _field(folder: Folder, path: str, name: str, kind: type) -> Any:
+    """A field of a document, which a merge or a collector may just have deleted.
+
+    Raises:
+        LogError: it is of another type, or a list of something else than names.
+    """
+    fields = _read_json(folder, path)
+    value: Any = kind() if fields is None else fields.get(name)
+    are_names = kind is not list or all(isinstance(one, str) for one in value or ())
+    if not isinstance(value, kind) or not are_names:
+        raise _damaged(folder, path, f"{name} is {str(value)[:60]}")
+    return value
+
+
+def _damaged(folder: Folder, path: str, why: str) -> LogError:
+    return LogError(
+        explain(
+            "a file of the fleet is damaged",
+            expected="a file that fastcheck collect or compact has written",
+            got=f"{folder.url(path)}: {why}",
+            hint="delete it, and collect the node again",
+        )
+    )
+
+
 def _read_json(folder: Folder, path: str) -> Optional[dict[str, Any]]:
     data = folder.read(path)
     if data is None:
         return None
     try:
-        fields = json.loads(data)
+        fields = parse_json(data)
     except ValueError as error:
-        raise LogError(f"{folder.url(path)} is damaged: {error}") from error
+        raise _damaged(folder, path, str(error)) from error
     if not isinstance(fields, dict) or fields.get("format") != RECORD_FORMAT:
         raise LogError(
             explain(

@@ -22,7 +22,15 @@ from fastcheck.log.writer import is_kept
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.validity import is_valid
 
-__all__ = ["NewRecords", "Position", "is_at_end", "last_step", "next_step", "take_until"]
+__all__ = [
+    "NewRecords",
+    "Position",
+    "is_at_end",
+    "last_step",
+    "next_step",
+    "take_until",
+    "whole_number",
+]
 
 _NUMBER = re.compile(r"-([0-9]{6,18})\.bin$")
 # 12 MiB.
@@ -30,6 +38,17 @@ _PIECE = 1 << 16
 _ALL = 1 << 62
 _MOST_STEPS = 1 << 53
 Key = list[int]
+
+
+def whole_number(value: Any) -> int:
+    """``value``, if it is an int from 0 to 2 ** 62.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if type(value) is int and 0 <= value <= _ALL:
+        return value
+    raise ValueError(f"no whole number: {str(value)[:60]}")
 
 
 @dataclass(frozen=True)
@@ -55,9 +74,21 @@ class Position:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Position:
-        """The inverse of to_dict()."""
-        kept = {int(one): (int(at[0]), list(at[1])) for one, at in fields["kept"].items()}
-        return cls(**{**fields, "kept": kept})
+        """The inverse of to_dict().
+
+        Raises:
+            LookupError, TypeError, ValueError or AttributeError: ``fields`` is not what it returns.
+        """
+        numbers = ("segment", "record", "events", "lost_segments", "damaged")
+        kept = {
+            int(one): (whole_number(at[0]), [whole_number(key) for key in at[1]])
+            for one, at in fields["kept"].items()
+        }
+        return cls(
+            identity=str(fields["identity"]),
+            **{name: whole_number(fields[name]) for name in numbers},
+            kept=kept,
+        )
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fastcheck.record.statistics import component_counts, statistics_columns
 __all__ = [
     "COUNT_COLUMNS",
     "FLOAT_COLUMNS",
+    "KEYS",
     "RECORD_COLUMNS",
     "RECORD_FORMAT",
     "TABLES",
@@ -47,10 +48,11 @@ COUNT_COLUMNS = COUNTS
 FLOAT_COLUMNS = ("min", "max", "mean", "mean_abs", "rms")
 # Of the others the last bits are noise: they are what two random rows differ by, and a byte each.
 _ROUNDED = ("mean", "mean_abs", "rms")
-_KEYS = {"step": "int64", "site": "int64", "rank": "int32", "call": "int32"}
+#: The columns that no row is without.
+KEYS = {"step": "int64", "site": "int64", "rank": "int32", "call": "int32"}
 #: The columns of the records by name, with their types.
 RECORD_COLUMNS: dict[str, str] = {
-    **_KEYS,
+    **KEYS,
     "dtype": "int32",
     "flags": "int32",
     "verdict": "int32",
@@ -197,15 +199,12 @@ def record_table(rows: Mapping[str, np.ndarray]) -> Any:
 
 
 def small_table(kind: str, rows: list[dict[str, Any]]) -> Any:
-    """Rows of one of TABLES as an Arrow table; what a row lacks is null. Control characters in
-    texts are escaped.
+    """Rows of one of TABLES as an Arrow table; what a row lacks, or what its column can't hold, is
+    null. Control characters in texts are escaped.
     """
     arrow = need("pyarrow")
     columns = TABLES[kind]
-    made = {
-        name: [_printable(row.get(name)) if text == "string" else row.get(name) for row in rows]
-        for name, text in columns.items()
-    }
+    made = {name: [_fitting(row.get(name), kind) for row in rows] for name, kind in columns.items()}
     return arrow.table(made, schema=_schema(columns))
 
 
@@ -227,8 +226,13 @@ def table_bytes(table: Any) -> Any:
     return sink.getvalue()
 
 
-def _printable(value: Any) -> Any:
-    return None if value is None else printable(str(value))
+def _fitting(value: Any, kind: str) -> Any:
+    if value is not None and kind == "string":
+        return printable(str(value))
+    if value is not None and kind.startswith("int"):
+        limit = 1 << (int(kind[len("int") :]) - 1)
+        return value if -limit <= value < limit else None
+    return value
 
 
 def _schema(columns: Mapping[str, str]) -> Any:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from typing import Any
 
 from fastcheck.errors import LogError, explain, first_line
+from fastcheck.utils.private import create_private
+from fastcheck.utils.reading import open_regular
 from fastcheck.utils.text.secrets import without_credentials
 
 from .schema import need
@@ -21,8 +24,9 @@ class Folder:
     """Files by their path under ``place``: a directory, or a URL such as ``s3://bucket/fleet``.
 
     On a disk a file is written under another name, flushed to the disk and renamed; elsewhere it is
-    written in one piece, which object stores show when it is complete. Methods raise LogError where
-    the place can't be read or written.
+    written in one piece, which object stores show when it is complete. Below a folder that is a
+    link, files are read, and none is written or deleted. Methods raise LogError where the place
+    can't be read or written.
     """
 
     def __init__(self, place: str | os.PathLike[str]) -> None:
@@ -49,8 +53,9 @@ class Folder:
                 with self._system.open_output_stream(full) as stream:
                     stream.write(data)
                 return
+            self._check_folders(full)
             os.makedirs(os.path.dirname(full), exist_ok=True)
-            with open(full + _TEMPORARY, "wb") as file:
+            with create_private(full + _TEMPORARY, 0o666) as file:
                 file.write(memoryview(data))
                 file.flush()
                 os.fsync(file.fileno())
@@ -60,6 +65,9 @@ class Folder:
         """The bytes of a file; None where there is none."""
         with self._errors("read", path):
             try:
+                if self.is_local:
+                    with open_regular(self._full(path)) as file:
+                        return file.read()
                 with self._system.open_input_stream(self._full(path)) as stream:
                     data: bytes = stream.read()
                     return data
@@ -93,7 +101,14 @@ class Folder:
     def delete(self, path: str) -> None:
         """Deletes a file, if it is there."""
         with self._errors("changed", path), contextlib.suppress(FileNotFoundError):
+            self._check_folders(self._full(path))
             self._system.delete_file(self._full(path))
+
+    def _check_folders(self, full: str) -> None:
+        """OSError where a folder below the place is a link: what it leads to is not the fleet's."""
+        while self.is_local and (full := os.path.dirname(full)) != self._root:
+            if os.path.islink(full):
+                raise OSError(errno.ENOTDIR, f"{full} is a link")
 
     def _full(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}" if path else self._root

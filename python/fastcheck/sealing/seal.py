@@ -21,6 +21,7 @@ from fastcheck.errors import (
 from fastcheck.reproducibility.environment import environment
 from fastcheck.statistics.functions import stats
 from fastcheck.statistics.stats import Stats
+from fastcheck.utils.private import create_private
 from fastcheck.utils.torch.gather import of_all_ranks
 from fastcheck.utils.torch.rank import own_rank
 from fastcheck.utils.torch.readable import unreadable_reason
@@ -266,8 +267,9 @@ def _write(made: Seal) -> None:
     }
     temporary = f"{made.path}.{os.getpid()}.tmp"
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
+        # As readable as the checkpoint that it travels with.
+        with create_private(temporary, 0o666) as file:
+            file.write(json.dumps(content, indent=1).encode())
         os.replace(temporary, made.path)
     except OSError:
         if os.path.exists(temporary):

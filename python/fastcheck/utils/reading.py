@@ -22,6 +22,8 @@ Path = Union[str, "os.PathLike[str]"]
 
 #: Of a JSON document that is read as a whole.
 MAX_JSON_BYTES = 1 << 30
+# Of containers within each other. Many walk through a document by recursion, which has its limit.
+_MAX_DEPTH = 100
 # Of one line of a JSON file with a document in each line.
 _MAX_LINE_BYTES = 64 << 20
 
@@ -67,9 +69,16 @@ def parse_json(text: Union[str, bytes]) -> Any:
         ValueError: it is not JSON, or it is nested too deeply.
     """
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    level = [found] if isinstance(found, (dict, list)) else []
+    for _ in range(_MAX_DEPTH):
+        if not level:
+            return found
+        parts = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for part in parts for one in part if isinstance(one, (dict, list))]
+    raise ValueError("nested too deeply")
 
 
 def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastcheck.errors import ConfigError, printable
 from fastcheck.fleet.compaction import merge_run
+from fastcheck.fleet.damage import naming_damage
 from fastcheck.fleet.engines import run_of
 from fastcheck.fleet.store import Folder
 
@@ -46,7 +47,9 @@ def run(options: argparse.Namespace) -> int:
     if options.rows_per_file < 1:
         raise ConfigError("--rows-per-file must be greater than 0")
     folder = Folder(options.folder)
-    done = merge_run(folder, run_of(folder, options.run_name), rows_per_file=options.rows_per_file)
+    name = run_of(folder, options.run_name)
+    with naming_damage(folder, name):
+        done = merge_run(folder, name, rows_per_file=options.rows_per_file)
     if options.json:
         print(json.dumps(vars(done)))
         return 0

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from fastcheck.errors import printable
+from fastcheck.fleet.damage import naming_damage
 from fastcheck.fleet.engines import ENGINES, open_engine, printed_sql, run_of
 from fastcheck.fleet.judgement import examine
 from fastcheck.fleet.page.write import write_fleet_page
@@ -85,18 +86,19 @@ def run(options: argparse.Namespace) -> int:
     settings: dict[str, Any] = {}
     if options.engine == "duckdb":
         settings = {"memory": options.memory, "threads": options.threads}
-    engine = open_engine(options.engine, folder, name, **settings)
-    try:
-        report = examine(
-            engine,
-            name,
-            options.engine,
-            are_replicas=are_replicas,
-            lag=options.lag,
-            with_cells=options.html is not None,
-        )
-    finally:
-        engine.close()
+    with naming_damage(folder, name):
+        engine = open_engine(options.engine, folder, name, **settings)
+        try:
+            report = examine(
+                engine,
+                name,
+                options.engine,
+                are_replicas=are_replicas,
+                lag=options.lag,
+                with_cells=options.html is not None,
+            )
+        finally:
+            engine.close()
     found = to_json(report.to_dict())
     text = report.text()
     if options.html is not None:

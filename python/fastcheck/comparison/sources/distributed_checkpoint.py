@@ -1,52 +1,91 @@
 """Checkpoints of torch.distributed.checkpoint (DCP): a directory with ``.metadata`` and shards.
 
-The metadata is a pickle. It is unpickled here with nothing but DCP's own classes first, and torch,
-which does so without a restriction, reads it only if that succeeds.
+The metadata is a pickle. It is read once, without a class or a function of the program: what it
+names becomes a ``_Held``, which keeps what the pickle says of it. The shards are read from there,
+by torch.load with weights_only=True whatever the version of torch: DCP's own reader would unpickle
+the metadata without a restriction, and in older versions the shards too.
 """
 
 from __future__ import annotations
 
+import copyreg
 import functools
-import importlib
+import io
 import os
 import pickle
-import warnings
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
 from fastcheck.errors import CompareError, explain, first_line
+from fastcheck.utils.reading import open_regular
 
-from .files import Loader, UntrustedError
+from .files import Loader, UntrustedError, load_restricted
 
 __all__ = ["is_distributed_checkpoint", "shard_loaders"]
 
 _METADATA = ".metadata"
-_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-# Data classes: Megatron Core keeps the plans of its ranks in the metadata.
-_PLANS = "torch.distributed.checkpoint.planner"
-_OF_PLANS = ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")
-_PATHS = ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath")
-# A function, from the name of a layout to the layout.
-_LAYOUT = "torch.serialization", "_get_layout"
+_DCP = "torch.distributed.checkpoint"
+# By module; Megatron Core keeps the plans of its ranks in the metadata.
+_KNOWN = {
+    f"{_DCP}.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    f"{_DCP}.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    f"{_DCP}.planner": {"SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
+    "torch.serialization": {"_get_layout"},
+}
+_PATHS = {"PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"}
+
+Ints = tuple[int, ...]
+
+
+class _Stored(NamedTuple):
+    """Where the part of a tensor is that begins at ``offsets`` and has the shape ``sizes``."""
+
+    offsets: Ints
+    sizes: Ints
+    file: str
+    start: int
+    length: int
 
 
 def is_distributed_checkpoint(directory: str) -> bool:
     """Whether the directory holds a checkpoint of torch.distributed.checkpoint."""
-    return os.path.isfile(os.path.join(directory, _METADATA))
+    path = os.path.join(directory, _METADATA)
+    return os.path.lexists(path) and not os.path.isdir(path)
 
 
 def shard_loaders(directory: str, trust: bool) -> dict[str, Loader]:
     """What loads each tensor, put together from its shards, by name. Other values are left out.
 
     Raises:
-        CompareError: the metadata can't be read. UntrustedError: not without running it.
+        CompareError: the metadata can't be read. UntrustedError: it names what DCP does not.
     """
     path = os.path.join(directory, _METADATA)
     try:
-        with open(path, "rb") as file:
-            metadata = (pickle.Unpickler if trust else _Restricted)(file).load()
-        entries = dict(metadata.state_dict_metadata)
+        with open_regular(path) as file:
+            # Objects of extension codes that the process has met are found without find_class().
+            copyreg.clear_extension_cache()
+            metadata = _Unpickler(file, trust).load().state
+        places = {
+            (index.state["fqn"], _ints(index.state["offset"])): info.state
+            for index, info in metadata["storage_data"].items()
+            if index.state.get("offset") is not None
+        }
+        stored = sum(entry.stat().st_size for entry in os.scandir(directory))
+        return {
+            str(name): functools.partial(_load, directory, str(name), entry.state, places, stored)
+            for name, entry in metadata["state_dict_metadata"].items()
+            if type(entry).__name__ == "TensorStorageMetadata"
+        }
     except UntrustedError:
         raise
     except Exception as error:  # a damaged pickle may raise anything
@@ -57,52 +96,105 @@ def shard_loaders(directory: str, trust: bool) -> dict[str, Loader]:
                 got=f"{path}: {first_line(error)}",
             )
         ) from error
-    stored = sum(os.path.getsize(os.path.join(directory, name)) for name in os.listdir(directory))
-    return {
-        name: functools.partial(_load, directory, name, entry, stored)
-        for name, entry in entries.items()
-        if type(entry).__name__ == "TensorStorageMetadata"
-    }
 
 
-def _load(directory: str, name: str, entry: Any, stored: int) -> torch.Tensor:
-    dcp: Any = importlib.import_module("torch.distributed.checkpoint")  # some torch lack it
-    size, dtype = tuple(entry.size), entry.properties.dtype
+def _load(
+    directory: str,
+    name: str,
+    entry: dict[str, Any],
+    places: dict[tuple[str, Ints], dict[str, Any]],
+    stored: int,
+) -> torch.Tensor:
+    size, dtype = _ints(entry["size"]), _dtype(entry["properties"].state)
     if torch.Size(size).numel() * dtype.itemsize > stored:
         raise RuntimeError("it would take more bytes than the checkpoint has")
-    tensor = torch.empty(size, dtype=dtype)
-    with warnings.catch_warnings():  # of a process without other ranks
-        warnings.simplefilter("ignore")
-        reader = dcp.FileSystemReader(directory)
-        try:
-            dcp.load({name: tensor}, storage_reader=reader, no_dist=True)
-        except dcp.CheckpointException as error:  # no Exception, but a BaseException
-            causes = [first_line(cause) for cause, _ in error.failures.values()]
-            raise RuntimeError("; ".join(causes)) from None
-    return tensor
+    whole, missing = torch.empty(size, dtype=dtype), torch.Size(size).numel()
+    for chunk in entry["chunks"]:
+        offsets, sizes = _ints(chunk.state["offsets"]), _ints(chunk.state["sizes"])
+        target = whole[tuple(slice(at, at + count) for at, count in zip(offsets, sizes))]
+        part = _read(directory, places[name, offsets])
+        if not target.shape == part.shape == sizes:
+            raise RuntimeError(f"its part at {list(offsets)} has the shape {list(part.shape)}")
+        target.copy_(part)
+        missing -= part.numel()
+    if missing:
+        raise RuntimeError(f"its parts have {missing:,} elements less than the whole")
+    return whole
 
 
-class _Restricted(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        found: Any = None
-        is_path = module.partition(".")[0] == "pathlib" and name in _PATHS
-        if module in _MODULES or module.startswith("torch.distributed.checkpoint."):
-            found = getattr(importlib.import_module(module), name, None)
-            found = found if isinstance(found, type) and found.__module__ in _MODULES else None
-            if module == _PLANS and name in _OF_PLANS:
-                found = getattr(importlib.import_module(module), name)
-        elif module == "torch":
-            value = getattr(torch, name, None)
-            found = value if value is torch.Size or isinstance(value, torch.dtype) else None
-        elif (module, name) == _LAYOUT or is_path:
-            found = super().find_class(module, name)
-        if found is None:
+def _read(directory: str, info: dict[str, Any]) -> torch.Tensor:
+    name, start, length = info["relative_path"], info["offset"], info["length"]
+    if os.path.isabs(name) or os.pardir in name.replace("\\", "/").split("/"):
+        raise RuntimeError(f"its shard {name} is not in the checkpoint")
+    if info.get("transform_descriptors"):
+        raise RuntimeError(f"its shard {name} is compressed or encrypted")
+    with open_regular(os.path.join(directory, name)) as file:
+        length = min(length, os.fstat(file.fileno()).st_size)
+        file.seek(start)
+        data = io.BytesIO(file.read(length))
+    part = load_restricted(data)
+    if not isinstance(part, torch.Tensor):
+        raise RuntimeError(f"its shard {name} holds no tensor")
+    return part
+
+
+def _ints(held: Any) -> Ints:
+    """The numbers of a torch.Size; ValueError where one is negative."""
+    found = tuple(int(number) for number in held.args[0])
+    if any(number < 0 for number in found):
+        raise ValueError("a negative size")
+    return found
+
+
+def _dtype(properties: Any) -> torch.dtype:
+    found = properties[0] if isinstance(properties, tuple) else properties["dtype"]
+    dtype = vars(torch)[found.__name__]
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{found.__name__} is no dtype")
+    return dtype
+
+
+class _Held:
+    """What a pickle says of an object: what it was made of, and its state.
+
+    A class of the pickle is a subclass that only this pickle has; its state can't be set, because
+    __setstate__() is then called without an object.
+    """
+
+    args: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __new__(cls, *args: Any) -> _Held:
+        made = super().__new__(cls)
+        made.args = args
+        return made
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: BinaryIO, trust: bool) -> None:
+        super().__init__(file)
+        self._trust = trust
+        self._classes: dict[tuple[str, str], type[_Held]] = {}
+
+    def find_class(self, module: str, name: str) -> type[_Held]:
+        if not (self._trust or _is_known(module, name)):
             raise UntrustedError(
                 explain(
                     "the metadata of a distributed checkpoint names something unknown",
                     expected="classes of torch.distributed.checkpoint alone",
                     got=f"{module}.{name}",
-                    hint="trust=True, or --trust, reads it all the same, which may run code",
+                    hint="trust=True, or --trust, reads the tensors all the same",
                 )
             )
-        return found
+        return self._classes.setdefault((module, name), type(name, (_Held,), {}))
+
+
+def _is_known(module: str, name: str) -> bool:
+    if module == "torch":
+        return name == "Size" or isinstance(vars(torch).get(name), torch.dtype)
+    if module.partition(".")[0] == "pathlib":
+        return name in _PATHS
+    return name in _KNOWN.get(module, ())

@@ -7,12 +7,14 @@ what is there before it is allocated.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
+import tarfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, BinaryIO, Callable, Optional, Union
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ __all__ = [
     "flatten_checkpoint",
     "load_array",
     "load_file",
+    "load_restricted",
     "loaders_of",
 ]
 
@@ -177,7 +180,11 @@ def load_file(path: str, trust: bool = False) -> Any:
     for options in ({"mmap": True}, {}):
         try:
             check_regular(path)
-            return torch.load(path, map_location="cpu", weights_only=not trust, **options)
+            if trust:
+                return torch.load(path, map_location="cpu", weights_only=False, **options)
+            return load_restricted(path, **options)
+        except UntrustedError:
+            raise
         except pickle.UnpicklingError as error:
             if trust or not _is_about_trust(error):
                 raise _unreadable(path, error) from error
@@ -195,6 +202,37 @@ def load_file(path: str, trust: bool = False) -> Any:
         except Exception as error:  # a damaged pickle may raise anything
             raise _unreadable(path, error) from error
     raise _unreadable(path, last) from last
+
+
+def load_restricted(source: Union[str, BinaryIO], **options: Any) -> Any:
+    """torch.load of a file onto the host, with nothing of it executed.
+
+    Raises:
+        UntrustedError: it has a form that torch before 2.6 reads without its restriction.
+        Exception: whatever a damaged file makes torch.load raise.
+    """
+    kind = ""
+    with contextlib.suppress(Exception), tarfile.open(**_opened(source), mode="r:") as archive:
+        kind = "a tar archive, as torch before 0.1.10 wrote them" if archive.next() else ""
+    with contextlib.suppress(Exception), zipfile.ZipFile(source) as members:
+        if any(name.endswith("/constants.pkl") for name in members.namelist()):
+            kind = "a TorchScript archive"
+    if kind:
+        raise UntrustedError(
+            explain(
+                "loading this file would run code that it brings along",
+                expected="tensors and plain values (torch.load(..., weights_only=True))",
+                got=kind,
+                hint="save the state_dict() alone, with a torch of today",
+            )
+        )
+    if not isinstance(source, str):
+        source.seek(0)
+    return torch.load(source, map_location="cpu", weights_only=True, **options)
+
+
+def _opened(source: Union[str, BinaryIO]) -> dict[str, Any]:
+    return {"name": source} if isinstance(source, str) else {"fileobj": source}
 
 
 def _is_about_trust(error: Exception) -> bool:
