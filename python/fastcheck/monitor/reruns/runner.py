@@ -34,7 +34,7 @@ _MOST_DIFFERENCES = 100
 @dataclass(frozen=True)
 class Runner:
     """``also``: what else has a state. ``deterministic``: all runs use torch's deterministic
-    algorithms. ``state``: of the beginning of the step; None: as everything is now.
+    algorithms.
     """
 
     install: Install
@@ -46,25 +46,15 @@ class Runner:
     deterministic: bool = False
     group: Any = None
 
-    def run(
-        self,
-        step: Callable[..., Any],
-        args: tuple[Any, ...],
-        runs: int,
-        begin: Callable[[], object] = lambda: None,
-        **kwargs: Any,
-    ) -> Rerun:
-        """``step(*args, **kwargs)``, ``runs`` times. ``begin`` is called before each run, after
-        everything was put back: with it the state may be another one than that of now.
-        """
+    def run(self, step: Callable[..., Any], args: tuple[Any, ...], runs: int) -> Rerun:
+        """``step(*args)``, ``runs`` times."""
         traces: list[Trace] = []
-        with self._state(args, kwargs) as state, set_aside(self.models):
+        with self._state(args) as state, set_aside(self.models):
 
             def go() -> Trace:
                 state.put_back()
-                begin()
                 # Of the first run the error is the step's own.
-                return self._trace(step, args, kwargs, state, is_first=not traces)
+                return self._trace(step, args, state, is_first=not traces)
 
             with _deterministic(self.deterministic):
                 for _ in range(runs):
@@ -101,8 +91,8 @@ class Runner:
             cause, why = self._cause(result, go)
         return replace(result, cause=cause, why=why)
 
-    def _state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TrainingState:
-        tensors = [tensor for _, tensor in flatten((args, kwargs), "batch")]
+    def _state(self, args: tuple[Any, ...]) -> TrainingState:
+        tensors = [tensor for _, tensor in flatten(args, "batch")]
         return TrainingState(
             self.models,
             self.scaler,
@@ -115,7 +105,6 @@ class Runner:
         self,
         step: Callable[..., Any],
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         state: TrainingState,
         is_first: bool,
     ) -> Trace:
@@ -141,7 +130,7 @@ class Runner:
         )
         with monitor:
             try:
-                returned = step(*args, **kwargs)
+                returned = step(*args)
             except Exception as error:
                 if is_first:
                     raise

@@ -87,7 +87,7 @@ class EventStore:
             Callable[[Step, Sequence[StepRow], Sequence[np.ndarray]], None]
         ] = []
         # Called with each number of an optimizer that is changed: name, before, after.
-        self.on_setting: Callable[[str, float, float], None] = lambda name, before, after: None
+        self.on_setting: Callable[[str, Optional[float], float], None] = lambda *setting: None
         # The events of install(watch=) as text, for the summary.
         self.watch_lines: Callable[[], list[str]] = list
         # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
