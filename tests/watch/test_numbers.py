@@ -117,7 +117,7 @@ class TestNumbers:
 
     @pytest.mark.parametrize(("growth", "is_event"), [(0.1, False), (0.5, True)])
     @pytest.mark.parametrize("other", [0.5, None])
-    def test_updates_larger_than_the_weights(
+    def test_updates_that_are_large_beside_the_weights(
         self, growth: float, is_event: bool, other: Optional[float]
     ) -> None:
         """``other``: a parameter of a tenth of the elements does not matter."""

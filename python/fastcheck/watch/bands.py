@@ -17,22 +17,20 @@ from .columns import Columns
 __all__ = ["Bands"]
 
 _MAD_TO_DEVIATION = 1.4826
+# Medians are made again when a signal has so many more values: at each step for one signal in so
+# many. Its own count says when, for not every signal has a value at each step.
+_TURNS = 16
 
 
 class Bands:
     """One signal for each number from 0 on. ``least_spread``: what the spread is at least, so that
-    noise around a constant is not measured in millionths of it; of each, or of all. ``turns``:
-    medians are made again when a signal has so many more values; its own count says when, for not
-    every signal has a value at each step.
+    noise around a constant is not measured in millionths of it; of each, or of all.
     """
 
-    def __init__(
-        self, window: int, warm_up: int, least_spread: Union[float, np.ndarray], turns: int = 16
-    ) -> None:
+    def __init__(self, window: int, warm_up: int, least_spread: Union[float, np.ndarray]) -> None:
         self._window = window
         self._warm_up = warm_up
         self._least_spread = np.asarray(least_spread)
-        self._turns = turns
         self._of = Columns(
             values=np.zeros((window, 1), np.float32),
             count=np.zeros(1, np.int64),
@@ -92,8 +90,8 @@ class Bands:
         step, at = np.nonzero(kept)
         self._of["values"][place[step, at] % self._window, numbers[at]] = values[step, at]
         after = counts[numbers] = before + kept.sum(axis=0)
-        turn = numbers % self._turns
-        is_due = (after - turn) // self._turns > (before - turn) // self._turns
+        turn = numbers % _TURNS
+        is_due = (after - turn) // _TURNS > (before - turn) // _TURNS
         is_due |= (before < self._warm_up) & (after >= self._warm_up)
         self._renew(numbers[is_due & (after >= self._warm_up)])
 

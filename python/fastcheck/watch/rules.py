@@ -141,7 +141,7 @@ def update_is_unusual(size: Number) -> bool:
 
 
 def weights_grow(growth: Number) -> bool:
-    """Updates are larger than what they update."""
+    """Updates are large beside what they update."""
     return growth.value >= _GROWTH
 
 
@@ -334,7 +334,7 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         kind="update", signal="rms of the weights / that of ten steps ago",
         names=["weight_growth"], condition=weights_grow, steps=1, cause="optimizer",
         text="weights are {value} times as large as ten steps ago, in parameters with half of all "
-        "elements: updates are larger than the weights",
+        "elements: updates are large beside the weights",
         advice="lower the learning rate: an update of a thousandth of the weights is common",
         source="A. Karpathy's recipe",
     ),

@@ -134,14 +134,6 @@ class SignalReader:
         wanted &= (records["depth"] >= Depth.STATS) & (records["numel"] > 0)
         wanted &= (records["flags"] & int(Flag.RECOMPUTE)) == 0
         limited = np.bincount(step_of[is_limit], minlength=len(steps)) > 0
-        numbers = np.array(
-            [
-                int(next(chunk for chunk in chunks if len(chunk))["step"][-1])
-                if row is None and any(map(len, chunks))
-                else -1 if row is None else row.step
-                for row, chunks in steps
-            ]
-        )  # fmt: skip
         if not wanted.all():
             records, step_of = records[wanted], step_of[wanted]
         if not len(records):
@@ -156,7 +148,7 @@ class SignalReader:
         plan = self._plan
         return Signals(
             rows=rows,
-            steps=numbers,
+            steps=np.array([_number(row, chunks) for row, chunks in steps]),
             is_limited=limited,
             is_skipped=is_skipped,
             sites=plan.sites,
@@ -201,6 +193,13 @@ def phase_of(site: Site) -> int:
     if site.role == "input":  # of inner modules: made by code between modules
         return ACTIVATION if site.module else INPUT
     return _PHASES.get(site.role, 0)
+
+
+def _number(row: Optional[StepRow], chunks: Sequence[np.ndarray]) -> int:
+    """Of a step; -1: it has neither a row nor records."""
+    if row is not None:
+        return row.step
+    return next((int(chunk["step"][-1]) for chunk in chunks if len(chunk)), -1)
 
 
 def _joined(chunks: Sequence[np.ndarray]) -> np.ndarray:
