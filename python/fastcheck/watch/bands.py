@@ -31,8 +31,9 @@ class Bands:
         self._window = window
         self._warm_up = warm_up
         self._least_spread = np.asarray(least_spread)
+        # A signal in a row: rows are sorted several times as fast as columns.
+        self._values = np.zeros((0, window), np.float32)
         self._of = Columns(
-            values=np.zeros((window, 1), np.float32),
             count=np.zeros(1, np.int64),
             rejected=np.zeros(1, np.int64),
             median=np.full(1, np.nan),
@@ -43,6 +44,10 @@ class Bands:
     def grow(self, count: int) -> None:
         """Makes room for the signals with numbers below ``count``."""
         self._of.grow(count)
+        more = len(self.median) - len(self._values)
+        if more:
+            new = np.zeros((more, self._window), np.float32)
+            self._values = np.concatenate([self._values, new])
 
     @property
     def median(self) -> np.ndarray:
@@ -88,7 +93,7 @@ class Bands:
         before = counts[numbers]
         place = before + np.cumsum(kept, axis=0) - 1
         step, at = np.nonzero(kept)
-        self._of["values"][place[step, at] % self._window, numbers[at]] = values[step, at]
+        self._values[numbers[at], place[step, at] % self._window] = values[step, at]
         after = counts[numbers] = before + kept.sum(axis=0)
         turn = numbers % _TURNS
         is_due = (after - turn) // _TURNS > (before - turn) // _TURNS
@@ -103,8 +108,7 @@ class Bands:
         same = int(counts[0])  # of all, but while some are warming up
         for count in [same] if (counts == same).all() else np.unique(counts).tolist():
             chosen = numbers[counts == count]
-            # A signal in a row: rows are sorted several times as fast as columns.
-            values = np.sort(self._of["values"][:count, chosen].T, axis=1)
+            values = np.sort(self._values[chosen, :count], axis=1)
             median = _middle(values)
             spread = _middle(np.sort(np.abs(values - median[:, None]), axis=1))
             self._of["median"][chosen] = median
