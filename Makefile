@@ -42,6 +42,7 @@ help:
 	@echo "make frontend-check    check their types and style, and that what is committed is what they build"
 	@echo "make screenshots       the pictures of docs/report.md (needs Chromium)"
 	@echo "make bench             the CPU benches, about ten minutes; results under bench/results"
+	@echo "make accuracy SUITE=...  how often verdicts are right (tests/accuracy); minutes to hours"
 	@echo "make wheel             build a wheel into dist/; ACCELERATOR=cpu, cuda, cpu-any, cuda-any or generic"
 	@echo "make sdist             build a source distribution into dist/"
 	@echo "make test-wheel        install each wheel of dist/ into a fresh environment and test it"
@@ -62,43 +63,22 @@ test-fake-device: test-fake-accelerator test-fake-hooks test-fake-statistics tes
 
 FAKE := FASTCHECK_FAKE_DEVICE=1
 test-fake-accelerator: $(VENV)/.built $(VENV)/.tools
-	$(FAKE) $(PY) -m pytest tests/fakes/test_fake_device.py tests/fakes/test_fake_device_processes.py \
-		tests/fakes/test_fake_device_torch.py tests/fakes/test_fake_device_training.py tests/fakes/test_fake_graphs.py \
-		tests/compat/test_device.py tests/dump/test_device.py tests/ring/test_device.py tests/ring/test_reader.py \
-		tests/selftest/test_device.py tests/substitution/test_override_device.py tests/monitor/sinks/test_device.py \
-		tests/monitor/devices/test_devices.py tests/monitor/devices/test_devices_stops.py \
-		tests/monitor/devices/test_watching.py tests/monitor/devices/test_lost_device.py \
-		tests/monitor/op_level/test_async.py tests/monitor/op_level/test_async_modes.py tests/monitor/op_level/test_device.py \
-		tests/monitor/on_request/test_device.py tests/monitor/precision/test_device.py \
-		tests/monitor/weight_updates/test_movement_device.py
+	$(FAKE) $(PY) -m pytest -m fake_accelerator tests
 
 test-fake-hooks: $(VENV)/.built $(VENV)/.tools
-	$(FAKE) $(PY) -m pytest tests/monitor/hooks/test_recorder.py tests/monitor/hooks/test_recorder_ends.py \
-		tests/monitor/hooks/stored/test_clipping.py tests/monitor/hooks/stored/test_hand_clipping.py \
-		tests/monitor/hooks/test_losses.py tests/monitor/hooks/test_cuda.py tests/monitor/hooks/test_transforms.py \
-		tests/monitor/hooks/test_observe_elsewhere.py tests/monitor/hooks/protect/test_protect_device.py \
-		tests/monitor/hooks/graphs/test_graphs.py tests/monitor/hooks/graphs/test_graph_parts.py \
-		tests/monitor/hooks/graphs/test_graph_streams.py tests/monitor/hooks/graphs/test_graph_ends.py \
-		tests/backends/cuda/test_binding.py tests/backends/cuda/test_binding_launches.py \
-		tests/backends/cuda/test_python_launches.py tests/backends/cuda/test_binding_errors.py \
-		tests/backends/cuda/test_binding_exponents.py tests/backends/cuda/test_gpu_bench.py
+	$(FAKE) $(PY) -m pytest -m fake_hooks tests
 
 test-fake-statistics: $(VENV)/.built $(VENV)/.tools
-	$(FAKE) FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest tests/statistics/test_stats_values.py \
-		tests/statistics/test_stats_api.py tests/statistics/test_stats_errors.py \
-		tests/statistics/test_checksum.py tests/record/test_properties.py tests/record/test_bit_patterns.py \
-		tests/backends/portable/test_device.py
+	$(FAKE) FASTCHECK_TEST_DEVICE=fake $(PY) -m pytest -m fake_statistics tests
 
 test-fake-cuda: $(VENV)/.built $(VENV)/.tools
-	$(FAKE) FASTCHECK_TEST_DEVICE=fake FASTCHECK_TEST_KERNELS=cuda $(PY) -m pytest \
-		tests/statistics/test_stats_values.py tests/statistics/test_stats_api.py tests/selftest/test_device.py
+	$(FAKE) FASTCHECK_TEST_DEVICE=fake FASTCHECK_TEST_KERNELS=cuda $(PY) -m pytest -m fake_cuda tests
 
 test-fake-npu: $(VENV)/.built $(VENV)/.tools
-	$(FAKE) FAKE_DEVICE_NAME=npu $(PY) -m pytest tests/backends/test_npu.py tests/monitor/devices/test_npu_saturation.py \
-		tests/monitor/op_level/test_npu.py tests/monitor/op_level/test_npu_status.py
+	$(FAKE) FAKE_DEVICE_NAME=npu $(PY) -m pytest -m fake_npu tests
 
 test-fake-mlu: $(VENV)/.built $(VENV)/.tools
-	$(FAKE) FAKE_DEVICE_NAME=mlu $(PY) -m pytest tests/backends/test_mlu.py
+	$(FAKE) FAKE_DEVICE_NAME=mlu $(PY) -m pytest -m fake_mlu tests
 
 test-neon: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/lab/neon.sh
@@ -170,7 +150,11 @@ screenshots: $(VENV)/.built
 
 # ---- benches, wheels -----------------------------------------------------------------------------
 
-.PHONY: bench
+.PHONY: bench accuracy
+# A file of tests/accuracy, with its options: SUITE="healthy --steps 5".
+accuracy: $(VENV)/.built $(VENV)/.tools
+	PYTHONPATH=tests:bench $(PY) -m accuracy.$(SUITE)
+
 bench: $(VENV)/.built
 	PYTHON=$(PY) bench/run_cpu.sh
 

@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import gc
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -33,8 +32,6 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import RECORD_BYTES
 from fastcheck.verdict.journal import Journal, ListReading, Note
 from fastcheck.verdict.module_level import Judge
-
-sys.path.insert(0, str(harness.ROOT / "tests"))
 
 RECORDS = 4096  # a step
 STEPS = 25  # a round

@@ -11,8 +11,9 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Optional
@@ -21,9 +22,23 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests"))  # the fake accelerator, and helpers of the tests
 RESULTS = Path(os.environ.get("FASTCHECK_BENCH_RESULTS", ROOT / "bench" / "results"))
 
+#: A run of one round with small inputs, which shows that all of a bench works and measures nothing.
+IS_SMOKE = os.environ.get("FASTCHECK_BENCH_SMOKE") == "1"
+
 Case = Callable[[int], object]  # called with the round's number, to pick its input by
+
+
+def size(whole: Any, smoke: Any) -> Any:
+    """``whole``; ``smoke`` in a smoke run."""
+    return smoke if IS_SMOKE else whole
+
+
+def few(items: Iterable[Any]) -> list[Any]:
+    """All of them; the first alone in a smoke run."""
+    return list(items)[: 1 if IS_SMOKE else None]
 
 
 def time_rounds(
@@ -32,7 +47,9 @@ def time_rounds(
     """Seconds of each case in each round.
 
     ``pause_seconds`` before each case: OpenMP's threads spin for some milliseconds after the work
-    of one case, on a core that the next case needs."""
+    of one case, on a core that the next case needs.
+    """
+    rounds, warmup = size((rounds, warmup), (1, 0))
     names = list(cases)
     seconds = {name: np.empty(rounds) for name in names}
     for index in range(warmup + rounds):

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -34,8 +33,6 @@ import harness
 from fastcheck import _C
 from fastcheck.monitor.session.session import Session
 from fastcheck.verdict.module_level import Judge
-
-sys.path.insert(0, str(harness.ROOT / "tests"))
 
 TENSORS = 500
 NUMEL = 64

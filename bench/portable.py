@@ -10,7 +10,6 @@ are the same."""
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any, Callable
 
 import torch
@@ -18,8 +17,6 @@ import torch
 import harness
 from fastcheck.backends.portable import backend as portable
 from fastcheck.backends.portable.any_nonfinite import any_nonfinite
-
-sys.path.insert(0, str(harness.ROOT / "tests"))
 
 SIZES = (64, 4096, 768 * 768, 4 * 1024 * 1024)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

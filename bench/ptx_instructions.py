@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import sys
 from typing import Any, Optional
 
 import torch
 
 import harness
-
-sys.path.append(str(harness.ROOT / "tests"))
-
 from fakes import ptx_on_cpu
 from fakes.cuda_on_cpu.driver import Call, Cut
 from support.helpers import assert_same, kernel, tensor_of

@@ -22,8 +22,6 @@ import numpy as np
 
 import harness
 import synthetic_log
-
-sys.path.insert(0, str(harness.ROOT / "tests"))
 from support.browser import PROGRAM, browser
 from support.page_data import PageData
 

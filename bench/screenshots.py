@@ -9,7 +9,6 @@ sites, of four ranks and of two runs, to look at.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
@@ -17,8 +16,6 @@ import fastcheck
 import harness
 import synthetic_log
 from fastcheck.report.page.write import write_page
-
-sys.path.insert(0, str(harness.ROOT / "tests"))
 from support.browser import Tab, browser
 from support.programs import two_logs
 

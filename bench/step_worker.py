@@ -62,7 +62,7 @@ def debug_underflow_overflow(trainer: Trainer, scratch: str) -> Step:
 
 def msprobe(level: str, mode: str = "statistics") -> Callable[[Trainer, str], Step]:
     def tool(trainer: Trainer, scratch: str) -> Step:
-        from support.msprobe.pytorch import PrecisionDebugger
+        from msprobe.pytorch import PrecisionDebugger
 
         place = os.path.join(scratch, f"{level}-{mode}")
         os.makedirs(place)

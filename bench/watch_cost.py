@@ -23,12 +23,12 @@ from torch import nn
 
 import fastcheck
 import harness
+from accuracy.watch_programs import Block
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.watch.options import Watch
 from fastcheck.watch.watcher import Watcher
-from watch_programs import Block
 
 __all__ = ["arithmetic"]
 

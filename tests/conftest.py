@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "monitor/sinks/test_device.py",
         "monitor/devices/test_devices.py",
         "monitor/devices/test_devices_stops.py",
+        "monitor/devices/test_host_copies.py",
         "monitor/devices/test_lost_device.py",
         "monitor/devices/test_watching.py",
         "dump/test_device.py",
@@ -89,6 +91,7 @@ if os.environ.get("FASTCHECK_FAKE_ACL") != "1":
 #: Files, or single tests, that ``make test-quick`` leaves out: those that compile, train at length
 #: or start several processes. Each room keeps others.
 SLOW = (
+    "accuracy/",
     "backends/cuda/test_build.py",
     "backends/cuda/test_core.py",
     "backends/cuda/test_extension_build.py",
@@ -223,6 +226,28 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+#: Markers of whole files: each is a run of its own with the fake accelerator, and a target of the
+#: Makefile.
+RUNS = (
+    "fake_accelerator",
+    "fake_cuda",
+    "fake_hooks",
+    "fake_mlu",
+    "fake_npu",
+    "fake_statistics",
+)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
+    """A run of one marker imports no file without it."""
+    run = config.getoption("markexpr")
+    if run in RUNS and collection_path.suffix == ".py":
+        return (
+            f"pytest.mark.{run}" not in re.findall(r"[\w.]+", collection_path.read_text()) or None
+        )
+    return None
+
+
 class _Elsewhere(pytest.Module):
     """A file of ``collect_ignore`` that was named on the command line: pytest ignores none of
     those.
@@ -250,6 +275,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "gpu: needs a CUDA device; without one skipped, or failed if FASTCHECK_REQUIRE_GPU=1",
     )
     config.addinivalue_line("markers", "slow: left out by make test-quick (SLOW in conftest.py)")
+    for name in RUNS:
+        config.addinivalue_line("markers", f"{name}: `make test-{name.replace('_', '-')}` runs it")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -23,7 +23,7 @@ from fastcheck.monitor.session.options import Filter, Log, Stop, Training
 from fastcheck.monitor.session.request_options import OnRequest
 from fastcheck.record.event import Event
 from fastcheck.record.exponents import Exponents, Share
-from fastcheck.record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Order, Verdict
+from fastcheck.record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Verdict
 from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.record.site import Site
 from fastcheck.report.error import OverflowDetected
@@ -33,7 +33,7 @@ from fastcheck.reproducibility.seeds import Seeds, seed_all
 from fastcheck.sealing.seal import NonFiniteWeightsError, Seal, seal
 from fastcheck.sealing.verification import Verification, verify
 from fastcheck.statistics.exponents import exponents
-from fastcheck.statistics.functions import checksum, crc32, found_nonfinite, stats
+from fastcheck.statistics.functions import checksum, found_nonfinite, stats
 from fastcheck.statistics.stats import Stats, StatsList
 from fastcheck.substitution.bisect import Bisection, bisect
 from fastcheck.substitution.override import Override, override
@@ -76,7 +76,6 @@ __all__ = [
     "Monitor",
     "NonFiniteWeightsError",
     "OnRequest",
-    "Order",
     "OverflowDetected",
     "Override",
     "PrecisionAdvice",
@@ -105,7 +104,6 @@ __all__ = [
     "callbacks",
     "checksum",
     "compare",
-    "crc32",
     "environment",
     "exponents",
     "found_nonfinite",

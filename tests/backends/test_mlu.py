@@ -27,7 +27,7 @@ from support.programs.training import (
 
 fake: Any = fake_device.load("mlu")
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_mlu, pytest.mark.usefixtures("fake_accelerator")]
 
 
 @pytest.mark.parametrize("sync", ["never", "step", "call"])

@@ -23,7 +23,7 @@ from support.devices.ascend import DEVICES, Net, loop, too_large, use_chip
 from support.helpers import doctors_row
 from support.programs.training import poison, stopped, where
 
-pytestmark = pytest.mark.usefixtures("fresh_npu")
+pytestmark = [pytest.mark.fake_npu, pytest.mark.usefixtures("fresh_npu")]
 
 #: Chips in each mode that they have: name, environment, mode.
 CHIPS = [

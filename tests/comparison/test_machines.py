@@ -1,12 +1,12 @@
 """Two runs from one checkpoint on two kinds of machine, simulated by the instruction sets that
-torch may use: rounding is a remark, real faults come first. A part of bench/compare_healthy.py.
+torch may use: rounding is a remark, real faults come first. A sample of
+tests/accuracy/compare_healthy.py.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,12 @@ import pytest
 import torch
 
 import fastcheck
+from accuracy.compare_healthy import CHECKED, is_named, record, results
+from accuracy.compare_worker import save, train
 from fastcheck.comparison.names import Name
 from fastcheck.comparison.noise.cancellation import Cancellation
-from support.paths import ROOT
 from support.programs.compare_runs import log_run, net_with
 from support.records import record_builder as build
-
-sys.path.append(str(ROOT / "bench"))
-
-from compare_healthy import CHECKED, is_named, record, results
-from compare_worker import save, train
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 #: A machine whose instructions are others than those of this one.

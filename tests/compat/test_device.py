@@ -17,7 +17,7 @@ from fastcheck.compat import ptdbg
 from fastcheck.compat._overflows import OverflowWatch, _usable_level
 from support.programs.compat import overflows_of
 
-pytestmark = pytest.mark.usefixtures("op_observer")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("op_observer")]
 fake: Any = fake_device.load()
 NAME = fake.name()
 

@@ -16,6 +16,9 @@ from fakes import fake_device
 from fastcheck.record.format import Flag
 from support.programs.dumping import calls, index, log, ops, record_of, values
 
+pytestmark = pytest.mark.fake_accelerator
+
+
 fake: Any = fake_device.load()
 NAME = fake.name()
 

@@ -4,7 +4,6 @@ cannot run again are listed with a reason.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +14,10 @@ import torch
 from torch import nn
 
 import fastcheck
+from accuracy.compare_programs import PROGRAMS
 from fastcheck.dump import reference
-from support.paths import ROOT
 from support.programs.dumping import calls, dumped_run, index, place, strict
 from support.programs.training import Net
-
-sys.path.append(str(ROOT / "bench"))
-
-from compare_programs import PROGRAMS
 
 
 def lines(directory: Path, step: int = 0) -> list[dict[str, Any]]:

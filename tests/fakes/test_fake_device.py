@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 from typing import Any, Callable
@@ -16,7 +17,7 @@ from support.devices.device_calls import WAITS
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("fake_accelerator")]
 
 
 def during(work: Callable[[], Any]) -> dict[str, int]:
@@ -215,10 +216,33 @@ def test_copies_to_and_from_pinned_memory_do_not_wait() -> None:
     counts = during(there_and_back)
     assert (counts["async_copy"], counts.get("blocking_copy", 0)) == (2, 0)
     source.fill_(2)  # too early, and visibly so
-    assert target.tolist() == [0.0] * 5
+    assert all(map(math.isnan, target.tolist()))
     fake.release()
     fake.synchronize()
     assert target.tolist() == [2.0] * 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.complex64, torch.int64, torch.uint8])
+def test_what_a_copy_in_flight_will_overwrite_is_not_there_any_more(dtype: torch.dtype) -> None:
+    x, target = torch.ones(2, 3, dtype=dtype, device=NAME), torch.ones(2, 6, dtype=dtype)
+    target = target.pin_memory()
+    with fake.held():
+        target[:, ::2].copy_(x, non_blocking=True)
+        assert (target[:, ::2] != 1).all() and (target[:, 1::2] == 1).all()
+    fake.synchronize()
+    assert (target == 1).all()
+
+
+@pytest.mark.parametrize("ask", ["query", "synchronize"])
+def test_an_event_is_asked_while_its_device_is_current(ask: str) -> None:
+    """As torch does not make it so, CUDA would make a context on the device that is current."""
+    with fake.device(1):
+        event = fake.Event()
+        event.record(fake.current_stream())
+    with pytest.raises(RuntimeError, match="an event of device 1 while device 0 was current"):
+        getattr(event, ask)()
+    with fake.device(1):
+        getattr(event, ask)()
 
 
 def test_pinned_memory_in_flight_is_not_reused() -> None:

@@ -18,6 +18,9 @@ from support.devices.device_calls import WAITS
 from support.paths import TESTS
 from support.processes import run_python
 
+pytestmark = pytest.mark.fake_accelerator
+
+
 fake: Any = fake_device.load()
 NAME = fake.name()
 

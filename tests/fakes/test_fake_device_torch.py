@@ -18,7 +18,7 @@ from fakes import fake_device
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("fake_accelerator")]
 
 
 # ---- Ops -----------------------------------------------------------------------------------------

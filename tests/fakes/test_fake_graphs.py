@@ -10,7 +10,7 @@ import torch
 
 from support.devices.graphs_on_fake import NAME, fake, has_graphs
 
-pytestmark = [has_graphs, pytest.mark.usefixtures("fake_accelerator")]
+pytestmark = [pytest.mark.fake_accelerator, has_graphs, pytest.mark.usefixtures("fake_accelerator")]
 
 
 @pytest.fixture(autouse=True)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 import fastcheck
-from support.paths import ROOT
+from accuracy import healthy_awkward
 from support.programs.training import batches, stopped, where
-
-sys.path.append(str(ROOT / "bench"))
-
-import healthy_awkward
 
 NAN = float("nan")
 RUNS = [

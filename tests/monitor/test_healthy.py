@@ -1,10 +1,9 @@
-"""Healthy architectures (those of bench/healthy.py) have no events at op level and at module level,
-however the model is called. The rules behind that hide no fault.
+"""Healthy architectures (those of tests/accuracy/healthy.py) have no events at op level and at
+module level, however the model is called. The rules behind that hide no fault.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -12,15 +11,11 @@ import torch
 from torch import nn
 
 import fastcheck
+from accuracy import healthy
+from accuracy.healthy import MODELS
 from fastcheck import Verdict
-from support.paths import ROOT
 from support.programs.op_level import model_with
 from support.programs.training import change_gradient
-
-sys.path.append(str(ROOT / "bench"))
-
-import healthy
-from healthy import MODELS
 
 pytestmark = pytest.mark.usefixtures("op_observer")
 

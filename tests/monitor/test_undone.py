@@ -48,19 +48,27 @@ def listeners() -> tuple[int, int]:
     return len(list(optimizers.watchers)), len(list(graphs.followers))
 
 
+@pytest.mark.parametrize("exclude", [None, "b"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_scripted_part_is_refused_and_may_be_left_out(level: str) -> None:
-    model = Mixed()
-    with pytest.raises(
-        fastcheck.ConfigError, match=r'b, scripted from Sequential(.|\n)*exclude="b"'
-    ):
-        fastcheck.install(model, level=level)
-    assert hooks(model) == 0
-    with fastcheck.install(model, level=level, exclude="b") as monitor:
-        model(torch.randn(2, 3)).sum().backward()
+def test_a_scripted_part_is_left_out_with_a_note(level: str, exclude: str | None) -> None:
+    model, criterion = Mixed(), torch.jit.script(nn.MSELoss())
+    more = () if exclude else (criterion,)
+    with fastcheck.install(model, *more, level=level, exclude=exclude) as monitor:
+        criterion(model(torch.randn(2, 3)), torch.zeros(2, 3)).backward()
         modules = {site.module for site in monitor.sites}
         assert "a" in modules and not any(name.startswith("b") for name in modules)
+        text = " ".join(monitor.summary().split())
+    note = (
+        "a module of torch.jit.script does not accept hooks: b (scripted from Sequential), "
+        "RecursiveScriptModule (scripted from MSELoss)"
+    )
+    assert (note in text) == (exclude is None)
     assert hooks(model) == 0
+
+
+def test_a_scripted_model_is_refused() -> None:
+    with pytest.raises(fastcheck.ConfigError, match="the model, scripted from Linear"):
+        fastcheck.install(torch.jit.script(nn.Linear(3, 3)))
 
 
 @pytest.mark.parametrize("level", LEVELS)

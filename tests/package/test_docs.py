@@ -15,7 +15,7 @@ from support.paths import ROOT
 
 PAGES = [
     path
-    for pattern in ("*.md", "docs/*.md", "bench/*.md", "tests/fakes/*/*.md")
+    for pattern in ("*.md", "docs/*.md", "bench/*.md", "tests/accuracy/*.md", "tests/fakes/*/*.md")
     for path in sorted(ROOT.glob(pattern))
 ]
 SUFFIXES = {
@@ -23,6 +23,7 @@ SUFFIXES = {
     "csrc": ["*.h", "*.cpp", "*.cu", "*.cuh", "*.cmake"],
     "bench": ["*.py", "*.sh", "*.cpp", "*.h", "*.cu"],
     "wheels": ["*.py", "*.sh"],
+    "tests/accuracy": ["*.py"],
     "tests/fakes": ["*.py", "*.cpp", "*.h", "*.cu"],
     "tests/lab": ["*.py", "*.sh", "*.cu"],
     "tests/support": ["*.py"],

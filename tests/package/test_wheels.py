@@ -205,6 +205,14 @@ def test_the_generic_wheel_is_for_any_python_and_platform(wheel: wheel_smoke.Whe
     wheel_smoke.it_holds_these_sources(wheel)
 
 
+def test_sdist_and_wheel_have_every_licence(unpacked: Path, wheel: wheel_smoke.Wheel) -> None:
+    with zipfile.ZipFile(wheel.path) as archive:
+        names = archive.namelist()
+    for licence in ("LICENSE", "python/fastcheck/report/page/assets/LICENSE-uPlot"):
+        assert (unpacked / licence).exists()
+        assert any(name.endswith(f".dist-info/licenses/{licence}") for name in names)
+
+
 def test_the_generic_wheel_says_what_it_is(wheel: wheel_smoke.Wheel, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel.path) as archive:
         archive.extractall(tmp_path)

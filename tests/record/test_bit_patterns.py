@@ -22,6 +22,8 @@ from support.records.reference import (
 from support.records.special_codes import special_codes
 from support.records.vectors import pattern
 
+pytestmark = pytest.mark.fake_statistics
+
 
 @pytest.mark.parametrize("dtype", [n for n, row in DTYPES.items() if row.itemsize <= 2])
 def test_every_code_in_every_place(dtype: str) -> None:

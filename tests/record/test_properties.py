@@ -35,6 +35,9 @@ from support.records.reference import (
 )
 from support.records.vectors import pattern, splitmix64
 
+pytestmark = pytest.mark.fake_statistics
+
+
 dtypes = st.sampled_from(sorted(DTYPES))
 seeds = st.integers(0, 2**32)
 

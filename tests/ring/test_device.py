@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from fastcheck.backends.table import backend_for
 from fastcheck.ring.device import DeviceRing
 from fastcheck.utils.torch.streams import streams_of
+
+pytestmark = pytest.mark.fake_accelerator
 
 
 def test_rows_stay_full_when_their_segment_is_used_again(fake_accelerator: Any) -> None:

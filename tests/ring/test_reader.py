@@ -28,6 +28,9 @@ from fastcheck.ring.reader import (
 )
 from fastcheck.utils.torch.seen_tensors import SeenTensors, make_seen
 
+pytestmark = pytest.mark.fake_accelerator
+
+
 needs_fake_device = pytest.mark.skipif(
     not os.environ.get("FASTCHECK_FAKE_DEVICE"), reason="make test-fake-device runs it"
 )

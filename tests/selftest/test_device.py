@@ -29,6 +29,9 @@ from fastcheck.selftest.run import (
     find_device,
 )
 
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.fake_cuda]
+
+
 fake: Any = fake_device.load()
 NAME = fake.name()
 QUICK = tuple(name for name in CHECKS if name != "throughput")

@@ -38,6 +38,9 @@ from support.records.reference import (
 from support.records.vectors import pattern
 from support.records.views import LAYOUTS
 
+pytestmark = [pytest.mark.fake_statistics, pytest.mark.fake_cuda]
+
+
 LARGE = (1 << 20) + 4096 + 77
 ALL = sorted(DTYPES)
 

@@ -16,6 +16,9 @@ from torch.nn import functional
 import fastcheck
 from fakes import fake_device
 
+pytestmark = pytest.mark.fake_accelerator
+
+
 fake: Any = fake_device.load()
 NAME = fake.name()
 

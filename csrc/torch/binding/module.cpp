@@ -100,6 +100,8 @@ std::int64_t observe_list(const py::sequence& objects, py::handle slots, std::in
   return nonfinite;
 }
 
+bool is_in_flight(py::handle object) { return may_be_in_flight(unpack(object)); }
+
 std::int64_t add_seen(SeenTensors& seen, py::handle object, std::int64_t token) {
   return seen.add(unpack(object), token);
 }
@@ -115,6 +117,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("record_list", record_list, py::arg("tensors"), py::arg("depth") = 3,
         py::arg("logical") = false);
   m.def("found_nonfinite", found_nonfinite, py::arg("tensors"));
+  m.def("may_be_in_flight", is_in_flight, py::arg("tensor"));
   m.def("observe", observe_one, py::arg("tensor"), py::arg("slots"), py::arg("index"),
         py::arg("depth"), py::arg("site"), py::arg("call"), py::arg("step"), py::arg("seq"),
         py::arg("flags") = 0);

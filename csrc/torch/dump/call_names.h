@@ -53,7 +53,7 @@ struct CallName {
   bool is_recompute = false;
 };
 
-// Of one dump. Not thread-safe.
+// Of one dump. The interpreter's lock guards it.
 class CallNamer {
  public:
   CallNamer();

@@ -11,7 +11,7 @@
 
 namespace fastcheck::dump {
 
-// Not thread-safe.
+// The session's lock guards it.
 class FreshMemory {
  public:
   // `tensor` was allocated.

@@ -157,7 +157,8 @@ void OpRecorder::read(std::string& text, const OpCall& call, Role role, const st
 
 bool OpRecorder::read_here(std::string& text, const at::Tensor& tensor, const Identity& identity,
                            bool is_written) {
-  if (!has_plain_memory(tensor) || !tensor.is_cpu() || !unreadable_reason(tensor).empty()) {
+  if (!has_plain_memory(tensor) || !tensor.is_cpu() || may_be_in_flight(tensor) ||
+      !unreadable_reason(tensor).empty()) {
     return false;
   }
   Record& record = *slot(slots_, writer_.used);

@@ -15,7 +15,7 @@ namespace fastcheck::dump {
 
 // Tensors of the CPU that leave no gaps, by storage, place and version. Operators that write are
 // noted (x.data has a version of its own); what writes without telling torch shows in a few of the
-// tensor's bytes, unless it writes just a few of them. Not thread-safe.
+// tensor's bytes, unless it writes just a few of them. The session's lock guards it.
 class ReadCache {
  public:
   // Of so many storages, and of so many views of one; then it begins anew.

@@ -13,7 +13,8 @@
 namespace fastcheck {
 
 // One call of one module: the tokens that went in and came out, and where it stood. It holds
-// numbers only, never tensors or modules, so that nothing is kept alive.
+// numbers only, never tensors or modules, so that nothing is kept alive. The interpreter's lock
+// guards it.
 struct Call {
   pybind11::object node;
   pybind11::object parent;  // a Call, or None

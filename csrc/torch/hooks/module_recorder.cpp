@@ -155,14 +155,17 @@ struct ModuleRecorder {
              PyObject* role, HookSites& sites, std::int64_t token) const;
 };
 
-// The calls that are running in this thread, outermost first. `local` keeps the list as long as the
-// thread lives; a look-up in it takes longer than a copy of the last result.
+// The calls that are running in this thread, outermost first. `local` keeps the list as long as
+// Python's state of the thread lives, which is only for one call where a library's own thread calls
+// Python. A look-up takes longer than a copy of the last result.
 PyObject* stack_of(const HookRecorder& recorder) {
-  thread_local std::uint64_t last_id = 0;
+  thread_local std::uint64_t last_id = 0, last_state = 0;
   thread_local PyObject* last = nullptr;
-  if (last_id != recorder.id) {
+  const std::uint64_t state = PyThreadState_GetID(PyThreadState_Get());
+  if (last_id != recorder.id || last_state != state) {
     last = owned(PyObject_GetAttr(recorder.local.ptr(), names().stack)).ptr();
     last_id = recorder.id;
+    last_state = state;
   }
   return last;
 }

@@ -39,7 +39,7 @@ std::int64_t HookReader::read(py::handle object, std::int64_t index, const Ident
     return code::kUnread;
   }
   if (!known_[type_index(tensor)]) return code::kUnknownDevice;
-  if (!has_plain_memory(tensor)) return code::kUnread;
+  if (!has_plain_memory(tensor) || may_be_in_flight(tensor)) return code::kUnread;
   const std::int64_t token = seen_.add(tensor, identity.seq);
   if (token == kNoToken) return code::kUnread;
   if (token >= 0) return token << code::kTokenShift;

@@ -31,6 +31,7 @@ constexpr int kOrderShift = 10;             // 1 bit: and its order
 constexpr int kTokenShift = 11;             // the number under which the tensor is remembered
 }  // namespace code
 
+// The interpreter's lock guards it, and the session's: reading a large tensor lets the former go.
 class HookReader {
  public:
   HookReader(pybind11::object seen, const at::Tensor& slots, Depth depth);

@@ -15,7 +15,8 @@
 
 namespace fastcheck {
 
-// Fields are those of attach(), open() and set_target().
+// Fields are those of attach(), open() and set_target(). The interpreter's lock guards them, and
+// the session's whatever calls of Python lie between: a call of Python may let other threads run.
 struct HookRecorder {
   pybind11::object reader_object;
   HookReader* reader;

@@ -10,7 +10,7 @@
 
 namespace fastcheck::op_level {
 
-// Not thread-safe.
+// OpObserver's lock guards it. It holds numbers only.
 class Arrivals {
  public:
   // These are non-finite.

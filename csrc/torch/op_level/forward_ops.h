@@ -21,7 +21,7 @@ struct ForwardOp {
 };
 
 // By thread and by autograd's sequence number, which a thread only raises: of the ops that saw a
-// number the last, and innermost, may have made the node.
+// number the last, and innermost, may have made the node. OpObserver's lock guards it.
 class ForwardOps {
  public:
   void add(std::uint64_t thread, std::int64_t sequence, const ForwardOp& op);

@@ -12,7 +12,7 @@
 namespace fastcheck::op_level {
 
 // Kept for every record: the culprit's is known when its record arrives, and only that one is
-// formatted. Both with the interpreter's lock.
+// formatted. The interpreter's lock guards it.
 class LineNumbers {
  public:
   // The records of these launches are requested at the current line.

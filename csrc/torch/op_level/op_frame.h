@@ -1,4 +1,4 @@
-// What OpObserver keeps of the ops that are running, on each thread.
+// What OpObserver keeps of the ops that are running, on each thread: nobody else reaches it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

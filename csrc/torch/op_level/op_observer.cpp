@@ -57,6 +57,7 @@ void OpObserver::renew(Thread& mine, std::uint64_t run) {
 
 std::uint64_t OpObserver::start(Options options) {
   ops_.select(options.filter);
+  const std::lock_guard<std::mutex> running(running_mutex_);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     depth_ = options.depth;
@@ -100,6 +101,8 @@ void OpObserver::connect() {
 }
 
 void OpObserver::stop(std::uint64_t run) {
+  if (!running_) return;  // in a forked child another thread may hold the locks for ever
+  const std::lock_guard<std::mutex> running(running_mutex_);
   if (run != run_ || !running_.exchange(false)) return;
   if (active_) at::removeCallback(handle_);
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -116,6 +119,8 @@ void OpObserver::begin_step(std::int64_t step) {
 }
 
 void OpObserver::set_active(bool active) {
+  if (!running_) return;
+  const std::lock_guard<std::mutex> running(running_mutex_);
   if (!running_ || active_.exchange(active) == active) return;
   if (!active) {
     at::removeCallback(handle_);

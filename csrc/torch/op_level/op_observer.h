@@ -4,6 +4,12 @@
 // on a device are read there by the callback of start(); which ops were incidents is known when
 // the records arrive. There is one observer in a process, and it is never deleted:
 // callbacks on other threads may be inside it.
+//
+// Locks. `mutex_` guards what the ops of all threads share; a Thread, with its frames and the
+// tensors that they hold, belongs to one thread and needs none. Whoever holds `mutex_` takes
+// neither Python's lock nor lets a tensor go that nobody else holds: the holder of Python's lock
+// may wait for `mutex_`. Tensors are only taken from an op's arguments and results, which the op
+// holds.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -177,6 +183,8 @@ class OpObserver {
   std::shared_ptr<const Options> options();
   std::string line(Thread& mine);
 
+  // Taken before mutex_: starting and stopping, with the callback's handle.
+  std::mutex running_mutex_;
   std::mutex mutex_;
   OpTable& ops_ = OpTable::instance();
   Provenance provenance_;

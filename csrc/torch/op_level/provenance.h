@@ -43,7 +43,7 @@ struct Known {
   bool is_exact = false;
 };
 
-// Not thread-safe.
+// OpObserver's lock guards it. It holds storages weakly, and never makes one strong again.
 class Provenance {
  public:
   // `any_version`: what it holds is known to have come from what is known.

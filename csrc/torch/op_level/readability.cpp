@@ -6,8 +6,9 @@ namespace fastcheck::op_level {
 namespace {
 
 constexpr std::array kReasons{
-    Readability::kMeta,  Readability::kWrapper,   Readability::kSparse,   Readability::kNested,
-    Readability::kDType, Readability::kQuantized, Readability::kNoMemory, Readability::kDevice};
+    Readability::kMeta,     Readability::kWrapper, Readability::kSparse,
+    Readability::kNested,   Readability::kDType,   Readability::kQuantized,
+    Readability::kNoMemory, Readability::kDevice,  Readability::kInFlight};
 
 }  // namespace
 
@@ -22,6 +23,8 @@ std::string reason_of(Readability readability) {
     case Readability::kDType: return "no kernel reads its dtype";
     case Readability::kNoMemory: return "its memory was freed or given away (a sharded parameter?)";
     case Readability::kDevice: return "tensors of its device can't be read without waiting for it";
+    case Readability::kInFlight:
+      return "pinned memory of the host, to which a copy from a device may be under way";
     default: return {};
   }
 }

@@ -25,6 +25,7 @@ enum class Readability : std::uint8_t {
   kDType,
   kNoMemory,
   kDevice,
+  kInFlight,
 };
 
 // In the middle of a sentence: "a sparse tensor: ...".
@@ -47,7 +48,7 @@ inline Readability readability_of(const at::Tensor& tensor) {
     return c10::isQIntType(type) ? Readability::kQuantized : Readability::kNothing;
   if (has_plain_memory(tensor) && !is_zero_tensor(tensor) && dtype_of(type).has_value() &&
       (tensor.numel() == 0 || tensor.storage().nbytes() > 0)) {
-    return Readability::kRead;
+    return may_be_in_flight(tensor) ? Readability::kInFlight : Readability::kRead;
   }
   return why_unread(tensor);
 }
@@ -66,7 +67,8 @@ class Readabilities {
   std::uint32_t bits_ = 0;
 };
 
-// How many calls of an op had something that could not be read, by the reason. Not thread-safe.
+// How many calls of an op had something that could not be read, by the reason.
+// OpObserver's lock guards it.
 class Unread {
  public:
   struct Row {

@@ -13,6 +13,7 @@ namespace fastcheck {
 // Two tensors are the same reading when they show the same bytes of the same storage at the same
 // version. The storage is held weakly: its memory is free to go, but its identity is not handed to
 // another storage while it is remembered here, so a reused address never passes for what it was.
+// The interpreter's lock guards it, and the session's.
 class SeenTensors {
  public:
   // -1 when the tensor is new, which remembers it under `token`; else the token it was first seen

@@ -14,7 +14,8 @@ namespace fastcheck {
 
 // Storages are held weakly: their memory is free to go, but no other storage gets the address of
 // one that is remembered. What remains of a storage whose memory is gone lies in the heap between
-// tensors (own_pages.h), and is let go of soon. Not thread-safe.
+// tensors (own_pages.h), and is let go of soon. The lock of its owner guards it. Other threads may
+// free the storages meanwhile: an entry's count is asked for, but no storage is reached through it.
 template <class Value>
 class StorageTable {
  public:

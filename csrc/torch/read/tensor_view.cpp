@@ -1,6 +1,7 @@
 #include "torch/read/tensor_view.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 
 namespace fastcheck {
 namespace {
@@ -47,6 +48,12 @@ std::optional<DType> dtype_of(at::ScalarType type) {
     case at::kBool: return DType::k_bool;
     default: return std::nullopt;
   }
+}
+
+bool may_be_in_flight(const at::Tensor& tensor) {
+  if (!tensor.is_cpu() || !tensor.has_storage()) return false;
+  const void* const data = tensor.storage().data();
+  return data != nullptr && at::globalContext().isPinnedPtr(data);
 }
 
 std::string unreadable_reason(const at::Tensor& tensor, c10::DeviceType device) {

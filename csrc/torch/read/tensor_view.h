@@ -34,6 +34,10 @@ inline bool has_plain_memory(const at::Tensor& tensor) {
          !tensor.is_meta() && !is_wrapper(tensor) && tensor.has_storage();
 }
 
+// Whether a copy from a device may still be under way to it: with non_blocking=True such a copy is
+// waited for by nothing, and its memory is pinned. Nothing of a tensor tells when it has arrived.
+bool may_be_in_flight(const at::Tensor& tensor);
+
 inline bool may_be_nonfinite(at::ScalarType type) {
   return at::isFloatingType(type) || at::isComplexType(type);
 }

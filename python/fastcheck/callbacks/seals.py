@@ -9,8 +9,9 @@ from typing import Any, Union
 import torch
 
 from fastcheck.errors import UnsealedCheckpointWarning, choice, warn
-from fastcheck.sealing.parts import all_ranks, is_spread
+from fastcheck.sealing.parts import is_spread
 from fastcheck.sealing.seal import find_nonfinite, refusal, seal
+from fastcheck.utils.torch.gather import of_all_ranks
 from fastcheck.utils.torch.rank import own_rank
 
 __all__ = ["CheckpointSeals"]
@@ -66,7 +67,7 @@ class CheckpointSeals:
             reason = f"{type(error).__name__}: {error}"
             warn(f"{what} is saved unchecked: {reason}", UnsealedCheckpointWarning)
         if together or is_spread(weights):
-            bad = tuple(dict.fromkeys(key for keys in all_ranks(bad) for key in keys))
+            bad = tuple(dict.fromkeys(key for keys in of_all_ranks(bad) for key in keys))
         if bad:
             raise refusal(f"{what} is not written", bad, hint)
         by_reason: dict[str, list[str]] = {}

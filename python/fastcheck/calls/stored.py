@@ -9,7 +9,7 @@ import torch
 
 from .module_calls import ModuleNode
 
-__all__ = ["StoredTensor", "gradients_of", "parameter_ids", "parameters_of"]
+__all__ = ["StoredTensor", "gradients_of", "parameter_at", "parameter_ids", "parameters_of"]
 
 #: A module, the tensor's name in it, and the tensor.
 StoredTensor = tuple[ModuleNode, str, torch.Tensor]
@@ -18,6 +18,14 @@ StoredTensor = tuple[ModuleNode, str, torch.Tensor]
 def parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:
     """The id() of every parameter that the optimizer updates."""
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def parameter_at(node: ModuleNode, name: str) -> Optional[torch.Tensor]:
+    """The parameter that a module has now under this name. A parameter is remembered by the two:
+    conversions replace or swap it, and a weak reference to it would have torch refuse the swap.
+    """
+    module = node.module()
+    return None if module is None else module._parameters.get(name)
 
 
 def parameters_of(nodes: Iterable[ModuleNode], owned: Optional[set[int]]) -> list[StoredTensor]:

@@ -1,4 +1,4 @@
-"""``fastcheck report``: writes a log, or two against each other, as one HTML page."""
+"""``fastcheck report``: writes a log or a dump as one HTML page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from fastcheck.errors import printable
 from fastcheck.report.page.write import newest_log, write_page
 from fastcheck.utils.names.style import STYLES
 
-from .console import progress
-
 _DESCRIPTION = """\
 Writes a log as one HTML file to open in a browser: the verdict with what to try, a heat map of
 all sites by steps, the curves of each site, loss and norms, how an overflow spread, a table of
@@ -22,15 +20,13 @@ sites, the ranks, weights that do not move, the environment. The file needs no n
 Of a dump (Dumper, Stop(dump=)) the operators around the culprit: inputs and outputs with
 histograms of their values, the distance to the reference, the script that runs the call again.
 
-With --against OTHER both runs: the first step where they part, a heat map of their difference,
-settings that differ, the curves of both (`fastcheck compare` has more options, and --html too)."""
+Two runs are a page of `fastcheck compare A B --html FILE`."""
 
 _EPILOG = """\
 examples:
   fastcheck report fastcheck_log                 the newest log; writes report.html into it
   fastcheck report LOG -o run.html               under another name
   fastcheck report DUMP                          a dump, a step of it or a rank of a step
-  fastcheck report LOG --against OTHER           both runs; writes difference.html into LOG
 
 exit codes: 0 written; 2 no log, a file that can't be written, or wrong usage"""
 
@@ -50,10 +46,8 @@ def add_parser(commands: Any) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="what to write, replaced if it is there; default: report.html in the log, or "
-        "difference.html with --against",
+        help="what to write, replaced if it is there; default: report.html in the log",
     )
-    parser.add_argument("--against", metavar="LOG", help="the log of the run to hold it against")
     parser.add_argument("--json", action="store_true", help="say what was written as JSON")
     parser.add_argument(
         "--style",
@@ -66,17 +60,12 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0; what goes wrong is raised."""
-    if options.against is None and is_dump_directory(options.log):
+    if is_dump_directory(options.log):
         path = options.output or os.path.join(options.log, "report.html")
         return _report(options, options.log, path, _write_dump(options.log, path))
     log = newest_log(options.log)
-    name = "report.html" if options.against is None else "difference.html"
-    path = options.output or os.path.join(log, name)
-    if options.against is None:
-        size = write_page(log, path, options.style)
-    else:
-        size = _write_against(log, newest_log(options.against), path)
-    return _report(options, log, path, size)
+    path = options.output or os.path.join(log, "report.html")
+    return _report(options, log, path, write_page(log, path, options.style))
 
 
 def _report(options: argparse.Namespace, log: str, path: str, size: int) -> int:
@@ -92,12 +81,3 @@ def _write_dump(dump: str, path: str) -> int:
     from fastcheck.dump.page.write import write_dump_page
 
     return write_dump_page(dump, path)
-
-
-def _write_against(log: str, other: str, path: str) -> int:
-    # Here: it imports torch, which `fastcheck --help` can do without.
-    from fastcheck.comparison.compare import compare
-
-    with progress("comparing", "blocks") as show_progress:
-        compare(log, other, ask_all=True, html=path, progress=show_progress)
-    return os.path.getsize(path)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fastcheck.notebook import block_html, fields_html, guarded_html, lines_html, table_html
-from fastcheck.report.figures.errors import TensorError, errors_figure, growth_figure
-from fastcheck.statistics.thresholds import THRESHOLDS
 
-from .measure import State
 from .render import render_comparison
 from .result import Result
 from .row import Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["Comparison"]
 
@@ -24,21 +16,6 @@ class Comparison(Result):
 
     def __str__(self) -> str:
         return render_comparison(self)
-
-    def plot(self) -> Figure:
-        """A matplotlib figure (``figure.savefig("errors.png")``). Of several steps: the largest
-        error of each, and both losses. Of one step: the error of each tensor that is not equal to
-        the bit (of ``rows``, at most 1,000), in the order of execution, with the default threshold
-        of its dtype. Reads nothing.
-
-        Raises:
-            ImportError: matplotlib is not installed (``pip install 'fastcheck[plot]'``).
-        """
-        title = f"{self.actual} against {self.reference}: {self.verdict}"
-        if len(self.growth) > 1:
-            steps, errors = [one.step for one in self.growth], [one.error for one in self.growth]
-            return growth_figure(title, steps, errors, self.losses, self.drifts_from)
-        return errors_figure(title, [_tensor_error(row) for row in self.rows])
 
     def _repr_html_(self) -> str:
         """For notebooks: the verdict, the answers, and the first rows that differ. Reads nothing;
@@ -69,13 +46,6 @@ def _comparison_html(found: Comparison) -> str:
         table_html(header, rows, total=len(found.rows) + found.more_rows),
         lines_html(found.notes),
     )
-
-
-def _tensor_error(row: Row) -> TensorError:
-    dtype = (row.reference or row.actual or {}).get("dtype")
-    threshold = THRESHOLDS.get(str(dtype))
-    limit = None if threshold is None else threshold.error
-    return TensorError(row.name, row.error, limit, row.state is State.DIFFERENT)
 
 
 def _place(row: Row) -> str:

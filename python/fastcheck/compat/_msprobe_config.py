@@ -234,8 +234,7 @@ def _record_option(task: str, part: Mapping[str, Any]) -> str:
     choice("summary_mode", mode, ("statistics", "md5", "xor"))
     if mode in ("md5", "xor"):
         warn_once(
-            f'"{mode}" is fastcheck\'s checksum of 64 bits, which sees order and sign; '
-            "fastcheck.crc32() is the CRC of one tensor"
+            f'"{mode}" is fastcheck\'s checksum of 64 bits, which sees order and sign; it is no CRC'
         )
     return "full" if mode != "statistics" or task in ("md5", "tensor") else "stats"
 

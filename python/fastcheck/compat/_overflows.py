@@ -17,8 +17,10 @@ import torch
 from fastcheck.calls.modes import ApiCalls
 from fastcheck.errors import warn
 from fastcheck.extension import compiled, extension
+from fastcheck.log.files import AppendFile
 from fastcheck.log.writer import RecordLog
 from fastcheck.monitor.install import install
+from fastcheck.monitor.session.listener import Listener
 from fastcheck.monitor.session.options import Stop
 from fastcheck.record.event import Event
 from fastcheck.record.statistics import statistics_of
@@ -50,7 +52,7 @@ def call_name(event: Event) -> str:
 _current: list[OverflowWatch] = []
 
 
-class OverflowWatch:
+class OverflowWatch(Listener):
     """``format_name``: converts a call_name() to the name that is printed."""
 
     def __init__(
@@ -82,7 +84,7 @@ class OverflowWatch:
             overflow_nums=overflow_nums,
             stop=Stop(count="calls", style="msprobe"),
         )
-        self.monitor._event_store.on_counted = self._counted
+        self.monitor._event_store.listeners.append(self)
         if first_step:
             self.monitor._session.begin_at(first_step)
         self._apis = ApiCalls(extension.op_observer().set_api) if level == "op" else None
@@ -107,7 +109,8 @@ class OverflowWatch:
         """Stops or resumes reading. Raises OverflowDetected like a hook."""
         self.monitor._pause(is_paused)
 
-    def _counted(self, event: Event) -> None:
+    def counted(self, event: Event) -> None:
+        """Prints the call and writes its line."""
         if 0 < self._limit <= self.count:
             return  # found together with the one that ends the run
         self.count += 1
@@ -148,8 +151,11 @@ class OverflowWatch:
             "line": event.line or None,
         }
         path = os.path.join(log.directory, f"overflows-rank{self._rank}.jsonl")
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        file = AppendFile(path)
+        try:
+            file.append(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        finally:
+            file.close()
 
 
 def _usable_level(models: Sequence[torch.nn.Module]) -> tuple[str, str]:

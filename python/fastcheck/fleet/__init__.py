@@ -6,5 +6,5 @@ written), ``compaction`` merges small files. ``questions`` is the SQL, ``engines
 ``judgement`` makes ``findings`` of the answers, with what ``chance`` explains left out.
 ``cells`` are those of the heat map, and ``page`` writes all of it as HTML.
 
-Imports ``log``, ``record`` and ``report``.
+Imports ``log``, ``record``, ``report`` and ``utils``.
 """

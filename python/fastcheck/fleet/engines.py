@@ -7,6 +7,7 @@ import tempfile
 from typing import Any, Optional, Protocol
 
 from fastcheck.errors import ConfigError, LogError, explain
+from fastcheck.utils.text.secrets import without_credentials
 
 from .manifest import counted_files, runs_in
 from .questions import ANSWERS, DIALECTS, TABLES_IN_ORDER, Dialect, statement
@@ -55,7 +56,7 @@ def run_of(folder: Folder, name: Optional[str]) -> str:
         explain(
             "which run?" if runs else "there is no run here",
             expected=f"--run with one of: {listed}" if runs else "a folder with run=.../",
-            got=name or folder.place,
+            got=name or without_credentials(folder.place),
             hint="" if runs else "fastcheck collect writes one",
         )
     )

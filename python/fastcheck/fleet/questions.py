@@ -1,4 +1,4 @@
-"""The questions to a fleet, in SQL that DuckDB, Spark, Trino and ClickHouse take.
+"""The questions to a fleet, in SQL that DuckDB and Spark take.
 
 ``TABLES_IN_ORDER`` are made one after the other, ``ANSWERS`` read them. They read ``records`` (the
 files of all nodes), ``all_sites`` and ``all_ranks`` (the small tables). What differs between the
@@ -61,21 +61,6 @@ DIALECTS = {
         median="percentile({x}, 0.5)",
         create="CACHE TABLE {name} AS\n{select};",
         source="parquet.`{files}`",
-    ),
-    "clickhouse": Dialect(
-        quartiles="quantilesExactInclusive(0.25, 0.5, 0.75)({x})",
-        part="q[{i} + 1]",
-        median="quantileExactInclusive(0.5)({x})",
-        create="CREATE TABLE {name} ENGINE = Memory AS\n{select};",
-        source="file('{files}', 'Parquet')",
-    ),
-    # Its percentiles are approximate. The files have to be tables of a Hive catalog first.
-    "trino": Dialect(
-        quartiles="approx_percentile({x}, ARRAY[0.25, 0.5, 0.75])",
-        part="q[{i} + 1]",
-        median="approx_percentile({x}, 0.5)",
-        create="CREATE TABLE {name} AS\n{select};",
-        source='"{files}"',
     ),
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastcheck.errors import LogError, explain, first_line
+from fastcheck.utils.text.secrets import without_credentials
 
 from .schema import need
 
@@ -106,6 +107,8 @@ class Folder:
                 explain(
                     f"a fleet's files can't be {done}",
                     expected="a directory, or a URL that pyarrow.fs opens, with room in it",
-                    got=f"{self.place} {path}".rstrip() + f": {first_line(error)}",
+                    got=without_credentials(
+                        f"{self.place} {path}".rstrip() + f": {first_line(error)}"
+                    ),
                 )
             ) from error

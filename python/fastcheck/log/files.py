@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from fastcheck.utils.private import FILE_MODE
+
 __all__ = ["AppendFile", "write_all"]
 
 
@@ -25,7 +27,7 @@ class AppendFile:
     def __init__(self, path: str) -> None:
         self.path = path
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
-        self._descriptor = os.open(path, flags, 0o666)
+        self._descriptor = os.open(path, flags, FILE_MODE)
 
     def append(self, data: Any) -> None:
         """Writes all of ``data``, or restores the file's size and raises OSError with the path:

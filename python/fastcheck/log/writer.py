@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import time
 from collections import deque
@@ -32,6 +33,7 @@ import numpy as np
 
 from fastcheck.errors import LogError, explain, warn
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, VERDICT_MASK, Flag
+from fastcheck.utils.private import FILE_MODE, create_private, make_private_folders
 from fastcheck.utils.text.numbers import to_json
 
 from .files import AppendFile, write_all
@@ -60,6 +62,11 @@ def default_directory() -> str:
     working directory.
     """
     return os.path.join("fastcheck_log", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+
+
+def is_default(path: str | None) -> bool:
+    """Whether a default_directory() has this path, of whatever time and process."""
+    return re.fullmatch(r"fastcheck_log.[0-9]{8}-[0-9]{6}-[0-9]+", path or "") is not None
 
 
 class RecordLog:
@@ -192,7 +199,7 @@ class RecordLog:
 
     def _write_meta(self) -> None:
         path = os.path.join(self._root, f"meta-rank{self.rank}.json")
-        with open(f"{path}.new", "wb") as file:
+        with create_private(f"{path}.new") as file:
             file.write(_meta_text(self._meta))
         os.replace(f"{path}.new", path)
 
@@ -236,10 +243,10 @@ class RecordLog:
         run = 1
         while True:
             place = directory if run == 1 else os.path.join(directory, f"run-{run}")
-            os.makedirs(place, exist_ok=True)
+            make_private_folders(place)
             path = os.path.join(place, f"meta-rank{self.rank}.json")
             try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
             except FileExistsError:
                 run += 1
                 continue

@@ -8,11 +8,22 @@ from typing import Any
 import numpy as np
 
 from fastcheck.log.step_table import StepRow
-from fastcheck.monitor.session.batches import BatchId, batch_name
+from fastcheck.monitor.session.batches import BatchId, BatchIds, batch_name
+from fastcheck.monitor.session.listener import Listener
 from fastcheck.monitor.session.session import Session
 from fastcheck.verdict.step import Step
 
 __all__ = ["NamedBatches"]
+
+
+class _Ended(Listener):
+    """Tells the names which step is over."""
+
+    def __init__(self, batches: BatchIds) -> None:
+        self._batches = batches
+
+    def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
+        self._batches.ended(step.index, int(chunks[-1]["seq"].max()))
 
 
 class NamedBatches:
@@ -50,9 +61,6 @@ class NamedBatches:
             self._names_batches = True
             batches, store = session.batches, session.event_store
 
-            def ended(step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
-                batches.ended(step.index, int(chunks[-1]["seq"].max()))
-
             def write(step: int, name: BatchId) -> None:
                 with store.lock:
                     if store.log is not None:
@@ -61,5 +69,5 @@ class NamedBatches:
             with store.lock:
                 batches.on_change = write
                 # Before those that ask for the name of the step.
-                store.step_listeners.insert(0, ended)
+                store.listeners = [_Ended(batches), *store.listeners]
         session.batches.add(step, name, seq)

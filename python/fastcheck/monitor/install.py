@@ -14,7 +14,12 @@ import torch
 from fastcheck.backends.table import prepare
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, did_you_mean, explain, warn
-from fastcheck.monitor.hooks.hook_support import check_built, check_hookable, takes_hooks
+from fastcheck.monitor.hooks.hook_support import (
+    check_built,
+    check_hookable,
+    takes_hooks,
+    unhookable_note,
+)
 from fastcheck.monitor.hooks.module_hooks import ForwardPreHook
 from fastcheck.monitor.hooks.module_tree import ModuleTree
 from fastcheck.monitor.hooks.other_processes import follow_forks
@@ -149,8 +154,9 @@ def _install(
     """``is_alone``: the monitor meets no other rank."""
     model, *others = map(unwrap_compiled, models)
     named = _named_modules((model, *others))
-    observed = _selected(named, config)
-    check_hookable(observed)
+    check_hookable(model)
+    selected = _selected(named, config)
+    observed = {path: module for path, module in selected.items() if takes_hooks(module)}
     if not is_alone:
         _warn_of_the_same(model, config)
     is_op_level = config.level == "op"
@@ -177,6 +183,9 @@ def _install(
         _check_readable_by_op(model)
     has_excluded = len(observed) < len(named)
     monitor = Monitor(config, sites, model, nodes, has_excluded, is_alone)
+    note = unhookable_note(selected.items())
+    if note:
+        monitor._session.notes[note] = None
     monitor._replays = Replayer(monitor._session, (model, *others), install, monitor._dumper)
     try:
         if config.on_request is not None:
@@ -193,8 +202,6 @@ def _install(
     monitor._watcher.parts += [monitor._watcher.tree, connect_named(monitor._observer)]
     if watched is not None:
         monitor._watching = Watching(monitor._session, watched)
-        monitor._watcher.reporters.append(monitor._watching.report)
-        monitor._boundary.on_mismatch = monitor._watching.replicas_differ
         if watched.skip_above is not None:
             monitor._watcher.protection.norm_limit = monitor._watching.norm_limit
     if targets:

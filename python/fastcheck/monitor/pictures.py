@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Optional, Union
+from typing import Optional, Union
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, did_you_mean, explain
 from fastcheck.notebook import (
     MOST_ROWS,
     block_html,
@@ -16,21 +15,14 @@ from fastcheck.notebook import (
     lines_html,
     table_html,
 )
-from fastcheck.record.site import NUMBER_ROLES, Site
+from fastcheck.record.site import NUMBER_ROLES
 from fastcheck.record.statistics import RecordStatistics, statistics_of
-from fastcheck.report.figures.canvas import Mark
-from fastcheck.report.figures.run import run_figure
-from fastcheck.report.figures.tensors import MOST_TENSORS, tensors_figure
 from fastcheck.report.live.trends import SiteTrends
 from fastcheck.utils.names.style import check_style, row_name, tensor_place
 from fastcheck.utils.text.layout import sparkline
 
-from .results import held_records, write_report
+from .results import write_report
 from .session.session import Session
-from .watching import Watching
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["Pictures"]
 
@@ -44,50 +36,19 @@ class Pictures:
 
     _session: Session
     _log_is_whole: bool
-    _watching: Optional[Watching]
 
     def report(
         self,
         path: Union[str, os.PathLike[str]],
         style: Optional[str] = None,
-        *,
-        against: Union[str, os.PathLike[str], None] = None,
     ) -> None:
         """Writes the run until now as one HTML page to ``path``, as ``fastcheck report`` writes a
         log: what the log holds or, without one, what is held in memory. Waits for nothing.
 
-        ``style``: as in summary(). ``against``: the log of another run, for the page of both.
-        Raises LogError when a log can't be read or ``path`` written, CompareError when the two
-        can't be compared.
+        ``style``: as in summary(). Raises LogError when the log can't be read or ``path`` written.
         """
         style = self._session.config.stop.style if style is None else check_style(style)
-        write_report(self._session, path, self._log_is_whole, style, against)
-
-    def plot(self, site: Optional[str] = None) -> Figure:
-        """A matplotlib figure (``figure.savefig("run.png")``) of the records that records() has:
-        loss, loss scale, gradient norm and learning rate over the steps, and the least headroom of
-        each layer (bits below the largest number of the dtype) by steps. Steps with counted events
-        and with warnings of the watch are marked. Reads the log, if there is one; waits for
-        nothing: what a device has not finished is not shown.
-
-        ``site``: abs max, rms, mean and share of zeros of one tensor instead: a name of table(), of
-        the notebook's table, or the path of a module for all of its tensors (the first eight).
-
-        Raises:
-            ImportError: matplotlib is not installed (``pip install 'fastcheck[plot]'``).
-            ConfigError: no tensor that was read has this name.
-        """
-        session, event_store = self._session, self._session.event_store
-        records = held_records(session, self._log_is_whole)
-        sites = list(session.sites)
-        with session.lock, event_store.lock:
-            rows = event_store.all_steps()
-            marks = [Mark(event.step, True) for event in event_store.events if event.counted]
-        watched = () if self._watching is None else self._watching.events
-        marks += [Mark(event.step, False) for event in watched if event.is_warning]
-        if site is None:
-            return run_figure(rows, records, sites, marks)
-        return tensors_figure(records, sites, _numbers_of(site, sites, records), marks)
+        write_report(self._session, path, self._log_is_whole, style)
 
     def _repr_html_(self) -> str:
         """For notebooks: the state of the run, its events, and the twenty tensors of the last step
@@ -95,26 +56,6 @@ class Pictures:
         Takes the records in that have arrived, as summary() does. Never raises.
         """
         return guarded_html(self, lambda: _monitor_html(self._session, repr(self)))
-
-
-def _numbers_of(name: str, sites: list[Site], records: np.ndarray) -> list[int]:
-    """The sites with this name that have records."""
-    read = set(np.unique(records["site"]).tolist())
-    named = {
-        number: (str(sites[number]), row_name(sites[number], None, "fastcheck")) for number in read
-    }
-    found = [number for number, names in named.items() if name in names]
-    found = found or [number for number in sorted(read) if sites[number].module == name]
-    if found:
-        return found[:MOST_TENSORS]
-    raise ConfigError(
-        explain(
-            "there is no such tensor",
-            expected="a name of monitor.table(), or the path of a module",
-            got=repr(name),
-            hint=did_you_mean(str(name), [names[1] for names in named.values()]),
-        )
-    )
 
 
 def _monitor_html(session: Session, title: str) -> str:

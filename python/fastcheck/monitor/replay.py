@@ -48,7 +48,9 @@ class _Capture:
 
     generators: Generators
     buffers: SavedTensors
-    versions: list[tuple[weakref.ref[torch.Tensor], int]]
+    #: What run() was given, and what of it was a tensor: its version, by label.
+    batch: Any
+    versions: dict[str, int]
 
 
 class Replayer:
@@ -73,11 +75,11 @@ class Replayer:
         """``function(*args, **kwargs)``, kept so that it can be run again; a stop within it comes
         with its replay.
         """
-        tensors = [tensor for _, tensor in flatten((args, kwargs), "batch")]
         self._capture = _Capture(
             Generators(),
             SavedTensors(b for model in self.alive() for b in model.buffers()),
-            [(weakref.ref(t), t._version) for t in tensors if not t.is_inference()],
+            (args, kwargs),
+            _versions((args, kwargs)),
         )
         try:
             return function(*args, **kwargs)
@@ -220,12 +222,11 @@ class Replayer:
                 "beginning"
             )
             return
-        if any(t is not None and t._version != version for t, version in self._batch(capture)):
+        versions = _versions(capture.batch)
+        if any(
+            versions.get(label, version) != version for label, version in capture.versions.items()
+        ):
             yield "the batch of the step is gone: it was written in place"
-
-    @staticmethod
-    def _batch(capture: _Capture) -> Iterator[tuple[Optional[torch.Tensor], int]]:
-        return ((ref(), version) for ref, version in capture.versions)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -239,3 +240,9 @@ class Replayer:
         finally:
             with session.lock:
                 session.removed = was
+
+
+def _versions(batch: Any) -> dict[str, int]:
+    """Of each tensor, by its label."""
+    tensors = flatten(batch, "batch")
+    return {label: tensor._version for label, tensor in tensors if not tensor.is_inference()}

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import Optional, Union
+from typing import Union
 
 import numpy as np
 
-from fastcheck.comparison.compare import compare
 from fastcheck.errors import LogError
 from fastcheck.log.reader import read_log
 from fastcheck.monitor.session.held import save_held
 from fastcheck.monitor.session.session import Session
-from fastcheck.report.page.write import newest_log, write_page
+from fastcheck.report.page.write import write_page
 
 __all__ = ["held_records", "write_report"]
 
@@ -36,7 +35,6 @@ def write_report(
     path: Union[str, os.PathLike[str]],
     log_is_whole: bool,
     style: str,
-    against: Union[str, os.PathLike[str], None] = None,
 ) -> None:
     """For Monitor.report(). ``log_is_whole``: as in held_records()."""
     event_store = session.event_store
@@ -46,7 +44,7 @@ def write_report(
         if not session.is_deferred or session.removed:
             event_store.store(session.step)
         if log is not None and (not log.failed or log_is_whole):
-            _write(log.directory, path, style, against)
+            write_page(log.directory, path, style)
             return
         with tempfile.TemporaryDirectory() as directory:
             saved = save_held(
@@ -54,17 +52,4 @@ def write_report(
             )
             if saved is None:
                 raise LogError("the records in memory could not be written to a temporary folder")
-            _write(saved, path, style, against, "held in memory")
-
-
-def _write(
-    log: str,
-    path: Union[str, os.PathLike[str]],
-    style: str,
-    against: Union[str, os.PathLike[str], None],
-    name: Optional[str] = None,
-) -> None:
-    if against is None:
-        write_page(log, path, style, name)
-    else:
-        compare(log, newest_log(os.fspath(against)), ask_all=True, html=path)
+            write_page(saved, path, style, "held in memory")

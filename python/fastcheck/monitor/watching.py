@@ -12,6 +12,7 @@ import numpy as np
 from fastcheck.errors import ConfigError, explain, first_line, warn
 from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.precision.results import advice_of
+from fastcheck.monitor.session.listener import Listener
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.verdict.step import Step
@@ -66,7 +67,7 @@ def connected(watching: Optional[Watching]) -> Watching:
     )
 
 
-class Watching:
+class Watching(Listener):
     """What is unusual in the records of a monitor: ``monitor.watch``.
 
     Steps are judged when they are over: on the CPU by the training thread, where the next step
@@ -84,10 +85,9 @@ class Watching:
         self._pending: deque[WatchEvent] = deque()
         self._is_off = False
         self._warnings = 0
-        session.event_store.step_listeners.append(self._step_ended)
+        session.event_store.listeners.append(self)
         session.event_store.watch_lines = self.lines
         self._watcher.causes.batch_of = session.batches.of
-        session.event_store.on_setting = self._watcher.setting
 
     def on(self, kind: str, callback: Callable[[WatchEvent], object]) -> None:
         """Calls ``callback(event)`` at every event of this kind (docs/watch.md lists them), of
@@ -148,15 +148,18 @@ class Watching:
     def __repr__(self) -> str:
         return f"<fastcheck watch: {self._watcher.count} events>"
 
-    def _step_ended(
-        self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]
-    ) -> None:
+    def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
+        """For Listener."""
         if self._is_off:
             return
         try:
             self._take(self._watcher.add((rows[-1] if rows else None, chunks)))
         except Exception as error:
             self._switch_off(error)
+
+    def setting_changed(self, name: str, before: Optional[float], after: float) -> None:
+        """For Listener."""
+        self._watcher.setting(name, before, after)
 
     def replicas_differ(self, step: int, text: str) -> None:
         """What check_replicas() has found, and warned of: it explains a spike near it."""
@@ -179,7 +182,7 @@ class Watching:
             text = f"the watch is switched off: {type(error).__name__}: {first_line(error)}"
             session.notes[f"{text}. Everything else goes on."] = None
 
-    def report(self) -> None:
+    def at_boundary(self) -> None:
         """Warns, and calls the callbacks: on the training thread, outside of all locks."""
         while self._pending:
             event = self._pending.popleft()

@@ -2,7 +2,7 @@
 
 ``stop_report`` is the report as data, ``render`` its text, ``advice`` its suggestions; ``build``
 and ``from_log`` make one. ``page`` makes an HTML page of a log; ``live`` shows one while it
-grows; ``figures`` makes matplotlib figures.
+grows.
 
 Imports ``log``, ``record`` and ``utils``.
 """

@@ -1,4 +1,4 @@
 """Environment, model inventory and seeds: what two runs must share to give the same numbers.
 
-Imports no other room.
+Imports ``utils``.
 """

@@ -18,6 +18,7 @@ import torch
 from fastcheck._version import __version__
 from fastcheck.extension import status
 from fastcheck.kernels import status as kernel_status
+from fastcheck.utils.text.secrets import is_secret_name, without_credentials
 
 __all__ = ["environment", "environment_or_error", "package_versions"]
 
@@ -46,7 +47,7 @@ _PACKAGES = (
     "intel-extension-for-pytorch",
 )
 #: Environment variables that kernels, libraries and compilers read, by their beginnings. Nothing
-#: else of the environment is looked at: it may hold secrets.
+#: else of the environment is looked at, nor a variable whose name says that it holds a secret.
 _PREFIXES = (
     "ACL_",
     "ASCEND_",
@@ -279,9 +280,11 @@ def _flushes_denormals() -> bool:
 
 def _variables() -> dict[str, str]:
     return {
-        name: value
+        name: without_credentials(value)
         for name, value in sorted(os.environ.items())
-        if name.startswith(_PREFIXES) and not name.endswith(_NO_NUMBERS)
+        if name.startswith(_PREFIXES)
+        and not name.endswith(_NO_NUMBERS)
+        and not is_secret_name(name)
     }
 
 

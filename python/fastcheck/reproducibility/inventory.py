@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 import torch
 
 from fastcheck.errors import ConfigError, explain
+from fastcheck.utils.text.secrets import without_credentials
 
 __all__ = ["describe_optimizer", "inventory"]
 
@@ -94,7 +95,9 @@ def _plain(value: Any) -> Any:
         # Reading it on a device would make the host wait.
         number: Optional[Any] = value.item() if value.is_cpu and value.numel() == 1 else None
         return f"tensor on {value.device.type}" if number is None else number
-    if isinstance(value, (bool, int, float, str)) or value is None:
+    if isinstance(value, str):
+        return without_credentials(value)
+    if isinstance(value, (bool, int, float)) or value is None:
         return value
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]

@@ -96,7 +96,7 @@ class Segment:
         """Waits for the copy. Raises what the device reports if it is lost."""
         if self._failure is not None:
             raise self._failure
-        self._copied.synchronize()
+        self._streams.wait_for(self._copied)
 
     def take(self, depth: int, backend: Backend) -> np.ndarray:
         """The complete records; the segment may be filled again afterwards."""

@@ -15,7 +15,6 @@ from fastcheck.utils.torch.sharding import is_part, local
 __all__ = [
     "Entries",
     "Part",
-    "all_ranks",
     "held_weights",
     "is_spread",
     "merged",
@@ -72,18 +71,6 @@ def held_weights(weights: Union[torch.nn.Module, Mapping[str, Any]]) -> dict[str
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 found[f"{path}.{name}" if path else name] = local(buffer)
-    return found
-
-
-def all_ranks(value: Any) -> list[Any]:
-    """The ``value`` of each rank of the default process group, which all call this; alone: this
-    one's. Waits for the others.
-    """
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return [value]
-    found: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, value)
     return found
 
 

@@ -21,10 +21,11 @@ from fastcheck.errors import (
 from fastcheck.reproducibility.environment import environment
 from fastcheck.statistics.functions import stats
 from fastcheck.statistics.stats import Stats
+from fastcheck.utils.torch.gather import of_all_ranks
 from fastcheck.utils.torch.rank import own_rank
 from fastcheck.utils.torch.readable import unreadable_reason
 
-from .parts import Entries, Part, all_ranks, held_weights, merged, part_of
+from .parts import Entries, Part, held_weights, merged, part_of
 
 __all__ = [
     "FORMATS",
@@ -156,6 +157,7 @@ def _entries(
 def _of_all_ranks(model: object) -> tuple[Entries, dict[str, str]]:
     """A rank that can't read its own has to come to the exchange too: the others wait for it."""
     own: Any
+    failure: Optional[Exception] = None
     try:
         state: dict[str, Any] = dict(_state_of(model))
         parts = {k: v if isinstance(v, Part) else part_of(v) for k, v in state.items()}
@@ -163,11 +165,13 @@ def _of_all_ranks(model: object) -> tuple[Entries, dict[str, str]]:
         state.update((key, part.data) for key, part in held.items())
         own = _entries(state, held)
     except Exception as error:
-        own = error
-    ranks = all_ranks(own)
-    failed = [one for one in ranks if isinstance(one, BaseException)]
+        own, failure = f"{type(error).__name__}: {error}", error
+    ranks = of_all_ranks(own)
+    if failure is not None:
+        raise failure
+    failed = [one for one in ranks if isinstance(one, str)]
     if failed:
-        raise failed[0]
+        raise FastcheckError(f"another rank could not read its weights: {failed[0]}")
     tensors, unsealed = merged([entries for entries, _ in ranks])
     for _, reasons in reversed(ranks):
         unsealed.update(reasons)
@@ -257,7 +261,8 @@ def _write(made: Seal) -> None:
         "nonfinite": list(made.nonfinite),
         "tensors": made.tensors,
         "unsealed": made.unsealed,
-        "environment": environment(),
+        # A seal travels with its checkpoint: it says nothing of the host and the process.
+        "environment": {key: part for key, part in environment().items() if key != "where"},
     }
     temporary = f"{made.path}.{os.getpid()}.tmp"
     try:

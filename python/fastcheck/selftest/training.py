@@ -77,9 +77,9 @@ def _behind_busy_stream(
         done = streams.new_event()
         _enqueue_work(subject, seconds)
         done.record(streams.current())
-        was_busy = not done.query()
+        was_busy = not streams.is_done(done)
         observe()
-        is_busy = not done.query()
+        is_busy = not streams.is_done(done)
         subject.synchronize()
         if is_busy:
             return f"returned while {seconds:g} s of earlier work was still queued"

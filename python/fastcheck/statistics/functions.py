@@ -1,4 +1,4 @@
-"""The public functions stats(), checksum(), crc32() and found_nonfinite()."""
+"""The public functions stats(), checksum() and found_nonfinite(); crc32()."""
 
 from __future__ import annotations
 

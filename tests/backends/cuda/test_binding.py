@@ -30,7 +30,7 @@ NAME = fake.name()
 CUDA = cuda_on_fake.entry()
 ALL = sorted(DTYPES)
 
-pytestmark = pytest.mark.usefixtures("cuda_on_fake_device")
+pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("cuda_on_fake_device")]
 
 
 # --- records -------------------------------------------------------------------------------------

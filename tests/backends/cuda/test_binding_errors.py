@@ -29,7 +29,7 @@ NAME = fake.name()
 CUDA = cuda_on_fake.entry()
 ILLEGAL_ADDRESS, INVALID_CONFIGURATION = 700, 9
 
-pytestmark = pytest.mark.usefixtures("cuda_on_fake_device")
+pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("cuda_on_fake_device")]
 
 
 @pytest.fixture

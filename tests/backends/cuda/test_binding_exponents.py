@@ -24,7 +24,7 @@ fake: Any = fake_device.load()
 NAME = fake.name()
 CUDA = cuda_on_fake.entry()
 
-pytestmark = pytest.mark.usefixtures("cuda_on_fake_device")
+pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("cuda_on_fake_device")]
 
 
 def words(x: torch.Tensor, order: str = "storage") -> list[int]:

@@ -12,17 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from fakes import fake_device
-from support.paths import ROOT
-
-sys.path.append(str(ROOT / "bench"))
-
 import gpu
+from fakes import fake_device
 
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-pytestmark = pytest.mark.usefixtures("cuda_on_fake_device")
+pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("cuda_on_fake_device")]
 
 
 class Event:

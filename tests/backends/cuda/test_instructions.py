@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import sys
 
 import pytest
 
-from fakes import ptx_on_cpu
-from fakes.cuda_on_cpu import driver
-from support.paths import ROOT
-
-sys.path.append(str(ROOT / "bench"))
-
 import instructions
 import machine_code
+from fakes import ptx_on_cpu
+from fakes.cuda_on_cpu import driver
 from ptx_instructions import OFFSETS, PARTIAL, executed, load_kernels, merging, ordinary, with_nan
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")

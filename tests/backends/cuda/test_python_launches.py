@@ -22,7 +22,7 @@ fake: Any = fake_device.load()
 NAME = fake.name()
 PYTHON = cuda_on_fake.python_entry()
 
-pytestmark = pytest.mark.usefixtures("cuda_on_fake_device")
+pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("cuda_on_fake_device")]
 
 SAME_RECORDS = (
     records.test_lazy_views,

@@ -26,6 +26,9 @@ if ON_CPU:
 
 from fakes import fake_device
 
+pytestmark = pytest.mark.fake_statistics
+
+
 fake: Any = fake_device.load()
 MIB = 1 << 20
 

@@ -121,28 +121,9 @@ def test_settings_alone_make_a_page(tmp_path: Path) -> None:
 
 def test_the_commands(tmp_path: Path, logs: tuple[Path, Path], capsys: Any) -> None:
     actual, reference = map(str, logs)
-    assert main(["report", actual, "--against", reference]) == 0
-    page = (logs[0] / "difference.html").read_text()
-    assert PageData(page).header["kind"] == "comparison"
-    assert "difference.html" in capsys.readouterr().out
     place = tmp_path / "x.html"
     assert main(["compare", actual, reference, "--html", str(place)]) == 1
+    assert PageData(place.read_text()).header["kind"] == "comparison"
     assert PageData(place.read_text()).header["comparison"]["reference"] == reference
     assert main(["compare", actual, reference, "--html", str(logs[1] / "meta-rank0.json")]) == 2
     assert "would replace a file that is compared" in capsys.readouterr().err
-
-
-def test_a_monitor_reports_against_a_log(tmp_path: Path, logs: tuple[Path, Path]) -> None:
-    model = torch.nn.Linear(2, 1)
-    runs = []
-    for name in ("one", "two"):
-        monitor = fastcheck.install(model, log_dir=tmp_path / name)
-        monitor.step()
-        model(torch.ones(1, 2)).sum().backward()
-        if runs:
-            monitor.flush()
-            monitor.report(tmp_path / "x.html", against=runs[0])
-        monitor.remove()
-        runs.append(tmp_path / name)
-    header = PageData((tmp_path / "x.html").read_text()).header
-    assert header["comparison"]["verdict"] == "equal" or header["comparison"]["parted"] == []

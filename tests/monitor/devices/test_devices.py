@@ -23,7 +23,7 @@ from support.devices.training_on_fake import NAME, fake, loop
 from support.paths import TESTS
 from support.programs.training import Apply, Net, batches, deep, poison, where
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("fake_accelerator")]
 
 
 def test_kernels_are_loaded_by_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +33,27 @@ def test_kernels_are_loaded_by_install(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device(NAME, 0)
     fastcheck.install(nn.Sequential(nn.Linear(2, 2).to(device), nn.Linear(2, 2))).remove()
     assert set(asked) == {device, torch.device("cpu")}
+
+
+@pytest.mark.parametrize("options", [{}, {"record": "range"}, {"level": "op"}])
+def test_a_model_on_another_device_than_the_first(
+    options: dict[str, Any], op_observer: None
+) -> None:
+    """Its events are asked by the drain's thread, where no device was chosen, and by this one."""
+    device = torch.device(NAME, 1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with fastcheck.install(model, overflow_nums=-1, **options) as monitor:
+        for _ in range(4):
+            model(torch.ones(2, 4).to(device)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert fake.current_device() == 0
+        while monitor._session.drain.process():  # as its thread does
+            pass
+        monitor.flush()
+        assert set(monitor.records()["step"].tolist()) == set(range(4))
+        assert "internal" not in monitor.summary() and not monitor._session.notes
 
 
 class TestNothingWaits:

@@ -17,7 +17,7 @@ from support.programs.training import Apply, batches, deep, nan_gradient, poison
 from support.ranks import training_workers as training_work
 from support.ranks.ranks_harness import run_ranks, values
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("fake_accelerator")]
 
 
 class TestStops:

@@ -18,6 +18,9 @@ from fastcheck.ring.device import SEGMENT_SLOTS
 from support.processes import run_code
 from support.programs.training import batches, deep, poison, where
 
+pytestmark = pytest.mark.fake_accelerator
+
+
 fake: Any = fake_device.load()
 NAME = fake.name()
 ASSERT = "CUDA error: device-side assert triggered"

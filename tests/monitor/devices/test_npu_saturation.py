@@ -18,7 +18,7 @@ from support.devices import ascend
 from support.devices.ascend import SATURATED, Chip, Net, loop, too_large
 from support.programs.training import change_gradient, poison, stopped, where
 
-pytestmark = pytest.mark.usefixtures("fresh_npu")
+pytestmark = [pytest.mark.fake_npu, pytest.mark.usefixtures("fresh_npu")]
 fake = ascend.fake
 #: A ring that is always full: segments of so many slots, and how many segments.
 NO_SLOTS = (4, 0)

@@ -11,7 +11,7 @@ from torch import nn
 import fastcheck
 from support.devices.training_on_fake import NAME, fake
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("fake_accelerator")]
 
 #: Warmed up after a few steps, so that the test is short.
 WATCH = fastcheck.Watch(window=16, warm_up=8)

@@ -31,7 +31,7 @@ from support.programs.training import (
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-pytestmark = pytest.mark.usefixtures("cuda_on_fake_device")
+pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("cuda_on_fake_device")]
 
 
 def test_install_records_what_it_records_on_the_cpu() -> None:

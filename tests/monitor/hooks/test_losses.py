@@ -22,7 +22,7 @@ from support.programs.training import (
     where,
 )
 
-pytestmark = pytest.mark.usefixtures("fresh_start")
+pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("fresh_start")]
 
 INF, NAN = float("inf"), float("nan")
 

@@ -19,7 +19,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE"):
 else:
     DEVICE = "cpu"
 
-pytestmark = pytest.mark.usefixtures("fresh_start")
+pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("fresh_start")]
 
 
 @pytest.mark.usefixtures("op_observer")

@@ -19,7 +19,10 @@ from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.host import HostRing
 from support.programs.recorder_models import MODELS, NAN, Block, Poison, outcome
 
-pytestmark = pytest.mark.skipif(status.module is None, reason="no extension")
+pytestmark = [
+    pytest.mark.fake_hooks,
+    pytest.mark.skipif(status.module is None, reason="no extension"),
+]
 
 
 @pytest.fixture

@@ -21,7 +21,10 @@ from fastcheck.monitor.session.session import Session
 from support.programs.recorder_models import MODELS, NAN, Block, Poison, outcome
 from support.programs.training import Apply
 
-pytestmark = pytest.mark.skipif(status.module is None, reason="no extension")
+pytestmark = [
+    pytest.mark.fake_hooks,
+    pytest.mark.skipif(status.module is None, reason="no extension"),
+]
 
 
 def test_a_stop_comes_out_of_the_very_hook(device: str) -> None:

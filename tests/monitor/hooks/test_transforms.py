@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 import fastcheck
 from support.programs.training import Apply, batches, chain, poison, stopped, where
 
-pytestmark = pytest.mark.usefixtures("fresh_start")
+pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("fresh_start")]
 
 NAN = float("nan")
 

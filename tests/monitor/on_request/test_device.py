@@ -15,6 +15,7 @@ from fastcheck.log.reader import read_log
 from support.programs.training import Net, batches
 
 pytestmark = [
+    pytest.mark.fake_accelerator,
     pytest.mark.usefixtures("op_observer"),
     pytest.mark.filterwarnings("ignore:on request"),
 ]

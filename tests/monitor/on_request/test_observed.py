@@ -18,6 +18,7 @@ from fastcheck.log.reader import read_log
 from fastcheck.utils.torch.mode_stack import take_off
 from support.programs.asked import Run, ask, bare
 from support.programs.training import batches
+from support.trackers import Kept
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_start", "op_observer", "no_handler_left"),
@@ -75,10 +76,13 @@ class TestOpLevel:
         assert any(event.site.op == "aten.log" for event in events)
         assert "(fastcheck show" in run.summary
 
-    def test_of_a_run_that_stops_then(self, tmp_path: Path, monkeypatch: Any) -> None:
+    @pytest.mark.parametrize("options", [{}, {"sinks": Kept()}], ids=["alone", "with sinks"])
+    def test_of_a_run_that_stops_then(
+        self, tmp_path: Path, monkeypatch: Any, options: dict[str, Any]
+    ) -> None:
         """What was read until then is on disk when the stop is raised."""
         monkeypatch.chdir(tmp_path)
-        run = Run(tmp_path)
+        run = Run(tmp_path, **options)
 
         def within(step: int) -> None:
             ask(step, 1)
@@ -93,6 +97,8 @@ class TestOpLevel:
         run.model[1].function = lambda x: x
         run.train(3, lambda step: ask(step, 0))
         assert run.steps("step5-op") == [5, 6]
+        run.monitor.remove()
+        assert all(len(sink.alerts) == 1 for sink in options.values())
 
     def test_again(self, tmp_path: Path) -> None:
         """A request while another one is carried out is met after it."""

@@ -17,7 +17,7 @@ from fastcheck import Verdict
 from support.programs.op_level import INF, Attention, causal, culprit, loop, model_with
 from support.programs.training import Net, batches, change_gradient, stopped
 
-pytestmark = pytest.mark.usefixtures("op_observer")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("op_observer")]
 fake: Any = fake_device.load()
 NAME = fake.name()
 

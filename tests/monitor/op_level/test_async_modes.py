@@ -19,7 +19,7 @@ from fastcheck import Verdict
 from support.programs.op_level import loop, model_with
 from support.programs.training import Net, batches
 
-pytestmark = pytest.mark.usefixtures("op_observer")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("op_observer")]
 fake: Any = fake_device.load()
 NAME = fake.name()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Callable
 
 import pytest
@@ -11,14 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import fastcheck
+from accuracy import healthy_awkward
 from fastcheck import Verdict
-from support.paths import ROOT
 from support.programs.op_level import culprit, model_with, verdicts
 from support.programs.training import batches, stopped
-
-sys.path.append(str(ROOT / "bench"))
-
-import healthy_awkward
 
 pytestmark = pytest.mark.usefixtures("op_observer")
 

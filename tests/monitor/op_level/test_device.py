@@ -26,7 +26,7 @@ from fastcheck.ring.device import DeviceRing
 from support.programs.op_level import culprit, loop, model_with
 from support.programs.training import Apply, Net, batches, stopped
 
-pytestmark = pytest.mark.usefixtures("op_observer")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("op_observer")]
 fake: Any = fake_device.load()
 NAME = fake.name()
 INVALID_CONFIGURATION = 9  # of cudaError_t

@@ -35,7 +35,7 @@ from support.devices.ascend_ops import (
 from support.programs.op_level import INF, culprit
 from support.programs.training import Apply, batches, stopped
 
-pytestmark = pytest.mark.usefixtures("fresh_npu", "op_observer")
+pytestmark = [pytest.mark.fake_npu, pytest.mark.usefixtures("fresh_npu", "op_observer")]
 fake = ascend.fake
 LOWEST = torch.finfo(torch.float16).min
 

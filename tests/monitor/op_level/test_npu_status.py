@@ -25,7 +25,7 @@ from support.devices.ascend_ops import (
     watching,
 )
 
-pytestmark = pytest.mark.usefixtures("fresh_npu", "op_observer")
+pytestmark = [pytest.mark.fake_npu, pytest.mark.usefixtures("fresh_npu", "op_observer")]
 fake = ascend.fake
 
 

@@ -11,7 +11,7 @@ from torch import nn
 import fastcheck
 from support.devices.training_on_fake import NAME, fake
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("fake_accelerator")]
 
 
 def run(device: str, record: str = "range") -> tuple[Any, list[float]]:

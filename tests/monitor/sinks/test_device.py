@@ -12,7 +12,7 @@ from support.devices.training_on_fake import NAME, fake, loop
 from support.programs.training import deep
 from support.trackers import Kept
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("fake_accelerator")]
 
 
 def test_nothing_waits_and_each_step_is_written_once() -> None:

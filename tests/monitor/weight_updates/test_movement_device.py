@@ -15,6 +15,9 @@ from fastcheck.monitor.weight_updates.updates import _still
 from support.programs.stalled import Branches, Frozen, Masked, said
 from support.programs.training import Net, batches
 
+pytestmark = pytest.mark.fake_accelerator
+
+
 fake: Any = fake_device.load()
 NAME = fake.name()
 

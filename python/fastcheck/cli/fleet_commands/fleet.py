@@ -26,7 +26,7 @@ examples:
   fastcheck fleet s3://bucket/fleet --run 7b-3 --json
   fastcheck fleet fleet --html                    and a page with a heat map of ranks by steps
   fastcheck fleet fleet --engine spark            the same questions, by Spark
-  fastcheck fleet fleet --sql clickhouse          the questions, to be asked elsewhere
+  fastcheck fleet fleet --sql spark               the questions, to be asked elsewhere
 
 needs DuckDB: pip install 'fastcheck[fleet]', or PySpark and Java: pip install 'fastcheck[spark]'
 

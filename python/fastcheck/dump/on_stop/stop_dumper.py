@@ -22,6 +22,7 @@ from fastcheck.record.naming import OUTSIDE, module_name
 from fastcheck.record.site import Site
 from fastcheck.report.stop_report import Dumped
 from fastcheck.reproducibility.environment import environment_or_error
+from fastcheck.utils.private import create_private
 from fastcheck.utils.torch.operators import describe_tensor, inputs_of, others_of
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.sharding import local
@@ -324,10 +325,11 @@ class _Writer:
 
     def _random(self, generators: Optional[Generators]) -> None:
         kept = generators or Generators()
-        torch.save(kept.to_dict(), os.path.join(self._place, RANDOM))
+        with create_private(os.path.join(self._place, RANDOM)) as file:
+            torch.save(kept.to_dict(), file)
 
     def _store(self, name: str, data: bytes) -> None:
-        with open(os.path.join(self._place, name), "wb") as file:
+        with create_private(os.path.join(self._place, name)) as file:
             file.write(data)
 
     def _finish(self) -> None:

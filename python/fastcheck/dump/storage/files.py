@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastcheck.errors import ConfigError, explain
+from fastcheck.utils.private import create_private, make_private_folders
 from fastcheck.utils.text.numbers import to_json
 
 __all__ = [
@@ -57,7 +58,7 @@ def claim(place: str, step: int, overwrite: bool) -> None:
     ConfigError when one is there and may not be overwritten; OSError when it can't be made. Files
     that no dump has written are left alone.
     """
-    os.makedirs(place, exist_ok=True)
+    make_private_folders(place)
     found = [name for name in os.listdir(place) if _OURS.fullmatch(name)]
     if found and not overwrite:
         raise ConfigError(
@@ -122,7 +123,7 @@ def write_json(path: str, value: Mapping[str, Any]) -> None:
     text = json.dumps(to_json(value), allow_nan=False, indent=1).encode() + b"\n"
     part = f"{path}.part"
     try:
-        with open(part, "wb") as file:
+        with create_private(part) as file:
             file.write(text)
         os.replace(part, path)
     except OSError as error:

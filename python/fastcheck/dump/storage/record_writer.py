@@ -22,6 +22,7 @@ from .values import ValueStore
 __all__ = ["RecordWriter"]
 
 _SLOTS = 1024
+_IN_FLIGHT = "pinned memory of the host, to which a copy from a device may be under way"
 _NOTHING = contextlib.nullcontext()
 
 
@@ -67,7 +68,7 @@ class RecordWriter:
         ``problem`` when it can't be read.
         """
         if not can_read(tensor):
-            return {"problem": unreadable_reason(tensor) or "no plain tensor"}, -1
+            return {"problem": unreadable_reason(tensor) or _IN_FLIGHT}, -1
         seq = self.count
         host = tensor
         if not tensor.is_cpu and self._store is not None:

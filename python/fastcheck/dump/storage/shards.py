@@ -19,6 +19,7 @@ import torch
 
 from fastcheck.log.files import write_all
 from fastcheck.statistics.functions import row_major_chunks
+from fastcheck.utils.private import FILE_MODE
 
 __all__ = ["MEMORY_BYTES", "ShardWriter", "Slot", "element_dtype"]
 
@@ -233,7 +234,7 @@ class _Shard:
         self.path = path
         self._part = f"{path}.part"
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
-        self._descriptor = os.open(self._part, flags, 0o666)
+        self._descriptor = os.open(self._part, flags, FILE_MODE)
         self._entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self._end = 0
         os.lseek(self._descriptor, 8 + _HEADER_BYTES, os.SEEK_SET)

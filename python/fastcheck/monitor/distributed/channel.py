@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import re
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,11 @@ _opened: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 # What fits an int64 below its sign.
 _STEP_LIMIT = 1 << 42
 _RANK_LIMIT = 1 << 20
+# Of one message, and of one rank's options. The store, and what is read from it, may be written to
+# by whoever reaches its port.
+_MOST_BYTES, _MOST_OPTION_BYTES = 16 << 20, 64 << 10
+# How many more reductions than another rank's a rank can have joined, when they leave a Join.
+_MOST_AHEAD = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,7 @@ class Channel:
     def difference(self) -> str:
         """In what the ranks that are there differ, in one line; empty where they don't."""
         given = {
-            rank: json.loads(self._store.get(key))
+            rank: _options(self._store.get(key))
             for rank, key in zip(self.ranks, self._keys)
             if self._store.check([key])
         }
@@ -189,6 +195,8 @@ class Channel:
         index = self.ranks.index(root)
         size = torch.tensor([len(message)], dtype=torch.int64)
         self._broadcast(size, index, timeout_seconds)
+        if not 0 <= int(size) <= _MOST_BYTES:
+            raise Lost(f"rank {root} has a message of {int(size):,} bytes")
         payload = torch.zeros(int(size), dtype=torch.uint8)
         if index == self.index and message:
             payload.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8))
@@ -266,7 +274,11 @@ class Channel:
             self._store.set(f"post/{self._posts_seen}", f"{step} {rank} {message.hex()}")
 
     def posted(self, timeout_seconds: float = 0.0) -> Optional[Agreed]:
-        """What was posted since the last one seen, if anything."""
+        """What was posted since the last one seen, if anything.
+
+        Raises:
+            ValueError: it is no message of a rank.
+        """
         key = f"post/{self._posts_seen}"
         deadline = time.monotonic() + timeout_seconds
         while not self._store.check([key]):
@@ -274,8 +286,11 @@ class Channel:
                 return None
             time.sleep(_POLL_SECONDS)
         self._posts_seen += 1
-        step, rank, message = self._store.get(key).decode().split(" ")
-        return Agreed(int(step), int(rank), bytes.fromhex(message), together=False)
+        found = re.fullmatch(rb"([0-9]{1,12}) ([0-9]{1,7}) ([0-9a-f]*)", self._store.get(key))
+        if found is None or int(found[2]) not in self.ranks or len(found[3]) > 2 * _MOST_BYTES:
+            raise ValueError(f"no rank has written {key}")
+        message = bytes.fromhex(found[3].decode())
+        return Agreed(int(found[1]), int(found[2]), message, together=False)
 
     def highest_posted(self, occasion: int, number: int, timeout_seconds: float) -> int:
         """The highest number that any rank gives on this occasion; waits until all have given
@@ -289,7 +304,10 @@ class Channel:
             if time.monotonic() > deadline:
                 raise Lost(f"no answer for {timeout_seconds:g} seconds")
             time.sleep(_POLL_SECONDS)
-        return max(int(self._store.get(key)) for key in keys)
+        highest = max(int(self._store.get(key)) for key in keys)
+        if highest > number + _MOST_AHEAD:
+            raise Lost(f"one of them has joined {highest:,} reductions, this one {number:,}")
+        return highest
 
     def close_one(self) -> None:
         """Counts this rank among those that are done."""
@@ -302,7 +320,19 @@ class Channel:
 
     def _raise_if_broken(self) -> None:
         if self._store.check(["broken"]):
-            raise Lost(self._store.get("broken").decode())
+            raise Lost(self._store.get("broken")[:_MOST_OPTION_BYTES].decode(errors="replace"))
+
+
+def _options(text: bytes) -> dict[str, str]:
+    """What a rank has written of itself.
+
+    Raises:
+        ValueError, RecursionError: something else.
+    """
+    options = json.loads(text) if len(text) <= _MOST_OPTION_BYTES else None
+    if not isinstance(options, dict) or not all(isinstance(one, str) for one in options.values()):
+        raise ValueError("what a rank writes of its options is something else")
+    return options
 
 
 def _store_of(group: dist.ProcessGroup) -> Any:

@@ -53,6 +53,9 @@ class LoneRank:
             return None
         try:
             return self._channel.posted(timeout_seconds)
+        except ValueError as error:
+            self._warning = f"fastcheck: a message in the ranks' store was left out: {error}."
+            return None
         except Exception:
             # The store is gone with the process that served it: from here on really alone.
             self._channel = None

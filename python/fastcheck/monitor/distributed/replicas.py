@@ -335,8 +335,8 @@ class _Copies:
 
     def words(self, must_wait: bool) -> torch.Tensor:
         """int64 on the host: the step, then a checksum for each tensor."""
-        for _, event in self._events if must_wait else ():
-            event.synchronize()
+        for streams, event in self._events if must_wait else ():
+            streams.wait_for(event)
         for positions, rows in self._parts:
             records = np.frombuffer(rows.cpu().numpy().tobytes(), RECORD_DTYPE)
             checksums = torch.from_numpy(records["checksum"].view(np.int64).copy())

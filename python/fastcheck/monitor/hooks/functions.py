@@ -37,6 +37,7 @@ _FUNCTIONS = (
 
 #: Called with the tensors that backward begins at and, for autograd.grad(), with its inputs.
 Began = Callable[[Sequence[torch.Tensor], Optional[Sequence[torch.Tensor]]], None]
+Ended = Callable[[], None]
 
 
 class _Running(threading.local):
@@ -62,33 +63,39 @@ def wrap_clipping(methods: WrappedMethods, before: Before, after: After) -> None
     methods.wrap(clip_grad, "_group_tensors_by_device_and_dtype", functools.partial(_group, before))
 
 
-def wrap_backward(methods: WrappedMethods, began: Began, ended: Callable[[], None]) -> None:
+def wrap_backward(methods: WrappedMethods, began: Began, ended: Ended, left: Ended) -> None:
     """Wraps Tensor.backward(), autograd.backward() and autograd.grad(), until
-    ``methods.restore()``. Not called for a backward within a backward.
+    ``methods.restore()``. Not called for a backward within a backward. ``left``: called instead of
+    ``ended`` where it has raised.
     """
     autograd: Any = torch.autograd
     if hasattr(autograd, "_engine_run_backward"):
-        methods.wrap(autograd, "_engine_run_backward", functools.partial(_run, began, ended))
+        methods.wrap(autograd, "_engine_run_backward", functools.partial(_run, began, ended, left))
         return
     for name in ("backward", "grad"):  # before torch 2.3
-        methods.wrap(autograd, name, functools.partial(_run_named, began, ended))
+        methods.wrap(autograd, name, functools.partial(_run_named, began, ended, left))
 
 
-def _run(began: Began, ended: Callable[[], None], original: Callable[..., Any]) -> Any:
+def _run(began: Began, ended: Ended, left: Ended, original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or torch._C._current_graph_task_id() != -1:
             return original(roots, *args, **kwargs)
         # Behind the roots: their gradients, retain_graph, create_graph, inputs.
-        began(roots, None if kwargs.get("accumulate_grad", True) else args[3])
-        result = original(roots, *args, **kwargs)
+        inputs = None if kwargs.get("accumulate_grad", True) else args[3]
+        began(roots, inputs)
+        try:
+            result = original(roots, *args, **kwargs)
+        except BaseException:
+            left()
+            raise
         ended()
         return result
 
     return run
 
 
-def _run_named(began: Began, ended: Callable[[], None], original: Callable[..., Any]) -> Any:
+def _run_named(began: Began, ended: Ended, left: Ended, original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch._C._current_graph_task_id() != -1:
@@ -97,7 +104,11 @@ def _run_named(began: Began, ended: Callable[[], None], original: Callable[..., 
         roots = args[0] if args else kwargs.get("outputs" if of_grad else "tensors")
         inputs = (args[1] if len(args) > 1 else kwargs.get("inputs")) if of_grad else None
         began(_as_tuple(roots), _as_tuple(inputs) if of_grad else None)
-        result = original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            left()
+            raise
         ended()
         return result
 

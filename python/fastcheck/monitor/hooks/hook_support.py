@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import torch
 from torch.jit._script import RecursiveScriptModule
 
 from fastcheck.errors import ConfigError, explain
 
-__all__ = ["check_built", "check_hookable", "takes_hooks"]
+__all__ = ["check_built", "check_hookable", "takes_hooks", "unhookable_note"]
 
 
 def check_built(model: torch.nn.Module) -> None:
@@ -39,18 +39,30 @@ def takes_hooks(module: torch.nn.Module) -> bool:
     return not isinstance(module, RecursiveScriptModule)
 
 
-def check_hookable(observed: Mapping[str, torch.nn.Module]) -> None:
-    """ConfigError when one of these modules, by path, does not accept hooks."""
-    for path, module in observed.items():
-        if not takes_hooks(module):
-            script = getattr(module, "original_name", type(module).__name__)
-            raise ConfigError(
-                explain(
-                    "a module compiled by torch.jit.script does not accept hooks",
-                    expected="Python modules",
-                    got=f"{path or 'the model'}, scripted from {script}",
-                    hint=f'exclude="{path}"'
-                    if path
-                    else "install() on the model from which it was scripted",
-                )
+def check_hookable(model: torch.nn.Module) -> None:
+    """ConfigError when the model itself does not accept hooks."""
+    if not takes_hooks(model):
+        raise ConfigError(
+            explain(
+                "a module compiled by torch.jit.script does not accept hooks",
+                expected="a model in Python",
+                got=f"the model, scripted from {_script_of(model)}",
+                hint="install() on the model from which it was scripted",
             )
+        )
+
+
+def unhookable_note(observed: Iterable[tuple[str, torch.nn.Module]]) -> str:
+    """Names those of these modules, by path, that do not accept hooks; empty without any."""
+    found: dict[str, str] = {}
+    for path, module in observed:
+        inner = path.split(".")
+        outer = {".".join(inner[:count]) for count in range(1, len(inner))}
+        if not takes_hooks(module) and outer.isdisjoint(found):
+            found[path] = f"{path} (scripted from {_script_of(module)})"
+    named = ", ".join(found.values())
+    return named and f"not observed, a module of torch.jit.script does not accept hooks: {named}"
+
+
+def _script_of(module: torch.nn.Module) -> str:
+    return str(getattr(module, "original_name", type(module).__name__))

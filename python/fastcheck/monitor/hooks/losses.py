@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Optional
 
 import torch
 
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.calls.stored import parameter_at
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.site import Site
 from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.verdict.step import Step
@@ -62,40 +64,19 @@ class LossReader:
         self._fruitless = 0
         #: Set by StepWatcher: a step whose forward pass is among the records of the step before.
         self.forward_step: Optional[Step] = None
-        # By the id() of what a scaler returned: that tensor, and the loss that it was made from.
-        self._scaled: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        # By the id() of what a scaler returned: its memory, and the loss that it was made from.
+        self._scaled: dict[int, tuple[MemoryRef, torch.Tensor]] = {}
 
     # backward()
 
-    def began(
-        self, roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]]
+    def lead_to_model(
+        self, roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]] = None
     ) -> bool:
-        """backward() begins at ``roots``. ``inputs``: of autograd.grad(), which is that of a loss
-        only where it is asked for gradients of parameters. Whether it is known to be this model's.
+        """Whether a parameter is found in the graphs of ``roots``, or among ``inputs``, those of
+        autograd.grad(). Nobody else changes these graphs: they are about to be used here.
         """
-        session = self._session
-        self._running.backward = None
-        scaled, self._scaled = self._scaled, {}
-        is_open = session.is_active and not session.is_closed
-        is_new = session.next_seq == session.step.first_seq
-        if not is_open or (is_new and session.step is not self.forward_step):
-            return False
-        if inputs is not None and not self._parameters.hold(inputs, session.step.index):
-            return False
-        backward = self._running.backward = _Backward(session.step)
-        for position, root in enumerate(roots):
-            before = scaled.get(id(root))
-            loss = before[1] if before is not None and before[0]() is root else root
-            if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
-                is_own_scaled = session.has_own_scale and loss is root
-                backward.losses.append((_without_graph(loss), position, is_own_scaled))
-        backward.is_ours = session.config.level == "op" or self._lead_to_model(roots)
-        if backward.is_ours:
-            self._read_roots(backward)
-        return backward.is_ours
-
-    def _lead_to_model(self, roots: Sequence[torch.Tensor]) -> bool:
-        """Whether a parameter is found in the graphs of ``roots``."""
+        if inputs is not None:
+            return self._parameters.hold(inputs, self._session.step.index)
         is_rare = self._fruitless >= _MOST_FRUITLESS
         most = _FEW_NODES if is_rare else _MAX_NODES
         step = None if is_rare else self._session.step.index
@@ -103,12 +84,48 @@ class LossReader:
         self._fruitless += not is_found
         return is_found
 
-    def ended(self) -> bool:
-        """The backward of this thread is over. Whether it was this model's."""
+    def began(
+        self,
+        roots: Sequence[torch.Tensor],
+        inputs: Optional[Sequence[torch.Tensor]],
+        leads_to_model: bool,
+    ) -> bool:
+        """backward() begins at ``roots``. ``inputs``: of autograd.grad(), which is that of a loss
+        only where it is asked for gradients of parameters. Whether it is known to be this model's.
+        """
+        session = self._session
+        self._running.backward = None
+        is_ours = session.config.level == "op" or leads_to_model
+        if not is_ours and session.backwards.is_foreign:
+            return False
+        scaled, self._scaled = self._scaled, {}
+        is_open = session.is_active and not session.is_closed
+        is_new = session.next_seq == session.step.first_seq
+        if not is_open or (is_new and session.step is not self.forward_step):
+            return False
+        if inputs is not None and not leads_to_model:
+            return False
+        backward = self._running.backward = _Backward(session.step)
+        for position, root in enumerate(roots):
+            before = scaled.get(id(root))
+            loss = before[1] if before is not None and before[0].is_of(root) else root
+            if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
+                is_own_scaled = session.has_own_scale and loss is root
+                backward.losses.append((_without_graph(loss), position, is_own_scaled))
+        backward.is_ours = is_ours
+        if backward.is_ours:
+            self._read_roots(backward)
+        return backward.is_ours
+
+    def ended(self, was_alone: bool) -> bool:
+        """The backward of this thread is over. Whether it was this model's. ``was_alone``: the
+        gradients that have come since it began are from it.
+        """
         backward, self._running.backward = self._running.backward, None
         if backward is None:
             return False
-        if not backward.is_ours and len(backward.step.gradients) > backward.gradient_count:
+        has_gradients = len(backward.step.gradients) > backward.gradient_count
+        if not backward.is_ours and was_alone and has_gradients:
             # By a node that hides its graph (checkpointing), or into a parameter that stands for
             # the model's (FSDP's).
             backward.is_ours = self._session.step is backward.step
@@ -120,7 +137,7 @@ class LossReader:
         """A GradScaler has made ``results`` of ``outputs``."""
         for loss, result in zip(_tensors(outputs), _tensors(results)):
             # Its graph is that of the result.
-            self._scaled[id(result)] = weakref.ref(result), _without_graph(loss)
+            self._scaled[id(result)] = MemoryRef(result), _without_graph(loss)
 
     def _read_roots(self, backward: _Backward) -> None:
         config = self._session.config
@@ -157,7 +174,7 @@ class _Parameters:
 
     def __init__(self, state: StateReader) -> None:
         self._state = state
-        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._known: dict[int, tuple[ModuleNode, str]] = {}
         self._step = -1
 
     def hold(self, tensors: Iterable[torch.Tensor], step: Optional[int]) -> bool:
@@ -173,12 +190,12 @@ class _Parameters:
             return False
         # Once a step: the model may have others now.
         self._step = step
-        self._known = {id(p): weakref.ref(p) for p in self._state.parameters()}
+        self._known = {id(p): (node, name) for node, name, p in self._state.parameters()}
         return any(map(self._is_known, missed))
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
-        known = self._known.get(id(tensor))
-        return known is not None and known() is tensor
+        place = self._known.get(id(tensor))
+        return place is not None and parameter_at(*place) is tensor
 
 
 def _leaves(root: torch.Tensor, most: int) -> Iterator[torch.Tensor]:

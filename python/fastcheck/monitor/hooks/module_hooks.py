@@ -1,7 +1,8 @@
 """ForwardPreHook, ForwardHook and GradientHook, which are registered on modules and tensors.
 
-A copy of one (deepcopy, pickle) does nothing. Each passes its call to the recorder in C++ first,
-and to the ModuleObserver (``module_observer.py``) where the recorder has left it undone.
+A copy of one (deepcopy, pickle) does nothing, whatever it is called with. Each passes its call to
+the recorder in C++ first, and to the ModuleObserver (``module_observer.py``) where the recorder has
+left it undone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fastcheck.utils.torch.sparse import values_of
 from fastcheck.utils.torch.transforms import in_transform, untransformed, unwrapped
 from fastcheck.utils.torch.versions import is_compiling, is_dynamo_compiling
 
+from .module_tree import look_again
 from .other_processes import warn_of_copy
 from .traced import Traced, trace_enter, trace_leave
 
@@ -50,7 +52,15 @@ class CallObserver(Protocol):
 class _ModuleHook:
     """What a module holds. A copy of the module (deepcopy, pickle) holds one that does nothing."""
 
-    __slots__ = ("_node", "_observer", "_recorder", "address", "came_from", "is_outermost")
+    __slots__ = (
+        "_node",
+        "_observer",
+        "_recorder",
+        "address",
+        "came_from",
+        "is_outermost",
+        "was_carried",
+    )
 
     def __init__(
         self, observer: Optional[CallObserver] = None, node: Optional[ModuleNode] = None
@@ -61,6 +71,8 @@ class _ModuleHook:
         # How compiled code finds the two; None: it is not observed.
         self.address: Optional[torch.Tensor] = None
         self.is_outermost = False
+        # Whether another module calls it too.
+        self.was_carried = False
         # The process that sent it to this one, which it started; 0: none did.
         self.came_from = 0
 
@@ -78,6 +90,21 @@ class _ModuleHook:
         if observer is None or observer.session.removed:
             return False
         return observer.session.config == config
+
+    def _is_carried(self, module: torch.nn.Module) -> bool:
+        """Whether ``module``, which has called it without kwargs, is another than the one that it
+        was registered on: ``torch.ao.quantization`` registers the hooks of a module anew, and
+        without this mark, on what the module is converted to.
+        """
+        node = self._node
+        if node is None:
+            return False
+        if node.module() is module:
+            return False
+        if not self.was_carried:
+            self.was_carried = True
+            look_again()
+        return True
 
     def _attend(self, method: Callable[..., Any], *values: Any) -> None:
         """Has the observer do it, where the recorder does not."""
@@ -106,8 +133,16 @@ class ForwardPreHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        module: torch.nn.Module,
+        args: tuple[Any, ...] = (),
+        kwargs: Optional[dict[str, Any]] = None,
+        *_: Any,
     ) -> None:
+        if kwargs is None:
+            if self._is_carried(module):
+                return
+            kwargs = {}
         if is_dynamo_compiling():
             if self.address is not None:
                 trace_enter(self.address, args, kwargs, is_outermost=self.is_outermost)
@@ -124,12 +159,14 @@ class ForwardHook(_ModuleHook):
 
     __slots__ = ()
 
-    def __call__(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...] = (), *rest: Any) -> None:
+        """``rest``: kwargs and the output, or the output alone."""
+        if len(rest) < 2 and self._is_carried(module):
+            return
+        output = rest[-1] if rest else None
         if is_dynamo_compiling():
             if self.address is not None:
-                trace_leave(self.address, args, kwargs, output)
+                trace_leave(self.address, args, rest[0] if len(rest) > 1 else {}, output)
             return
         recorder = self._recorder
         if recorder is None or not recorder.leave(output):

@@ -22,7 +22,7 @@ from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag
 from fastcheck.ring.reader import IS_BAD, IS_NEW, NEEDS_GRADIENT, TOKEN_SHIFT
-from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_plain
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.verdict.module_level import Judge
 
@@ -260,7 +260,7 @@ class ModuleObserver:
                 site = node.site("output", label, position)
             code = session.read(tensor, site, call.index, flags)
             if code < 0:
-                is_complete = is_complete and not (can_hold_nonfinite(tensor) and can_read(tensor))
+                is_complete = is_complete and not (can_hold_nonfinite(tensor) and is_plain(tensor))
                 continue
             token = code >> TOKEN_SHIFT
             call.add_output(token)

@@ -13,7 +13,7 @@ from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.versions import unwrap_compiled
 
-__all__ = ["ModuleTree"]
+__all__ = ["ModuleTree", "look_again"]
 
 _NAMED_MODULES = 5
 
@@ -42,19 +42,19 @@ class ModuleTree:
         self._known = {id(module): weakref.ref(module) for module in named.values()}
         self._nodes = nodes
         self._is_selected = is_selected
-        # Looked through once in any case: a module may be put in past the hook.
-        self._may_differ = True
+        #: Looked through once in any case: a module may be put in past the hook.
+        self.may_differ = True
         _trees.connect(self)
 
     def close(self) -> None:
         """From now on nothing is found."""
-        self._may_differ = False
+        self.may_differ = False
         _trees.disconnect(self)
 
     def registered(self, parent: torch.nn.Module, child: Optional[torch.nn.Module]) -> None:
         """``child`` was made a submodule of ``parent``."""
         if child is not None and self._knows(parent) and not self._knows(child):
-            self._may_differ = True
+            self.may_differ = True
             inner = f"{self._paths.get(id(parent), '')}."
             for node in self._nodes:
                 if not node.path or inner.startswith(f"{node.path}."):
@@ -62,9 +62,9 @@ class ModuleTree:
 
     def take_news(self) -> str:
         """What is new since the last call, in one sentence; empty where nothing is."""
-        if not self._may_differ:
+        if not self.may_differ:
             return ""
-        self._may_differ = False
+        self.may_differ = False
         found: list[str] = []
         for prefix, reference in self._models:
             model = reference()
@@ -103,6 +103,12 @@ def _end() -> None:
 def _registered(parent: torch.nn.Module, name: str, child: Optional[torch.nn.Module]) -> None:
     for tree in _trees:
         tree.registered(parent, child)
+
+
+def look_again() -> None:
+    """A module was put in somewhere past torch's hook."""
+    for tree in _trees:
+        tree.may_differ = True
 
 
 _trees: Listeners[ModuleTree] = Listeners(_begin, _end)

@@ -41,7 +41,7 @@ def _begin() -> None:
     _handles.append(register_optimizer_step_post_hook(eager(_after_update)))
     _at_evaluations[:] = eager(_evaluation_began), eager(_evaluation_ended)
     _wrap_scaler()
-    wrap_backward(_methods, _backward_began, _backward_ended)
+    wrap_backward(_methods, _backward_began, _backward_ended, _backward_left)
     wrap_clipping(_methods, _before_clipping, _after_clipping)
 
 
@@ -118,6 +118,11 @@ def _backward_ended() -> None:
     _tell("the loss", StepWatcher.backward_ended)
 
 
+def _backward_left() -> None:
+    for watcher in watchers:
+        watcher.backward_left()
+
+
 def _before_clipping(gradients: Sequence[torch.Tensor]) -> None:
     _tell("gradient clipping", StepWatcher.before_clipping, gradients)
 
@@ -175,11 +180,11 @@ def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
         with _told(self, "scale") as is_told:
             if not is_told:
                 return original(self, *args, **kwargs)
-            _tell("loss scaling", StepWatcher.scaling, self)
+            outputs = args[0] if args else kwargs.get("outputs")
+            _tell("loss scaling", StepWatcher.scaling, self, outputs)
             # A loss that overflows when it is scaled is no event: the scaler sees to its gradients.
             with _unread():
                 result = original(self, *args, **kwargs)
-                outputs = args[0] if args else kwargs.get("outputs")
                 _tell("loss scaling", StepWatcher.scaled, self, outputs, result)
             return result
 

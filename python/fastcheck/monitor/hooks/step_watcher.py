@@ -22,6 +22,7 @@ from fastcheck.monitor.hooks.stored.gradients import GradientWatcher
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
+from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
 
@@ -71,6 +72,7 @@ class StepWatcher:
         )
         # What the scaler did with the optimizers of this session since its last update().
         self._scaler_skipped: Optional[bool] = None
+        self._stepped_by: Callable[[], Optional[GradScaler]] = lambda: None
         self._scaler_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         # The records of the scaler's own found_inf, where its value is on a device.
         self._scaler_words: list[int] = []
@@ -81,8 +83,6 @@ class StepWatcher:
         self.tree: Optional[ModuleTree] = None
         # Closed with this watcher; Monitor adds to it.
         self.parts: list[Any] = []
-        # Called at step boundaries on the training thread, outside of all locks.
-        self.reporters: list[Callable[[], None]] = []
         self._parts_off: set[str] = set()
         self._meets = False
         #: How many steps this has closed.
@@ -176,7 +176,7 @@ class StepWatcher:
             session.end_part()
 
     def _others(self, optimizer: torch.optim.Optimizer) -> Iterable[torch.optim.Optimizer]:
-        return other_optimizers(optimizer, self._state.parameters())
+        return other_optimizers(optimizer, [p for _, _, p in self._state.parameters()])
 
     # backward() and clipping
 
@@ -184,14 +184,19 @@ class StepWatcher:
         self, roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]]
     ) -> bool:
         """backward() is called on ``roots``; ``inputs``: what autograd.grad() is asked for."""
+        session = self.session
+        is_known = session.is_active and not session.is_closed
+        is_known = is_known and self._apart("the loss", self._losses.lead_to_model, roots, inputs)
+        may_be_ours = session.backwards.began(is_known)
         if inputs is None:
-            self._apart("consequences", self.session.backward_began, roots)
-            if self.session.config.level == "module" and self._ended_before():
+            self._apart("consequences", session.backward_began, roots)
+            if session.config.level == "module" and may_be_ours and self._ended_before():
                 # Its loss is that of the next step, whose forward is read already.
-                self.session.close_step()
-                self.session.begin_step_if_closed()
-                self._losses.forward_step = self.session.step
-        return self._apart("the loss", self._losses.began, roots, inputs) or self._sees_all
+                session.close_step()
+                session.begin_step_if_closed()
+                self._losses.forward_step = session.step
+        is_ours = self._apart("the loss", self._losses.began, roots, inputs, is_known)
+        return is_ours or self._sees_all
 
     def _ended_before(self) -> bool:
         """A forward or backward pass begins: whether the open step ended without an update."""
@@ -203,12 +208,20 @@ class StepWatcher:
         return is_over
 
     def backward_ended(self) -> bool:
-        is_ours = self._apart("the loss", self._losses.ended)
-        if is_ours:
+        backward = self.session.backwards.ended()
+        was_alone = backward is not None and backward.is_alone
+        is_ours = self._apart("the loss", self._losses.ended, was_alone)
+        if is_ours and self.session.backwards.owns_gradients:
             self._apart("gradients after backward", self._gradients.after_backward)
             self._apart("unfinished steps", self._unfinished.after_backward)
-        self._apart("consequences", self.session.backward_ended)
+        if backward is not None:
+            self._apart("consequences", self.session.backward_ended)
         return is_ours or self._sees_all
+
+    def backward_left(self) -> None:
+        """backward() has raised."""
+        with self.session.lock:
+            self.session.backwards.ended()
 
     @property
     def _sees_all(self) -> bool:
@@ -244,24 +257,23 @@ class StepWatcher:
 
     # GradScaler
 
-    def scaling(self, scaler: GradScaler) -> bool:
-        """GradScaler.scale(): the gradients of this step carry the scale. The call does not name
-        the model that the loss belongs to.
-        """
-        if self._follows(scaler):
+    def scaling(self, scaler: GradScaler, outputs: Any) -> bool:
+        """GradScaler.scale(outputs): the gradients of this step carry the scale."""
+        if self._scales_ours(scaler, outputs):
             self.session.begin_step_if_closed()
             self.session.scaled_by(scaler)
         return False
 
     def scaled(self, scaler: GradScaler, outputs: Any, results: Any) -> bool:
         """GradScaler.scale(outputs) has returned ``results``."""
-        if self._follows(scaler) and self.session.is_active:
+        if not self._scales_ours(scaler, outputs):
+            return False
+        if self.session.is_active:
             self._apart("consequences", self.session.loss_given, outputs)
         scale = getattr(scaler, "_scale", None)
-        if self._follows(scaler):
-            self._apart("the loss", self._losses.scaled, outputs, results)
+        self._apart("the loss", self._losses.scaled, outputs, results)
         is_run = self.session.tape is None and self.session.is_active  # not only captured
-        if is_run and self._follows(scaler) and isinstance(scale, torch.Tensor):
+        if is_run and isinstance(scale, torch.Tensor):
             self._apart("the loss scale", self.session.numbers.loss_scale, scale)
         return False
 
@@ -285,6 +297,7 @@ class StepWatcher:
         if not self._follows(scaler) or not self._concerns(optimizer):
             return False
         skipped = not self._update_reached
+        self._stepped_by = weakref.ref(scaler)
         self._scaler_stepped.add(optimizer)
         for word in found_inf:
             is_known = word.is_cpu or self.session.config.may_wait
@@ -313,7 +326,7 @@ class StepWatcher:
 
     def scaler_updated(self, scaler: GradScaler) -> bool:
         """GradScaler.update(): the iteration is over, skipped or not."""
-        if not self._follows(scaler) or self._scaler_skipped is None:
+        if self._scaler_skipped is None or self._stepped_by() is not scaler:
             return False
         skipped, self._scaler_skipped = self._scaler_skipped, None
         session, stepped = self.session, list(self._scaler_stepped)
@@ -344,8 +357,8 @@ class StepWatcher:
     def emit_warnings(self) -> None:
         """Outside of all locks."""
         warn_of_step(self._state, self._meta, self.protection, self.tree, self.session.notes)
-        for report in self.reporters:
-            report()
+        for listener in self.session.event_store.listeners:
+            listener.at_boundary()
 
     def release(self) -> None:
         """Takes back what a step that raised has left on its optimizer."""
@@ -366,7 +379,16 @@ class StepWatcher:
 
     def parameters(self) -> list[torch.Tensor]:
         """Every parameter of the observed modules."""
-        return self._state.parameters()
+        return [parameter for _, _, parameter in self._state.parameters()]
+
+    def _scales_ours(self, scaler: GradScaler, outputs: Any) -> bool:
+        """Whether ``outputs`` may be this model's: the scaler is, this thread calls the model, or
+        their graph leads to it.
+        """
+        if self._scaler is not None or not self.session.backwards.is_foreign:
+            return self._follows(scaler)
+        tensors = [tensor for _, tensor in flatten(outputs, "")]
+        return self._apart("the loss", self._losses.lead_to_model, tensors)
 
     def _follows(self, scaler: GradScaler) -> bool:
         return self._scaler is None or self._scaler() is scaler

@@ -15,7 +15,7 @@ from fastcheck.monitor.hooks.module_observer import ModuleObserver
 from fastcheck.monitor.hooks.traced import Traced
 from fastcheck.record.format import Flag
 from fastcheck.ring.reader import IS_BAD, IS_NEW, TOKEN_SHIFT
-from fastcheck.utils.torch.readable import can_read
+from fastcheck.utils.torch.readable import can_read, may_be_in_flight
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.verdict.module_level import Judge
 from fastcheck.verdict.named import named_tensor
@@ -88,7 +88,9 @@ class NamedTensors:
 
     def _is_readable(self, name: str, tensor: torch.Tensor) -> bool:
         problem = ""
-        if not can_read(tensor):
+        if may_be_in_flight(tensor):
+            problem = "pinned memory, to which a copy from a device may be under way, is not read"
+        elif not can_read(tensor):
             problem = f"a {type(tensor).__name__} without memory of its own is not read"
         elif not tensor.is_cpu and streams_of(tensor.device) is None:
             problem = f"{tensor.device.type} has no streams and events"

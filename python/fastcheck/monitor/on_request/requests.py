@@ -14,14 +14,27 @@ from fastcheck.calls.optimizer_steps import NoOptimizerListener, optimizer_liste
 from fastcheck.errors import first_line, warn
 from fastcheck.monitor.hooks.optimizers import step_ends
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
+from fastcheck.monitor.session.listener import Listener
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.session.stop_handler import StopHandler
 from fastcheck.report.stop_report import StopReport
 
 from .asking import SignalFlag, TouchedFile
 from .running import Install, OpLevelSteps, RequestedSteps, StepDumps
 
 __all__ = ["Requests"]
+
+
+class _EndBeforeStop(Listener):
+    """A program that ends by the stop calls no remove(). Holds the requests weakly: they are
+    closed with a model that is deleted.
+    """
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = weakref.ref(requests)
+
+    def stopping(self, report: StopReport) -> None:
+        if (requests := self._requests()) is not None:
+            requests.end_early()
 
 
 class Requests:
@@ -57,23 +70,16 @@ class Requests:
         self._is_closed = False
         # remove() may be called by another thread.
         self._lock = threading.RLock()
-        if isinstance(session.deliver, StopHandler) and session.config.may_stop:
-            self._close_before_stop(session.deliver)
+        if session.config.may_stop:
+            session.event_store.listeners.append(_EndBeforeStop(self))
         self._listener = NoOptimizerListener()
         optimizer_listeners.connect(self._listener)  # a Dumper begins within an optimizer's step
         step_ends.connect(self)
 
-    def _close_before_stop(self, handler: StopHandler) -> None:
-        """A program that ends by the stop calls no remove()."""
-        before, requests = handler.on_report, weakref.ref(self)
-
-        def on_report(report: StopReport) -> None:
-            if (this := requests()) is not None:
-                with this._lock, this._guarded():
-                    this._end(is_whole=False)
-            before(report)
-
-        handler.on_report = on_report
+    def end_early(self) -> None:
+        """A stop comes in the middle of what is observed."""
+        with self._lock, self._guarded():
+            self._end(is_whole=False)
 
     def step_ended(self) -> None:
         """An optimizer or a GradScaler is done with its step, perhaps with one of this model."""

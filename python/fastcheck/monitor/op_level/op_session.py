@@ -158,6 +158,7 @@ class OpSession(OpReadings):
     def begin_pass(self) -> None:
         self._ops.set_optimizer(False)  # whose step may have raised
         self.begin_step_if_closed()
+        self.backwards.called(self.step.index)
         self.apply_pause()
         begins_again = self.entering in self._entered
         if begins_again:
@@ -278,7 +279,8 @@ class OpSession(OpReadings):
         self.consequences.loss(roots)
 
     def backward_ended(self) -> None:
-        if not self.is_scaled:  # of scaled gradients the scaler decides
+        # Of scaled gradients the scaler decides.
+        if not self.is_scaled and self.backwards.owns_gradients:
             self.consequences.gradients()
 
     # Readings by name

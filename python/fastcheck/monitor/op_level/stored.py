@@ -71,6 +71,8 @@ class OpState(StateReader):
 
     def were_clipped(self, gradients: Sequence[torch.Tensor]) -> bool:
         """Whether these are all gradients, so that their norm is that of the step."""
+        if not self._session.backwards.owns_gradients:
+            return False
         clipped = {id(gradient) for gradient in gradients}
         parameters = (p for node in self._nodes for p in stored_in(node, "_parameters").values())
         own = [p.grad for p in parameters if p is not None and p.grad is not None]

@@ -100,7 +100,7 @@ class ExponentReadings:
         left = []
         for streams, copied, rows, sites in self._in_flight:
             if waits:
-                copied.synchronize()
+                streams.wait_for(copied)
             elif not streams.is_done(copied):
                 left.append((streams, copied, rows, sites))
                 continue

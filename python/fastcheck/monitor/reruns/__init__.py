@@ -2,5 +2,6 @@
 
 ``trace`` has what one run left, ``runner`` makes the runs, ``result`` is what came of them.
 
-Imports ``monitor.hooks``, ``monitor.session``, ``record``, ``statistics`` and ``utils``.
+Imports ``log``, ``monitor.hooks``, ``monitor.session``, ``record``, ``statistics``, ``utils`` and
+``verdict``.
 """

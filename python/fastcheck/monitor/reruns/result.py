@@ -44,6 +44,16 @@ class Difference:
         """Whether it is what the model was given."""
         return self.site.role == "input" and self.site.module == ""
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        return {**vars(self), "site": self.site.to_dict()}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Difference:
+        """The inverse of to_json(), after JSON."""
+        first, other = fields["values"]
+        return cls(**{**fields, "site": Site.from_dict(fields["site"]), "values": (first, other)})
+
     def __str__(self) -> str:
         call = f", call {self.call}" if self.call else ""
         first, other = self.values

@@ -12,23 +12,39 @@ import numpy as np
 import torch
 
 from fastcheck.errors import first_line
+from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.hooks import optimizers as optimizer_hooks
 from fastcheck.monitor.session.config import Config
+from fastcheck.monitor.session.listener import Listener
 from fastcheck.monitor.session.options import Filter, Log, Stop, Training
+from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.gather import of_all_ranks
 from fastcheck.utils.torch.rank import group_size, own_rank
 from fastcheck.utils.torch.training_state import TrainingState
 from fastcheck.utils.torch.versions import GradScaler
+from fastcheck.verdict.step import Step
 
 from .result import Difference, Rerun, earliest
 from .trace import Trace, differences_between, stored_tensors
 
-__all__ = ["Runner", "of_ranks", "set_aside"]
+__all__ = ["Runner", "set_aside"]
 
 #: Installs a monitor that meets no other rank.
 Install = Callable[[Config, Sequence[torch.nn.Module]], Any]
 
 _MOST_DIFFERENCES = 100
+
+
+class _Recorder(Listener):
+    """Keeps what the monitor of a run has read."""
+
+    def __init__(self, trace: Trace, sites: SiteTable) -> None:
+        self._trace = trace
+        self._sites = sites
+
+    def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
+        self._trace.add_records(np.concatenate(chunks), self._sites)
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,9 @@ class Runner:
                 if runs == 2 and not all(self._of_ranks(all(is_same))):
                     traces.append(go())
             others, first = _compare(traces, own_rank())
-            firsts = self._of_ranks((first, _odd_runs(traces), not _equal_pair(traces)))
+            own = None if first is None else first.to_json()
+            rows = self._of_ranks((own, _odd_runs(traces), not _equal_pair(traces)))
+            firsts = [(d and Difference.from_json(d), tuple(odd), pair) for d, odd, pair in rows]
             found = earliest([one for one, _, _ in firsts])
             errors = tuple((n + 1, t.error) for n, t in enumerate(traces) if t.error)
             is_identical = all(one is None for one, _, _ in firsts) and not any(
@@ -124,10 +142,7 @@ class Runner:
             training=Training(scaler=self.scaler),
         )
         monitor = self.install(config, self.models)
-        store = monitor._session.event_store
-        store.step_listeners.append(
-            lambda step, rows, chunks: trace.add_records(np.concatenate(chunks), monitor.sites)
-        )
+        monitor._session.event_store.listeners.append(_Recorder(trace, monitor.sites))
         with monitor:
             try:
                 returned = step(*args)
@@ -139,7 +154,7 @@ class Runner:
         return trace
 
     def _of_ranks(self, value: Any) -> list[Any]:
-        return of_ranks(value, self.group)
+        return of_all_ranks(value, self.group)
 
     def _cause(self, found: Rerun, go: Callable[[], Trace]) -> tuple[str, str]:
         if found.first is not None and found.first.is_input:
@@ -181,16 +196,6 @@ _UNKNOWN = (
     "Either the machine computes wrongly each time, or the step depends on what is not put back: a "
     "generator or a counter of its own (give it in also=), the time, another thread."
 )
-
-
-def of_ranks(value: Any, group: Any) -> list[Any]:
-    """``value`` of each rank of ``group``, in the order of the ranks. They wait for each other."""
-    count = group_size(group)
-    if count == 1:
-        return [value]
-    found: list[Any] = [None] * count
-    torch.distributed.all_gather_object(found, value, group=group)
-    return found
 
 
 @contextlib.contextmanager

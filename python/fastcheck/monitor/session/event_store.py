@@ -35,6 +35,7 @@ from fastcheck.verdict.policy import Decision, Policy
 from fastcheck.verdict.step import Step
 
 from .config import Config
+from .listener import Listener
 
 __all__ = ["Due", "EventStore"]
 
@@ -80,14 +81,9 @@ class EventStore:
         self.check_parameters: Callable[[Step, ModuleNode, Finding], Optional[Finding]] = (
             lambda step, node, finding: None
         )
-        # Called with each event as it is counted (compat uses it).
-        self.on_counted: Callable[[Event], None] = lambda event: None
-        # Each is called at the end of a step with its rows and its records. None may raise.
-        self.step_listeners: list[
-            Callable[[Step, Sequence[StepRow], Sequence[np.ndarray]], None]
-        ] = []
-        # Called with each number of an optimizer that is changed: name, before, after.
-        self.on_setting: Callable[[str, Optional[float], float], None] = lambda *setting: None
+        # The other parts of the monitor that are told of events, steps, stops and boundaries.
+        self.listeners: list[Listener] = []
+        self._has_run_ended = False
         # The events of install(watch=) as text, for the summary.
         self.watch_lines: Callable[[], list[str]] = list
         # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
@@ -183,13 +179,14 @@ class EventStore:
         step.judge.count_cut_off()
         self._take_changes(step)
         self.store(step)
-        self._notify(step, self.steps.rows_of(self.history.open_chunks))
-        self.step_listeners.clear()  # at exit, and when the monitor is removed: once
+        if not self._has_run_ended:  # at exit, and when the monitor is removed: once
+            self._notify(step, self.steps.rows_of(self.history.open_chunks))
+        self._has_run_ended = True
 
     def _notify(self, step: Step, rows: Sequence[StepRow]) -> None:
         if self.history.open_chunks:
-            for listener in self.step_listeners:
-                listener(step, rows, self.history.open_chunks)
+            for listener in self.listeners:
+                listener.step_ended(step, rows, self.history.open_chunks)
 
     def ensure_event(self, step: Step) -> None:
         """An update is due: what is non-finite until now must not be silent."""
@@ -294,7 +291,9 @@ class EventStore:
                 if call in step.counted_calls:
                     continue
                 step.counted_calls.add(call)
-            self.on_counted(self.event(finding))
+            event = self.event(finding)
+            for listener in self.listeners:
+                listener.counted(event)
             self.first_bad = self.first_bad or step
             decision = self.policy.decide(step.index)
             if decision is not Decision.CONTINUE:

@@ -42,12 +42,21 @@ def build_report(
         style=session.config.stop.style,
         learning_rates=session.learning_rates(),
         left_out_by=session.config.left_out_by,
-        **_update(session, step),
+        **_update(session, finding, step),
     )
 
 
-def _update(session: Session, step: Step) -> dict[str, Any]:
-    """Whether the weights were updated in the step, and what with."""
+def _update(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
+    """Whether the weights were updated in the step of the finding, and what with."""
+    began = int(finding.record["step"])
+    if began < step.index:  # what came of it was seen in a later step
+        if began not in session.updated_steps:
+            return {}
+        why = f"what came of it was seen in step {step.index}"
+        return {"weights_intact": False, "why_updated": why}
+    is_by_hand = session.is_explicit and not session.updated_steps
+    if is_by_hand and not step.update_count:
+        return {}  # the loop may update weights without an optimizer
     if step.is_partly_updated:
         return {"weights_intact": False, "why_updated": "its closure was evaluated several times"}
     if not step.update_count and (step is session.step or not step.guarded_count):
@@ -56,8 +65,8 @@ def _update(session: Session, step: Step) -> dict[str, Any]:
         return {"weights_intact": False, "why_updated": step.why_updated}
     if are_skipped(step):
         return {"weights_intact": True}
-    if step.guarded_count and session.config.level == "op":
-        return {}  # no gradient is read as that of a parameter
+    if step.guarded_count and (session.config.level == "op" or _has_bad_gradient(step)):
+        return {}  # no gradient is read as that of a parameter; some of several were skipped
     why = "its gradients were finite" if step.guarded_count else ""
     return {"weights_intact": False, "why_updated": why}
 
@@ -66,8 +75,12 @@ def are_skipped(step: Step) -> bool:
     """Whether all updates of the step skipped themselves: the words that decide are on a device,
     and made of the gradients that were read.
     """
-    has_bad = any(finding.role == "param_grad" for finding in step.judge.findings)
-    return step.guarded_count >= max(1, step.update_count) and has_bad
+    is_one = step.guarded_count >= 1 >= step.update_count  # of several each has its own word
+    return is_one and _has_bad_gradient(step)
+
+
+def _has_bad_gradient(step: Step) -> bool:
+    return any(finding.role == "param_grad" for finding in step.judge.findings)
 
 
 def _loss_scale(session: Session, step: Step) -> Optional[float]:

@@ -5,6 +5,7 @@ store: at once on the CPU, through the drain on any other device.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SessionReadings"]
 
+# What is held may come out long after its step; of older ones no update is known.
+_UPDATED_STEPS = 1024
+
 
 class SessionReadings:
     """The state of one monitor, and what it reads. Every method expects ``lock`` to be held,
@@ -87,6 +91,8 @@ class SessionReadings:
         self.is_paused = False
         # monitor.step() was called: nothing else closes a step any more.
         self.is_explicit = False
+        #: The last steps of which it is known that their update was applied.
+        self.updated_steps: deque[int] = deque(maxlen=_UPDATED_STEPS)
         self.has_excluded = False
         self.seen: SeenTensors = make_seen()
         self.reader = make_reader(self.seen, self.host)

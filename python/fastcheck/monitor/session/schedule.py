@@ -62,7 +62,8 @@ class Schedule:
             return
         if not is_first or is_adam:
             with self._event_store.lock:
-                self._event_store.on_setting(name, self._last.get(name), value)
+                for listener in self._event_store.listeners:
+                    listener.setting_changed(name, self._last.get(name), value)
         self._last[name] = value
         log = self._event_store.log
         if log is not None and (tells_first or not is_first):

@@ -24,6 +24,7 @@ from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.allowed import Allowance, tell_allowances
 from fastcheck.verdict.module_level import Judge
 
+from .backwards import Backwards
 from .batches import BatchIds
 from .config import Config
 from .numbers import StepNumbers
@@ -47,6 +48,7 @@ class Session(SessionReadings):
         super().__init__(config, sites, ranks)
         #: What each step trains on, where the training loop names it.
         self.batches = BatchIds()
+        self.backwards = Backwards()
         tell_allowances(self)
 
     def allow(self, allowances: list[Allowance]) -> None:
@@ -91,6 +93,7 @@ class Session(SessionReadings):
         if self.ended_before():
             self.close_step()
         self.begin_step_if_closed()
+        self.backwards.called(self.step.index)
         self.apply_pause()
         if len(self.seen) > _MAX_SEEN:
             self.seen.clear()
@@ -117,6 +120,8 @@ class Session(SessionReadings):
         for handle in step.leaf_handles:
             handle.remove()
         self.seen.clear()
+        if step.update_count > step.guarded_count or step.is_partly_updated:
+            self.updated_steps.append(step.index)
         self.step = self.event_store.new_step(step.index + 1, self.next_seq)
         self.is_closed = False
         self.is_active = self.config.observes(self.step.index)

@@ -20,8 +20,6 @@ class StepBoundary:
     def __init__(self, session: Session, stop_handler: StopHandler) -> None:
         self.check: Optional[ReplicaCheck] = None
         self.mismatches: list[ReplicaMismatch] = []
-        # Called with the step and the text of each; set by install(watch=).
-        self.on_mismatch: Callable[[int, str], None] = lambda step, text: None
         # Closed after the last stop was delivered; install() adds to it.
         self.at_end = contextlib.ExitStack()
         self._session = session
@@ -46,5 +44,6 @@ class StepBoundary:
         found = advance(self._session.step.index)
         if found is not None:
             self.mismatches.append(found)
-            self.on_mismatch(found.step, str(found))
+            for listener in self._session.event_store.listeners:
+                listener.replicas_differ(found.step, str(found))
             warn(str(found))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from dataclasses import replace
 from typing import Callable, Optional, Protocol, Union
@@ -10,13 +9,14 @@ from typing import Callable, Optional, Protocol, Union
 import numpy as np
 
 from fastcheck.errors import warn
-from fastcheck.log.writer import default_directory
+from fastcheck.log.writer import default_directory, is_default
 from fastcheck.monitor.distributed.agreement import RankAgreement
 from fastcheck.monitor.distributed.channel import Agreed
 from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.actions import CallbackSink, ConsoleSink, RaisingSink
+from fastcheck.report.message import packed, unpacked
 from fastcheck.report.spread import pending_lines
 from fastcheck.report.stop_report import Dumped, StopReport
 from fastcheck.verdict.finding import Finding
@@ -60,8 +60,6 @@ class StopHandler:
     def __init__(self, session: Session, agreement: Optional[RankAgreement] = None) -> None:
         self._session = session
         self._act = _make_sink(session.config)
-        # Called with each report before it is acted on; set by SinkConnection.
-        self.on_report: Callable[[StopReport], None] = lambda report: None
         self._agreement = agreement
         # The first stop that is due and was not proposed to the other ranks yet.
         self._held: Optional[Due] = None
@@ -138,17 +136,23 @@ class StopHandler:
         report = self._proposed = self._report(held)
         with self._session.event_store.lock:
             priority = _priority(_culprit(held), held[2])
-        self._agreement.propose(report.step, pickle.dumps(report), priority)
+        self._agreement.propose(report.step, packed(report), priority)
 
     def _stop_if_agreed(self, agreed: Optional[Agreed]) -> None:
         if agreed is None:
             return
         own, self._proposed, self._held = self._proposed, None, None
-        try:
-            report = pickle.loads(agreed.message) if agreed.message else own
-        except Exception as error:
-            self._session.report_internal_error("what another rank reports", error)
-            report = own
+        report, is_own = own, agreed.rank == self._session.event_store.rank
+        if agreed.message and not (is_own and own is not None):
+            try:
+                report = unpacked(agreed.message)
+                if is_own or report.rank != agreed.rank:
+                    raise ValueError("a report of another rank than the sender's")
+            except Exception as error:
+                self._session.report_internal_error("what another rank reports", error)
+                if own is None and not agreed.together:
+                    return  # whoever reaches the store can write to it
+                report = own
         self._stop(report or _lost_report(agreed))
 
     # One rank
@@ -161,7 +165,7 @@ class StopHandler:
             if self._agreement is not None:
                 # All into one directory, whose name came with the report: what of it is on one
                 # file system `fastcheck show` reads as one.
-                self._save(report.log_path)
+                self._save(report.log_path if is_default(report.log_path) else default_directory())
         try:
             write_stop_page(report, event_store.rank)
         except Exception as error:  # the stop is due, with or without its page
@@ -181,10 +185,11 @@ class StopHandler:
         return replace(report, page=None)
 
     def _sink(self, report: StopReport) -> None:
-        try:
-            self.on_report(report)
-        except Exception as error:
-            self._session.report_internal_error("its sinks", error)
+        for listener in self._session.event_store.listeners:
+            try:
+                listener.stopping(report)
+            except Exception as error:
+                self._session.report_internal_error("its sinks", error)
         self._act(report)
 
     def _report(self, due: Due) -> StopReport:

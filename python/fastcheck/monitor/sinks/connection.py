@@ -10,8 +10,8 @@ import numpy as np
 
 from fastcheck.errors import printable, warn
 from fastcheck.log.step_table import StepRow
+from fastcheck.monitor.session.listener import Listener
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.session.stop_handler import StopHandler
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.stop_report import StopReport
 from fastcheck.verdict.step import Step
@@ -31,7 +31,7 @@ class Watched(Protocol):
     def scalars(self) -> Mapping[str, float]: ...
 
 
-class SinkConnection:
+class SinkConnection(Listener):
     """From install() to remove(). The thread that ended the step (on a device the drain's) computes
     what it passes on; the rest is computed and written by the writer's thread.
     """
@@ -46,13 +46,10 @@ class SinkConnection:
         self._least = np.inf
         reference = weakref.ref(session)
         self._writer = SinkWriter(sinks, lambda sink, error: _switch_off(reference, sink, error))
-        session.event_store.step_listeners.append(self._step_ended)
-        if isinstance(session.deliver, StopHandler):
-            session.deliver.on_report = self._stopping
+        session.event_store.listeners.append(self)
 
-    def _step_ended(
-        self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]
-    ) -> None:
+    def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
+        """The step's numbers are passed to the writer."""
         if not any(map(len, chunks)):  # a step that every= leaves out
             return
         session, event_store = self._session, self._session.event_store
@@ -80,7 +77,9 @@ class SinkConnection:
             texts[_SITE] = f"{printable(str(self._session.sites[site]))}: {bits:.1f} bits"
         return Entry(facts.row.step, scalars, texts)
 
-    def _stopping(self, report: StopReport) -> None:
+    def stopping(self, report: StopReport) -> None:
+        """The report is an alert of each sink."""
+
         def entry() -> Entry:
             site, text = printable(str(report.culprit.site)), str(OverflowDetected(report))
             return Entry(report.step, alert=(f"fastcheck: {site}, step {report.step:,}", text))

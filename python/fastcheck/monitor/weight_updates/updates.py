@@ -145,7 +145,7 @@ class UpdateWatcher:
         return [
             stored
             for stored in parameters
-            if stored[2].requires_grad and stored[2].grad is not None and id(stored[2]) not in held
+            if id(stored[2]) not in held and stored[2].requires_grad and stored[2].grad is not None
         ]
 
     def look_at_parameters(

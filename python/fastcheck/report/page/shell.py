@@ -10,6 +10,7 @@ from html import escape
 from typing import Union
 
 from fastcheck.errors import LogError, explain, printable
+from fastcheck.utils.private import create_private
 
 __all__ = ["page_html", "text_html", "write_html"]
 
@@ -73,7 +74,8 @@ def page_html(title: str, name: str, verdict: str, data: tuple[str, str]) -> str
 
 
 def write_html(path: Union[str, os.PathLike[str]], page: str) -> int:
-    """Writes the page to ``path``, which it replaces as a whole; returns its size in bytes.
+    """Writes the page to ``path``, which it replaces as a whole; returns its size in bytes. Like a
+    log, it is readable by its owner alone.
 
     Raises:
         LogError: the file can't be written.
@@ -82,7 +84,7 @@ def write_html(path: Union[str, os.PathLike[str]], page: str) -> int:
     place = os.fspath(path)
     part = f"{place}.{os.getpid()}.part"
     try:
-        with open(part, "wb") as file:
+        with create_private(part) as file:
             file.write(data)
         os.replace(part, place)
     except OSError as error:

@@ -26,7 +26,8 @@ class Listeners(Generic[T]):
         self._lock = threading.RLock()
 
     def __iter__(self) -> Iterator[T]:
-        return iter(list(self._alive))
+        with self._lock:  # another thread may add one
+            return iter(list(self._alive))
 
     def connect(self, listener: T) -> None:
         """Adds ``listener`` until disconnect() or until it is freed."""

@@ -8,6 +8,7 @@ from typing import Optional
 import torch
 
 from fastcheck.errors import UnsupportedTensorError
+from fastcheck.extension import status
 from fastcheck.kernels import kernels
 from fastcheck.record.format import DTYPES
 
@@ -20,6 +21,8 @@ __all__ = [
     "freed_reason",
     "has_memory",
     "is_dense",
+    "is_plain",
+    "may_be_in_flight",
     "not_a_tensor",
     "unreadable_reason",
     "without_bytes",
@@ -36,6 +39,24 @@ def can_hold_nonfinite(tensor: torch.Tensor) -> bool:
 
 
 def can_read(tensor: torch.Tensor) -> bool:
+    """Ordinary memory of any device that holds what it is to hold, in the order of its stream."""
+    return is_plain(tensor) and not may_be_in_flight(tensor)
+
+
+def may_be_in_flight(tensor: torch.Tensor) -> bool:
+    """Whether a copy from a device may still be under way to it: with ``non_blocking=True`` such a
+    copy is waited for by nothing, and its memory is pinned. Nothing of a tensor tells when it has
+    arrived.
+    """
+    if not tensor.is_cpu:
+        return False
+    if status.module is not None:
+        return bool(status.module.may_be_in_flight(tensor))
+    with torch._C._DisableTorchDispatch():  # no operator of the program
+        return tensor.is_pinned()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
     """Ordinary memory of any device: not sparse, nested, fake, meta, or wrapped by a functorch
     transform.
     """
@@ -69,7 +90,7 @@ def unreadable_reason(tensor: torch.Tensor) -> Optional[str]:
         )
     if tensor.is_meta and type(tensor).__torch_dispatch__ is _PLAIN_DISPATCH:
         return "expected a tensor with memory, got a meta tensor; materialise it first"
-    if not can_read(tensor):
+    if not is_plain(tensor):
         return (
             "expected a plain tensor, got a tensor subclass that has no memory of its own (a fake "
             "tensor, a DTensor, a vmap or grad wrapper); give the local tensor"

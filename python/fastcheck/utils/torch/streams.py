@@ -13,7 +13,7 @@ __all__ = ["DeviceStreams", "stream_handle", "streams_of"]
 # cudaStreamCaptureModeRelaxed
 _RELAXED = 2
 
-_NEEDED = ("Stream", "Event", "current_stream", "stream")
+_NEEDED = ("Stream", "Event", "current_stream", "stream", "device")
 
 
 class DeviceStreams:
@@ -41,26 +41,41 @@ class DeviceStreams:
             stream = self._known[key] = self._module.current_stream(self.device)
         return stream
 
+    def here(self) -> contextlib.AbstractContextManager[Any]:
+        """Makes this device the current one within a ``with`` statement. torch does not do so for
+        questions about events, and a call of CUDA's runtime makes a context on the device that is
+        current: in a thread that has chosen none, on device 0.
+        """
+        context: contextlib.AbstractContextManager[Any] = self._module.device(self.device)
+        return context
+
     def is_capturing(self) -> bool:
         """Whether work on the current stream is captured into a graph; True where the device has no
         such query.
         """
         query = getattr(self._module, "is_current_stream_capturing", None)
-        return True if query is None else bool(query())
+        if query is None:
+            return True
+        with self.here():
+            return bool(query())
 
     def is_done(self, event: Any) -> bool:
         """Whether the device has passed an event. Does not wait, and ends no capture of a graph
         that another thread has under way.
         """
         exchange = self.exchange_capture_mode
-        if exchange is None:
-            return bool(event.query())
-        before = exchange(_RELAXED)
-        try:
-            return bool(event.query())
-        finally:
-            if before >= 0:
-                exchange(before)
+        with self.here():
+            before = -1 if exchange is None else exchange(_RELAXED)
+            try:
+                return bool(event.query())
+            finally:
+                if exchange is not None and before >= 0:
+                    exchange(before)
+
+    def wait_for(self, event: Any) -> None:
+        """Returns when the device has passed an event."""
+        with self.here():
+            event.synchronize()
 
     def new_stream(self) -> Any:
         return self._module.Stream(device=self.device)

@@ -10,15 +10,14 @@ extern "C" void fake_device_launch(void* native_stream, const char* name, void (
     if (drop != nullptr) drop(each);
   });
   auto& stream = *static_cast<fake::Stream*>(native_stream);
-  if (stream.device() != fake::current_device())
-    throw std::runtime_error("fake device: a stream of device " + std::to_string(stream.device()) +
-                             " was launched on while device " +
-                             std::to_string(fake::current_device()) + " was current");
+  fake::require_current(stream.device(), "a launch on a stream");
   stream.submit(fake::TaskKind::kernel, name, [fn, held] { fn(held.get()); });
 }
 
 extern "C" int fake_device_is_capturing(void* native_stream) {
-  return static_cast<fake::Stream*>(native_stream)->capture() != nullptr ? 1 : 0;
+  auto& stream = *static_cast<fake::Stream*>(native_stream);
+  fake::require_current(stream.device(), "a question for the capture of a stream");
+  return stream.capture() != nullptr ? 1 : 0;
 }
 
 extern "C" int fake_device_exchange_capture_mode(int mode) {

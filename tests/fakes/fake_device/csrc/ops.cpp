@@ -7,6 +7,7 @@
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/fill_native.h>
 #include <ATen/ops/is_set_to_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
@@ -15,6 +16,8 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
+
+#include <limits>
 
 #include "launch.h"
 #include "supported_ops.h"
@@ -152,6 +155,13 @@ Tensor copy_from(const Tensor& self, const Tensor& to, bool non_blocking) {
   TORCH_CHECK(host.is_cpu(), "fake device: no copies between it and ", host.device());
   const Tensor host_alias = over(host, const_cast<void*>(host.const_data_ptr()));
   const bool asynchronous = non_blocking && is_pinned(host.const_data_ptr());
+  // What is read too early is never right by chance.
+  if (asynchronous && !upload && !stream_now(device).capture()) {
+    Tensor stale = host_alias;
+    at::native::fill_(stale, isFloatingType(to.scalar_type()) || isComplexType(to.scalar_type())
+                                 ? c10::Scalar(std::numeric_limits<double>::quiet_NaN())
+                                 : c10::Scalar(-1));
+  }
   // A copy that is refused must not be under way: the caller is free to let its memory go.
   if (!asynchronous) count_synchronisation(Counter::blocking_copy);
   enqueue(device, upload ? "copy (host to device)" : "copy (device to host)",

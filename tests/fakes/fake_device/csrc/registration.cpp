@@ -193,15 +193,18 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     fake::count(fake::Counter::event_query);
     fake::check_not_capturing("an event was queried");
     if (event == nullptr) return true;
-    const auto& last = static_cast<fake::Event*>(event)->last;
-    if (last) fake::check_device_lost(static_cast<fake::Event*>(event)->device);
-    return !last || last->query();
+    const auto& mine = *static_cast<fake::Event*>(event);
+    if (!mine.last) return true;
+    fake::require_current(mine.device, "a query of an event");
+    fake::check_device_lost(mine.device);
+    return mine.last->query();
   }
   void synchronizeEvent(void* event) const override {
     fake::count_synchronisation(fake::Counter::event_synchronize);
     if (event == nullptr) return;
     auto* const mine = static_cast<fake::Event*>(event);
     if (!mine->last) return;
+    fake::require_current(mine->device, "a wait for an event");
     mine->last->wait_on_host();
     fake::check_device_error(mine->device);
   }

@@ -157,6 +157,9 @@ std::vector<Stream*> all_streams(int device);
 int next_pool_stream(int device);
 int current_device();
 void set_current_device(int device);
+// For calls before which torch doesn't make the device current: CUDA's runtime would make a context
+// on the device that is, half a gigabyte of it.
+void require_current(int device, const char* what);
 int current_stream(int device);
 void set_current_stream(int device, int id);
 bool on_worker();

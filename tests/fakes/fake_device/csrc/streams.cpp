@@ -323,6 +323,12 @@ void set_current_device(int device) {
   require_device(device);
   device_now = device;
 }
+void require_current(int device, const char* what) {
+  if (device != device_now)
+    throw std::runtime_error("fake device: " + std::string(what) + " of device " +
+                             std::to_string(device) + " while device " +
+                             std::to_string(device_now) + " was current");
+}
 int current_stream(int device) {
   require_device(device);
   return stream_now[device];

@@ -29,7 +29,7 @@ from support.programs.graphs import (
 )
 from support.programs.training import Net, deep, stopped
 
-pytestmark = graphs_on_fake.marks
+pytestmark = [pytest.mark.fake_hooks, *graphs_on_fake.marks]
 
 
 def test_an_exception_in_a_capture() -> None:

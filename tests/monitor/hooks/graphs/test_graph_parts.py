@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,7 +16,7 @@ from support.devices.graphs_on_fake import NAME, data
 from support.programs.graphs import WARM_UP, Training, guarded, said
 from support.programs.training import Net, deep, where
 
-pytestmark = graphs_on_fake.marks
+pytestmark = [pytest.mark.fake_hooks, *graphs_on_fake.marks]
 
 
 def test_forward_and_backward_alone() -> None:

@@ -15,7 +15,7 @@ from support.devices.graphs_on_fake import NAME, data, fake
 from support.programs.graphs import WARM_UP, Training, guarded, new_graph, said
 from support.programs.training import deep
 
-pytestmark = graphs_on_fake.marks
+pytestmark = [pytest.mark.fake_hooks, *graphs_on_fake.marks]
 
 
 def test_two_graphs_at_once() -> None:

@@ -29,7 +29,7 @@ from support.programs.graphs import (
 from support.programs.stalled import STEPS, Frozen, Masked
 from support.programs.training import Apply, Net, change_gradient, deep, stopped, where
 
-pytestmark = graphs_on_fake.marks
+pytestmark = [pytest.mark.fake_hooks, *graphs_on_fake.marks]
 
 
 def trained(

@@ -36,7 +36,7 @@ def a_guard() -> UpdateGuard:
     return UpdateGuard(backend_for(torch.device(NAME)).found_nonfinite)
 
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("fake_accelerator")]
 
 
 def gradients(params: Sequence[nn.Parameter], steps: int, bad: Sequence[int]) -> list[list[Tensor]]:

@@ -15,7 +15,7 @@ from support.programs.training import Net, batches, stopped, where
 from .test_clipping import CLIPS as CLIPS_OF_TORCH
 from .test_clipping import clipped_training, gradients_read, spoil
 
-pytestmark = pytest.mark.usefixtures("fresh_start")
+pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("fresh_start")]
 
 NAN = float("nan")
 

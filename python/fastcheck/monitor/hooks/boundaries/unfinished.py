@@ -4,18 +4,22 @@ optimizer when its gradients have overflowed, clears them, and continues with th
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
-from typing import Callable
+from collections.abc import Iterable, Sequence
+from typing import Callable, Optional
 
 import torch
 
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.calls.stored import StoredTensor, parameter_at
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 
 __all__ = ["UnfinishedSteps"]
+
+#: A module, the name of a parameter in it, and the version of its gradient.
+_Probe = tuple[ModuleNode, str, int]
 
 _PROBES = 3
 # After so many backward passes in a row that left no gradient (of a model that is not trained), the
@@ -31,30 +35,27 @@ class UnfinishedSteps:
     is not finite, or a loss scale that install() was given.
     """
 
-    def __init__(self, session: Session, parameters: Callable[[], list[torch.Tensor]]) -> None:
+    def __init__(self, session: Session, parameters: Callable[[], list[StoredTensor]]) -> None:
         self._session = session
         self._parameters = parameters
         #: Whether there was one since the last update.
         self.has_skipped = False
         self._step = -1
-        # Parameters that had a gradient when the last backward() ended, and its version.
-        self._probes: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        # Parameters that had a gradient when the last backward() ended.
+        self._probes: list[_Probe] = []
         # Backward passes in a row after which no parameter had a gradient.
         self._fruitless = 0
 
     def after_backward(self) -> None:
         """Gradients were made in the open step."""
         session = self._session
-        known = [one for one in (ref() for ref, _ in self._probes) if one is not None]
-        held = [parameter for parameter in known if parameter.grad is not None]
-        if not held:
+        probes = _probes((node, name, parameter_at(node, name)) for node, name, _ in self._probes)
+        if not probes:
             if self._fruitless < _MOST_FRUITLESS or self._fruitless % _MOST_FRUITLESS == 0:
-                held = _spread([p for p in self._parameters() if p.grad is not None])
-            self._fruitless = 0 if held else self._fruitless + 1
+                probes = _spread(_probes(self._parameters()))
+            self._fruitless = 0 if probes else self._fruitless + 1
         self._step = session.step.index
-        self._probes = [
-            (weakref.ref(p), local(p.grad)._version) for p in held if p.grad is not None
-        ]
+        self._probes = probes
 
     def is_over(self) -> bool:
         """Called where a forward or backward pass begins: whether the open step has ended, without
@@ -68,6 +69,8 @@ class UnfinishedSteps:
             return False
         if step.update_count or step.scaler is not None or not torch.is_grad_enabled():
             return False
+        if not session.backwards.owns_gradients:
+            return False
         is_shown = session.config.training.has_own_scaling or step.judge.has_unused_gradients
         if not is_shown or not all(map(_is_cleared, *zip(*self._probes))):
             return False
@@ -77,14 +80,25 @@ class UnfinishedSteps:
         return True
 
 
-def _spread(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    last = len(parameters) - 1
-    places = {last * number // (_PROBES - 1) for number in range(_PROBES)} if parameters else set()
-    return [parameters[place] for place in sorted(places)]
+def _probes(
+    parameters: Iterable[tuple[ModuleNode, str, Optional[torch.Tensor]]],
+) -> list[_Probe]:
+    """Of those that have a gradient its version."""
+    return [
+        (node, name, local(parameter.grad)._version)
+        for node, name, parameter in parameters
+        if parameter is not None and parameter.grad is not None
+    ]
 
 
-def _is_cleared(reference: weakref.ref[torch.Tensor], version: int) -> bool:
-    parameter = reference()
+def _spread(probes: Sequence[_Probe]) -> list[_Probe]:
+    last = len(probes) - 1
+    places = {last * number // (_PROBES - 1) for number in range(_PROBES)} if probes else set()
+    return [probes[place] for place in sorted(places)]
+
+
+def _is_cleared(node: ModuleNode, name: str, version: int) -> bool:
+    parameter = parameter_at(node, name)
     gradient = None if parameter is None else parameter.grad
     if gradient is None:
         return True

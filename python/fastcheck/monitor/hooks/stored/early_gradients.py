@@ -4,12 +4,12 @@ change them, or may have been.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from typing import Optional
 
 import torch
 
+from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.sharding import local
 
 __all__ = ["FINITE", "EarlyGradients"]
@@ -23,8 +23,8 @@ class EarlyGradients:
 
     def __init__(self) -> None:
         self._step = -1
-        # By the gradient's id(): the gradient, its version, and the number of its record.
-        self._read: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
+        # By the gradient's id(): its memory, its version, and the number of its record.
+        self._read: dict[int, tuple[MemoryRef, int, int]] = {}
         #: Of those that wait for what becomes of the gradient the numbers of their records, by
         #: site; FINITE: it has none, because it was finite.
         self.waiting: dict[int, int] = {}
@@ -38,12 +38,12 @@ class EarlyGradients:
 
     def add(self, gradient: torch.Tensor, seq: int) -> None:
         """``gradient`` was read, as the record ``seq``."""
-        self._read[id(gradient)] = weakref.ref(gradient), local(gradient)._version, seq
+        self._read[id(gradient)] = MemoryRef(gradient), local(gradient)._version, seq
 
     def find(self, gradient: torch.Tensor) -> Optional[int]:
         """The number of its record; None where it was not read, or has changed since."""
         known = self._read.get(id(gradient))
-        if known is None or known[0]() is not gradient or known[1] != local(gradient)._version:
+        if known is None or not known[0].is_of(gradient) or known[1] != local(gradient)._version:
             return None
         return known[2]
 
@@ -60,7 +60,7 @@ class EarlyGradients:
         """Clipping has changed these: their records are those of what was clipped."""
         for gradient in gradients:
             known = self._read.get(id(gradient))
-            if known is not None and known[0]() is gradient:
+            if known is not None and known[0].is_of(gradient):
                 self.add(gradient, known[2])
 
     def __bool__(self) -> bool:

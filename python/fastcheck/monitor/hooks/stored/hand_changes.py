@@ -8,6 +8,9 @@ from typing import NamedTuple, Optional
 
 import torch
 
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.calls.stored import StoredTensor, parameter_at
+from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
@@ -24,7 +27,7 @@ _ELEMENTS = 64
 class _Probe(NamedTuple):
     """A gradient when backward() ended."""
 
-    gradient: weakref.ref[torch.Tensor]
+    memory: MemoryRef
     version: int
     elements: Optional[torch.Tensor]
 
@@ -42,11 +45,11 @@ class HandChanges:
         #: No update was seen yet.
         self.is_first = True
         self.was_seen = False
-        self._parameters: weakref.WeakKeyDictionary[object, list[weakref.ref[torch.Tensor]]] = (
+        # Of each optimizer some of its parameters.
+        self._parameters: weakref.WeakKeyDictionary[object, list[tuple[ModuleNode, str]]] = (
             weakref.WeakKeyDictionary()
         )
-        # By the parameter's id().
-        self._probes: dict[int, _Probe] = {}
+        self._probes: dict[tuple[ModuleNode, str], _Probe] = {}
         self._passes = 0
         # Of each optimizer: how many backward passes there were before its last update.
         self._passes_before: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
@@ -56,7 +59,7 @@ class HandChanges:
         """Whether after_backward() is to be given the parameters of the model."""
         return self.is_first and self._passes < _MOST_PASSES
 
-    def after_backward(self, parameters: Sequence[torch.Tensor]) -> bool:
+    def after_backward(self, parameters: Sequence[StoredTensor]) -> bool:
         """A backward pass is over. ``parameters``: those of the model, if wanted. Whether all
         gradients are to be read now.
         """
@@ -66,8 +69,9 @@ class HandChanges:
         if self.is_first:
             self._note(_chosen(parameters))
             return self._passes <= _MOST_PASSES
-        for references in self._parameters.values():
-            self._note([one for one in (ref() for ref in references) if one is not None])
+        for places in self._parameters.values():
+            found = ((node, name, parameter_at(node, name)) for node, name in places)
+            self._note([(node, name, one) for node, name, one in found if one is not None])
         return False
 
     def seen(self) -> None:
@@ -86,7 +90,7 @@ class HandChanges:
         self._probes.clear()
 
     def before_update(
-        self, optimizer: Optional[torch.optim.Optimizer], parameters: Sequence[torch.Tensor]
+        self, optimizer: Optional[torch.optim.Optimizer], parameters: Sequence[StoredTensor]
     ) -> bool:
         """``optimizer`` (None: none of torch's) is about to step; ``parameters``: those of the
         model that it owns. Whether gradients were changed that nothing has read before.
@@ -100,21 +104,22 @@ class HandChanges:
             self.seen()
             return not was_first
         if owner not in self._parameters:
-            self._parameters[owner] = [weakref.ref(p) for p in _chosen(parameters)]
+            self._parameters[owner] = [(node, name) for node, name, _ in _chosen(parameters)]
         return False
 
-    def _note(self, parameters: Sequence[torch.Tensor]) -> None:
-        for parameter in parameters:
+    def _note(self, parameters: Sequence[StoredTensor]) -> None:
+        for node, name, parameter in parameters:
             gradient = parameter.grad
             if gradient is not None:
-                probe = _Probe(weakref.ref(gradient), local(gradient)._version, _first(gradient))
-                self._probes[id(parameter)] = probe
+                probe = _Probe(MemoryRef(gradient), local(gradient)._version, _first(gradient))
+                self._probes[node, name] = probe
 
-    def _is_changed(self, parameter: torch.Tensor) -> bool:
-        probe, gradient = self._probes.pop(id(parameter), None), parameter.grad
+    def _is_changed(self, stored: StoredTensor) -> bool:
+        node, name, parameter = stored
+        probe, gradient = self._probes.pop((node, name), None), parameter.grad
         if probe is None or gradient is None:
             return False
-        if probe.gradient() is not gradient or local(gradient)._version != probe.version:
+        if not probe.memory.is_of(gradient) or local(gradient)._version != probe.version:
             return True
         if probe.elements is None:
             return False
@@ -123,9 +128,9 @@ class HandChanges:
             return now is None or not torch.equal(now, probe.elements)
 
 
-def _chosen(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _chosen(parameters: Sequence[StoredTensor]) -> list[StoredTensor]:
     """A few of those with a gradient, evenly spread."""
-    held = [parameter for parameter in parameters if parameter.grad is not None]
+    held = [stored for stored in parameters if stored[2].grad is not None]
     last = len(held) - 1
     places = {last * number // (_PROBES - 1) for number in range(_PROBES)} if held else set()
     return [held[place] for place in sorted(places)]

@@ -15,7 +15,7 @@ from fastcheck.monitor.weight_updates.squares import LargeSquares
 from fastcheck.monitor.weight_updates.stalled import StalledWeights
 from fastcheck.monitor.weight_updates.updates import UpdateWatcher
 from fastcheck.record.format import VALUE_BYTES, Depth, Flag, nonfinite
-from fastcheck.utils.torch.readable import can_read, has_memory
+from fastcheck.utils.torch.readable import can_read, has_memory, is_plain
 from fastcheck.utils.torch.sharding import is_part, local
 from fastcheck.utils.torch.sparse import values_of
 from fastcheck.utils.torch.transforms import unwrapped
@@ -33,6 +33,8 @@ class _Batch:
     """Tensors to be read in one call, with their sites and roles."""
 
     def __init__(self) -> None:
+        #: What is added is used by the host right after it was read, so that it has arrived.
+        self.is_used_now = False
         self.tensors: list[torch.Tensor] = []
         self.sites: list[int] = []
         self.roles: list[str] = []
@@ -42,7 +44,8 @@ class _Batch:
         tensor = unwrapped(local(tensor))
         values = None if tensor.layout is torch.strided else values_of(tensor)
         tensor = tensor if values is None else values
-        if can_read(tensor) and has_memory(tensor):
+        is_readable = is_plain(tensor) if self.is_used_now else can_read(tensor)
+        if is_readable and has_memory(tensor):
             self.tensors.append(tensor)
             self.sites.append(site)
             self.roles.append(role)
@@ -93,27 +96,35 @@ class StateReader:
         ``scaled``: the gradients still carry the loss scale, or their update is skipped.
         """
         session, updates, stalled_weights = self._session, self._updates, self.stalled_weights
+        gradients = gradients and (optimizer is not None or session.backwards.owns_gradients)
         owned = None if optimizer is None else parameter_ids(optimizer)
         parameters = parameters_of(self._nodes, owned)
-        if gradients and self.hand_changes.before_update(optimizer, [p for _, _, p in parameters]):
+        if gradients and self.hand_changes.before_update(optimizer, parameters):
             session.step.judge.were_changed = True
         is_watched = gradients and stalled_weights is not None and stalled_weights.is_on
         look = updates.begin(optimizer, session.step) if is_watched else None
         first = session.next_seq
         batch = _Batch()
+        batch.is_used_now = optimizer is not None
         for node, name, parameter in parameters:
             batch.add(parameter, node.site("param", name, 0), "param")
         buffers_at = len(batch.sites)
+        batch.is_used_now = False
         self._add_buffers(batch)
         self._read(batch)
         first_gradient = session.next_seq
-        gradients_read, early = self._read_gradients(parameters, scaled) if gradients else ([], [])
+        is_used_now = optimizer is not None
+        gradients_read, early = (
+            self._read_gradients(parameters, scaled, is_used_now=is_used_now)
+            if gradients
+            else ([], [])
+        )
         if gradients_read and not scaled:
             session.note(self._large_squares.weigh, first_gradient, session.next_seq)
         if look is not None and stalled_weights is not None:
             look.first, look.first_gradient, look.early_gradients = first, first_gradient, early
             look.first_stray = session.next_seq
-            if updates.has_turn_for_strays(look):
+            if updates.has_turn_for_strays(look) and session.backwards.owns_gradients:
                 self._read_strays()
             look.stop = session.next_seq
             stored = batch.sites[:buffers_at]
@@ -132,9 +143,9 @@ class StateReader:
             batch.add(parameter, node.site("param", name, 0), "param")
         self._read(batch)
 
-    def parameters(self) -> list[torch.Tensor]:
+    def parameters(self) -> list[StoredTensor]:
         """Every parameter of the observed modules."""
-        return [parameter for _, _, parameter in parameters_of(self._nodes, None)]
+        return parameters_of(self._nodes, None)
 
     def read_gradients(
         self, optimizer: torch.optim.Optimizer, *, scaled: bool, is_early: bool = False
@@ -152,6 +163,8 @@ class StateReader:
         """Those of ``gradients`` that belong to parameters of the model (``owned``: only to these).
         False: none does. ``scaled``: loss scaling decides what becomes of them.
         """
+        if not self._session.backwards.owns_gradients:
+            return False
         ids = set(map(id, gradients))
         parameters = [s for s in parameters_of(self._nodes, owned) if id(s[2].grad) in ids]
         self._early.begin(self._session.step.index)
@@ -164,7 +177,7 @@ class StateReader:
         """
         changes, early, session = self.hand_changes, self._early, self._session
         parameters = parameters_of(self._nodes, owned) if changes.wants_parameters else []
-        if not changes.after_backward([parameter for _, _, parameter in parameters]):
+        if not changes.after_backward(parameters):
             return False
         early.begin(session.step.index)
         batch, read = _Batch(), []
@@ -198,7 +211,12 @@ class StateReader:
         return bool(self._early)
 
     def _read_gradients(
-        self, parameters: Sequence[StoredTensor], scaled: bool, *, is_early: bool = False
+        self,
+        parameters: Sequence[StoredTensor],
+        scaled: bool,
+        *,
+        is_early: bool = False,
+        is_used_now: bool = False,
     ) -> tuple[list[int], list[int]]:
         """Reads those that were not read early. The sites of those that were first, and of the
         others; and the numbers of the records of those that were.
@@ -207,6 +225,7 @@ class StateReader:
         early.begin(session.step.index)
         self._name_given(parameters)
         batch, read = _Batch(), []
+        batch.is_used_now = is_used_now
         sites: list[int] = []
         known: list[int] = []
         for node, name, gradient in gradients_of(parameters):

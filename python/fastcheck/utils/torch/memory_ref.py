@@ -1,0 +1,53 @@
+"""MemoryRef: knows the memory of a tensor again, and keeps neither alive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .sharding import local
+from .sparse import values_of
+
+__all__ = ["MemoryRef"]
+
+# Weak references to storages have no public form; torch.multiprocessing.reductions uses these.
+_STORAGE: Any = torch.UntypedStorage
+
+
+class MemoryRef:
+    """A weak reference to the storage of a tensor. While it is there no other storage gets the
+    same address.
+
+    One to the tensor itself would have ``torch.utils.swap_tensors()`` refuse the tensor, and with
+    it the conversion of a module.
+    """
+
+    __slots__ = ("_free", "_offset", "_storage")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        storage, self._offset = _memory_of(tensor)
+        # The address of the StorageImpl; 0: the tensor has none.
+        self._storage: int = 0 if storage is None else storage._weak_ref()
+        # At the interpreter's end the module may be gone before this object is.
+        self._free = _STORAGE._free_weak_ref
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` has the same memory; False where it has none."""
+        storage, offset = _memory_of(tensor)
+        return storage is not None and (storage._cdata, offset) == (self._storage, self._offset)
+
+    def __del__(self) -> None:
+        if self._storage:
+            self._free(self._storage)
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[Any, int]:
+    """The storage, and where the tensor begins in it."""
+    tensor = local(tensor)
+    values = None if tensor.layout is torch.strided else values_of(tensor)
+    tensor = tensor if values is None else values
+    try:
+        return tensor.untyped_storage(), int(tensor.storage_offset())
+    except (NotImplementedError, RuntimeError):  # wrapped by a transform: no storage
+        return None, 0

@@ -1,0 +1,39 @@
+"""Each suite of this folder runs to its end on a small sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT, TESTS
+from support.processes import run_python
+
+SAMPLES = {
+    "compare_healthy": [],
+    "fault_injection": ["--faults", "4"],
+    "fleet_true": [],
+    "healthy": ["--steps", "2"],
+    "healthy_awkward": [],
+    "stress": ["--seconds", "2"],
+    "watch": ["--steps", "100", "--seeds", "1"],
+    "watch_standing": ["--seeds", "1"],
+}
+
+
+@pytest.mark.parametrize("suite", SAMPLES)
+def test_a_sample(suite: str, tmp_path: Path) -> None:
+    environment = {
+        "PYTHONPATH": f"{TESTS}:{ROOT / 'bench'}",
+        "FASTCHECK_BENCH_RESULTS": str(tmp_path),
+        "FASTCHECK_BENCH_SMOKE": "1",
+    }
+    done = run_python("-m", f"accuracy.{suite}", *SAMPLES[suite], cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(tmp_path.glob("*.json"))
+
+
+def test_no_suite_is_left_out() -> None:
+    programs = Path(__file__).parent.glob("*.py")
+    suites = {path.stem for path in programs if "\ndef main(" in path.read_text()}
+    assert suites - {"compare_worker"} == set(SAMPLES)

@@ -1,0 +1,283 @@
+"""Models that train on several threads of one process: what one thread does is not about the model
+of another, and its gradients are looked at by nobody else.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any, Callable, ClassVar, Optional
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from fastcheck.utils.torch.patching import Listeners
+from support.paths import ROOT
+
+NAN = float("nan")
+LEVELS = pytest.mark.parametrize("level", ["module", "op"])
+
+pytestmark = pytest.mark.usefixtures("fresh_start")
+
+
+class Watched(nn.Parameter):
+    """Notes which threads ask for its gradient."""
+
+    asked: ClassVar[set[int]] = set()
+
+    @property
+    def grad(self) -> Any:
+        Watched.asked.add(threading.get_ident())
+        return torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined]  # a getset descriptor
+
+    @grad.setter
+    def grad(self, value: Optional[torch.Tensor]) -> None:
+        torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def watched() -> nn.Sequential:
+    model = net()
+    for module in model:
+        for name, parameter in list(module.named_parameters()):
+            setattr(module, name, Watched(parameter.detach()))
+    return model
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    return model(torch.randn(3, 4)).square().mean()
+
+
+def elsewhere(work: Callable[[], object]) -> None:
+    """Runs it on another thread, to its end."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for error in errors:
+        raise error
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, *, clips: bool = False) -> None:
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    if clips:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+@LEVELS
+def test_no_other_thread_asks_for_gradients(level: Any) -> None:
+    """Not where it runs backward(), clips, scales or steps; the model has a non-finite value that
+    waits for what becomes of it, and a step that may be over.
+    """
+    model, other = watched(), net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    others = torch.optim.SGD(other.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu")
+
+    def train_other() -> None:
+        for _ in range(3):
+            step(other, others, clips=True)
+            torch.autograd.grad(loss_of(other), list(other.parameters()))
+            scaler.scale(loss_of(other)).backward()
+            scaler.step(others)
+            scaler.update()
+
+    training = fastcheck.Training(scaler=1024.0)
+    with fastcheck.install(model, level=level, overflow_nums=-1, training=training):
+        step(model, optimizer)
+        optimizer.zero_grad()
+        loss = model(torch.full((3, 4), NAN)).square().mean()
+
+        def while_it_runs(gradient: torch.Tensor) -> None:
+            Watched.asked = set()
+            elsewhere(train_other)
+            assert Watched.asked <= {threading.get_ident()}
+
+        loss.register_hook(while_it_runs)
+        loss.backward()
+        Watched.asked = set()
+        elsewhere(train_other)
+        optimizer.zero_grad()
+        elsewhere(train_other)
+        assert not Watched.asked - {threading.get_ident()}
+
+
+def test_another_models_loss_while_backward_runs() -> None:
+    """The gradients that come in the middle of another model's backward() are not from it."""
+    model, other = net(), net()
+
+    def train(gradient: torch.Tensor) -> None:
+        elsewhere(lambda: loss_of(model).backward())
+
+    with fastcheck.install(model, overflow_nums=-1) as monitor:
+        elsewhere(lambda: model(torch.randn(3, 4)))
+        loss = loss_of(other)
+        (loss * NAN).backward()
+        loss = loss_of(other) * NAN
+        loss.register_hook(train)
+        loss.backward()
+        monitor.flush()
+        assert not monitor.events
+
+
+def test_another_models_scaler() -> None:
+    """It decides nothing about the gradients of a model that is trained without one, and its
+    update() ends no step of that.
+    """
+    model, other = net(), net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    others = torch.optim.SGD(other.parameters(), 0.01)
+    scaler, its = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu")
+
+    def scale() -> None:
+        scaler.scale(loss_of(other)).backward()
+        scaler.step(others)
+        scaler.update()
+
+    with fastcheck.install(model, overflow_nums=-1) as monitor:
+        step(model, optimizer)
+        elsewhere(scale)
+        output = model(torch.randn(3, 4))
+        elsewhere(scale)
+        output.register_hook(lambda gradient: gradient * NAN)
+        output.square().mean().backward()
+        assert monitor.events
+        optimizer.step()
+        optimizer.zero_grad()
+        its.scale(loss_of(model)).backward()
+        its.step(optimizer)
+        index = monitor.step_index
+        elsewhere(scale)
+        loss_of(model)
+        assert monitor.step_index == index
+        its.update()
+        loss_of(model)
+        assert monitor.step_index == index + 1
+
+
+def test_a_backward_that_raises_is_over() -> None:
+    model = watched()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise RuntimeError("on purpose")
+
+    with fastcheck.install(model, overflow_nums=-1):
+        step(model, optimizer)
+        loss = loss_of(model)
+        loss.register_hook(fail)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            loss.backward()
+        Watched.asked = set()
+        loss_of(model).backward()
+        assert Watched.asked == {threading.get_ident()}
+
+
+def test_the_next_thread_takes_over() -> None:
+    """Once the thread that has trained is gone, another one may look at the gradients."""
+    model = watched()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with fastcheck.install(model, overflow_nums=-1):
+        elsewhere(lambda: step(model, optimizer))
+        optimizer.zero_grad()
+        Watched.asked = set()
+        loss_of(model).backward()
+        assert Watched.asked == {threading.get_ident()}
+
+
+def test_listeners_that_come_while_others_are_told() -> None:
+    class Listener:
+        pass
+
+    class Slow(weakref.WeakSet[Any]):
+        def __iter__(self) -> Any:
+            for listener in super().__iter__():
+                if late.ident is None:
+                    late.start()
+                    late.join(0.2)
+                yield listener
+
+    listeners: Listeners[Listener] = Listeners(lambda: None, lambda: None)
+    first, second = Listener(), Listener()
+    late = threading.Thread(target=lambda: listeners.connect(second))
+    listeners._alive = Slow()
+    listeners.connect(first)
+    assert list(listeners) == [first]
+    late.join()
+
+
+_STRESS = """
+import faulthandler, sys, threading, time, warnings
+faulthandler.enable()
+warnings.simplefilter("ignore")
+import torch
+from torch import nn
+import fastcheck
+
+torch.set_num_threads(1)
+sys.setswitchinterval(1e-5)
+level, seconds = sys.argv[1], float(sys.argv[2])
+
+
+def net():
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 4))
+
+
+def train(model):
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    while time.monotonic() < end:
+        optimizer.zero_grad()
+        model(torch.randn(6, 8)).square().mean().backward()
+        optimizer.step()
+
+
+end = time.monotonic() + seconds
+models = [net() for _ in range(4)]
+observed = models if level == "module" else models[:1]
+monitors = [fastcheck.install(model, level=level, overflow_nums=-1) for model in observed]
+threads = [threading.Thread(target=train, args=(model,)) for model in models]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+for monitor in monitors:
+    monitor.flush()
+    assert not monitor.events
+    monitor.remove()
+print("finished")
+"""
+
+
+def run(program: str, *arguments: str) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert done.returncode == 0 and "finished" in done.stdout, done.stdout + done.stderr
+
+
+@LEVELS
+def test_four_threads(level: str) -> None:
+    run(_STRESS, level, os.environ.get("FASTCHECK_STRESS_SECONDS", "8"))
