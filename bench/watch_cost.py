@@ -34,7 +34,7 @@ __all__ = ["arithmetic"]
 
 #: Share of a step that the watch may take at 1,000 sites.
 BAR = 0.002
-WARM_UP = 70
+WARM_UP = harness.size(70, 2)
 #: By name: width, blocks, sequences of a batch, their length.
 SIZES = {
     "gpt of 2 blocks of 32": (32, 2, 16, 16),
@@ -137,13 +137,15 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    found = [arithmetic(sites, 300, k) for sites in (100, 1000, 10000) for k in (1, 8)]
+    steps = harness.size(300, 16)
+    sizes = harness.few((100, 1000, 10000))
+    found = [arithmetic(sites, steps, k) for sites in sizes for k in (1, 8)]
     for one in found:
         one["step_seconds_at_bar"] = one["seconds"]["median"] / BAR
         print(*one.values(), sep=" | ", flush=True)
     rows = []
-    for name in SIZES:
-        steps = options.steps if "512" not in name else options.steps // 10
+    for name in harness.few(SIZES):
+        steps = harness.size(options.steps, 20) if "512" not in name else options.steps // 10
         rows.append(training(name, steps))
         print(*rows[-1].values(), sep=" | ", flush=True)
     harness.write_results("watch_cost", rows, bar=BAR, arithmetic=found)
