@@ -41,7 +41,7 @@ help:
 	@echo "make frontend          build the script and style of the report's page from frontend/ (needs npm)"
 	@echo "make frontend-check    check their types and style, and that what is committed is what they build"
 	@echo "make screenshots       the pictures of docs/report.md (needs Chromium)"
-	@echo "make bench             the CPU benches, about ten minutes; results under bench/results"
+	@echo "make bench             all benches that this machine can run; results under bench/results"
 	@echo "make accuracy SUITE=...  how often verdicts are right (tests/accuracy); minutes to hours"
 	@echo "make wheel             build a wheel into dist/; ACCELERATOR=cpu, cuda, cpu-any, cuda-any or generic"
 	@echo "make sdist             build a source distribution into dist/"
@@ -156,7 +156,7 @@ accuracy: $(VENV)/.built $(VENV)/.tools
 	PYTHONPATH=tests:bench $(PY) -m accuracy.$(SUITE)
 
 bench: $(VENV)/.built
-	PYTHON=$(PY) bench/run_cpu.sh
+	$(PY) bench/run.py
 
 build: $(VENV)/.built
 

@@ -129,15 +129,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="up to 50,000 records")
     options = parser.parse_args()
     sizes = (10_000, 50_000) if options.quick else (10_000, 100_000, 1_000_000)
+    sizes = harness.size(sizes, (4_000,))
     rows = []
     with tempfile.TemporaryDirectory() as place:
         small = write(Path(place) / "small", "identical", 1)
         for size in sizes:
             steps = size // A_STEP
             reference = write(Path(place) / f"reference-{size}", "identical", steps)
-            for case, want in CASES.items():
+            for case, want in harness.few(CASES.items()):
                 actual = write(Path(place) / f"actual-{size}", case, steps)
-                rounds = 1 if size > 100_000 else 3
+                rounds = harness.size(1 if size > 100_000 else 3, 1)
                 found = measure(small, actual, reference, want, rounds)
                 rows.append({"case": case, "numel": size, "rounds": rounds, **found})
                 print(

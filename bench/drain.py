@@ -26,6 +26,7 @@ from torch import nn
 
 import fastcheck
 import harness
+from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.calls.module_calls import ModuleNode, new_call
 from fastcheck.monitor.session.drain import Part
 from fastcheck.monitor.session.session import Session
@@ -34,7 +35,7 @@ from fastcheck.verdict.journal import Journal, ListReading, Note
 from fastcheck.verdict.module_level import Judge
 
 RECORDS = 4096  # a step
-STEPS = 25  # a round
+STEPS = harness.size(25, 2)  # a round
 LIST_LENGTH = 200
 HISTORY = 10
 
@@ -60,7 +61,7 @@ class Steps:
         self.node = ModuleNode("", model, self.session.sites, is_primary=True)
         self.sites = [self.node.site("output", f"output[{k}]", k) for k in range(512)]
         self.tensor = torch.ones(1).to(device)
-        self.kind = ring.backend.identity(self.tensor, False)
+        self.kind = dtype_and_order(self.tensor)
         self.count = 0
 
     def fill(self, entries_of: str) -> None:
@@ -101,7 +102,7 @@ class Steps:
     def check(self) -> None:
         """All records are there, once each and in order."""
         held = self.monitor.records()
-        steps = self.count if self.session.config.log_dir else min(self.count, HISTORY)
+        steps = self.count if self.session.config.log.dir else min(self.count, HISTORY)
         first = (self.count - steps) * RECORDS
         assert np.array_equal(held["seq"], np.arange(first, self.count * RECORDS))
         assert np.array_equal(held["step"], held["seq"] // RECORDS)
@@ -168,7 +169,7 @@ def measure(device: torch.device, rounds: int, directory: str) -> list[dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
+    rounds = harness.size(parser.parse_args().rounds, 1)
     from fakes import fake_device
 
     device = torch.device(fake_device.load().name(), 0)

@@ -145,7 +145,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--directory", help="where to dump to; a temporary one when left out")
-    parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES))
+    parser.add_argument(
+        "--modes",
+        nargs="*",
+        default=harness.size(list(MODES), ["values of modules"]),
+        choices=list(MODES),
+    )
     parser.add_argument("--threads", nargs="*", type=int, default=harness.threads_to_try())
     parser.add_argument("--memory-of", choices=["none", *MODES], help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -6,6 +6,7 @@ packages are installed so that they can't replace it.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
+import harness
 from pure_read import cache_dir
 
 
@@ -37,6 +39,21 @@ MSPROBE = Environment(
     alone=("mindstudio-probe==26.2.0",),  # all but skl2onnx, which statistics do not need
 )
 NVDISASM = Environment("nvdisasm", (), alone=("nvidia-cuda-nvdisasm",))
+
+
+class MissingToolError(RuntimeError):
+    """A tool that this Python lacks, in a smoke run, which installs nothing."""
+
+
+def python(environment: Environment) -> str:
+    """The Python of the environment; in a smoke run the one that runs it, which has to have the
+    module of the environment's name.
+    """
+    if not harness.IS_SMOKE:
+        return str(make(environment))
+    if importlib.util.find_spec(environment.name) is None:
+        raise MissingToolError(f"{environment.name} is not installed")
+    return sys.executable
 
 
 def make(environment: Environment, torch: Optional[str] = "torch==2.13.0") -> Path:

@@ -35,10 +35,10 @@ from fastcheck.fleet.schema import need
 from fastcheck.fleet.store import Folder
 from fastcheck.record.format import RECORD_BYTES
 from fleet_synthetic import FAULTS, NOISE, Shape, choose_fault, write_fleet
-from harness import RESULTS, machine
+from harness import RESULTS, machine, size
 from synthetic_log import write_log
 
-_SMALL = Shape(ranks=64, sites=100, steps=50, shards=4)
+_SMALL = size(Shape(64, 100, 50, shards=4), Shape(8, 20, 20, shards=2))
 
 
 def _examined(folder: Folder, threads: int | None = None) -> Any:
@@ -87,7 +87,7 @@ def large(place: Path, shape: Shape) -> dict[str, Any]:
     planted = [choose_fault(shape, kind, 2) for kind in ("bitflip", "scale")]
     if not (place / "run=synthetic").exists():
         write_fleet(folder, shape, planted, 2)
-    size = sum(folder.files("run=synthetic").values())
+    stored = sum(folder.files("run=synthetic").values())
     code = f"import fleet; fleet._ask_and_print({str(place)!r})"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -101,8 +101,8 @@ def large(place: Path, shape: Shape) -> dict[str, Any]:
     return {
         "shape": vars(shape),
         "rows": rows,
-        "bytes": size,
-        "bytes_a_row": size / rows,
+        "bytes": stored,
+        "bytes_a_row": stored / rows,
         "planted": [{"kind": one.kind, "ranks": one.ranks, "step": one.step} for one in planted],
         **made,
     }
@@ -138,7 +138,7 @@ def collector(kills: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         for rank in range(8):
-            write_log(str(place / "log"), 1000, 100, rank)
+            write_log(str(place / "log"), size(1000, 20), size(100, 10), rank)
         start = time.process_time()
         done = Collector(str(place / "log"), Folder(place / "out"), "r", "n").take()
         seconds = time.process_time() - start
@@ -191,7 +191,7 @@ class _Growing:
         return all(part == len(self._parts[rank]) for rank, (part, _) in self._at.items())
 
 
-def _followed(ranks: int = 8, sites: int = 1000, steps: int = 600) -> dict[str, Any]:
+def _followed(ranks: int = 8, sites: int = 1000, steps: int = size(600, 10)) -> dict[str, Any]:
     """Processor time of ``fastcheck collect --follow``, its start included, for a training with a
     step of 5 s and a look at the log each 10 s. Steps and looks come a hundred times as fast here.
     """
@@ -211,6 +211,8 @@ def _followed(ranks: int = 8, sites: int = 1000, steps: int = 600) -> dict[str, 
             time.sleep(max(start + step * step_seconds / fast - time.monotonic(), 0))
             growing.grow()
         wall = time.monotonic() - start
+        while not any((place / "out").rglob("*.parquet")) and child.poll() is None:
+            time.sleep(0.1)  # a run shorter than the command's start
         child.send_signal(signal.SIGTERM)
         _, status, usage = os.wait4(child.pid, 0)
         assert status == 0 and growing.is_whole()
@@ -287,11 +289,12 @@ def _rows_of(out: Path) -> tuple[int, int, int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=("faults", "large", "collector"))
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--count", type=int, default=size(100, len(FAULTS)))
+    parser.add_argument("--kills", type=int, default=size(50, 1))
     parser.add_argument("--directory", type=Path)
-    for name, size in (("ranks", 10_000), ("sites", 1000), ("steps", 100), ("shards", 80)):
-        parser.add_argument(f"--{name}", type=int, default=size)
+    shape = size(Shape(10_000, 1000, 100, shards=80), _SMALL)
+    for name in ("ranks", "sites", "steps", "shards"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(shape, name))
     options = parser.parse_args()
     if options.part == "faults":
         made = faults(options.count)
@@ -301,6 +304,7 @@ def main() -> None:
         shape = Shape(options.ranks, options.sites, options.steps, options.shards)
         with tempfile.TemporaryDirectory() as scratch:
             made = large(options.directory or Path(scratch), shape)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / "fleet.json"
     known = json.loads(path.read_text()) if path.exists() else {"bench": "fleet"}
     known[options.part] = {**made, "machine": machine()}

@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
@@ -23,10 +24,12 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))  # the fake accelerator, and helpers of the tests
-RESULTS = Path(os.environ.get("FASTCHECK_BENCH_RESULTS", ROOT / "bench" / "results"))
 
-#: A run of one round with small inputs, which shows that all of a bench works and measures nothing.
+#: A run of one round with small inputs, which shows that all of a bench works and measures nothing
+#: (``run.py --smoke``). What it writes is not kept with the results.
 IS_SMOKE = os.environ.get("FASTCHECK_BENCH_SMOKE") == "1"
+_DEFAULT = Path(tempfile.gettempdir(), "fastcheck-smoke") if IS_SMOKE else ROOT / "bench/results"
+RESULTS = Path(os.environ.get("FASTCHECK_BENCH_RESULTS", _DEFAULT))
 
 Case = Callable[[int], object]  # called with the round's number, to pick its input by
 
@@ -174,4 +177,4 @@ def with_spread(values: dict[str, float], digits: int = 2) -> str:
 
 def threads_to_try() -> list[int]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-    return [1, 2] if cores >= 2 else [1]
+    return few([1, 2] if cores >= 2 else [1])

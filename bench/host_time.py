@@ -34,7 +34,7 @@ from fastcheck import _C
 from fastcheck.monitor.session.session import Session
 from fastcheck.verdict.module_level import Judge
 
-TENSORS = 500
+TENSORS = harness.size(500, 20)
 NUMEL = 64
 
 # The project's bars, in microseconds for each observed tensor, and their cases.
@@ -239,7 +239,7 @@ def requests_cost(rounds: int) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=41)
-    rounds = parser.parse_args().rounds
+    rounds = harness.size(parser.parse_args().rounds, 1)
     from fakes import fake_device
 
     fake = fake_device.load()

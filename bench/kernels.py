@@ -18,7 +18,9 @@ import harness
 from fastcheck import _kernels
 from pure_read import PureRead
 
-SIZE_BYTES = 256 * 2**20
+SIZE_BYTES = harness.size(256 * 2**20, 2**20)
+DRAWN = harness.size(2**24, 2**16)  # random elements, repeated
+CHECKED = harness.size(2**21, 2**10)  # of them, on either side of the NaN
 BUFFERS = 2  # read in turn: what the cache still holds is the other one
 SLOW_SHARE = 8  # a case that takes a second reads an eighth of the memory, its time taken times 8
 
@@ -56,19 +58,19 @@ SUM_BARS = {"float32": 1.4, "bfloat16": 2.0, "float16": 2.0}
 
 
 def make_tensor(dtype: torch.dtype, data: str, seed: int) -> torch.Tensor:
-    """256 MiB: 2^24 random elements, repeated."""
+    """``SIZE_BYTES`` of ``DRAWN`` random elements, repeated."""
     numel = SIZE_BYTES // dtype.itemsize
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_floating_point:
-        values = torch.randn(2**24, generator=generator)
+        values = torch.randn(DRAWN, generator=generator)
         if data == "half zeros":
             values.relu_()
         elif data == "tiny":
             values *= 2.0**-60
     elif dtype is torch.bool:
-        values = torch.randint(0, 2, (2**24,), generator=generator)
+        values = torch.randint(0, 2, (DRAWN,), generator=generator)
     else:
-        values = torch.randint(-128, 128, (2**24,), generator=generator)
+        values = torch.randint(-128, 128, (DRAWN,), generator=generator)
     out = values.to(dtype).repeat(numel // len(values))
     if data == "one NaN":
         out[numel // 3] = float("nan")
@@ -78,7 +80,7 @@ def make_tensor(dtype: torch.dtype, data: str, seed: int) -> torch.Tensor:
 def check(x: torch.Tensor) -> None:
     """Correctness first: against torch for a part, against other threads for all of it."""
     middle = len(x) // 3  # where the NaN is
-    part = x[middle - 2**21 : middle + 2**21 + 1000]
+    part = x[middle - CHECKED : middle + CHECKED + 1000]
     s = fastcheck.stats(part)
     values = part.double()
     nan = values.isnan()

@@ -21,9 +21,11 @@ from torch import nn
 import fastcheck
 import harness
 
-PARAMETERS = (48, 192)
+PARAMETERS = harness.few((48, 192))
 WIDTH = 64
-UPDATES = 100  # a round: so that each has one update whose parameters are asked one by one
+UPDATES = harness.size(
+    100, 10
+)  # a round: so that each has one update whose parameters are asked one by one
 
 
 class Training:
@@ -49,9 +51,9 @@ class Watched(Training):
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self.monitor = fastcheck.install(self.model, overflow_nums=-1)
-        movement = self.monitor._movement
-        assert movement is not None  # record="full" is the default
-        self.movement = movement
+        stalled_weights = self.monitor._stalled_weights
+        assert stalled_weights is not None  # record="full" is the default
+        self.stalled_weights = stalled_weights
 
 
 def measure(count: int, rounds: int) -> dict[str, Any]:
@@ -73,9 +75,9 @@ def measure(count: int, rounds: int) -> dict[str, Any]:
     for index in range(-1, rounds):
         for turn in range(3 * UPDATES):
             name = names[(turn + turn // 3) % 3]
-            watched.movement.is_on = name == "watch"
+            watched.stalled_weights.is_on = name == "watch"
             update(plain if name == "no fastcheck" else watched, name, index)
-    assert not watched.movement.notes  # a healthy run, or another path is timed
+    assert not watched.stalled_weights.notes  # a healthy run, or another path is timed
     watched.monitor.remove()
     cost = seconds["watch"] - seconds["no watch"]
     reading = seconds["no watch"] - seconds["no fastcheck"]
@@ -110,7 +112,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [measure(count, arguments.rounds) for count in PARAMETERS]
+    rounds = harness.size(arguments.rounds, 1)
+    rows = [measure(count, rounds) for count in PARAMETERS]
     print(as_table(rows))
     harness.write_results("movement", rows, threads=1)
 

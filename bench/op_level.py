@@ -30,7 +30,7 @@ from pure_read import PureRead
 from train_step import work
 from transformer import Trainer
 
-OPS = 2000
+OPS = harness.size(2000, 100)
 DEPTHS = {"health": 1, "stats": 2, "full": 3}
 MSPROBE = ["msprobe L1 statistics", "msprobe L1 md5"]
 CLOSED_BAR_US = 0.3  # added to an op, all filters closed
@@ -169,12 +169,12 @@ def peers(threads: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def msprobe(threads: int, rounds: int) -> tuple[list[dict[str, Any]], str]:
-    """msprobe in its environment, or the reason why it could not run."""
+    """msprobe in its environment, or the reason why it has none."""
     try:
-        python = str(environments.make(environments.MSPROBE))
-        rows = work(python, threads, rounds, MSPROBE)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        return [], f"msprobe could not be run: {error}"
+        python = environments.python(environments.MSPROBE)
+    except (OSError, environments.MissingToolError, subprocess.SubprocessError) as error:
+        return [], f"msprobe is left out: {error}"
+    rows = work(python, threads, rounds, MSPROBE)
     return [row for row in rows if row["tool"] in MSPROBE], ""
 
 

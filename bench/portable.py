@@ -18,7 +18,7 @@ import harness
 from fastcheck.backends.portable import backend as portable
 from fastcheck.backends.portable.any_nonfinite import any_nonfinite
 
-SIZES = (64, 4096, 768 * 768, 4 * 1024 * 1024)
+SIZES = harness.size((64, 4096, 768 * 768, 4 * 1024 * 1024), (64, 4096))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEPTHS = {"health": 1, "stats": 2, "full": 3}
 LIST_LENGTH = 200

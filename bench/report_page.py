@@ -98,7 +98,7 @@ def measure(sites: int, steps: int) -> dict[str, Any]:
         synthetic_log.write_log(str(log), sites, steps, spikes=True)
         row: dict[str, Any] = {"sites": sites, "steps": steps}
         row["log_bytes"] = sum(path.stat().st_size for path in log.iterdir())
-        row.update(written(log, page, 1 if sites * steps > 1e7 else 3))
+        row.update(written(log, page, harness.size(1 if sites * steps > 1e7 else 3, 1)))
         row["spikes_lost"] = spikes_lost(page, sites, steps)
         return {**row, **(opened(page) if PROGRAM is not None else {})}
 
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="also 10,000 sites by 10,000 steps")
     options = parser.parse_args()
     sizes = [(100, 100), (1000, 1000), *([(10_000, 10_000)] if options.large else [])]
-    rows = [measure(*size) for size in sizes]
+    rows = [measure(*size) for size in harness.few(sizes)]
     all_bars = [each for row in rows for each in bars(row)]
     harness.write_results("report_page", rows, bars=all_bars)
     header = ["sites", "steps", "log MB", "page KB", "write s", "memory MiB", "first paint ms"]

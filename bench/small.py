@@ -18,10 +18,10 @@ import torch
 import fastcheck
 import harness
 
-SIZES = (1, 16, 64, 256, 1024, 4096)
+SIZES = harness.size((1, 16, 64, 256, 1024, 4096), (1, 64))
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 DEPTHS = ("health", "stats", "full")
-LIST_LENGTH = 1000
+LIST_LENGTH = harness.size(1000, 100)
 
 # The project's bars, in microseconds.
 CALL_BAR = 3.0

@@ -94,13 +94,17 @@ def main() -> None:
         "--only-fastcheck", action="store_true", help="writes train_step_fastcheck.json"
     )
     arguments = parser.parse_args()
-    rows = []
+    rows, rounds = [], harness.size(arguments.rounds, 1)
     for threads in harness.threads_to_try():
         tools = HERE if arguments.only_fastcheck else [*HERE, "detect_anomaly"]
-        rows += work(sys.executable, threads, arguments.rounds, tools)
+        rows += work(sys.executable, threads, rounds, tools)
         for tool, environment in ({} if arguments.only_fastcheck else ELSEWHERE).items():
-            python = str(environments.make(environment))
-            rows += work(python, threads, max(4, arguments.rounds // 2), [tool])
+            try:
+                python = environments.python(environment)
+            except environments.MissingToolError as missing:
+                print(f"{tool} is left out: {missing}")
+                continue
+            rows += work(python, threads, harness.size(max(4, rounds // 2), 1), [tool])
     print(as_table(rows))
     missed = missed_bars(rows)
     print("\n" + ("Bars missed: " + "; ".join(missed) if missed else "All bars reached."))

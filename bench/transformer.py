@@ -1,11 +1,15 @@
-"""The model of the training benches: a float32 transformer with AdamW. Needs torch only."""
+"""The model of the training benches: a float32 transformer with AdamW. Needs torch and NumPy."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-VOCABULARY, WIDTH, LAYERS, HEADS, BATCH, SEQUENCE = 1024, 512, 6, 8, 8, 128
+import harness
+
+VOCABULARY, WIDTH, LAYERS, HEADS, BATCH, SEQUENCE = harness.size(
+    (1024, 512, 6, 8, 8, 128), (64, 32, 2, 2, 2, 16)
+)
 
 
 class Transformer(nn.Module):

@@ -4,9 +4,7 @@
 
 *arithmetic*: ``Watcher.add`` on the records of a step, of so many sites. *training*: models of
 three sizes on one thread of the CPU, where all of the watch runs on the training thread. The time
-within the watch's own calls is added up and divided by the time of all steps: ``judging`` is the
-arithmetic, ``readings`` the copy of a parameter before an update, its comparison after, and the
-optimizer's states.
+within its calls is added up and divided by the time of all steps.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,6 @@ import fastcheck
 import harness
 from accuracy.watch_programs import Block
 from fastcheck.log.step_table import StepRow
-from fastcheck.monitor.hooks.stored.update_readings import UpdateReadings
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.watch.options import Watch
@@ -37,7 +34,7 @@ __all__ = ["arithmetic"]
 
 #: Share of a step that the watch may take at 1,000 sites.
 BAR = 0.002
-WARM_UP = 70
+WARM_UP = harness.size(70, 2)
 #: By name: width, blocks, sequences of a batch, their length.
 SIZES = {
     "gpt of 2 blocks of 32": (32, 2, 16, 16),
@@ -46,13 +43,15 @@ SIZES = {
 }
 
 
-def arithmetic(sites: int = 1000, steps: int = 300) -> dict[str, Any]:
-    """Seconds of the watch for one step of so many tensors, on one thread."""
+def arithmetic(sites: int = 1000, steps: int = 300, together: int = 1) -> dict[str, Any]:
+    """Seconds of the watch for one step of so many tensors, on one thread, where so many steps are
+    judged together.
+    """
     table = SiteTable()
     for number in range(sites):
         table.intern(Site(f"layers.{number}", "Linear", "forward", "output", 0, "output"))
     generator = np.random.default_rng(0)
-    watcher, seconds = Watcher(Watch(), table), []
+    watcher, seconds, held = Watcher(Watch(), table), [], []
     for step in range(steps):
         records = np.zeros(sites, RECORD_DTYPE)
         size = np.exp(generator.normal(0, 0.1, sites))
@@ -63,10 +62,14 @@ def arithmetic(sites: int = 1000, steps: int = 300) -> dict[str, Any]:
         }.items():  # fmt: skip
             records[name] = values
         row = StepRow(0, step, float(generator.normal(2, 0.1)), False, None, 1e-3, 1.0)
-        began = time.perf_counter()
-        watcher.add(row, [records])
-        seconds.append(time.perf_counter() - began)
-    return {"sites": sites, "seconds": harness.spread(np.array(seconds[WARM_UP:]))}
+        held.append((row, [records]))
+        if len(held) == together:
+            began = time.perf_counter()
+            watcher.add(*held)
+            seconds.append((time.perf_counter() - began) / together)
+            held.clear()
+    spread = harness.spread(np.array(seconds[WARM_UP // together :]))
+    return {"sites": sites, "together": together, "seconds": spread}
 
 
 @contextmanager
@@ -105,16 +108,11 @@ def training(name: str, steps: int) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     monitor = fastcheck.install(model, record="stats", overflow_nums=-1, watch=True)
     judging: list[float] = []
-    readings: list[float] = []
     whole = []
-    with ExitStack() as stack:
-        stack.enter_context(timed(Watcher, "add", judging))
-        for method in ("before_update", "after_update"):
-            stack.enter_context(timed(UpdateReadings, method, readings))
+    with timed(Watcher, "add", judging):
         for step in range(WARM_UP + steps):
             if step == WARM_UP:
                 judging.clear()
-                readings.clear()
             began = time.perf_counter()
             x = torch.randint(64, (batch, length))
             optimizer.zero_grad()
@@ -129,10 +127,7 @@ def training(name: str, steps: int) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "step": harness.spread(np.array(whole[WARM_UP:])),
         "judging_seconds": sum(judging) / steps,
-        "readings_seconds": sum(readings) / steps,
-        "judging_share": sum(judging) / total,
-        "readings_share": sum(readings) / total,
-        "share": (sum(judging) + sum(readings)) / total,
+        "share": sum(judging) / total,
     }
 
 
@@ -142,13 +137,15 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    found = [arithmetic(sites) for sites in (100, 1000, 10000)]
+    steps = harness.size(300, 16)
+    sizes = harness.few((100, 1000, 10000))
+    found = [arithmetic(sites, steps, k) for sites in sizes for k in (1, 8)]
     for one in found:
         one["step_seconds_at_bar"] = one["seconds"]["median"] / BAR
         print(*one.values(), sep=" | ", flush=True)
     rows = []
-    for name in SIZES:
-        steps = options.steps if "512" not in name else options.steps // 10
+    for name in harness.few(SIZES):
+        steps = harness.size(options.steps, 20) if "512" not in name else options.steps // 10
         rows.append(training(name, steps))
         print(*rows[-1].values(), sep=" | ", flush=True)
     harness.write_results("watch_cost", rows, bar=BAR, arithmetic=found)

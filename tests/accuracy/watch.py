@@ -37,7 +37,7 @@ import harness
 from accuracy import healthy_models
 from accuracy.watch_healthy import LOOPS
 from accuracy.watch_peers import PEERS
-from accuracy.watch_programs import EXPERTS, FAULTS, PROGRAMS, Program, rate_at
+from accuracy.watch_programs import FAULTS, PROGRAMS, Program, rate_at
 from fastcheck.log.step_table import StepRow
 
 FAULT_STEPS, WITHIN, BEFORE = 260, 5, 100
@@ -159,7 +159,7 @@ def healthy(steps: int, seeds: int, minutes: float) -> dict[str, Any]:
 def place_of(event: Any) -> str:
     """The module that an event names first."""
     mover = event.first_mover
-    site = mover.site if mover is not None else event.site if event.kind == "expert" else None
+    site = event.site if mover is None else mover.site
     return "" if site is None else site.module
 
 
@@ -177,7 +177,7 @@ def fault_runs(of: str, seeds: int) -> Iterator[tuple[str, str, int, str, int]]:
     """Each run of a set: the fault, the program, the seed, and when: a name, and the step."""
     number = HELD_OUT.get(of, 0)
     for fault in FAULTS:
-        for kind in (EXPERTS,) if fault == "a dead expert" else PROGRAMS:
+        for kind in PROGRAMS:
             if fault == "a batch x30" and kind == "gpt":
                 continue  # its tokens have no scale
             if of not in HELD_OUT:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["EXPERTS", "FAULTS", "PROGRAMS", "Program"]
+__all__ = ["FAULTS", "PROGRAMS", "Program"]
 
 
 class Block(nn.Module):
@@ -62,15 +62,10 @@ class Routed(nn.Module):
             for _ in range(4)
         )
         self.balance = torch.zeros(())
-        #: The expert that the router has turned away from: a fault.
-        self.dead: Optional[int] = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = self.norm(x).flatten(0, -2)
-        logits = self.gate(flat)
-        if self.dead is not None:
-            logits = logits - 1e4 * F.one_hot(torch.tensor(self.dead), 4)
-        share = logits.softmax(-1)
+        share = self.gate(flat).softmax(-1)
         best = share.max(-1)
         found = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
@@ -105,19 +100,13 @@ def cnn() -> nn.Module:
     )  # fmt: skip
 
 
-#: A program of faults in experts alone.
-EXPERTS = "experts"
-
-
 class Program:
     """A model with its data: ``batch()`` draws one, ``loss(batch)`` computes on it."""
 
     def __init__(self, kind: str, seed: int) -> None:
         torch.manual_seed(seed)
         self.kind = kind
-        self.model = {"mlp": mlp, "cnn": cnn, "gru": Recurrent, "gpt": Gpt, EXPERTS: RoutedGpt}[
-            kind
-        ]()
+        self.model = {"mlp": mlp, "cnn": cnn, "gru": Recurrent, "gpt": Gpt}[kind]()
         self.teacher = torch.randn(16, 4)
         self.patterns = torch.randn(4, 3, 8, 8)
         self.waves = torch.randn(4, 6, 8)
@@ -142,8 +131,7 @@ class Program:
     def loss(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         x, y = batch
         logits = self.model(x)
-        loss = F.cross_entropy(logits.flatten(0, -2), y.flatten())
-        return loss + 0.01 * self.model.second.balance if self.kind == EXPERTS else loss
+        return F.cross_entropy(logits.flatten(0, -2), y.flatten())
 
     def layer(self) -> nn.Module:
         """A layer in the middle, for faults in one."""
@@ -153,8 +141,7 @@ class Program:
         }[self.kind](self.model)  # fmt: skip
 
     def layer_name(self) -> str:
-        names = {"mlp": "2", "cnn": "3", "gru": "rnn", "gpt": "blocks.0.down"}
-        return {**names, EXPERTS: "second.experts.2"}[self.kind]
+        return {"mlp": "2", "cnn": "3", "gru": "rnn", "gpt": "blocks.0.down"}[self.kind]
 
 
 PROGRAMS = ("mlp", "cnn", "gru", "gpt")
@@ -236,16 +223,6 @@ def weights_scaled(program: Program) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def dead_expert(program: Program) -> Iterator[None]:
-    """The router gives it no more tokens."""
-    program.model.second.dead = 2
-    try:
-        yield
-    finally:
-        program.model.second.dead = None
-
-
 #: By name: how many steps it lasts, what is entered for them, what changes the batch, and the
 #: causes that are right.
 FAULTS: dict[str, tuple[int, Any, Any, tuple[str, ...]]] = {
@@ -259,7 +236,6 @@ FAULTS: dict[str, tuple[int, Any, Any, tuple[str, ...]]] = {
     "a batch of one value": (1, None, constant_batch, ("data",)),
     "a batch x30": (1, None, scaled_batch, ("data",)),
     "labels shifted": (8, None, shifted_labels, ("data",)),
-    "a dead expert": (40, dead_expert, None, ("layer",)),
 }
 
 

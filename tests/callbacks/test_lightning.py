@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Optional
 
@@ -119,6 +122,22 @@ def test_the_environment_variable_adds_the_callback(
     found = [c for c in trainer.callbacks if isinstance(c, fastcheck.callbacks.Lightning)]
     assert [one for one in found if one.monitor is not None] == callbacks
     assert bool(found) is own
+
+
+@pytest.mark.usefixtures("entry_points")
+def test_without_the_environment_variable_nothing_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FASTCHECK", raising=False)
+    code = """
+import importlib.metadata, sys
+(point,) = importlib.metadata.distribution("own-fastcheck").entry_points
+assert point.load()() == []
+print({"fastcheck", "torch", "numpy"} & set(sys.modules))
+"""
+    command, env = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": sys.path[0]}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
 
 
 def test_validation_between_steps_changes_nothing() -> None:

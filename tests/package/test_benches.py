@@ -1,4 +1,6 @@
-"""Benches and accuracy suites import what exists, at their beginning and within functions."""
+"""Benches work: all are in the list of bench/run.py, and run to their end in small. They and the
+accuracy suites import what exists, at their beginning and within functions.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import run
 from support.paths import ROOT, TESTS
+from support.processes import run_python
 
 BENCH = ROOT / "bench"
 #: Measured beside fastcheck, each in an environment of its own.
@@ -38,3 +42,22 @@ def test_every_import_exists(folder: Path) -> None:
     outside = {(path, name) for path, name in wanted if name.partition(".")[0] not in TOOLS}
     assert outside
     assert {(path, name) for path, name in outside if not exists(name)} == set()
+
+
+def test_every_program_is_in_the_list() -> None:
+    programs = {path.stem for path in BENCH.glob("*.py") if "__main__" in path.read_text()}
+    programs |= {path.stem for path in BENCH.glob("*.cpp") if "int main(" in path.read_text()}
+    assert programs == {bench.name for bench in run.BENCHES} | set(run.TOOLS)
+
+
+@pytest.mark.parametrize("bench", [b for b in run.BENCHES if b.smoke_test], ids=lambda b: b.name)
+def test_what_the_smoke_run_leaves_out_is_run_by_a_test(bench: run.Bench) -> None:
+    assert f"{bench.name}.main()" in (ROOT / str(bench.smoke_test)).read_text()
+
+
+def test_all_run_in_small(tmp_path: Path) -> None:
+    results = {path: path.stat().st_mtime_ns for path in (BENCH / "results").iterdir()}
+    temporary = {"TMPDIR": str(tmp_path), "FASTCHECK_BENCH_CACHE": str(tmp_path)}
+    done = run_python(BENCH / "run.py", "--smoke", cwd=tmp_path, env=temporary)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert results == {path: path.stat().st_mtime_ns for path in (BENCH / "results").iterdir()}

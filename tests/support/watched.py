@@ -88,7 +88,7 @@ class Run:
             "learning_rate": 0.001,
             "gradient_norm": float(np.exp(self.random.normal(0, 0.05))),
         }
-        found = self.watcher.add(StepRow(0, self.count, **{**numbers, **row}), chunks)
+        found = self.watcher.add((StepRow(0, self.count, **{**numbers, **row}), chunks))
         self.count += self.every
         return found
 

@@ -34,12 +34,27 @@ def test_what_has_a_past_explodes(place: int, name: str, cause: str, fields: Any
     assert name in event.text and event.is_warning and event.cause == cause
 
 
-@pytest.mark.parametrize(("place", "steps"), [(FIRST, 8), (GRADIENT, 16), (FIRST_WEIGHT, 16)])
-def test_so_many_steps_are_a_past(place: int, steps: int) -> None:
-    for count in (steps - 1, steps):
-        run = Run()
-        run.steps(count)
-        assert len(explosions(run, {place: 1e6})) == (count == steps)
+@pytest.mark.parametrize("place", [FIRST, GRADIENT, FIRST_WEIGHT])
+@pytest.mark.parametrize("steps", [15, 16])
+def test_sixteen_steps_are_a_past(place: int, steps: int) -> None:
+    run = Run()
+    run.steps(steps)
+    assert len(explosions(run, {place: 1e6})) == (steps == 16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({"max": 900.0, "min": 0.0, "sum": 40_000.0}, 0),  # a cumsum of a mask, of 1,024 elements
+        ({"max": 900.5, "min": 0.0, "sum": 40_000.0}, 1),
+        ({"max": 2000.0, "min": 0.0, "sum": 40_000.0}, 1),
+        ({"max": 1.0, "min": 0.0, "sum": 40.5}, 0),  # a probability
+    ],
+)
+def test_what_is_bounded_does_not_explode(fields: dict[str, float], count: int) -> None:
+    run, few = Run(), {"max": 0.0009, "min": 0.0, "sum": 0.5}
+    run.steps(30, {FIRST: few})
+    assert len(explosions(run, {FIRST: fields})) == count
 
 
 def test_less_than_a_thousand_times_its_highest_is_none() -> None:

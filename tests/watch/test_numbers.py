@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import pytest
 
-from support.watched import DTYPE_CODES, FIRST_WEIGHT, SECOND, SECOND_WEIGHT, Run, warmed_up
+from fastcheck.record.format import RECORD_DTYPE
+from fastcheck.record.site import Site
+from fastcheck.watch.event import WatchEvent
+from support.watched import (
+    DTYPE_CODES,
+    FIRST_WEIGHT,
+    SECOND,
+    SECOND_WEIGHT,
+    Run,
+    tensor,
+    warmed_up,
+)
+
+
+class Gradients(Run):
+    """A Run with the gradient of a parameter of 1,024 elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        site = Site("first", "Linear", "optimizer", "param_grad", 0, "weight")
+        self.number = self.sites.intern(site)
+
+    def read(self, fields: Any) -> list[WatchEvent]:
+        """The events of a step with a gradient of this rms, or with these fields."""
+        fields = dict(fields) if isinstance(fields, dict) else {"rms": fields}
+        fields["rms"] *= float(np.exp(self.random.normal(0, 0.05)))
+        one = np.zeros(1, RECORD_DTYPE)
+        for name, value in {**tensor(**fields), "site": self.number, "step": self.count}.items():
+            one[name] = value
+        return self.take([np.concatenate([self.healthy(), one])])
 
 
 class TestNumbers:
@@ -41,16 +70,82 @@ class TestNumbers:
             ("optimizers[0].groups[0].momentum", 0.9, 1.0, True),
             ("optimizers[0].groups[1].eps", 1e-8, 0.1, True),
             ("optimizers[0].groups[1].eps", 1e-8, 2e-8, False),
+            ("clipping.threshold", 1.0, 20.0, True),
+            ("clipping.threshold", 1.0, 2.0, False),
+            # The rows of steps have the learning rate.
             ("optimizers[0].groups[1].lr", 1e-3, 1.0, False),
         ],
     )
     def test_settings(self, name: str, before: float, after: float, is_event: bool) -> None:
         run = warmed_up()
-        run.watcher.setting_changed(name, before, after)
+        run.watcher.setting(name, before, after)
         events = run.step()
         assert [event.kind for event in events] == ["settings"] * is_event
         assert all(name in event.text and event.cause == "optimizer" for event in events)
         assert run.steps(5) == []
+
+    @pytest.mark.parametrize(("rate", "is_event"), [(0.003, False), (0.005, True), (1e-6, False)])
+    def test_a_learning_rate_that_rises_at_once(self, rate: float, is_event: bool) -> None:
+        run = warmed_up()
+        events = run.step(learning_rate=rate)
+        assert [(one.kind, one.cause) for one in events] == [("settings", "optimizer")] * is_event
+        text = "the learning rate was changed from 0.001 to 0.005"
+        assert all(text in one.text and not one.is_warning for one in events)
+
+    @pytest.mark.parametrize(("beta2", "is_event"), [(0.5, True), (0.7, False)])
+    def test_a_beta2_that_is_too_small_at_first(self, beta2: float, is_event: bool) -> None:
+        run = Run()
+        for place, beta in enumerate((0.9, beta2)):
+            run.watcher.setting(f"optimizers[0].groups[0].betas[{place}]", None, beta)
+        events = run.step()
+        assert [(one.kind, one.is_warning) for one in events] == [("settings", True)] * is_event
+        assert all(one.value == 0.5 and "beta1^4 = 0.6561" in one.text for one in events)
+
+    @pytest.mark.parametrize(("rms", "is_event"), [(4e-9, True), (8e-9, False), (1.0, False)])
+    def test_gradients_below_the_eps_of_adam(self, rms: float, is_event: bool) -> None:
+        run, kinds = Gradients(), []
+        run.watcher.setting("optimizers[0].groups[0].eps", None, 1e-8)
+        for step in range(40):
+            kinds += [(step, one.kind, one.is_warning) for one in run.read(rms)]
+        assert kinds == [(19, "settings", True)] * is_event
+
+    def test_the_rows_of_an_embedding_that_were_used_count(self) -> None:
+        run = Gradients()
+        run.watcher.setting("optimizers[0].groups[0].eps", None, 1e-8)
+        few = {"rms": 4e-9, "zero_count": 1008}
+        assert [one for _ in range(40) for one in run.read(few)] == []
+
+    @pytest.mark.parametrize(("growth", "is_event"), [(0.1, False), (0.5, True)])
+    @pytest.mark.parametrize("other", [0.5, None])
+    def test_updates_that_are_large_beside_the_weights(
+        self, growth: float, is_event: bool, other: Optional[float]
+    ) -> None:
+        """``other``: a parameter of a tenth of the elements does not matter."""
+        run, kinds = Run(), []
+        small = {"numel": 100, "rms": 1.0}
+        for step in range(30):
+            large = {"rms": 0.02 * (1 + growth * step)}
+            changed: dict[int, Any] = {FIRST_WEIGHT: large, SECOND_WEIGHT: {**large, **small}}
+            if other is not None:
+                changed[SECOND_WEIGHT]["rms"] = 0.02 * (1 + other * step)
+            kinds += [(one.step, one.kind, one.is_warning) for one in run.step(changed)]
+        assert kinds == [(10, "update", True)] * is_event
+
+    def test_a_parameter_that_was_zero_may_grow(self) -> None:
+        run, kinds = Run(), []
+        for step in range(30):
+            grown = {"rms": 0.02 * step, "zero_count": 0 if step else 1024}
+            kinds += run.steps(1, {FIRST_WEIGHT: grown, SECOND_WEIGHT: grown})
+        assert kinds == []
+
+    def test_a_weight_that_one_update_changes(self) -> None:
+        run = warmed_up()
+        (event,) = run.step({FIRST_WEIGHT: 3.0})
+        assert (event.kind, event.cause, event.is_warning) == ("update", "optimizer", False)
+        assert event.site is not None and event.site.key == "first.weight"
+        assert (
+            event.value == pytest.approx(3.0, rel=0.1) and run.steps(5, {FIRST_WEIGHT: 3.0}) == []
+        )
 
     def test_updates_that_vanish(self) -> None:
         run = Run()

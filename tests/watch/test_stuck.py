@@ -1,4 +1,4 @@
-"""Tests of the rules for subnormal and saturated tensors, and for functions at their ends."""
+"""Tests of the rules for subnormal, zero and saturated tensors, and for functions at their ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.site import Site, SiteTable
-from fastcheck.watch.signals import SignalReader
-from fastcheck.watch.stuck import StuckTensors
+from fastcheck.watch.options import Watch
+from fastcheck.watch.watcher import Watcher
 from support.watched import DTYPE_CODES, Run, tensor
 
 SECOND, GRADIENT = 2, 3
@@ -29,13 +29,13 @@ class TestSaturation:
     def test_a_tensor_that_is_cut_to_its_dtypes_largest_number(self, place: int) -> None:
         kind = {"dtype": DTYPE_CODES["float16"]}
         cut = {**kind, "saturated_count": 3, "max": 65504.0}
-        assert ("saturated", True) in after_healthy_steps(place, cut, **kind)
+        assert ("precision", True) in after_healthy_steps(place, cut, **kind)
 
     def test_nine_steps_are_none(self) -> None:
         kind, run = {"dtype": DTYPE_CODES["float16"]}, Run()
         run.steps(80, {SECOND: kind})
         kinds = run.steps(9, {SECOND: {**kind, "saturated_count": 3}})
-        assert "saturated" not in kinds + run.steps(9, {SECOND: kind})
+        assert "precision" not in kinds + run.steps(9, {SECOND: kind})
 
     def test_a_mask_that_always_holds_it_is_none(self) -> None:
         mask = {"saturated_count": 3}
@@ -45,13 +45,13 @@ class TestSaturation:
         run = Run()
         for step in range(200):
             found = run.steps(1, {SECOND: {"saturated_count": int(step % 8 == 7 or step > 90)}})
-            assert "saturated" not in found
+            assert "precision" not in found
 
     @pytest.mark.parametrize("dtype", ["int8", "int64"])
     def test_integers_have_no_such_end(self, dtype: str) -> None:
         kind = {"dtype": DTYPE_CODES[dtype], "max": 0, "min": 0}
         found = after_healthy_steps(SECOND, {**kind, "saturated_count": 3}, **kind)
-        assert "saturated" not in [name for name, _ in found]
+        assert "precision" not in [name for name, _ in found]
 
 
 class TestSubnormals:
@@ -59,7 +59,7 @@ class TestSubnormals:
     def test_a_gradient_of_which_most_becomes_subnormal(self, dtype: str) -> None:
         kind = {"dtype": DTYPE_CODES[dtype], "zero_count": 512}
         low = {**kind, "subnormal_count": 300}  # of the other half
-        assert ("subnormal", False) in after_healthy_steps(GRADIENT, low, **kind)
+        assert ("precision", False) in after_healthy_steps(GRADIENT, low, **kind)
 
     def test_one_that_was_so_from_the_start_is_none(self) -> None:
         low = {"subnormal_count": 600}
@@ -72,23 +72,39 @@ class TestSubnormals:
         assert after_healthy_steps(SECOND, {"subnormal_count": 900}) == []
 
 
+class TestUnderflow:
+    @pytest.mark.parametrize("dtype", ["float16", "float32"])
+    def test_most_is_zero_and_most_of_the_others_subnormal(self, dtype: str) -> None:
+        kind = {"dtype": DTYPE_CODES[dtype], "zero_count": 100}
+        low = {**kind, "zero_count": 1000, "subnormal_count": 20}
+        assert ("precision", True) in after_healthy_steps(GRADIENT, low, **kind)
+
+    def test_zeros_that_are_exact_are_none(self) -> None:
+        """Of a hinge, a clamp, boxes that do not meet: the others are as large as before."""
+        kind = {"dtype": DTYPE_CODES["float16"], "zero_count": 100}
+        assert after_healthy_steps(GRADIENT, {**kind, "zero_count": 1000}, **kind) == []
+
+    def test_a_gradient_that_was_zero_from_the_start_is_none(self) -> None:
+        kind = {"dtype": DTYPE_CODES["float16"], "zero_count": 800, "subnormal_count": 200}
+        low = {**kind, "zero_count": 1000, "subnormal_count": 24}
+        assert after_healthy_steps(GRADIENT, low, **kind) == []
+
+
 def function(name: str, first: tuple[float, float], later: tuple[float, float]) -> list[str]:
     """The texts of what is found in 120 steps of a function with these means and rms, the later
     ones from the 40th step on.
     """
     sites = SiteTable()
     sites.intern(Site("act", name, "forward", "output", 0, "output"))
-    reader, stuck, found = SignalReader(sites), StuckTensors(sites), []
+    watcher, found = Watcher(Watch(), sites), []
     for step in range(120):
         mean, rms = later if step >= 40 else first
         records = np.zeros(1, RECORD_DTYPE)
         fields = {**tensor(rms=rms), "sum": 1024 * mean, "max": 1.0, "min": 0.0 if mean else -1.0}
         for key, value in fields.items():
             records[0][key] = value
-        signals = reader.read([records], None)
-        assert signals is not None
-        found += stuck.add(signals)
-    assert all(one.reading.kind == "saturated" and not one.reading.is_warning for one in found)
+        found += watcher.add((None, [records]))
+    assert all(one.kind == "precision" and not one.is_warning for one in found)
     return [one.text for one in found]
 
 
@@ -100,7 +116,7 @@ def test_a_function_that_comes_to_its_ends(
     name: str, first: tuple[float, float], later: tuple[float, float]
 ) -> None:
     (text,) = function(name, first, later)
-    assert "at the ends of the function for 50 steps" in text
+    assert "at the ends of the function" in text
     assert function(name, later, later) == []  # it was never otherwise
     assert function(name, first, first) == []
     assert function("ReLU", first, later) == []

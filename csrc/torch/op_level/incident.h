@@ -61,6 +61,8 @@ struct Incident {
   std::int32_t place = -1;  // what was read has reached it; -1: none
   // Left out by a filter, and not looked at: what it made of what it read is not known.
   bool is_unseen = false;
+  // It read memory that a copy may be writing, of which there is no record.
+  bool reads_in_flight = false;
   // A scalar argument is itself infinite: bit 0 +Inf, bit 1 -Inf; or at least the largest number of
   // something that was made: bits 2 and 3.
   std::uint8_t infinite_scalars = 0;

@@ -114,6 +114,7 @@ py::dict as_dict(const Incident& incident) {
   d["direction"] = static_cast<int>(incident.direction);
   d["is_recompute"] = incident.is_recompute;
   d["is_unseen"] = incident.is_unseen;
+  d["reads_in_flight"] = incident.reads_in_flight;
   d["place"] = incident.place;
   d["infinite_scalars"] = static_cast<int>(incident.infinite_scalars);
   d["api"] = incident.api;

@@ -57,6 +57,7 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
   incident.is_recompute = frame.is_recompute;
   incident.api = frame.direction == Direction::kBackward ? frame.forward.api : mine.api;
   incident.infinite_scalars |= frame.scalars.infinite();
+  incident.reads_in_flight = frame.unread.has(Readability::kInFlight);
   incident.forward_seq = frame.forward.seq;
   incident.fed = frame.fed;
   incident.inputs = frame.inputs;

@@ -41,9 +41,6 @@ _DIRECTIONS = {
     "param_grad": "optimizer",
     "buffer": "optimizer",
     "optimizer_state": "optimizer",
-    "update_ratio": "optimizer",
-    "lost_updates": "optimizer",
-    "reduction": "backward",
     "skipped_update": "optimizer",
 }
 

@@ -13,7 +13,7 @@ from fastcheck.calls.stored import StoredTensor, gradients_of, parameter_ids, pa
 from fastcheck.calls.tracker import Listener, ModuleTracker
 from fastcheck.reproducibility.inventory import describe_optimizer
 from fastcheck.utils.torch.operators import describe_tensor
-from fastcheck.utils.torch.readable import can_read, has_memory
+from fastcheck.utils.torch.readable import can_read, has_memory, is_materialised
 from fastcheck.utils.torch.sharding import local
 
 from .dump_writer import DumpSession
@@ -39,10 +39,10 @@ class DumpedState(Listener):
             if module is None or not self._is_wanted(node):
                 continue
             for name, parameter in module._parameters.items():
-                if parameter is not None:
+                if parameter is not None and is_materialised(parameter):
                     found.append(((node, name, parameter), "param"))
             for name, buffer in module._buffers.items():
-                if buffer is not None:
+                if buffer is not None and is_materialised(buffer):
                     found.append(((node, name, buffer), "buffer"))
         self._read("stored", found)
 

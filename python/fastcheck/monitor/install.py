@@ -24,14 +24,11 @@ from fastcheck.monitor.hooks.module_hooks import ForwardPreHook
 from fastcheck.monitor.hooks.module_tree import ModuleTree
 from fastcheck.monitor.hooks.other_processes import follow_forks
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
-from fastcheck.monitor.hooks.stored.reductions import reductions_of
-from fastcheck.monitor.hooks.stored.update_readings import UpdateReadings
 from fastcheck.monitor.named_tensors.observe import connect as connect_named
 from fastcheck.monitor.on_request.requests import Requests
 from fastcheck.monitor.op_level.filter import check_ops
 from fastcheck.monitor.op_level.launch import why_not
 from fastcheck.monitor.precision.results import check_level
-from fastcheck.monitor.reruns.on_spike import SpikeReruns
 from fastcheck.monitor.session.config import Config, unknown_option
 from fastcheck.monitor.session.options import Filter, Log, Patterns, Stop, Training
 from fastcheck.monitor.session.request_options import OnRequest
@@ -205,30 +202,6 @@ def _install(
     monitor._watcher.parts += [monitor._watcher.tree, connect_named(monitor._observer)]
     if watched is not None:
         monitor._watching = Watching(monitor._session, watched)
-        if not is_op_level:
-            has_turns = watched.updates
-            reductions = reductions_of(monitor._session, nodes, models) if has_turns else None
-            monitor._watcher.parts += [] if reductions is None else [reductions]
-            monitor._state.update_readings = UpdateReadings(
-                monitor._session,
-                nodes,
-                watched.updates,
-                watched.moments,
-                monitor._watching.set_epsilon,
-                monitor._watching.set_betas,
-                reductions,
-            )
-        if watched.rerun is not False:
-            watching = monitor._watching
-            monitor._spike_reruns = SpikeReruns(
-                monitor._session,
-                lambda: list(monitor._watcher._updated_in),
-                monitor._replays.alive,
-                functools.partial(_install, is_alone=True),
-                () if watched.rerun is True else watched.rerun,
-                lambda: [(event.step, event.kind) for event in watching.events],
-                watching.rerun_done,
-            )
         if watched.skip_above is not None:
             monitor._watcher.protection.norm_limit = monitor._watching.norm_limit
     if targets:

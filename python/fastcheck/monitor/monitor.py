@@ -43,7 +43,6 @@ from .batch_names import NamedBatches
 from .notes import compiled_notes, device_notes, lost_notes, monitor_notes, summary_of
 from .pictures import Pictures
 from .replay import Replay, Replayer
-from .reruns.on_spike import SpikeReruns, called
 from .results import held_records
 from .stop_dump import make_stop_dumper
 from .watching import Watching, connected
@@ -111,7 +110,6 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
         self._graphs = self._watcher.graphs = GraphFollower(self._watcher, nodes)
         # Set by install(), which it calls again.
         self._replays: Optional[Replayer] = None
-        self._spike_reruns: Optional[SpikeReruns] = None
         self._watching: Optional[Watching] = None
         self._handles: list[Any] = []
         self._connection: Optional[Connection] = None
@@ -179,16 +177,13 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
         takes in must be given as arguments: what it draws from an iterator is another batch when it
         is run again.
 
-        With ``watch=Watch(rerun=True)`` a step with a spike is run again before the next one.
-
         Costs a copy of the model's buffers and of the generators' states for each step. Everything
         is as before a replay after it: weights, gradients, buffers, the states of the optimizers,
         the GradScaler and the generators. What else the function changes stays changed.
         """
-        run = self._replayer().run if self._session.config.runs_again else called
-        if self._spike_reruns is None:
-            return run(step, args, kwargs)
-        return self._spike_reruns.run(run, step, args, kwargs)
+        if not self._session.config.runs_again:
+            return step(*args, **kwargs)
+        return self._replayer().run(step, args, kwargs)
 
     def replay(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Replay:
         """Runs ``step(*args, **kwargs)`` once at op level with ``sync="call"``, to find the

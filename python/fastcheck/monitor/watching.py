@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Callable, Optional, Union
 
 import numpy as np
@@ -87,7 +87,7 @@ class Watching(Listener):
         self._warnings = 0
         session.event_store.listeners.append(self)
         session.event_store.watch_lines = self.lines
-        self._watcher.autopsy.batch_of = session.batches.of
+        self._watcher.causes.batch_of = session.batches.of
 
     def on(self, kind: str, callback: Callable[[WatchEvent], object]) -> None:
         """Calls ``callback(event)`` at every event of this kind (docs/watch.md lists them), of
@@ -130,18 +130,16 @@ class Watching(Listener):
     def parameters(self) -> np.ndarray:
         """A structured array, one row per parameter, as the last step that is over has it:
         parameter (its ``state_dict`` key), weight_norm, gradient_norm and its usual value, without
-        a loss scale; of its last reading update_ratio, lost_updates and reduction (docs/watch.md);
-        and the eps of its optimizer. float64; NaN: not known.
+        a loss scale. float64; NaN: not known.
         """
         with self._lock:
             return self._watcher.parameters()
 
     def scalars(self) -> dict[str, float]:
-        """Numbers for experiment trackers, by name: how many events there were, how many of them
-        warn, and what updates do. The caller holds the event store's lock.
+        """Numbers for experiment trackers, by name: how many events there were, and how many of
+        them warn. The caller holds the event store's lock.
         """
-        counts = {"watch_events": self._watcher.count, "watch_warnings": self._warnings}
-        return {**counts, **self._watcher.scalars()}
+        return {"watch_events": self._watcher.count, "watch_warnings": self._warnings}
 
     def norm_limit(self) -> Optional[float]:
         """The largest norm of all gradients that an update may have; None: any. Takes no lock."""
@@ -155,35 +153,18 @@ class Watching(Listener):
         if self._is_off:
             return
         try:
-            self._take(self._watcher.add(rows[-1] if rows else None, chunks))
+            self._take(self._watcher.add((rows[-1] if rows else None, chunks)))
         except Exception as error:
             self._switch_off(error)
 
-    def setting_changed(self, name: str, before: float, after: float) -> None:
+    def setting_changed(self, name: str, before: Optional[float], after: float) -> None:
         """For Listener."""
-        self._watcher.setting_changed(name, before, after)
+        self._watcher.setting(name, before, after)
 
     def replicas_differ(self, step: int, text: str) -> None:
-        """What check_replicas() has found, and warned of."""
+        """What check_replicas() has found, and warned of: it explains a spike near it."""
         with self._lock:
-            if not self._is_off:
-                self._take([self._watcher.replicas_differ(step, text)])
-
-    def set_epsilon(self, epsilon: Mapping[int, float]) -> None:
-        """The eps of an optimizer, by number of the gradients that it divides."""
-        with self._lock:
-            self._watcher.set_epsilon(epsilon)
-
-    def set_betas(self, beta1: float, beta2: float) -> None:
-        """Those of an optimizer such as Adam."""
-        with self._lock:
-            self._watcher.set_betas(beta1, beta2)
-
-    def rerun_done(self, step: int, text: str, cause: str) -> None:
-        """What a step that was run again after a spike has shown."""
-        with self._lock:
-            if not self._is_off:
-                self._take([self._watcher.rerun_done(step, text, cause)])
+            self._watcher.replicas_differ(step)
 
     def _take(self, found: Sequence[WatchEvent]) -> None:
         self._pending.extend(found)

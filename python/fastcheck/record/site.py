@@ -10,9 +10,10 @@ __all__ = ["MAX_SITES", "NUMBER_ROLES", "Site", "SiteTable"]
 
 #: Bounds the table of a run whose labels never repeat (a dict keyed by step).
 MAX_SITES = 65536
-#: Numbers of a parameter in one step: norm(update) / norm(weight), the share of its elements with a
+#: Of an optimizer: whether its update was skipped, 1.0 or 0.0. In logs of earlier versions, numbers
+#: of a parameter in one step: norm(update) / norm(weight), the share of its elements with a
 #: gradient that the update did not change, and the norm of this rank's gradient / that of its
-#: reduction over the ranks. Of an optimizer: whether its update was skipped, 1.0 or 0.0.
+#: reduction over the ranks.
 NUMBER_ROLES = ("update_ratio", "lost_updates", "reduction", "skipped_update")
 
 _KINDS = {

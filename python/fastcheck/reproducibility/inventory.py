@@ -9,6 +9,7 @@ import torch
 
 from fastcheck.errors import ConfigError, explain
 from fastcheck.utils.text.secrets import without_credentials
+from fastcheck.utils.torch.readable import is_materialised
 
 __all__ = ["describe_optimizer", "inventory"]
 
@@ -45,12 +46,13 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
         name: {**_tensor(buffer), "persistent": name in persistent}
         for name, buffer in model.named_buffers(remove_duplicate=False)
     }
+    materialised = [p for p in model.parameters() if is_materialised(p)]
     made: dict[str, Any] = {
         "fastcheck": "inventory",
         "format": 1,
         "totals": {
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "parameters": sum(p.numel() for p in materialised),
+            "trainable": sum(p.numel() for p in materialised if p.requires_grad),
         },
         "modules": {
             name: {"type": type(module).__name__, "training": module.training}
@@ -83,7 +85,8 @@ def describe_optimizer(
 
 def _tensor(tensor: torch.Tensor) -> dict[str, Any]:
     return {
-        "shape": list(tensor.shape),
+        # None: of a lazy module before its first forward.
+        "shape": list(tensor.shape) if is_materialised(tensor) else None,
         "dtype": str(tensor.dtype).replace("torch.", ""),
         # Not which of them: ranks and machines number their devices differently.
         "device": tensor.device.type,

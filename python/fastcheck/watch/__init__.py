@@ -1,10 +1,10 @@
-"""Watches the records of a run over its steps: what left its usual range, what did so first, and
-when a tensor will overflow.
+"""Watches the records of a run over its steps: what is unusual, and what left its range first.
 
-``watcher`` takes the records of a step and returns its events. ``signals`` makes signals of the
-records, ``bands`` holds their usual ranges, ``movers`` the order in which they left these, from
-which ``autopsy`` finds the cause; ``numbers``, ``explosions``, ``stuck`` and ``forecast`` hold
-rules.
+``rules`` is the table of what is unusual; docs/watch.md has it in words. ``watcher`` takes the
+records of some steps, holds them to the table and returns events. ``signals`` makes arrays of the
+records, ``view`` puts them beside their past (``bands``, ``forecast``), ``numbers`` does that with
+the numbers of a step. ``movers`` has the order in which tensors left their ranges, from which
+``causes`` finds the cause.
 
 Imports ``log``, ``record`` and ``utils``.
 """

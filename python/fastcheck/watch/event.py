@@ -28,30 +28,16 @@ __all__ = [
 
 #: The kinds of events, and what each means.
 KINDS: Mapping[str, str] = {
-    "loss_spike": "the loss jumped above its range",
-    "loss_rise": "the loss stays above its range",
+    "loss_spike": "the loss jumped above its range, or stays above it",
     "gradient_spike": "the norm of all gradients jumped above its range",
-    "gradient": "the gradient of a parameter jumped above its range",
-    "epsilon": "most gradients are smaller than the eps of the optimizer",
-    "batch": "the model's input left its range",
-    "update": "the updates of the weights became much larger or smaller",
-    "update_ratio": "the update of a parameter became large against the parameter",
-    "lost_updates": "updates do not change most of a parameter in bfloat16 or float16",
-    "reduction": "a gradient differs from those of the other ranks more than usual, or not at all",
-    "settings": "a number of the optimizer was changed a lot: betas, momentum or eps",
     "explosion": "a tensor grew by orders of magnitude from one step to the next",
-    "skipped": "an update was skipped: the norm of its gradients was above the limit",
-    "shift": "a tensor left its range and stays out of it",
     "headroom": "a tensor is about to leave the range of its dtype",
     "loss_scale": "the loss scale falls, or many steps are skipped",
-    "underflow": "most of a low-precision gradient has become zero",
-    "subnormal": "most of a gradient has become subnormal",
-    "dead": "nearly all of an activation has become zero",
-    "constant": "all elements of an activation have become equal",
-    "saturated": "a tensor is held at the largest number of its dtype, or the ends of its function",
-    "expert": "an expert gets no tokens, while others of its router do",
-    "rerun": "a step was run again from the same state, after a spike",
-    "replicas": "weights are not the same on all ranks",
+    "precision": "most of a gradient has become subnormal or zero, or a tensor is saturated",
+    "dead": "an activation has become zero, or the same everywhere",
+    "update": "updates, or that of one parameter, became much larger or smaller",
+    "settings": "a number of the optimizer or of clipping was changed a lot, or is unusual",
+    "batch": "the model's input left its range",
 }
 
 #: Names for several kinds in ``monitor.watch.on()``.
@@ -80,23 +66,20 @@ class WatchWarning(FastcheckWarning):
 
 
 class SpikeWarning(WatchWarning):
-    """Of ``loss_spike``, ``loss_rise`` and ``explosion``."""
+    """Of ``loss_spike`` and ``explosion``."""
 
     __module__ = "fastcheck"
 
 
 class PrecisionWarning(WatchWarning):
-    """What a dtype does not hold: of ``headroom``, ``underflow``, ``saturated``, ``loss_scale``,
-    ``lost_updates`` and ``epsilon``.
-    """
+    """What a dtype does not hold: of ``headroom``, ``precision`` and ``loss_scale``."""
 
     __module__ = "fastcheck"
 
 
 _WARNINGS: Mapping[str, type[WatchWarning]] = {
-    **dict.fromkeys(("loss_spike", "loss_rise", "explosion"), SpikeWarning),
-    **dict.fromkeys(("headroom", "underflow", "saturated"), PrecisionWarning),
-    **dict.fromkeys(("loss_scale", "lost_updates", "epsilon"), PrecisionWarning),
+    **dict.fromkeys(("loss_spike", "explosion"), SpikeWarning),
+    **dict.fromkeys(("headroom", "precision", "loss_scale"), PrecisionWarning),
 }
 
 
@@ -123,8 +106,7 @@ class WatchEvent:
     and ``reference`` what is usual there, both as the text names them. ``score``: in robust
     standard deviations, NaN where the rule has none. ``movers``: what left its range within the
     last 64 steps, first mover first. ``cause``: ``"data"``, ``"optimizer"``, ``"layer"``,
-    ``"gradient"``, ``"precision"``, ``"hardware"`` (of a rerun also ``"program"``, ``"input"`` or
-    ``"unknown"``), or "" where the records do not tell.
+    ``"gradient"``, ``"precision"``, ``"hardware"``, or "" where the records do not tell.
     ``interval``: of a forecast, in how many steps at the earliest and at the latest.
     ``batch``: what the step of the first mover (without one: of the event) trained on, if
     ``monitor.step(batch_id=)`` or ``monitor.batch()`` named it.

@@ -7,7 +7,12 @@ Sen), which a single spike does not move. If growth stays exponential the limit 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+
+from .columns import Columns
+from .signals import Signals
 
 __all__ = ["Forecasts"]
 
@@ -18,8 +23,6 @@ _MOST_BITS = 10.0
 # What share of the pairs of steps has to rise, in one of the two: growth, not noise.
 _LEAST_RISING = {_SHORT: 0.9, _LONG: 0.8}
 _NOISE = 2.0
-# The forecast has to be below the horizon so many times in a row.
-_IN_A_ROW = 3
 
 
 class Forecasts:
@@ -27,56 +30,47 @@ class Forecasts:
 
     def __init__(self, horizon: int) -> None:
         self._horizon = horizon
-        self._past = np.zeros((0, _LONG))
-        self._count = np.zeros(0, np.int64)
-        self._near = np.zeros(0, np.int64)
-        self._is_warned = np.zeros(0, bool)
+        self._of = Columns(past=np.full((_LONG, 1), np.nan), count=np.zeros(1, np.int64))
 
     def grow(self, count: int) -> None:
         """Makes room for the numbers below ``count``."""
-        more = count - len(self._count)
-        if more <= 0:
-            return
-        more = max(more, len(self._count), 64)
-        self._past = np.pad(self._past, ((0, more), (0, 0)), constant_values=np.nan)
-        self._count = np.pad(self._count, (0, more))
-        self._near = np.pad(self._near, (0, more))
-        self._is_warned = np.pad(self._is_warned, (0, more))
+        self._of.grow(count)
 
-    def add(
-        self, numbers: np.ndarray, abs_max: np.ndarray, headroom: np.ndarray
-    ) -> list[tuple[int, float, float]]:
-        """One step: the magnitudes of these tensors, and how many doublings are left. The places in
-        ``numbers`` of those that are newly forecast to overflow within the horizon, with the
-        earliest and the latest number of steps.
+    def add(self, now: Signals) -> tuple[np.ndarray, np.ndarray]:
+        """In how many steps each tensor reaches the end of its dtype's range, at the earliest and
+        at the latest, as of each step; inf: nothing points to it within the horizon.
         """
+        near = np.full(now.abs_max.shape, np.inf)
+        far = near.copy()
+        for k in range(len(near)):
+            at = np.flatnonzero(now.is_read[k])
+            for tensor, interval in self._add(
+                now.sites[at], now.abs_max[k, at], now.headroom[k, at]
+            ):
+                near[k, at[tensor]], far[k, at[tensor]] = interval
+        return near, far
+
+    def _add(
+        self, numbers: np.ndarray, abs_max: np.ndarray, headroom: np.ndarray
+    ) -> Iterator[tuple[int, tuple[float, float]]]:
+        past, count = self._of["past"], self._of["count"]
         with np.errstate(all="ignore"):
             logs = np.log2(abs_max)
-        place = self._count[numbers] % _LONG
-        oldest = self._past[numbers, place]
-        self._past[numbers, place] = logs
-        self._count[numbers] += 1
+        place = count[numbers] % _LONG
+        oldest = past[place, numbers]
+        past[place, numbers] = logs
+        count[numbers] += 1
         with np.errstate(all="ignore"):
-            earlier = self._past[numbers, (place - _SHORT) % _LONG]
+            earlier = past[(place - _SHORT) % _LONG, numbers]
             rise = np.fmax((logs - earlier) / _SHORT, (logs - oldest) / _LONG)
             is_candidate = (headroom < _MOST_BITS) & (headroom < 4 * self._horizon * rise)
-        is_candidate &= self._count[numbers] > _SHORT
-        is_near = np.zeros(len(numbers), bool)
-        intervals: dict[int, tuple[float, float]] = {}
+        is_candidate &= count[numbers] > _SHORT
         for at in np.flatnonzero(is_candidate).tolist():
             number = int(numbers[at])
-            turn = int(self._count[number]) % _LONG
-            interval = _interval(np.roll(self._past[number], -turn), float(headroom[at]))
-            if interval is not None and interval[0] <= self._horizon:
-                is_near[at] = True
-                intervals[at] = interval
-        in_a_row = np.where(is_near, self._near[numbers] + 1, 0)
-        self._near[numbers] = in_a_row
-        is_new = (in_a_row >= _IN_A_ROW) & ~self._is_warned[numbers]
-        # Once it is far from the limit again it may be warned of again.
-        has_room = headroom > _MOST_BITS
-        self._is_warned[numbers] = (self._is_warned[numbers] | is_new) & ~has_room
-        return [(at, *intervals[at]) for at in np.flatnonzero(is_new).tolist()]
+            ordered = np.roll(past[:, number], -(int(count[number]) % _LONG))
+            interval = _interval(ordered, float(headroom[at]))
+            if interval is not None:
+                yield at, interval
 
 
 def _interval(logs: np.ndarray, headroom: float) -> tuple[float, float] | None:

@@ -1,4 +1,6 @@
-"""Rules for the numbers of a whole step: the loss, the norm of the gradients, the loss scale."""
+"""Numbers of a whole step beside their own past: the loss, the norm of the gradients, the size of
+the update, the loss scale.
+"""
 
 from __future__ import annotations
 
@@ -6,281 +8,198 @@ import math
 import statistics
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import numpy as np
 
-from fastcheck.utils.text.numbers import format_number
+from fastcheck.log.step_table import StepRow
 
-from .bands import Band
+from .bands import Bands
+from .columns import Columns
+from .signals import NOTHING, RMS, WEIGHT, Signals
 
-__all__ = [
-    "Found",
-    "LossBand",
-    "NormBand",
-    "Reading",
-    "ScaleRule",
-    "SettingRule",
-    "UpdateBand",
-    "text_of",
-]
+__all__ = ["Number", "Numbers", "gradient_rms"]
 
-# A loss is out of its range only if it is also this much above its median, as a share of it.
-_LOSS_RISE = 0.2
-_RISE_IN_A_ROW = 5
-# What stays below this share of the first losses is no spike: a loss near 0 has wild ratios.
-_LEAST_OF_FIRST, _FIRST = 0.2, 16
-# It rises so many times as far above the median as the largest of half a window does.
-_BEYOND = 1.5
-# A spike warns if it takes back at least so much of what the loss has come down until then.
-_LEAST_OF_PROGRESS = 0.1
-# After a warning the next one within a window is of a spike that is so many times as high.
-_AGAIN = 2.0
-# A loss that is so many times the largest of the last steps is a spike, whatever its noise.
-_JUMP, _JUMP_PAST = 8.0, 32
-# Of its range at the beginning of a rise that lasts.
-_RISE_SCORE = 4.0
-# The norm of all gradients: by this factor.
-_NORM_FACTOR = 2.0
-# The size of the updates, a noisy estimate: by this factor, so many times in a row.
-_UPDATE_SCORE, _UPDATE_FACTOR, _UPDATE_IN_A_ROW = 3.0, 8.0, 3
-_AVERAGE_FACTOR, _EPS_FACTOR = 2.0, 10.0
+_FIRST, _RECENT = 16, 32
+# Over how many steps the growth of weights is.
+_GROWTH_STEPS = 10
+# How many steps of a loss scale a share of skipped ones is of.
 _SCALE_PAST = 100
-_HALVINGS, _MOST_SKIPPED = 4, 0.2
+# The rounding of a sum, as a share of the sum of magnitudes.
+_ROUNDING = 1e-6
+#: The numbers that have a range, and their least spread: as they are, and as log2.
+_RANGES = {"loss": (1e-12, 0.01), "gradient_norm": (1e-12, 0.05), "update_size": (1e-12, 0.1)}
+_NUMBERS = np.arange(2 * len(_RANGES))
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a rule found: ``value`` where ``reference`` is usual, so many spreads away."""
-
-    kind: str
-    value: float
-    reference: float
-    score: float
-    is_warning: bool
-
-
-class Found(NamedTuple):
-    """What a rule found at the site of this number, and the sentence for it."""
-
-    site: int
-    reading: Reading
-    text: str
-
-
-def text_of(reading: Reading) -> str:
-    """What a reading of a whole step is reported as."""
-    value, usual = format_number(reading.value), format_number(reading.reference)
-    if reading.kind == "loss_scale":
-        return f"the loss scale is {value}; {reading.reference:.0%} of the steps were skipped"
-    start = {
-        "gradient_spike": "the norm of all gradients is",
-        "update": "an update changes a weight by",
-        "loss_rise": "the loss stays high:",
-    }.get(reading.kind, "the loss is")
-    return f"{start} {value}, usual is {usual}"
-
-
-class LossBand:
-    """The loss. It has to be outside as it is and, if it is positive, as a logarithm as well: noise
-    of a loss near 0 is lopsided.
+class Number:
+    """One number of a step. ``usual``: the median of its range, or what else it is compared with;
+    ``score``: by how many spreads it is above that, as a logarithm (of the loss: as it is too,
+    whichever says less). ``most``: the largest of half a window, ``recent`` of 32 steps (inf: too
+    few), ``first`` the median of the first 16. ``share``: of steps that were skipped; ``run``: of
+    halvings in a row; ``steps``: how many there were; ``full_name``: of a setting.
     """
 
-    def __init__(self, threshold: float, window: int, warm_up: int) -> None:
-        self._threshold = threshold
-        self._raw = Band(window, warm_up, 1e-12)
-        self._log = Band(window, warm_up, 0.01)
-        self._past: deque[float] = deque([-math.inf], maxlen=window // 2)
-        self._jump_past = min(_JUMP_PAST, window // 2)
-        self._first: list[float] = []
-        self._in_a_row = 0
-        #: Since when the loss is outside, and how far it was then.
-        self.since: Optional[int] = None
-        self.score = math.nan
-        self._has_spiked = self._was_warned = False
-        self._window = window
-        self._warned: tuple[int, float] = (-window, 0.0)
-
-    def add(self, step: int, loss: float) -> Optional[Reading]:
-        """The loss of a step, finite."""
-        logarithm = math.log2(loss) if loss > 0 else math.nan
-        scores = self._raw.score(loss), self._log.score(logarithm)
-        score = scores[0] if math.isnan(scores[1]) else min(scores)
-        median = self._raw.median
-        if len(self._first) < _FIRST:
-            self._first.append(loss)
-        first = statistics.median(self._first)
-        is_small = loss < _LEAST_OF_FIRST * abs(first)
-        rise = loss - median
-        is_large = rise >= _LOSS_RISE * abs(median) and not is_small
-        # Lopsided noise: as far as this it goes by itself.
-        is_large = is_large and rise >= _BEYOND * (max(self._past) - median)
-        is_outside = is_large and score >= _RISE_SCORE
-        last = list(self._past)[-self._jump_past :]
-        is_jump = not is_small and len(last) >= self._jump_past and loss >= _JUMP * max(last) > 0
-        is_outside = is_outside or is_jump
-        is_spike = is_jump or (is_large and score >= self._threshold)
-        self._raw.add(loss, is_outside)
-        self._log.add(logarithm, is_outside)
-        if not is_outside:
-            self._past.append(loss)
-        self._in_a_row = self._in_a_row + 1 if is_outside else 0
-        if not is_outside:
-            self.since, self._has_spiked, self._was_warned = None, False, False
-            return None
-        if self.since is None:
-            self.since, self.score = step, score
-        if is_spike and not self._has_spiked:
-            self._has_spiked = True
-            # One batch that a converged model gets wrong calls for no look.
-            is_warning = rise >= _LEAST_OF_PROGRESS * (first - median)
-            return Reading("loss_spike", loss, median, score, is_warning and self._warn(step, rise))
-        if self._in_a_row == _RISE_IN_A_ROW:
-            # Of a spike that lasts there was a warning already.
-            is_warning = not self._was_warned and self._warn(step, rise)
-            return Reading("loss_rise", loss, median, score, is_warning)
-        return None
-
-    def _warn(self, step: int, rise: float) -> bool:
-        """Whether a rise is news: the last warning is a window old, or was of less."""
-        warned_at, before = self._warned
-        if step - warned_at < self._window and rise < _AGAIN * before:
-            return False
-        self._warned, self._was_warned = (step, rise), True
-        return True
+    name: str
+    value: float
+    usual: float = math.nan
+    score: float = math.nan
+    most: float = -math.inf
+    recent: float = math.inf
+    first: float = math.nan
+    threshold: float = 6.0
+    share: float = 0.0
+    run: int = 0
+    steps: int = 0
+    is_skipped: bool = False
+    full_name: str = ""
 
 
-class NormBand:
-    """The norm of all gradients."""
+class Numbers:
+    """Of one rank."""
 
     def __init__(self, threshold: float, window: int, warm_up: int) -> None:
         self._threshold = threshold
-        self._log = Band(window, warm_up, 0.05)
+        # Of each of _RANGES two signals: as it is, and as log2.
+        self._bands = Bands(window, warm_up, np.array(list(_RANGES.values())).ravel())
+        self._bands.grow(len(_NUMBERS))
+        self._new: dict[int, float] = {}
+        self._is_outside: set[int] = set()
+        # The last values that were inside, and the first.
+        self._inside: tuple[deque[float], ...] = tuple(deque(maxlen=window // 2) for _ in _RANGES)
+        self._first: tuple[list[float], ...] = tuple([] for _ in _RANGES)
+        self._recent = min(_RECENT, window // 2)
+        # Of each parameter the sum before the last update, the number of elements, and the rms in
+        # the last steps, in log2; of one that was zero NOTHING: it may grow as it likes.
+        self._of = Columns(
+            sum=np.zeros(1), numel=np.zeros(1), rms=np.full((_GROWTH_STEPS, 1), np.nan)
+        )
+        self._was_skipped = False
+        self._rate: Optional[float] = None
+        self._scale: Optional[float] = None
+        self._halvings = self._steps = 0
+        self._skipped: deque[bool] = deque(maxlen=_SCALE_PAST)
 
     @property
-    def usual(self) -> Optional[float]:
-        """The median of the norms; None: there are too few yet."""
-        median = 2.0**self._log.median
+    def usual_norm(self) -> Optional[float]:
+        """The median norm of all gradients; None: there are too few yet."""
+        median = float(self._bands.median[2 * list(_RANGES).index("gradient_norm")])
         return None if math.isnan(median) else median
 
-    def add(self, norm: float) -> Optional[Reading]:
-        """The norm of a step, finite."""
-        if norm <= 0:
-            return None
-        value = math.log2(norm)
-        score = self._log.score(value)
-        median = 2.0**self._log.median
-        is_outside = score >= self._threshold and norm >= _NORM_FACTOR * median
-        self._log.add(value, is_outside)
-        if not is_outside:
-            return None
-        return Reading("gradient_spike", norm, median, score, False)
+    def is_outside(self, name: str) -> None:
+        """The number of this step does not enter its range."""
+        self._is_outside.add(list(_RANGES).index(name))
 
+    def step_ended(self) -> None:
+        """The others do."""
+        values, outside = np.full((1, len(_NUMBERS)), np.nan), np.zeros((1, len(_NUMBERS)), bool)
+        for at, value in self._new.items():
+            values[0, 2 * at] = value
+            values[0, 2 * at + 1] = math.log2(value) if value > 0 else math.nan
+            if at in self._is_outside:
+                outside[0, 2 * at : 2 * at + 2] = True
+            else:
+                self._inside[at].append(value)
+        self._bands.add(_NUMBERS, values, outside)
+        self._new.clear()
+        self._is_outside.clear()
 
-class UpdateBand:
-    """The size of the updates, from the sums of the parameters before each of them.
-
-    An update changes the sum of a parameter's ``n`` elements. If the changes of single elements
-    have no common sign, its square is ``n`` times their mean square on average; the mean over all
-    parameters follows the size of the updates, without reading anything a second time. Divided by
-    the learning rate, so that a schedule changes nothing.
-    """
-
-    def __init__(self, window: int, warm_up: int) -> None:
-        self._log = Band(window, warm_up, 0.1)
-        # By site: the sum of the step before, and of how many elements.
-        self._sums = np.zeros(0)
-        self._counts = np.zeros(0, np.int64)
-        self._outside = 0
-
-    def add(
-        self, sites: np.ndarray, sums: np.ndarray, floor: np.ndarray, counts: np.ndarray,
-        rate: Optional[float],
-    ) -> Optional[Reading]:  # fmt: skip
-        """The parameters of a step: their sums, the rounding of these, and their elements."""
-        more = int(sites.max(initial=-1)) + 1 - len(self._sums)
-        if more > 0:
-            more = max(more, len(self._sums), 64)
-            self._sums = np.concatenate([self._sums, np.zeros(more)])
-            self._counts = np.concatenate([self._counts, np.zeros(more, np.int64)])
-        is_known = (self._counts[sites] == counts) & (counts > 0)
-        changes = np.where(is_known, np.maximum(np.abs(sums - self._sums[sites]), floor), 0.0)
-        self._sums[sites], self._counts[sites] = sums, counts
-        squares, elements = float(np.dot(changes, changes)), int(counts[is_known].sum())
-        if squares <= 0 or not rate:
-            return None
-        size = math.sqrt(squares / elements) / rate
-        value = math.log2(size)
-        score = self._log.score(value)
-        median = 2.0**self._log.median
-        factor = max(size / median, median / size)
-        is_outside = abs(score) >= _UPDATE_SCORE and factor >= _UPDATE_FACTOR
-        self._log.add(value, is_outside)
-        self._outside = self._outside + 1 if is_outside else 0
-        if self._outside != _UPDATE_IN_A_ROW:
-            return None
-        return Reading("update", size * rate, median * rate, score, False)
-
-
-class SettingRule:
-    """Numbers of the optimizer that were changed a lot from one step to the next. The learning rate
-    is not one of them: schedules change it.
-    """
-
-    @staticmethod
-    def at_first(beta1: float, beta2: float) -> Optional[Reading]:
-        """The betas of Adam. The bound of its regret is finite while beta1^2 / sqrt(beta2) < 1
-        (Kingma and Ba, 2015, theorem 4.1): beyond, updates follow single large gradients.
+    def of_step(self, row: StepRow, now: Signals, k: int, has_scaled: bool) -> list[Number]:
+        """The numbers of step ``k``. ``has_scaled``: the gradients of parameters were read with the
+        loss scale on them.
         """
-        least = beta1**4
-        if beta2 > least or not 0 <= beta1 < 1:
-            return None
-        return Reading("settings", beta2, least, math.nan, True)
+        found = []
+        if row.loss is not None and math.isfinite(row.loss):
+            found.append(self._look("loss", row.loss))
+        norm = row.gradient_norm
+        if norm is not None and 0 < norm < math.inf:
+            norm /= row.scale if row.scale and has_scaled else 1.0
+            found.append(self._look("gradient_norm", norm))
+        found += [*self._update(row, now, k), *self._growth(now, k)]
+        if row.scale is not None:
+            found.append(self._loss_scale(row.scale, row.overflow))
+        return found
 
-    @staticmethod
-    def changed(name: str, before: float, after: float) -> Optional[Reading]:
-        """``name``: as in the log, such as ``optimizers[0].groups[0].betas[1]``."""
-        option = name.rpartition(".")[2].partition("[")[0]
-        if option in ("betas", "momentum"):
-            # How far back the average goes.
-            old, new = 1 - before, 1 - after
-        elif option == "eps":
-            old, new = before, after
-        else:
-            return None
-        factor = _AVERAGE_FACTOR if option != "eps" else _EPS_FACTOR
-        if min(old, new) > 0 and max(old / new, new / old) < factor:
-            return None
-        return Reading("settings", after, before, math.nan, False)
+    def _look(self, name: str, value: float) -> Number:
+        at = list(_RANGES).index(name)
+        self._new[at] = value
+        inside, first = self._inside[at], self._first[at]
+        if len(first) < _FIRST:
+            first.append(value)
+        raw, median = self._bands.score(2 * at, value), float(self._bands.median[2 * at])
+        logarithm = self._bands.score(2 * at + 1, math.log2(value)) if value > 0 else raw
+        recent = list(inside)[-self._recent :]
+        return Number(
+            name=name,
+            value=value,
+            usual=median,
+            # Noise of a loss near 0 is lopsided: it has to be outside as it is and as a logarithm.
+            score=min(raw, logarithm, key=abs) if name == "loss" else logarithm,
+            most=max(inside, default=-math.inf),
+            recent=max(recent) if len(recent) == self._recent else math.inf,
+            first=statistics.median(first),
+            threshold=self._threshold,
+        )
 
+    def _update(self, row: StepRow, now: Signals, k: int) -> list[Number]:
+        """The size of the update of the step before, from the sums of the parameters around it.
 
-class ScaleRule:
-    """The loss scale: halved several times in a row, or many steps skipped, or at 1 and below. What
-    a scaler does in its first hundred steps is a search, and no event.
-    """
+        An update changes the sum of a parameter by the sum of its elements' changes. If these have
+        no common sign, its square is on average the square of the norm of the update; that of all
+        parameters, divided by the norm of these, follows how far an update moves the weights,
+        without reading anything a second time.
+        """
+        at = np.flatnonzero((now.phases == WEIGHT) & now.is_read[k])
+        sites, sums, numel = now.sites[at], now.sums[k, at], now.numel[k, at]
+        self._of.grow(int(sites.max(initial=-1)) + 1)
+        before, count = self._of["sum"][sites], self._of["numel"][sites]
+        is_known = (count == numel) & np.isfinite(sums)
+        floor = _ROUNDING * now.abs_sums[k, at]
+        changes = np.where(is_known, np.maximum(np.abs(sums - before), floor), 0.0)
+        self._of["sum"][sites], self._of["numel"][sites] = sums, numel
+        squares = float(now.squares[k, at][is_known].sum())
+        moved, rate, was_skipped = float(np.dot(changes, changes)), self._rate, self._was_skipped
+        self._rate, self._was_skipped = row.learning_rate, bool(now.is_skipped[k])
+        if was_skipped or not rate or not moved > 0 or not squares > 0:
+            return []
+        # A schedule changes nothing of what is divided by the learning rate.
+        return [self._look("update_size", math.sqrt(moved / squares) / rate)]
 
-    def __init__(self) -> None:
-        self._last: Optional[float] = None
-        self._halvings = 0
-        self._skipped: deque[bool] = deque(maxlen=_SCALE_PAST)
-        self._steps = 0
-        self._is_warned = False
+    def _growth(self, now: Signals, k: int) -> list[Number]:
+        """How many times as large the weights are as some steps before: the median parameter, each
+        with the weight of its elements.
+        """
+        at = np.flatnonzero((now.phases == WEIGHT) & now.is_read[k])
+        sites, level, numel = now.sites[at], now.levels[RMS, k, at], now.numel[k, at]
+        past = self._of["rms"][:, sites]
+        level = np.where((level == NOTHING) | (past[-1] == NOTHING), NOTHING, level)
+        self._of["rms"][:, sites] = np.concatenate([past[1:], level[None]])
+        is_known = (level > NOTHING) & np.isfinite(past[0])
+        order = np.argsort((level - past[0])[is_known])
+        elements = np.cumsum(numel[is_known][order])
+        if not len(elements):
+            return []
+        middle = order[np.searchsorted(elements, elements[-1] / 2)]
+        return [Number("weight_growth", 2.0 ** float((level - past[0])[is_known][middle]))]
 
-    def add(self, scale: float, is_skipped: bool) -> Optional[Reading]:
-        """The scale of a step, and whether its update was skipped."""
-        before, self._last = self._last, scale
+    def _loss_scale(self, scale: float, is_skipped: bool) -> Number:
+        before, self._scale = self._scale, scale
         self._skipped.append(is_skipped)
-        self._steps += 1
         if before is not None and scale < before:
             self._halvings += 1
         elif before is not None and (scale > before or not is_skipped):
             self._halvings = 0
+        self._steps += 1
         share = sum(self._skipped) / len(self._skipped)
-        is_stuck = scale <= 1 and is_skipped
-        if self._halvings < _HALVINGS and share < _MOST_SKIPPED and not is_stuck:
-            self._is_warned = self._is_warned and share > _MOST_SKIPPED / 2
-            return None
-        if self._is_warned or (self._steps <= _SCALE_PAST and scale > 1):
-            return None
-        self._is_warned = True
-        return Reading("loss_scale", scale, share, math.nan, True)
+        return Number(
+            "loss_scale", scale, usual=share, share=share, run=self._halvings,
+            steps=self._steps, is_skipped=is_skipped,
+        )  # fmt: skip
+
+
+def gradient_rms(now: Signals, k: int) -> float:
+    """Of what is not 0 of the gradients of all parameters, in step ``k``; 0: there is nothing."""
+    at = np.flatnonzero(now.is_of_parameter & now.is_read[k])
+    elements = float((now.numel[k, at] * (1 - now.zero_share[k, at])).sum())
+    return math.sqrt(float(now.squares[k, at].sum()) / elements) if elements else 0.0

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Optional, Union
+from typing import Optional
 
 from fastcheck.errors import ConfigError, explain
-from fastcheck.utils.torch.training_state import is_stateful
 
 __all__ = ["Watch"]
 
@@ -30,22 +28,8 @@ class Watch:
             ``window``. Both are at most 65,536.
         horizon: warn when a tensor is forecast to leave the range of its dtype within so many
             steps.
-        updates: whether one parameter a step, in turn, is compared with itself before the update:
-            by how much that moved it, and which of its elements it did not change
-            (docs/watch.md); and under DistributedDataParallel and FSDP one gradient with its
-            reduction over the ranks. Needs ``level="module"``.
-        moments: of which parameters the optimizer's states, such as Adam's moments, are read after
-            an update: ``"turns"``: of one a step, in turn; ``"all"``; ``"none"``. Needs
-            ``level="module"``.
         skip_above: skip an update whose gradients have a norm of more than so many times the median
             norm of the steps before, without waiting for a device (docs/watch.md); None: none.
-        rerun: at a spike, ``monitor.run(step, batch)`` runs that step again from the same state
-            before the next one, and an event ``rerun`` names the cause: ``"hardware"`` where it has
-            other numbers then, or ``"program"``. A list: what else has a state that the step
-            changes, such as a scheduler. Costs a copy of weights, gradients, buffers, the
-            optimizer's states and the batch at each step, and waits for the device. Every rank
-            takes part: a step is run again on all of them where one has a spike, and at each step
-            they wait for each other.
 
     Raises:
         ConfigError: an option has a value that can't be used.
@@ -56,23 +40,12 @@ class Watch:
     warm_up: int = 64
     horizon: int = 20
     skip_above: Optional[float] = None
-    updates: bool = True
-    moments: str = "turns"
-    rerun: Union[bool, Sequence[Any]] = False
 
     def __post_init__(self) -> None:
         if not 1 <= _number(self.threshold) < math.inf:
             self._refuse("threshold", "a number of at least 1")
         if self.skip_above is not None and not 1 < _number(self.skip_above) < math.inf:
             self._refuse("skip_above", "a number above 1, or None")
-        if not isinstance(self.updates, bool):
-            self._refuse("updates", "True or False")
-        if not isinstance(self.rerun, bool):
-            if not isinstance(self.rerun, (list, tuple)) or not all(map(is_stateful, self.rerun)):
-                self._refuse("rerun", "True, False, or a list of objects with state_dict()")
-            object.__setattr__(self, "rerun", tuple(self.rerun))
-        if self.moments not in ("turns", "all", "none"):
-            self._refuse("moments", '"turns", "all" or "none"')
         for name, least in (("window", 8), ("warm_up", 8), ("horizon", 1)):
             value = getattr(self, name)
             is_int = isinstance(value, int) and not isinstance(value, bool)

@@ -1,43 +1,48 @@
-"""The signals of a step: magnitude and spread of each tensor, from its records."""
+"""Signals: what the records of a few steps say of each tensor, as arrays of steps by tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
+from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, Flag
-from fastcheck.record.site import Site, SiteTable
+from fastcheck.record.site import MAX_SITES, Site, SiteTable
 from fastcheck.record.statistics import LARGEST_FINITE, component_counts, extreme_values
 
 __all__ = [
+    "ABS_MAX",
     "ACTIVATION",
     "BUFFER",
+    "FUNCTIONS",
     "GRADIENT",
     "INPUT",
+    "IS_FLOAT",
     "NAMES",
     "NOTHING",
-    "STATE",
-    "UPDATE",
+    "RMS",
     "WEIGHT",
     "SignalReader",
-    "StepSignals",
+    "Signals",
+    "StepOver",
     "phase_of",
-    "signal_name",
 ]
 
-#: The signals, each as log2: a factor is a distance.
+#: A step that is over: its row in the table of steps, and its records.
+StepOver = tuple[Optional[StepRow], Sequence[np.ndarray]]
+
+#: The levels of a tensor, each as log2: a factor is a distance.
 NAMES = ("abs max", "rms", "standard deviation")
+ABS_MAX, RMS = range(2)
 
 # What a site holds, in the order in which a fault of this kind shows within a step. Parameters are
 # read before the update: their records show what the update of the step before made.
-WEIGHT, INPUT, ACTIVATION, BUFFER, GRADIENT, STATE, UPDATE = range(1, 8)
+WEIGHT, INPUT, ACTIVATION, BUFFER, GRADIENT = range(1, 6)
 _PHASES = {
     "param": WEIGHT,
-    "optimizer_state": STATE,
-    "update_ratio": UPDATE,
     "buffer": BUFFER,
     "output": ACTIVATION,
     "grad_output": GRADIENT,
@@ -47,37 +52,50 @@ _PHASES = {
 
 #: In the place of log2(0): less than any format holds.
 NOTHING = -1100.0
-
-#: Formats in which small gradients underflow, by code.
-_IS_NARROW = np.array([one.name == "float16" or one.name.startswith("float8") for one in DTYPES])
+#: By code of the dtype.
+IS_FLOAT = np.array([one.name.startswith(("float", "bfloat")) for one in DTYPES])
+#: Functions that are flat at both ends, by the class of their module.
+FUNCTIONS = {"Tanh": 1, "Sigmoid": 2}
 
 
 @dataclass(frozen=True)
-class StepSignals:
-    """One step, each tensor once: of several calls the largest, or all together. Arrays of one
-    length, in the order in which the tensors were first read.
+class Signals:
+    """Several steps, each tensor once in a step: of several calls the largest, or all together.
 
-    ``values``: a row for each of NAMES, in log2, of 0 a very small number; NaN: not known.
-    ``headroom``: how many times the tensor could be doubled before it leaves its dtype.
-    ``zero_share``, ``subnormal_share``, ``saturated_share`` (at the largest number of the dtype):
-    of its elements. ``is_equal``: all its elements are the same. ``is_scaled``: its
-    last record carries the loss scale.
+    Arrays of (steps, tensors), the tensors in the order in which they were first read; NaN (of a
+    bool: False) where a tensor was not read. ``levels`` has a row for each of NAMES, in log2, of
+    scaled gradients as without the scale; of 0 it has NOTHING. ``headroom``: how many times the
+    tensor could be doubled before it leaves its dtype; NaN of one that holds the largest number.
+    ``subnormal_share``: of the elements that are not zero. ``is_count``: whole numbers of at most
+    the number of elements.
+
+    Of one axis are ``sites``, ``phases``, ``codes`` (of dtypes), ``functions`` and
+    ``is_of_parameter`` (the gradient of one) by tensor, and ``rows``, ``steps``, ``is_limited``
+    (Watch(skip_above=) skipped the update) and ``is_skipped`` (for whatever reason) by step.
     """
 
+    rows: Sequence[Optional[StepRow]]
+    steps: np.ndarray
+    is_limited: np.ndarray
+    is_skipped: np.ndarray
     sites: np.ndarray
     phases: np.ndarray
-    values: np.ndarray
+    codes: np.ndarray
+    functions: np.ndarray
+    is_of_parameter: np.ndarray
+    is_read: np.ndarray
+    levels: np.ndarray
     abs_max: np.ndarray
     headroom: np.ndarray
     zero_share: np.ndarray
     subnormal_share: np.ndarray
     saturated_share: np.ndarray
     is_equal: np.ndarray
+    is_count: np.ndarray
     numel: np.ndarray
-    is_narrow: np.ndarray
-    dtypes: np.ndarray
     sums: np.ndarray
     abs_sums: np.ndarray
+    squares: np.ndarray
     is_scaled: np.ndarray
 
 
@@ -86,51 +104,88 @@ class SignalReader:
 
     ``is_whole``: all modules are observed. Where the model itself is not called then, as that of a
     LightningModule, whose ``training_step`` calls its parts, the batch is the input of the first
-    module that is.
+    module that is. What a criterion is given without a gradient are targets: the batch too.
     """
 
     def __init__(self, sites: SiteTable, is_whole: bool = True) -> None:
         self._sites = sites
         self._is_whole = is_whole
+        # By number of the site.
         self._phases = np.zeros(0, np.int8)
+        self._functions = np.zeros(0, np.int8)
+        self._is_limit = np.zeros(0, bool)
+        self._is_of_parameter = np.zeros(0, bool)
         self._plan: Optional[_Plan] = None
 
-    def read(self, chunks: Sequence[np.ndarray], scale: Optional[float]) -> Optional[StepSignals]:
-        """The signals of these records. ``scale``: the loss scale, which scaled gradients are
-        divided by. None: there are no records with statistics.
-        """
-        chunks = [chunk for chunk in chunks if len(chunk)]
-        if not chunks:
+    def read(self, steps: Sequence[StepOver]) -> Optional[Signals]:
+        """The signals of these steps. None: there are no records with statistics."""
+        self._grow()
+        chunks = [chunk for _, chunks in steps for chunk in chunks]
+        lengths = [sum(map(len, chunks)) for _, chunks in steps]
+        if not sum(lengths):
             return None
-        records = chunks[0] if len(chunks) == 1 else _joined(chunks)
-        phases = self._phases_of(records["site"])
-        wanted = (phases > 0) & (records["depth"] >= Depth.STATS) & (records["numel"] > 0)
+        records = _joined([chunk for chunk in chunks if len(chunk)])
+        step_of = np.repeat(np.arange(len(steps)), lengths)
+        sites = records["site"]
+        inside = (sites >= 0) & (sites < len(self._phases))
+        known = np.where(inside, sites, 0)
+        is_limit = inside & self._is_limit[known] & (records["sum"] == 1.0)
+        wanted = inside & (self._phases[known] > 0)
+        wanted &= (records["depth"] >= Depth.STATS) & (records["numel"] > 0)
         wanted &= (records["flags"] & int(Flag.RECOMPUTE)) == 0
-        records = records if wanted.all() else records[wanted]
+        limited = np.bincount(step_of[is_limit], minlength=len(steps)) > 0
+        if not wanted.all():
+            records, step_of = records[wanted], step_of[wanted]
         if not len(records):
             return None
-        sites = records["site"]
-        if self._plan is None or not np.array_equal(sites, self._plan.read):
-            self._plan = _Plan(sites.copy())
-            if self._is_whole and not (self._phases == INPUT).any():
-                self._find_batch(self._plan.sites)
-        return _by_site(records, self._plan, self._phases, scale)
+        keys = step_of * MAX_SITES + records["site"]
+        if self._plan is None or not np.array_equal(keys, self._plan.keys):
+            self._plan = _Plan(keys, len(steps))
+            self._find_batch(records, self._plan)
+        rows = [row for row, _ in steps]
+        scales = np.array([1.0 if r is None or not r.scale else r.scale for r in rows])
+        is_skipped = limited | np.array([row is not None and row.overflow for row in rows])
+        plan = self._plan
+        return Signals(
+            rows=rows,
+            steps=np.array([_number(row, chunks) for row, chunks in steps]),
+            is_limited=limited,
+            is_skipped=is_skipped,
+            sites=plan.sites,
+            phases=self._phases[plan.sites],
+            functions=self._functions[plan.sites],
+            is_of_parameter=self._is_of_parameter[plan.sites],
+            **_by_site(records, plan, 1.0 / scales[step_of]),
+        )
 
-    def _find_batch(self, sites: np.ndarray) -> None:
-        """``sites``: in the order in which they were read."""
-        inputs = [number for number in sites.tolist() if self._sites[number].role == "input"]
+    def _grow(self) -> None:
+        held = len(self._phases)
+        if held == len(self._sites):
+            return
+        new = [self._sites[number] for number in range(held, len(self._sites))]
+        functions = [FUNCTIONS.get(s.module_type, 0) if s.role == "output" else 0 for s in new]
+        self._phases = np.append(self._phases, np.array([phase_of(s) for s in new], np.int8))
+        self._functions = np.append(self._functions, np.array(functions, np.int8))
+        self._is_limit = np.append(self._is_limit, [s.role == "skipped_update" for s in new])
+        of_parameters = [s.role == "param_grad" for s in new]
+        self._is_of_parameter = np.append(self._is_of_parameter, of_parameters)
+
+    def _find_batch(self, records: np.ndarray, plan: _Plan) -> None:
+        inputs = [n for n in plan.sites.tolist() if self._sites[n].role == "input"]
+        if inputs and self._is_whole and not (self._phases == INPUT).any():
+            first = self._sites[inputs[0]].module
+            self._phases[[n for n in inputs if self._sites[n].module == first]] = INPUT
+        inputs = [n for n in inputs if self._phases[n] == ACTIVATION]
+        if not inputs:
+            return
+        small = {int(n) for n in records["site"][records["numel"] == 1]}
+        scalars = {self._sites[n].module for n in small if self._sites[n].role == "output"}
+        with_gradient = {(s.module, s.label) for s in self._sites if s.role == "grad_input"}
         for number in inputs:
-            if self._sites[number].module == self._sites[inputs[0]].module:
+            site = self._sites[number]
+            is_criterion = site.module in scalars or site.module_type.endswith("Loss")
+            if is_criterion and (site.module, site.label) not in with_gradient:
                 self._phases[number] = INPUT
-
-    def _phases_of(self, sites: np.ndarray) -> np.ndarray:
-        known = len(self._phases)
-        if known < len(self._sites):
-            new = [phase_of(self._sites[number]) for number in range(known, len(self._sites))]
-            self._phases = np.concatenate([self._phases, np.array(new, np.int8)])
-        inside = (sites >= 0) & (sites < len(self._phases))
-        found: np.ndarray = np.where(inside, self._phases[np.where(inside, sites, 0)], 0)
-        return found
 
 
 def phase_of(site: Site) -> int:
@@ -140,13 +195,17 @@ def phase_of(site: Site) -> int:
     return _PHASES.get(site.role, 0)
 
 
-def signal_name(row: int, phase: int) -> str:
-    """How the signal of this row is called of a site that holds ``phase``."""
-    return "norm / norm of the weight" if phase == UPDATE else NAMES[row]
+def _number(row: Optional[StepRow], chunks: Sequence[np.ndarray]) -> int:
+    """Of a step; -1: it has neither a row nor records."""
+    if row is not None:
+        return row.step
+    return next((int(chunk["step"][-1]) for chunk in chunks if len(chunk)), -1)
 
 
 def _joined(chunks: Sequence[np.ndarray]) -> np.ndarray:
     """Copied as bytes: field by field takes several times as long."""
+    if len(chunks) == 1:
+        return chunks[0]
     dtype = chunks[0].dtype
     whole = [np.ascontiguousarray(chunk).view(f"V{dtype.itemsize}") for chunk in chunks]
     found: np.ndarray = np.concatenate(whole).view(dtype)
@@ -158,76 +217,95 @@ class _Plan:
     of the step before.
     """
 
-    def __init__(self, read: np.ndarray) -> None:
-        self.read = read
-        order = np.argsort(read, kind="stable")
-        starts = np.flatnonzero(np.diff(read[order], prepend=-1))
+    def __init__(self, keys: np.ndarray, steps: int) -> None:
+        self.keys = keys
+        order = np.argsort(keys, kind="stable")
+        starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
         first, last = order[starts], order[np.append(starts[1:], len(order)) - 1]
-        #: Each site was read once.
-        self.is_single = len(starts) == len(read)
+        #: Each tensor was read once in a step.
+        self.is_single = len(starts) == len(keys)
         back = np.argsort(first, kind="stable")
         self._order, self._starts, self._back = order, starts, back
-        #: The first and the last record of each site, in the order of the first.
-        self.first, self.last = first[back], last[back]
-        self.sites = read[self.first].astype(np.int64)
+        #: The last record of each tensor in each step, in the order of the first.
+        self.last = last[back]
+        sites = (keys % MAX_SITES)[first[back]].astype(np.int64)
+        places = np.sort(np.unique(sites, return_index=True)[1])
+        #: The tensors, in the order in which they were first read.
+        self.sites = sites[places]
+        self._shape = steps, len(self.sites)
+        column = np.zeros(MAX_SITES, np.int64)
+        column[self.sites] = np.arange(len(self.sites))
+        step = (keys // MAX_SITES)[first[back]]
+        at = step * len(self.sites) + column[sites]
+        self._at = None if np.array_equal(at, np.arange(steps * len(self.sites))) else at
 
     def total(self, column: np.ndarray, reduce: np.ufunc = np.add) -> np.ndarray:
-        """Of all records of each site, in the order of the first."""
+        """All records of a tensor in a step as one."""
         if self.is_single:
             return column
         found: np.ndarray = reduce.reduceat(column[self._order], self._starts)[self._back]
         return found
 
+    def spread(self, column: np.ndarray) -> np.ndarray:
+        """As an array of (..., steps, tensors)."""
+        if self._at is None:
+            return column.reshape(*column.shape[:-1], *self._shape)
+        empty = np.nan if column.dtype.kind == "f" else 0
+        size = self._shape[0] * self._shape[1]
+        found = np.full((*column.shape[:-1], size), empty, column.dtype)
+        found[..., self._at] = column
+        return found.reshape(*column.shape[:-1], *self._shape)
 
-def _by_site(
-    records: np.ndarray, plan: _Plan, phases: np.ndarray, scale: Optional[float]
-) -> StepSignals:
-    total = plan.total
+
+def _by_site(records: np.ndarray, plan: _Plan, factor: np.ndarray) -> dict[str, Any]:
+    """``factor``: by record, what undoes the loss scale."""
+    total, spread = plan.total, plan.spread
     components = component_counts(records)
     bad = sum(records[name] for name in NONFINITE_COUNTS)
-    finite = total(components - bad)
-    codes = records["dtype"][plan.first]
+    finite = total(components - bad).astype(np.float64)
     lowest, highest = (extreme_values(records, name) for name in ("min", "max"))
     plain = np.maximum(np.abs(lowest), np.abs(highest))
-    squares, plain_sums = records["sum_sq"], records["sum"]
-    largest = plain
+    squares, sums, largest = records["sum_sq"], records["sum"], plain
     is_scaled = (records["flags"] & int(Flag.SCALED)) != 0
-    if scale and is_scaled.any():
-        # Scaled gradients as they are without the scale.
-        factor = np.where(is_scaled, 1 / scale, 1.0)
-        largest, squares, plain_sums = plain * factor, squares * factor**2, plain_sums * factor
+    if is_scaled.any():
+        factor = np.where(is_scaled, factor, 1.0)
+        largest, squares, sums = plain * factor, squares * factor**2, sums * factor
+    last_codes = records["dtype"][plan.last]
     with np.errstate(all="ignore"):
-        is_equal = total(lowest, np.minimum) == total(highest, np.maximum)
-        abs_max = total(plain, np.maximum)
-        mean_square = total(squares) / finite
-        sums = total(plain_sums)
-        mean = sums / finite
+        abs_max, sums, squares = total(plain, np.maximum), total(sums), total(squares)
+        least, most = total(lowest, np.minimum), total(highest, np.maximum)
+        mean, mean_square = sums / finite, squares / finite
         # Less than the rounding of the mean square is no variance.
         variance = mean_square - mean * mean
         variance = np.where(variance > 1e-6 * mean_square, variance, 0.0)
-        values = np.log2(np.stack([total(largest, np.maximum), mean_square, variance]))
-        values[1:] *= 0.5
-        headroom = np.log2(LARGEST_FINITE[codes] / abs_max)
+        levels = np.log2(np.stack([total(largest, np.maximum), mean_square, variance]))
+        levels[1:] *= 0.5
+        headroom = np.log2(LARGEST_FINITE[last_codes] / abs_max)
+        is_count = (least >= 0) & (abs_max <= finite)
+        is_count &= (least % 1 == 0) & (most % 1 == 0) & (sums % 1 == 0)
     # A tensor whose elements are all zero, or all equal, has become so from one step to the next.
-    values[np.isneginf(values)] = NOTHING
-    values[:, finite <= 0] = np.nan
-    values[~np.isfinite(values)] = np.nan
+    levels[np.isneginf(levels)] = NOTHING
+    levels[:, finite <= 0] = np.nan
+    levels[~np.isfinite(levels)] = np.nan
     # A tensor that holds the largest number itself is a mask.
     headroom[~(np.isfinite(headroom) & (headroom > 0) & (finite > 0))] = np.nan
-    return StepSignals(
-        sites=plan.sites,
-        phases=phases[plan.sites],
-        values=values,
-        abs_max=abs_max,
-        headroom=headroom,
-        zero_share=total(records["zero_count"]) / np.maximum(finite, 1),
-        subnormal_share=total(records["subnormal_count"]) / np.maximum(finite, 1),
-        saturated_share=total(records["saturated_count"]) / np.maximum(finite, 1),
-        is_equal=is_equal,
-        numel=finite,
-        is_narrow=_IS_NARROW[codes],
-        dtypes=codes,
-        sums=sums,
-        abs_sums=total(records["abs_sum"]),
-        is_scaled=is_scaled[plan.last],
-    )
+    there = np.maximum(finite, 1)
+    zeros, subnormal = total(records["zero_count"]), total(records["subnormal_count"])
+    by_step = spread(last_codes.astype(np.int64) + 1)
+    return {
+        "codes": by_step.max(axis=0) - 1,
+        "is_read": by_step > 0,
+        "levels": spread(levels),
+        "abs_max": spread(abs_max),
+        "headroom": spread(headroom),
+        "zero_share": spread(zeros / there),
+        "subnormal_share": spread(np.minimum(subnormal / np.maximum(there - zeros, 1), 1.0)),
+        "saturated_share": spread(total(records["saturated_count"]) / there),
+        "is_equal": spread(least == most),
+        "is_count": spread(is_count),
+        "numel": spread(finite),
+        "sums": spread(sums),
+        "abs_sums": spread(total(records["abs_sum"])),
+        "squares": spread(squares),
+        "is_scaled": spread(is_scaled[plan.last]),
+    }

@@ -1,393 +1,358 @@
-"""The Watcher: takes the records of one step after another, and returns what is unusual in them."""
+"""The Watcher: takes the records of some steps, and returns what is unusual in them."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Optional
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import DTYPES
-from fastcheck.record.site import Site, SiteTable
+from fastcheck.record.site import SiteTable
 from fastcheck.utils.text.numbers import format_number
 
-from .autopsy import NO_ORIGIN, Autopsy, Origin
-from .bands import Bands
-from .event import WatchEvent
-from .expert_rules import ExpertRules
-from .explosions import Exploded, Explosions
-from .forecast import Forecasts
-from .gradient_rules import GradientRules
-from .movers import Movers, cause_of_phase
-from .numbers import Found, LossBand, NormBand, Reading, ScaleRule, SettingRule, UpdateBand, text_of
+from .causes import CAUSES, Causes, Origin
+from .columns import Columns
+from .event import Mover, WatchEvent
+from .movers import Movers
+from .numbers import Number, Numbers, gradient_rms
 from .options import Watch
 from .parameters import parameter_table
-from .precision import Precision
-from .signals import GRADIENT, INPUT, NAMES, WEIGHT, SignalReader, StepSignals
-from .skips import Skips
-from .stuck import Stuck, StuckTensors, grouped, others
-from .update_range import UpdateRange
-from .update_rules import UpdateRules
+from .rules import (
+    NUMBER_RULES,
+    TENSOR_RULES,
+    NumberRule,
+    Rule,
+    TensorRule,
+    loss_rises,
+    norm_spikes,
+    update_is_unusual,
+)
+from .signals import GRADIENT, RMS, SignalReader, Signals, StepOver
+from .view import Past, View
 
 __all__ = ["Watcher"]
 
-# A signal in log2 is out of its range only if it is off by this much too: a factor of 1.4.
-_LEAST_SHIFT = 0.5
-_LEAST_SPREAD = 0.02
-# For the order in which signals left their ranges.
-_LEFT_AT = 4.0
-# A tensor that stays outside for so many steps after its first has shifted.
-_SHIFT_STEPS = 3
-# The batch: by this factor.
-_BATCH_SHIFT = 2.0
-# The rounding of a sum, as a share of the sum of magnitudes.
-_ROUNDING = 1e-6
+# After an event of a kind there is none of the same kind for so many steps, but that a warning may
+# come after what did not warn.
+_PAUSE = 32
+# Of what left its range, and of tensors with the same event, so many are in the text.
+_NAMED = 3
 _MOST_EVENTS = 4096
-_NONE = math.nan
-_RMS, _ROWS = 1, np.arange(len(NAMES))[:, None]
+#: Numbers that don't enter their range where this holds.
+_OUTSIDE = {"loss": loss_rises, "gradient_norm": norm_spikes, "update_size": update_is_unusual}
+
+
+class _Fired(NamedTuple):
+    """A rule whose condition has held long enough, and the places of the tensors of which."""
+
+    rule: TensorRule
+    at: np.ndarray
+
+
+class _Shown(float):
+    """A number in a template: without a format as format_number() has it."""
+
+    def __format__(self, spec: str) -> str:
+        return super().__format__(spec) if spec else format_number(float(self))
 
 
 class Watcher:
     """Of one rank, whose sites are found in ``sites`` by number. ``is_whole``: all modules are
     observed. Not thread-safe.
 
-    The work is a few operations on arrays over all sites of a step: no tensor is read, and no
-    device is waited for.
+    The work is a few operations on arrays over all tensors of the steps that are given together: no
+    tensor is read, and no device is waited for.
     """
 
     def __init__(
         self, options: Watch, sites: SiteTable, rank: int = 0, is_whole: bool = True
     ) -> None:
+        window, warm_up = options.window, options.warm_up
         self._options = options
         self._sites = sites
+        self._rank = rank
         self._reader = SignalReader(sites, is_whole)
-        # The signal of a row of NAMES of site n has the number n * len(NAMES) + row.
-        self._bands = Bands(options.window, options.warm_up, _LEAST_SPREAD)
-        self._explosions = Explosions(sites)
+        self._past = Past(options.threshold, window, warm_up, options.horizon)
+        self._numbers = Numbers(options.threshold, window, warm_up)
         self._movers = Movers(sites)
-        self._forecasts = Forecasts(options.horizon)
-        self._stuck = StuckTensors(sites)
-        self._precision = Precision(sites)
-        self._experts = ExpertRules(sites)
-        self._updates = UpdateRules(sites)
-        self._gradients = GradientRules(sites, options.threshold)
-        window, warm_up = options.window, options.warm_up
-        self._loss = LossBand(options.threshold, window, warm_up)
-        self._norm = NormBand(options.threshold, window, warm_up)
-        self._update = UpdateBand(window, warm_up)
-        self._update_range = UpdateRange(options.threshold, window, warm_up)
-        self._scale = ScaleRule()
-        #: What the events are made by.
-        self.autopsy = Autopsy(sites, rank, self._movers, self._loss, self._precision)
-        # Of the last step.
-        self._signals: Optional[StepSignals] = None
-        self._skips = Skips(sites, options.skip_above)
-        # Of the step before, whose update the parameters of this one show.
-        self._was_skipped = False
-        self._rate_before: Optional[float] = None
-        self._betas: set[tuple[float, float]] = set()
-        # Settings that were changed since the last step, as sentences.
-        self._changes: list[tuple[str, Reading]] = []
+        #: What the events come from.
+        self.causes = Causes(sites, self._movers)
+        # Of each of TENSOR_RULES: in how many steps in a row it has held, and if it was reported.
+        nothing = np.zeros((len(TENSOR_RULES), 1), np.int64)
+        self._held = Columns(run=nothing, is_reported=nothing.astype(bool))
+        # The same of NUMBER_RULES.
+        self._runs = [0] * len(NUMBER_RULES)
+        self._reported = [False] * len(NUMBER_RULES)
+        # By kind, and whether it warned; of what warned also how far it was from what is usual.
+        self._last_of: dict[tuple[str, bool], int] = {}
+        self._farthest: dict[str, float] = {}
+        # Numbers of the optimizer by name, and what was changed since the last step.
+        self._settings: dict[str, float] = {}
+        self._changes: list[Number] = []
+        self._limit: Optional[float] = None
+        self._signals: Optional[Signals] = None
         #: The youngest 4,096 events, oldest first.
         self.events: deque[WatchEvent] = deque(maxlen=_MOST_EVENTS)
         #: How many events there were.
         self.count = 0
 
-    def add(self, row: Optional[StepRow], chunks: Sequence[np.ndarray]) -> list[WatchEvent]:
-        """One step that is over: its row in the table of steps, and its records. Its events."""
-        scale = None if row is None else row.scale
-        signals = self._reader.read(chunks, scale)
-        if signals is None:
+    def add(self, *steps: StepOver) -> list[WatchEvent]:
+        """Steps that are over, oldest first: of each its row in the table of steps, and its
+        records. Their events.
+        """
+        now = self._reader.read(steps)
+        if now is None:
             return []
-        if row is not None:
-            step = row.step
-        else:
-            step = int(next(chunk for chunk in chunks if len(chunk))["step"][-1])
-        self._signals = signals
-        self._grow(int(signals.sites.max()) + 1)
-        found = self._setting_events(step)
-        self.autopsy.note_rate(step, row)
-        is_limited = self._skips.add(chunks)
-        is_skipped = is_limited or (row is not None and row.overflow)
-        if is_limited:
-            reading, text = self._skips.event(None if row is None else row.gradient_norm)
-            found.append(self.autopsy.event(step, "skipped", text, reading, Origin((), "", "")))
-        exploded = self._explosions.add(step, signals, is_skipped)
-        scores = self._move(step, signals)
-        readings = [] if row is None else self._readings(step, row, signals, is_skipped)
-        stuck = self._stuck.add(signals)
-        self._precision.add(step, signals, stuck)
-        for reading in readings:
-            found += self._number_event(step, reading)
-        loss_warns = any(one.kind == "loss_spike" and one.is_warning for one in found)
-        found += self._explosion_event(step, signals, exploded, loss_warns)
-        found += self._batch_event(step, signals, scores)
-        found += self._forecast_events(step, signals)
-        found += self._stuck_events(step, signals, stuck)
-        ruled = self._gradients.add(signals, scores, self._medians(_RMS))
-        rate = None if row is None else row.learning_rate
-        ruled += self._updates.add(chunks, is_skipped, rate)
-        found += self._found_events(step, ruled)
-        found += self._shift_event(step, signals)
-        self.autopsy.step_ended(step, found)
+        self._signals = now
+        self._grow(int(now.sites.max()) + 1)
+        view = self._past.take(now)
+        fired = self._fired(view)
+        found: list[WatchEvent] = []
+        for k in range(len(now.steps)):
+            if now.is_read[k].any():
+                found += self._step(view, k, fired[k])
         self.events.extend(found)
         self.count += len(found)
         return found
 
     @property
     def norm_limit(self) -> Optional[float]:
-        """What Watch(skip_above=) makes of the usual norm of all gradients; None: no limit yet."""
-        return self._skips.limit(self._norm.usual)
+        """What Watch(skip_above=) makes of the usual norm of all gradients: of the last one that
+        was known, while the range is learned anew. None: no limit yet.
+        """
+        usual, factor = self._numbers.usual_norm, self._options.skip_above
+        if usual is not None and factor is not None:
+            self._limit = factor * usual
+        return self._limit
 
     def parameters(self) -> np.ndarray:
         """Rows of PARAMETERS_DTYPE, as the last step has them."""
-        rules = self._gradients, self._updates
-        return parameter_table(self._sites, self._signals, self._medians(_RMS), *rules)
+        return parameter_table(self._sites, self._signals, self._past.median_of(RMS))
 
-    def scalars(self) -> dict[str, float]:
-        """Numbers over all parameters, for experiment trackers."""
-        return self._updates.scalars()
+    def setting(self, name: str, before: Optional[float], value: float) -> None:
+        """A number of the optimizer or of clipping has this value from the open step on; None:
+        from the first step on. ``name``: as in the log, such as
+        ``optimizers[0].groups[0].betas[1]``.
+        """
+        self._settings[name] = value
+        option = name.rpartition(".")[2].partition("[")[0]
+        if before is not None and option != "lr":  # the rows have that of all groups
+            self._changes.append(Number(option, value, before, full_name=name))
+        elif name.endswith("betas[1]"):
+            beta1 = self._settings.get(f"{name[:-2]}0]", math.nan)
+            self._changes.append(Number("beta2", value, beta1**4))
 
-    def set_epsilon(self, epsilon: Mapping[int, float]) -> None:
-        """The eps of optimizers, by number of the gradients that they divide."""
-        self._gradients.set_epsilon(epsilon)
-
-    def set_betas(self, beta1: float, beta2: float) -> None:
-        """The betas of an optimizer that divides by the root of a mean of squares."""
-        found = SettingRule.at_first(beta1, beta2)
-        if found is not None and (beta1, beta2) not in self._betas:
-            self._betas.add((beta1, beta2))
-            text = f"Adam's beta2 is {beta2:g}, with a beta1 of {beta1:g}: it should be above "
-            text += f"beta1^4 = {found.reference:.3g}. Is it as it was meant to be?"
-            self._changes.append((text, found))
-
-    def setting_changed(self, name: str, before: float, after: float) -> None:
-        """A number of the optimizer is another one from the open step on."""
-        found = SettingRule.changed(name, before, after)
-        if found is not None:
-            text = f"{name} was changed from {before:g} to {after:g}"
-            self._changes.append((text, found))
-
-    def replicas_differ(self, step: int, text: str) -> WatchEvent:
-        """The ranks hold other weights than each other. The event; whoever found it has warned."""
-        self.autopsy.note_fault(step, "the ranks had different weights")
-        return self._from_outside(step, "replicas", text, "hardware", False)
-
-    def rerun_done(self, step: int, text: str, cause: str) -> WatchEvent:
-        """A step was run again after a spike. The event."""
-        if cause == "hardware":
-            self.autopsy.note_fault(step, "the machine computed other numbers when it ran again")
-        return self._from_outside(step, "rerun", text, cause, cause != "program")
-
-    def _from_outside(
-        self, step: int, kind: str, text: str, cause: str, is_warning: bool
-    ) -> WatchEvent:
-        reading = Reading(kind, _NONE, _NONE, _NONE, is_warning)
-        event = self.autopsy.event(step, kind, text, reading, Origin((), cause, ""))
-        self.events.append(event)
-        self.count += 1
-        return event
-
-    def _setting_events(self, step: int) -> list[WatchEvent]:
-        changes, self._changes = self._changes, []
-        if not changes:
-            return []
-        # What warns is first.
-        text, reading = max(changes, key=lambda change: change[1].is_warning)
-        if self.autopsy.is_recent(step, "settings", reading.is_warning):
-            return []
-        if len(changes) > 1:
-            text += f", and {len(changes) - 1} more"
-        return [self.autopsy.event(step, "settings", text, reading, Origin((), "optimizer", ""))]
+    def replicas_differ(self, step: int) -> None:
+        """The ranks hold other weights than each other; whoever found it has warned."""
+        self.causes.note_fault(step)
 
     def _grow(self, count: int) -> None:
-        self._bands.grow(count * len(NAMES))
         self._movers.grow(count)
-        self._forecasts.grow(count)
-        self._precision.grow(count)
-        self._explosions.grow(count)
+        self._held.grow(count)
 
-    def _move(self, step: int, signals: StepSignals) -> np.ndarray:
-        """Holds each signal to its range, and adds it to it. The scores."""
-        sites = signals.sites
-        values = signals.values
-        numbers = sites * len(NAMES) + _ROWS
-        scores = self._bands.scores(numbers, values)
-        with np.errstate(invalid="ignore"):
-            distance = values - self._bands.median[numbers]
-            # Gradients fall as training converges, and weights decay.
-            may_fall = (signals.phases < GRADIENT) & (signals.phases > WEIGHT)
-            is_far = np.where(may_fall, np.abs(distance), distance) >= _LEAST_SHIFT
-            size = np.abs(scores)
-            outside = is_far & (size >= _LEFT_AT)
-            is_refused = is_far & (size >= self._options.threshold)
-        self._bands.add(numbers, values, is_refused)
-        self._update_range.put_into(signals, scores, outside)
-        self._movers.add(step, signals, scores, outside)
-        return scores
+    def _fired(self, view: View) -> list[list[_Fired]]:
+        """By step, the rules of tensors that have held for long enough."""
+        now, sites = view.now, view.now.sites
+        found: list[list[_Fired]] = [[] for _ in now.steps]
+        for number, rule in enumerate(TENSOR_RULES):
+            holds = rule.condition(view)
+            run, is_reported = self._held["run"][number], self._held["is_reported"][number]
+            count, was_reported = run[sites], is_reported[sites]
+            if not (holds.any() or count.any() or was_reported.any()):
+                continue
+            is_over = ~holds if rule.is_over is None else rule.is_over(view)
+            for k in range(len(holds)):
+                is_read = now.is_read[k]
+                count = np.where(is_read, (count + 1) * holds[k], count)
+                was_reported &= ~(is_over[k] & is_read)
+                is_due = (count >= rule.steps) & is_read & ~was_reported
+                if is_due.any():
+                    was_reported |= is_due
+                    # The first of them in the order of a step.
+                    at = np.flatnonzero(is_due)
+                    found[k].append(_Fired(rule, at[np.argsort(now.phases[at], kind="stable")]))
+            run[sites], is_reported[sites] = count, was_reported
+        return found
 
-    def _readings(
-        self, step: int, row: StepRow, signals: StepSignals, is_skipped: bool
-    ) -> list[Reading]:
-        found: list[Optional[Reading]] = []
-        if row.loss is not None and math.isfinite(row.loss):
-            found.append(self._loss.add(step, row.loss))
-        if row.gradient_norm is not None and math.isfinite(row.gradient_norm):
-            scale = row.scale if row.scale and self._are_gradients_scaled(signals) else 1.0
-            found.append(self._norm.add(row.gradient_norm / scale))
-        if not self._was_skipped:
-            is_weight = signals.phases == WEIGHT
-            found.append(
-                self._update.add(
-                    signals.sites[is_weight],
-                    signals.sums[is_weight],
-                    _ROUNDING * signals.abs_sums[is_weight],
-                    signals.numel[is_weight],
-                    self._rate_before,
-                )
-            )
-        self._was_skipped = is_skipped
-        self._rate_before = row.learning_rate
-        if row.scale is not None:
-            found.append(self._scale.add(row.scale, row.overflow))
-        return [one for one in found if one is not None]
+    def _step(self, view: View, k: int, fired: Sequence[_Fired]) -> list[WatchEvent]:
+        now, row = view.now, view.now.rows[k]
+        step = int(now.steps[k])
+        changes, self._changes = self._changes, []
+        for change in changes:
+            if change.full_name:
+                self.causes.setting_changed(step, change.full_name, change.usual, change.value)
+        rate = self.causes.note_step(now, k, row)
+        if rate is not None:
+            changes.append(Number("lr", rate.after, rate.before, full_name=rate.name))
+        self._movers.add(now, k, view.scores, view.outside)
+        numbers = (
+            [] if row is None else self._numbers.of_step(row, now, k, self._has_scaled(now, k))
+        )
+        numbers += self._below_epsilon(now, k)
+        if now.is_limited[k]:
+            numbers.append(self._skipped(row))
+        self._note_precision(view, k, fired)
+        due = [pair for number in (*changes, *numbers) for pair in self._due(step, number)]
+        events = [event for rule, number in due if (event := self._of_number(step, rule, number))]
+        loss_warns = any(e.kind == "loss_spike" and e.is_warning for e in events)
+        for rule, at in fired:
+            event = self._of_tensors(view, k, rule, at, loss_warns)
+            if event is not None:
+                events.append(event)
+        self._numbers.step_ended()
+        self.causes.step_ended(step, events)
+        return events
 
-    def _are_gradients_scaled(self, signals: StepSignals) -> bool:
-        """Whether those of parameters were read with the loss scale on them: not those that
+    def _due(self, step: int, number: Number) -> Iterator[tuple[NumberRule, Number]]:
+        """The rules that have held for long enough of this number."""
+        is_outside = _OUTSIDE[number.name](number) if number.name in _OUTSIDE else False
+        if is_outside:
+            self._numbers.is_outside(number.name)
+        if number.name == "loss":
+            since = self.causes.loss or Mover(step, None, "loss", number.score)
+            self.causes.loss = since if is_outside else None
+        for at, rule in enumerate(NUMBER_RULES):
+            if number.name not in rule.names:
+                continue
+            holds = rule.condition(number)
+            self._runs[at] = self._runs[at] + 1 if holds else 0
+            if not holds if rule.is_over is None else rule.is_over(number):
+                self._reported[at] = False
+            if self._runs[at] >= rule.steps and not self._reported[at]:
+                self._reported[at] = True
+                yield rule, number
+
+    def _of_number(self, step: int, rule: NumberRule, number: Number) -> Optional[WatchEvent]:
+        warns = rule.warns if isinstance(rule.warns, bool) else rule.warns(number)
+        rise = number.value - number.usual
+        if warns and math.isfinite(rule.again):
+            # Within a window of a warning the next one is of a spike that is so many times as far.
+            last = self._last_of.get((rule.kind, True), -self._options.window)
+            is_late = step - last >= self._options.window
+            is_farther = rise >= rule.again * self._farthest.get(rule.kind, math.inf)
+            warns = is_late or is_farther
+            if warns:
+                self._farthest[rule.kind] = rise
+                self._last_of.pop((rule.kind, True), None)
+        if rule.pause and self._is_recent(step, rule.kind, warns):
+            return None
+        text = rule.text.format(
+            value=_Shown(number.value),
+            usual=_Shown(number.usual),
+            name=number.full_name or number.name,
+            share=f"{number.share:.0%}",
+        )
+        origin = Origin((), rule.cause) if rule.cause else self.causes.origin(step, rule.kind)
+        return self._event(
+            rule, step, warns, text, origin, value=number.value, reference=number.usual,
+            score=number.score,
+        )  # fmt: skip
+
+    def _of_tensors(
+        self, view: View, k: int, rule: TensorRule, at: np.ndarray, loss_warns: bool
+    ) -> Optional[WatchEvent]:
+        now, first = view.now, int(at[0])
+        step, phase = int(now.steps[k]), int(now.phases[first])
+        warns = rule.warns
+        if rule.pause:
+            is_recent = self._is_recent(step, rule.kind, warns)
+            if is_recent and rule.pause == "event":
+                return None
+            warns = warns and not is_recent
+        elif phase == GRADIENT and loss_warns:
+            warns = False  # the gradients of a loss that is a thousand times as high are so too
+        with np.errstate(all="ignore"):
+            value = float(rule.value(view)[k, first])
+            usual = float(np.broadcast_to(rule.usual(view), now.is_read.shape)[k, first])
+        near, far = float(view.steps_left[k, first]), float(view.most_steps_left[k, first])
+        text = rule.text.format(
+            value=_Shown(value),
+            usual=_Shown(usual),
+            dtype=DTYPES[int(now.codes[first])].name,
+            count=format_number(value * float(now.numel[k, first])),
+            interval=f"{near:.0f}" if far < near + 1 else f"{near:.0f} to {format_number(far)}",
+        )
+        sites = [self._sites[int(now.sites[place])] for place in at]
+        if len(sites) > 1:
+            text += ". So with " + ", ".join(map(str, sites[1 : 1 + _NAMED]))
+            left = len(sites) - 1 - _NAMED
+            text += f" and {left:,} more tensors" if left > 0 else ""
+        origin = Origin((), rule.cause)
+        if not rule.cause:
+            origin = self.causes.origin(step, rule.kind)
+            if not origin.cause:
+                origin = Origin(origin.movers, *CAUSES[phase])
+        return self._event(
+            rule, step, warns, f"{sites[0]}: {text}", origin, site=sites[0], value=value,
+            reference=usual, score=math.nan, interval=(near, far) if near < math.inf else None,
+        )  # fmt: skip
+
+    def _event(
+        self, rule: Rule, step: int, warns: bool, text: str, origin: Origin, **fields: Any
+    ) -> WatchEvent:
+        text = f"step {step:,}: {text}"
+        if warns and rule.advice:
+            text += f". {rule.advice[0].upper()}{rule.advice[1:]}"
+        if origin.movers:
+            text += f". First out of its range: {origin.movers[0]}"
+            if len(origin.movers) > 1:
+                text += f", then {', '.join(map(str, origin.movers[1:_NAMED]))}"
+        if origin.why:
+            text += f"; {origin.why}"
+        batch = self.causes.batch(step, origin)
+        if batch is not None:
+            text += f"; batch {batch}"
+        fields.setdefault("site", None)
+        return WatchEvent(
+            step=step,
+            kind=rule.kind,
+            text=text,
+            is_warning=warns,
+            rank=self._rank,
+            movers=origin.movers,
+            cause=origin.cause,
+            batch=batch,
+            **fields,
+        )
+
+    def _is_recent(self, step: int, kind: str, warns: bool) -> bool:
+        """Whether this event comes too soon after one of its kind; if it warns: after one that did
+        so too. Notes it if not: what nobody sees makes no pause.
+        """
+        past = [self._last_of.get((kind, warned)) for warned in (True, False)[: 2 - warns]]
+        if any(last is not None and step - last < _PAUSE for last in past):
+            return True
+        self._last_of[kind, warns] = step
+        return False
+
+    def _note_precision(self, view: View, k: int, fired: Sequence[_Fired]) -> None:
+        for rule, at in fired:
+            if rule.kind == "precision" and rule.cause:
+                step = int(view.now.steps[k])
+                sites = view.now.sites[at].tolist()
+                self.causes.note_lost(step, sites, step - rule.steps + 1)
+
+    def _skipped(self, row: Optional[StepRow]) -> Number:
+        norm, limit = None if row is None else row.gradient_norm, self._limit
+        if norm is not None and limit is not None and norm > limit:
+            why = f"the norm of its gradients is {norm:,.4g}, and the limit {limit:,.4g}"
+        else:
+            why = "a gradient is not finite, or the norm of those of one optimizer is too large"
+        known = math.nan if norm is None else norm, math.nan if limit is None else limit
+        return Number("skipped", *known, full_name=why)
+
+    def _below_epsilon(self, now: Signals, k: int) -> list[Number]:
+        eps = [v for name, v in self._settings.items() if name.endswith(".eps")]
+        rms = gradient_rms(now, k) if eps else 0.0
+        return [Number("gradient_rms", rms, min(eps))] if rms > 0 else []
+
+    @staticmethod
+    def _has_scaled(now: Signals, k: int) -> bool:
+        """Whether the gradients of parameters were read with the loss scale on them: not those that
         GradScaler has unscaled before, though all between modules are scaled.
         """
-        scaled = signals.sites[signals.is_scaled & (signals.phases == GRADIENT)]
-        return any(self._sites[number].role == "param_grad" for number in scaled.tolist())
-
-    def _number_event(self, step: int, reading: Reading) -> list[WatchEvent]:
-        if self.autopsy.is_recent(step, reading.kind, reading.is_warning):
-            return []
-        origin = self.autopsy.origin()
-        if reading.kind == "loss_scale":
-            origin = NO_ORIGIN
-        elif reading.kind == "update" and not origin.movers:
-            why = "no tensor of the model left its range before"
-            origin = Origin((), "optimizer", why)
-        return [self.autopsy.event(step, reading.kind, text_of(reading), reading, origin)]
-
-    def _explosion_event(
-        self, step: int, signals: StepSignals, exploded: Optional[Exploded], loss_warns: bool
-    ) -> list[WatchEvent]:
-        if exploded is None:
-            return []
-        at, row, highest = exploded
-        phase = int(signals.phases[at])
-        # The gradients of a loss that is a thousand times as high are so too.
-        warns = not (phase == GRADIENT and loss_warns)
-        value, before = _power(signals.values[row, at]), _power(highest)
-        reading = Reading("explosion", value, before, _NONE, warns)
-        origin = self.autopsy.origin()
-        text = f"its {NAMES[row]} is {format_number(reading.value)}, "
-        text += f"and was {format_number(reading.reference)} at most before"
-        cause = origin.cause or cause_of_phase(phase)
-        origin = Origin(origin.movers, cause, origin.why)
-        return [
-            self.autopsy.event(step, "explosion", text, reading, origin, self._site(signals, at))
-        ]
-
-    def _batch_event(self, step: int, signals: StepSignals, scores: np.ndarray) -> list[WatchEvent]:
-        unusual = self._unusual_batch(signals, scores)
-        if unusual is None or self.autopsy.is_recent(step, "batch"):
-            return []
-        at, row = unusual
-        usual = _power(self._medians(row)[signals.sites[at]])
-        value, score = _power(signals.values[row, at]), float(scores[row, at])
-        text = f"its {NAMES[row]} is {format_number(value)}, usual is {format_number(usual)}"
-        reading = Reading("batch", value, usual, score, False)
-        origin = Origin((), "data", "")
-        return [self.autopsy.event(step, "batch", text, reading, origin, self._site(signals, at))]
-
-    def _forecast_events(self, step: int, signals: StepSignals) -> list[WatchEvent]:
-        found = self._forecasts.add(signals.sites, signals.abs_max, signals.headroom)
-        if not found:
-            return []
-        at, near, far = found[0]
-        dtype = DTYPES[int(signals.dtypes[at])].name
-        reached = float(signals.abs_max[at])
-        limit = reached * _power(signals.headroom[at])
-        steps = f"{near:.0f}" if far < near + 1 else f"{near:.0f} to {format_number(far)}"
-        text = (
-            f"its largest magnitude {format_number(reached)} grows towards the largest {dtype} "
-            f"({format_number(limit)}), which it reaches in about {steps} steps"
-        )
-        text += others([int(signals.sites[one[0]]) for one in found[1:]], self._sites)
-        warns = not self.autopsy.is_recent(step, "headroom", True)
-        reading = Reading("headroom", reached, limit, _NONE, warns)
-        origin, site = Origin((), "precision", ""), self._site(signals, at)
-        return [self.autopsy.event(step, "headroom", text, reading, origin, site, (near, far))]
-
-    def _stuck_events(
-        self, step: int, signals: StepSignals, stuck: Sequence[Stuck]
-    ) -> list[WatchEvent]:
-        found = []
-        for number, reading, text, cause in grouped(stuck, self._sites):
-            warns = reading.is_warning and not self.autopsy.is_recent(step, reading.kind, True)
-            reading = dataclasses.replace(reading, is_warning=warns)
-            origin, site = Origin((), cause, ""), self._sites[number]
-            found.append(self.autopsy.event(step, reading.kind, text, reading, origin, site))
-        for number, reading, text in self._experts.add(step, signals):
-            origin, site = Origin((), "layer", ""), self._sites[number]
-            found.append(self.autopsy.event(step, reading.kind, text, reading, origin, site))
-        return found
-
-    def _found_events(self, step: int, ruled: Sequence[Found]) -> list[WatchEvent]:
-        found = []
-        for number, reading, text in ruled:
-            origin, site = Origin((), "optimizer", ""), self._sites[number]
-            has_pause = reading.kind in ("gradient", "reduction", "update_ratio")
-            if has_pause and self.autopsy.is_recent(step, reading.kind, reading.is_warning):
-                continue
-            if reading.kind == "reduction":
-                origin = NO_ORIGIN
-            elif reading.kind == "gradient":
-                origin = self.autopsy.origin()
-            found.append(self.autopsy.event(step, reading.kind, text, reading, origin, site))
-        return found
-
-    def _shift_event(self, step: int, signals: StepSignals) -> list[WatchEvent]:
-        shifted = self._movers.still_outside(_SHIFT_STEPS)
-        if shifted is None or self.autopsy.is_recent(step, "shift"):
-            return []
-        row, number, left_at = shifted
-        (at,) = np.flatnonzero(signals.sites == number)
-        usual = _power(self._medians(row)[number])
-        value = _power(signals.values[row, at])
-        text = f"its {NAMES[row]} has been {format_number(value)} for {step - left_at} steps, "
-        text += f"usual was {format_number(usual)}"
-        reading = Reading("shift", value, usual, _NONE, False)
-        origin, site = self.autopsy.origin(), self._site(signals, int(at))
-        return [self.autopsy.event(step, "shift", text, reading, origin, site)]
-
-    def _medians(self, row: int) -> np.ndarray:
-        """Of a signal, by number of the site."""
-        found: np.ndarray = self._bands.median[row :: len(NAMES)]
-        return found
-
-    def _site(self, signals: StepSignals, at: int) -> Site:
-        return self._sites[int(signals.sites[at])]
-
-    def _unusual_batch(self, signals: StepSignals, scores: np.ndarray) -> Optional[tuple[int, int]]:
-        """The place of a model's input that is far out of its range, and which signal is."""
-        inputs = np.flatnonzero(signals.phases == INPUT)
-        if not len(inputs):
-            return None
-        medians = self._bands.median[signals.sites[inputs] * len(NAMES) + _ROWS]
-        with np.errstate(invalid="ignore"):
-            far = np.abs(signals.values[:, inputs] - medians) >= _BATCH_SHIFT
-            far &= np.abs(scores[:, inputs]) >= self._options.threshold
-        rows, places = np.nonzero(far)
-        return (int(inputs[places[0]]), int(rows[0])) if len(rows) else None
-
-
-def _power(logarithm: float) -> float:
-    found: float = 2.0 ** float(logarithm)
-    return found
+        return bool((now.is_scaled[k] & now.is_of_parameter).any())

@@ -8,12 +8,16 @@ a time.
 from __future__ import annotations
 
 import ctypes
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 
+import harness
 import instructions
 import machine_code
+import ptx_instructions
 from fakes import ptx_on_cpu
 from fakes.cuda_on_cpu import driver
 from ptx_instructions import OFFSETS, PARTIAL, executed, load_kernels, merging, ordinary, with_nan
@@ -71,6 +75,16 @@ def test_slots_of_an_exponent(dtype: str, kernels: instructions.Kernels) -> None
     assert bar / 2 < instructions.exponent_slots(kernels, dtype) <= bar
     bar = BOTH_SLOTS[dtype]
     assert bar / 2 < instructions.slots(kernels, dtype, instructions.WITH_EXPONENTS) <= bar
+
+
+def test_all_of_the_bench_runs(
+    kernels: instructions.Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instructions, "compiled", lambda: kernels)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    instructions.main()
+    rows = json.loads((tmp_path / "instructions.json").read_text())["rows"]
+    assert {row["dtype"] for row in rows} == set(SLOTS)
 
 
 # ---- PTX ----------------------------------------------------------------------------------------
@@ -144,3 +158,13 @@ def test_a_tile_that_is_read_again(kind: str, machine: ctypes.CDLL) -> None:
 def test_tensors_that_are_not_aligned_share_a_launch(machine: ctypes.CDLL) -> None:
     tensors = [ordinary("float32", 5 + i, 4 * (i % 4)) for i in range(40)]
     assert executed(machine, tensors)[0] == 1
+
+
+def test_all_of_the_bench_of_ptx_runs(
+    machine: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ptx_instructions, "load_kernels", lambda: machine)
+    monkeypatch.setattr(ptx_instructions, "CHUNKS", (2,))
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    ptx_instructions.main()
+    assert json.loads((tmp_path / "ptx_instructions.json").read_text())["merges"]

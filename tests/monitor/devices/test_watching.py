@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.record.site import NUMBER_ROLES
 from support.devices.training_on_fake import NAME, fake
 
 pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("fake_accelerator")]
@@ -82,7 +81,7 @@ def test_an_update_that_is_too_large_is_skipped_without_a_wait() -> None:
     assert waited.synchronisations == spent.synchronisations == 0
     same = [bool((a == b).all()) for a, b in zip(kept, kept[1:])]
     assert [step + 1 for step, one in enumerate(same) if one] == [20]
-    assert [event.step for event in monitor.watch.events if event.kind == "skipped"] == [20]
+    assert [event.step for event in monitor.watch.events if "skipped" in event.text] == [20]
 
 
 def test_an_optimizer_that_cannot_skip_is_named() -> None:
@@ -94,34 +93,6 @@ def test_an_optimizer_that_cannot_skip_is_named() -> None:
                 model(torch.randn(16, 8).to(NAME)).square().mean().backward()
                 optimizer.step()
         assert sum("skips no update" in str(one.message) for one in caught) == 1
-
-
-def test_updates_are_read_without_a_wait() -> None:
-    def run(device: str) -> dict[tuple[str, int], float]:
-        torch.manual_seed(0)
-        model = nn.Linear(8, 4).bfloat16().to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=device != "cpu")
-        data = [torch.randn(16, 8).bfloat16().to(device) for _ in range(8)]
-        spent, before = None, fake.counters()
-        stop = fastcheck.Stop(max_lag=None)
-        with fastcheck.install(model, watch=True, record="stats", stop=stop) as monitor:
-            for step, x in enumerate(data):
-                optimizer.zero_grad()
-                model(x).float().square().mean().backward()
-                optimizer.step()
-                if step == 2:  # the first ones allocate
-                    before = fake.counters()
-            spent = fake.counters() - before
-        assert spent.synchronisations == spent["blocking_copy"] == 0
-        sites = monitor._session.sites
-        return {
-            (str(sites[int(one["site"])]), int(one["step"])): float(one["sum"])
-            for one in monitor.records()
-            if sites[int(one["site"])].role in NUMBER_ROLES
-        }
-
-    found = run(NAME)
-    assert len(found) == 16 and found == pytest.approx(run("cpu"), rel=1e-5)
 
 
 def test_a_step_that_is_run_again() -> None:

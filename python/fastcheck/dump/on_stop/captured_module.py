@@ -15,7 +15,7 @@ import torch
 
 from fastcheck.statistics.functions import found_nonfinite
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
-from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_materialised
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.training_state import Generators
 
@@ -41,8 +41,8 @@ class CapturedModule:
         self.given = flatten_arguments(args, kwargs)
         self.copies: dict[int, torch.Tensor] = {}
         self.inputs = self._copied(self.given)
-        self._held = [(name, local(p)) for name, p in module.named_parameters()]
-        self._held += [(name, local(b)) for name, b in module.named_buffers()]
+        stored = (*module.named_parameters(), *module.named_buffers())
+        self._held = [(name, local(tensor)) for name, tensor in stored if is_materialised(tensor)]
         self.stored = self._copied(self._held)
         self.outputs: Labelled = []
         self.grad_outputs: dict[int, torch.Tensor] = {}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from fastcheck.log.files import write_all
+from fastcheck.log.files import OwnDescriptor, write_all
 from fastcheck.statistics.functions import row_major_chunks
 from fastcheck.utils.private import new_file
 
@@ -233,15 +233,15 @@ class _Shard:
     def __init__(self, path: str) -> None:
         self.path = path
         self._part = f"{path}.part"
-        self._descriptor = new_file(self._part)
+        self._descriptor = OwnDescriptor(new_file(self._part), self._part)
         self._entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self._end = 0
-        os.lseek(self._descriptor, 8 + _HEADER_BYTES, os.SEEK_SET)
+        os.lseek(self._descriptor.number(), 8 + _HEADER_BYTES, os.SEEK_SET)
 
     def add(self, job: _Job) -> None:
         begin = self._end
         for chunk in job.chunks:
-            write_all(self._descriptor, chunk.numpy())
+            write_all(self._descriptor.number(), chunk.numpy())
             self._end += chunk.numel()
         self._entries[job.key] = {
             "dtype": job.dtype,
@@ -254,8 +254,8 @@ class _Shard:
         assert len(header) <= _HEADER_BYTES
         room = header.ljust(_HEADER_BYTES)
         try:
-            os.lseek(self._descriptor, 0, os.SEEK_SET)
-            write_all(self._descriptor, len(room).to_bytes(8, "little") + room)
+            os.lseek(self._descriptor.number(), 0, os.SEEK_SET)
+            write_all(self._descriptor.number(), len(room).to_bytes(8, "little") + room)
         finally:
-            os.close(self._descriptor)
+            self._descriptor.close()
         os.replace(self._part, self.path)

@@ -50,7 +50,7 @@ class _Recorder(Listener):
 @dataclass(frozen=True)
 class Runner:
     """``also``: what else has a state. ``deterministic``: all runs use torch's deterministic
-    algorithms. ``state``: of the beginning of the step; None: as everything is now.
+    algorithms.
     """
 
     install: Install
@@ -62,25 +62,15 @@ class Runner:
     deterministic: bool = False
     group: Any = None
 
-    def run(
-        self,
-        step: Callable[..., Any],
-        args: tuple[Any, ...],
-        runs: int,
-        begin: Callable[[], object] = lambda: None,
-        **kwargs: Any,
-    ) -> Rerun:
-        """``step(*args, **kwargs)``, ``runs`` times. ``begin`` is called before each run, after
-        everything was put back: with it the state may be another one than that of now.
-        """
+    def run(self, step: Callable[..., Any], args: tuple[Any, ...], runs: int) -> Rerun:
+        """``step(*args)``, ``runs`` times."""
         traces: list[Trace] = []
-        with self._state(args, kwargs) as state, set_aside(self.models):
+        with self._state(args) as state, set_aside(self.models):
 
             def go() -> Trace:
                 state.put_back()
-                begin()
                 # Of the first run the error is the step's own.
-                return self._trace(step, args, kwargs, state, is_first=not traces)
+                return self._trace(step, args, state, is_first=not traces)
 
             with _deterministic(self.deterministic):
                 for _ in range(runs):
@@ -119,8 +109,8 @@ class Runner:
             cause, why = self._cause(result, go)
         return replace(result, cause=cause, why=why)
 
-    def _state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TrainingState:
-        tensors = [tensor for _, tensor in flatten((args, kwargs), "batch")]
+    def _state(self, args: tuple[Any, ...]) -> TrainingState:
+        tensors = [tensor for _, tensor in flatten(args, "batch")]
         return TrainingState(
             self.models,
             self.scaler,
@@ -133,7 +123,6 @@ class Runner:
         self,
         step: Callable[..., Any],
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         state: TrainingState,
         is_first: bool,
     ) -> Trace:
@@ -156,7 +145,7 @@ class Runner:
         monitor._session.event_store.listeners.append(_Recorder(trace, monitor.sites))
         with monitor:
             try:
-                returned = step(*args, **kwargs)
+                returned = step(*args)
             except Exception as error:
                 if is_first:
                     raise

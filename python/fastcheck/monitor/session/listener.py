@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 
@@ -28,8 +29,10 @@ class Listener:
     def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
         """A step is over, with these rows of the step table and these records."""
 
-    def setting_changed(self, name: str, before: float, after: float) -> None:
-        """A number of an optimizer, or the clip threshold, is another one than before."""
+    def setting_changed(self, name: str, before: Optional[float], after: float) -> None:
+        """A number of an optimizer, or the clip threshold, is another one than before. ``before``
+        is None for the first number of an Adam.
+        """
 
     # By the thread of training, outside of all locks.
 

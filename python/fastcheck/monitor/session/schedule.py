@@ -36,11 +36,15 @@ class Schedule:
         meta file.
         """
         rates: list[float] = []
+        kind = type(optimizer).__name__.lower()
+        # Divides by the root of a mean of squares.
+        is_adam = "adam" in kind and kind != "adamax"
         for group, options in enumerate(optimizer.param_groups):
             for name, value in _numbers(options):
                 if name == "lr":
                     rates.append(value)
-                self._note(step, f"optimizers[{number}].groups[{group}].{name}", value, False)
+                full_name = f"optimizers[{number}].groups[{group}].{name}"
+                self._note(step, full_name, value, False, is_adam)
 
         # Of a rate that a device has nothing is known.
         self._rates.follow(step, not any(rates) and len(rates) == len(optimizer.param_groups))
@@ -50,14 +54,16 @@ class Schedule:
         for _, value in _numbers({"lr": threshold}):
             self._note(step, "clipping.threshold", value, True)
 
-    def _note(self, step: int, name: str, value: float, tells_first: bool) -> None:
+    def _note(
+        self, step: int, name: str, value: float, tells_first: bool, is_adam: bool = False
+    ) -> None:
         is_first = name not in self._last
         if not is_first and self._last[name] == value:
             return
-        if not is_first:
+        if not is_first or is_adam:
             with self._event_store.lock:
                 for listener in self._event_store.listeners:
-                    listener.setting_changed(name, self._last[name], value)
+                    listener.setting_changed(name, self._last.get(name), value)
         self._last[name] = value
         log = self._event_store.log
         if log is not None and (tells_first or not is_first):

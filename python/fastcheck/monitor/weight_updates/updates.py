@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_ids
+from fastcheck.utils.torch.readable import is_materialised
 from fastcheck.utils.torch.sharding import local
 from fastcheck.verdict.step import Step
 
@@ -177,7 +178,8 @@ class UpdateWatcher:
             is_copy = optimizer is None and parameter.dtype.itemsize < 4
             look.close.parameters.append(node.site("param", name, 0))
             # Under FSDP1 a parameter that is all on other ranks has no elements here.
-            is_trained = parameter.requires_grad and parameter.numel() > 0
+            has_elements = is_materialised(parameter) and parameter.numel() > 0
+            is_trained = parameter.requires_grad and has_elements
             look.close.is_live.append(is_trained and id(parameter) not in still and not is_copy)
             main = getattr(parameter, "main_grad", None)
             look.close.has_gradient.append(parameter.grad is not None or main is not None)

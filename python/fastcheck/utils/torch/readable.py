@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from fastcheck.errors import UnsupportedTensorError
 from fastcheck.extension import status
@@ -21,6 +22,7 @@ __all__ = [
     "freed_reason",
     "has_memory",
     "is_dense",
+    "is_materialised",
     "is_plain",
     "may_be_in_flight",
     "not_a_tensor",
@@ -70,10 +72,22 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_materialised(tensor: torch.Tensor) -> bool:
+    """False for a parameter or buffer of a lazy module before its first forward: it has neither a
+    shape nor memory, and raises where it is asked for them.
+    """
+    return not is_lazy(tensor)
+
+
 def unreadable_reason(tensor: torch.Tensor) -> Optional[str]:
     """Why no kernel reads ``tensor``: what was expected, what it got, a hint. None when it can be
     read. Same texts as ``csrc/torch/read/tensor_view.cpp``, which checks CPU tensors.
     """
+    if not is_materialised(tensor):
+        return (
+            "expected a tensor with memory, got a parameter or buffer of a lazy module before its "
+            "first forward; run the module once"
+        )
     if tensor.is_nested or tensor.layout is not torch.strided:
         nested = " (nested)" if tensor.is_nested else ""
         return (
@@ -112,6 +126,8 @@ def freed_reason(tensor: torch.Tensor) -> Optional[str]:
 
 def without_bytes(tensor: torch.Tensor) -> Optional[str]:
     """Why ``tensor`` has no bytes of its own in row-major order; None when it has them."""
+    if not is_materialised(tensor):
+        return "a parameter or buffer of a lazy module; run the module once"
     if tensor.is_nested:
         return "a nested tensor; give its values()"
     if tensor.layout is not torch.strided:
@@ -150,8 +166,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """False for a sharded parameter between its uses: a shape over an empty storage."""
-    return tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0
+    """False for a sharded parameter between its uses: a shape over an empty storage; and for one
+    that is not materialised.
+    """
+    return is_materialised(tensor) and (
+        tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0
+    )
 
 
 def not_a_tensor(x: object, expected: str = "a torch.Tensor") -> UnsupportedTensorError:

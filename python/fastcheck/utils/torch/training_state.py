@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .readable import is_materialised
 from .versions import GradScaler
 
 __all__ = ["Generators", "SavedTensors", "Stateful", "TrainingState", "is_stateful"]
@@ -83,11 +84,11 @@ def _was_used(module: Any) -> bool:
 
 
 class SavedTensors:
-    """Copies of the values of some tensors."""
+    """Copies of the values of some tensors, of those that have values."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         with torch.no_grad():
-            self._pairs = [(tensor, tensor.detach().clone()) for tensor in tensors]
+            self._pairs = [(t, t.detach().clone()) for t in tensors if is_materialised(t)]
 
     def put_back(self) -> None:
         with torch.no_grad():

@@ -41,6 +41,8 @@ class Incident:
         self.is_optimizer: bool = raw["direction"] == _OPTIMIZER
         #: A filter left the op out: its outputs have no records.
         self.is_unseen: bool = raw["is_unseen"]
+        #: It read pinned memory, of which there is no record.
+        self.reads_in_flight: bool = raw["reads_in_flight"]
         #: The number of the place that its inputs have reached; -1: it is an op like others.
         self.place: int = raw["place"]
         #: In backward: the first record of the op's forward; -1: not known.

@@ -39,6 +39,8 @@ from .rules import BOUNDED, why_benign
 
 __all__ = ["EarlierFindings", "OpIncident", "OpJudge"]
 
+_NOT_READ = "it is not known whether that was finite, as a copy from a device may be under way there"
+
 
 class OpJudge(NamedReadings):
     """Judges the observer's incidents."""
@@ -126,6 +128,8 @@ class OpJudge(NamedReadings):
         elif self.is_scaled and finding.is_gradient:
             reason = f"{op} read only finite values"
             self._hold_scaled(finding, inputs, reason, Verdict.ORIGIN)
+        elif incident.reads_in_flight and not inputs:
+            self._arrive(finding, False, f"{op} read pinned memory of the host: {_NOT_READ}")
         elif leak:
             self._decide_or_hold(finding, Verdict.ORIGIN, leak, inputs)
         elif self._decides_at_once(finding):

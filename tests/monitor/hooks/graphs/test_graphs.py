@@ -212,18 +212,6 @@ def test_training_is_not_touched() -> None:
     assert run(True) == run(False)
 
 
-def test_what_updates_do_is_not_captured() -> None:
-    """The copy of a parameter belongs to the step in which it was taken."""
-    steps = data(6)
-    monitor, losses = trained(steps, True, watch=True)
-    assert losses == trained(steps, True)[1]
-    sites, records = monitor._session.sites, monitor.records()
-    roles = [sites[int(number)].role for number in records["site"]]
-    read = [int(s) for s, role in zip(records["step"], roles) if role == "update_ratio"]
-    assert read == list(range(WARM_UP))
-    assert "optimizer_state" not in {r for r, s in zip(roles, records["step"]) if s >= WARM_UP}
-
-
 def test_replays_wait_for_nothing_and_allocate_nothing() -> None:
     training = Training(deep(6), NAME)
     monitor = fastcheck.install(training.model, stop=fastcheck.Stop(max_lag=None))

@@ -74,9 +74,6 @@ class GradientWatcher:
         """A backward is over: where a closure has called it, its gradients are used at once, and
         where the training loop changes them by itself, that comes next.
         """
-        readings = self._state.update_readings
-        if readings is not None and readings.reductions is not None:
-            readings.reductions.after_backward()
         if not self._is_open:
             return
         if self.evaluating is not None:

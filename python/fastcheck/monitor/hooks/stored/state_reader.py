@@ -25,7 +25,6 @@ from fastcheck.verdict.step import Step
 
 from .early_gradients import FINITE, EarlyGradients
 from .hand_changes import HandChanges
-from .update_readings import UpdateReadings
 
 __all__ = ["StateReader", "stored_in"]
 
@@ -74,8 +73,6 @@ class StateReader:
         self._updates = UpdateWatcher(nodes, session.config.training.optimizers)
         self._early = EarlyGradients()
         self.hand_changes = HandChanges()
-        #: Set where updates are watched.
-        self.update_readings: Optional[UpdateReadings] = None
 
     def read_stored(self) -> None:
         """All parameters and buffers: before the first forward, so that a bad checkpoint is named
@@ -138,8 +135,6 @@ class StateReader:
             # Now, while the update can still be prevented.
             session.note(session.event_store.ensure_event, session.step)
         session.step.state_read = True
-        if self.update_readings is not None and optimizer is not None and gradients:
-            self.update_readings.before_update(optimizer)
 
     def _read_strays(self) -> None:
         batch = _Batch()
@@ -302,8 +297,6 @@ class StateReader:
         """After an update: what the optimizer keeps of parameters whose gradients it can't square,
         and nothing else.
         """
-        if self.update_readings is not None:
-            self.update_readings.after_update(optimizer)
         sites = self._large_squares.take()
         if not sites:
             return

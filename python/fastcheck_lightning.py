@@ -1,4 +1,9 @@
-"""Callbacks of programs that have no line of fastcheck: an environment variable asks for them."""
+"""The callback of Lightning programs that have no line of fastcheck: an environment variable asks
+for it.
+
+Lightning imports this module in every program that makes a Trainer, wherever fastcheck is
+installed. A module of the package would import all of it, torch's extension included.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,6 @@ def lightning_callbacks() -> list[Any]:
     """
     if os.environ.get("FASTCHECK") != "1":
         return []
-    from .lightning import Lightning
+    from fastcheck.callbacks.lightning import Lightning
 
     return [Lightning(is_default=True)]

@@ -1,0 +1,457 @@
+"""The table of rules: what is unusual in a run, and what is said of it.
+
+A rule is data. Its condition is a function of arrays over steps and tensors, or of one number of a
+step; it reads nothing else, and keeps nothing. docs/watch.md has the same table in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Callable, Optional, Union
+
+import numpy as np
+
+from .numbers import Number
+from .signals import ABS_MAX, ACTIVATION, GRADIENT, INPUT, NAMES, RMS, WEIGHT
+from .view import BITS, FIRST, LEAST_ELEMENTS, View
+
+__all__ = ["NUMBER_RULES", "RULES", "TENSOR_RULES", "NumberRule", "Rule", "TensorRule"]
+
+# The loss is out of its range only if it is also this much above its median, as a share of it.
+_LOSS_RISE = 0.2
+# It rises so many times as far above the median as the largest of half a window does.
+_BEYOND = 1.5
+# What stays below this share of the first losses is no spike: a loss near 0 has wild ratios.
+_LEAST_OF_FIRST = 0.2
+# A loss that is so many times the largest of the last steps is a spike, whatever its noise.
+_JUMP = 8.0
+# Of its range at the beginning of a rise that lasts.
+_RISE_SCORE = 4.0
+# It warns if it takes back at least so much of what the loss has come down until then.
+_LEAST_OF_PROGRESS = 0.1
+_NORM_FACTOR = 2.0
+_UPDATE_SCORE, _UPDATE_FACTOR = 3.0, 8.0
+_GROWTH = 4.0
+_SCALE_PAST, _HALVINGS, _MOST_SKIPPED = 100, 4, 0.2
+# In how many steps a tensor was there before it can explode.
+_PAST = FIRST
+#: What is so much smaller than the largest gradient may be the rounding of one that is 0: as of the
+#: bias of keys in attention, or of one before a BatchNorm.
+_ROUNDING_OF_ZERO = -19.0
+_UNDERFLOW, _SUBNORMAL, _RISE = 0.9, 0.5, 0.3
+_ALIVE = 64
+# In doublings: of the batch, and of a weight.
+_BATCH_SHIFT, _WEIGHT_SHIFT = 2.0, 1.0
+_RATE_FACTOR, _AVERAGE_FACTOR, _FACTOR = 4.0, 2.0, 10.0
+_BELOW_EPSILON = 0.5
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row.
+
+    ``kind``: of its events. ``signal``: what the condition looks at, in words. ``steps``: in how
+    many steps in a row the condition holds. ``warns``: always or never, or a condition itself.
+    ``text``: a template of ``value`` and ``usual``, and of what the rule's own class names.
+    ``advice``: what to do, at the end of a warning. ``source``: where the rule comes from.
+    ``cause``: what it points to by itself; "": what left its range first. ``pause``: what there is
+    none of for 32 steps after an event of this kind: no other "event", no other "warning"; "": all.
+    """
+
+    kind: str
+    signal: str
+    steps: int
+    text: str
+    advice: str
+    source: str
+    cause: str = ""
+    pause: str = "event"
+
+
+@dataclass(frozen=True)
+class TensorRule(Rule):
+    """``condition`` gives an array of (steps, tensors). ``value``, ``usual``: arrays of the same
+    shape, the second perhaps of one step. ``is_over``: where the rule may be reported of the tensor
+    again; None: where the condition does not hold. ``text`` may have ``dtype``, ``interval``, and
+    ``count``, the value as a share of the elements.
+    """
+
+    condition: Callable[[View], np.ndarray] = lambda view: view.is_stuck
+    value: Callable[[View], np.ndarray] = lambda view: view.now.zero_share
+    usual: Callable[[View], np.ndarray] = lambda view: view.zero_at_first
+    is_over: Optional[Callable[[View], np.ndarray]] = None
+    warns: bool = True
+
+
+@dataclass(frozen=True)
+class NumberRule(Rule):
+    """``names``: the numbers that it is about. ``text`` may have ``name`` and ``share``. ``again``:
+    how many times as far from ``usual`` as at the last warning it warns before a window is over.
+    """
+
+    names: Sequence[str] = ()
+    condition: Callable[[Number], bool] = lambda number: False
+    is_over: Optional[Callable[[Number], bool]] = None
+    warns: Union[bool, Callable[[Number], bool]] = True
+    again: float = math.inf
+
+
+# Conditions of numbers
+
+
+def _loss_is_high(loss: Number, score: float) -> bool:
+    rise = loss.value - loss.usual
+    # Lopsided noise: as far as that it goes by itself.
+    is_far = rise >= _LOSS_RISE * abs(loss.usual) and rise >= _BEYOND * (loss.most - loss.usual)
+    return is_far and loss.score >= score and not _is_small(loss)
+
+
+def _is_small(loss: Number) -> bool:
+    return loss.value < _LEAST_OF_FIRST * abs(loss.first)
+
+
+def loss_spikes(loss: Number) -> bool:
+    """Far above its range, or many times what it was."""
+    is_jump = loss.value >= _JUMP * loss.recent > 0 and not _is_small(loss)
+    return is_jump or _loss_is_high(loss, loss.threshold)
+
+
+def loss_rises(loss: Number) -> bool:
+    """Above its range, a little less far."""
+    return loss_spikes(loss) or _loss_is_high(loss, _RISE_SCORE)
+
+
+def loss_is_worth_a_look(loss: Number) -> bool:
+    """One batch that a converged model gets wrong is not."""
+    return loss.value - loss.usual >= _LEAST_OF_PROGRESS * (loss.first - loss.usual)
+
+
+def norm_spikes(norm: Number) -> bool:
+    """Above the range of the norms."""
+    return norm.score >= norm.threshold and norm.value >= _NORM_FACTOR * norm.usual
+
+
+def update_is_unusual(size: Number) -> bool:
+    """Much larger or smaller than updates are, for this learning rate."""
+    if not abs(size.score) >= _UPDATE_SCORE:
+        return False
+    return max(size.value / size.usual, size.usual / size.value) >= _UPDATE_FACTOR
+
+
+def weights_grow(growth: Number) -> bool:
+    """Updates are large beside what they update."""
+    return growth.value >= _GROWTH
+
+
+def scale_falls(scale: Number) -> bool:
+    """It goes down and down, or skips too often: after the search in a scaler's first steps."""
+    is_stuck = scale.value <= 1 and scale.is_skipped
+    is_falling = scale.run >= _HALVINGS or scale.share >= _MOST_SKIPPED
+    return is_stuck or (is_falling and scale.steps > _SCALE_PAST)
+
+
+def scale_is_well(scale: Number) -> bool:
+    """It is over."""
+    return scale.share <= _MOST_SKIPPED / 2 and scale.run < _HALVINGS
+
+
+def _ratio(number: Number) -> float:
+    least, most = sorted((number.value, number.usual))
+    return most / least if least > 0 else math.inf
+
+
+def average_changed(beta: Number) -> bool:
+    """How far back an average goes."""
+    least, most = sorted((1 - beta.value, 1 - beta.usual))
+    return least <= 0 or most / least >= _AVERAGE_FACTOR
+
+
+def factor_changed(number: Number) -> bool:
+    """By orders of magnitude."""
+    return _ratio(number) >= _FACTOR
+
+
+def rate_rose(rate: Number) -> bool:
+    """From one step to the next: schedules do not do that, but for a restart from 0."""
+    return rate.value >= _RATE_FACTOR * rate.usual > 0
+
+
+def beta2_is_too_small(beta2: Number) -> bool:
+    """Below the bound of Adam's convergence, beta1^4."""
+    return beta2.value <= beta2.usual
+
+
+def epsilon_is_large(rms: Number) -> bool:
+    """With an rms of half of eps, at most a quarter of the elements is above it (Markov)."""
+    return rms.value < _BELOW_EPSILON * rms.usual
+
+
+# Conditions of tensors
+
+
+def explodes(view: View) -> np.ndarray:
+    """A thousand times the largest magnitude that it ever had, and none of the harmless reasons."""
+    now, phases = view.now, view.now.phases
+    level = now.levels[ABS_MAX]
+    with np.errstate(invalid="ignore"):
+        far: np.ndarray = (level - view.peak >= BITS) & (view.past >= _PAST)
+        if not far.any():
+            return far
+        is_gradient = phases == GRADIENT
+        # Probabilities and counts are bounded, however small they were.
+        far &= ~((phases == ACTIVATION) & ((now.abs_max <= 1) | now.is_count))
+        largest = np.fmax.reduce(np.where(is_gradient, view.peak, -np.inf), axis=1, keepdims=True)
+        is_rounding = view.peak <= largest + _ROUNDING_OF_ZERO
+        far &= ~(is_gradient & (is_rounding | now.is_skipped[:, None]))
+    found: np.ndarray = far & ((phases == ACTIVATION) | is_gradient | (phases == WEIGHT))
+    return found
+
+
+def comes_near_the_end(view: View) -> np.ndarray:
+    """Forecast to leave the range of its dtype within the horizon."""
+    found: np.ndarray = view.steps_left <= view.horizon
+    return found
+
+
+def _is_low(view: View) -> np.ndarray:
+    """Half of what is not zero is subnormal, and was not so at first."""
+    least = np.maximum(_SUBNORMAL, view.subnormal_at_first + _RISE)
+    is_gradient = view.is_weighed & (view.now.phases == GRADIENT)
+    found: np.ndarray = is_gradient & (view.now.subnormal_share >= least)
+    return found
+
+
+def underflows(view: View) -> np.ndarray:
+    """Most is zero, and of the rest most subnormal: beside zeros that are exact it is not."""
+    found = _is_low(view)
+    least = np.maximum(_UNDERFLOW, view.zero_at_first + _RISE)
+    return found & (view.now.zero_share >= least)
+
+
+def becomes_subnormal(view: View) -> np.ndarray:
+    """The last step before that."""
+    found: np.ndarray = _is_low(view) & ~underflows(view)
+    return found
+
+
+def is_saturated(view: View) -> np.ndarray:
+    """Elements at the largest number of the dtype, of which there were none."""
+    phases = view.now.phases
+    is_of = view.is_weighed & ((phases == ACTIVATION) | (phases == GRADIENT))
+    found: np.ndarray = is_of & (view.now.saturated_share > 0) & (view.saturated_at_first == 0)
+    return found
+
+
+def is_at_ends(view: View) -> np.ndarray:
+    """A tanh or sigmoid where it is flat, and was not at first."""
+    is_activation = view.is_weighed & (view.now.phases == ACTIVATION)
+    found: np.ndarray = is_activation & view.is_at_end & (view.ends_at_first < 0.5)
+    return found
+
+
+def is_dead(view: View) -> np.ndarray:
+    """Nearly all zero, and it has lived."""
+    found: np.ndarray = (view.now.phases == ACTIVATION) & view.is_zero & (view.alive > 0)
+    return found & (view.now.numel >= LEAST_ELEMENTS)
+
+
+def is_constant(view: View) -> np.ndarray:
+    """All equal, but not zero, and it was not."""
+    found: np.ndarray = (view.now.phases == ACTIVATION) & view.is_stuck & ~view.is_zero
+    return found & (view.alive > 0) & (view.now.numel >= LEAST_ELEMENTS)
+
+
+def dies_at_once(view: View) -> np.ndarray:
+    """One of the two, after many steps in a row in which it was not."""
+    found: np.ndarray = (is_dead(view) | is_constant(view)) & (view.alive >= _ALIVE)
+    return found
+
+
+def batch_is_unusual(row: int) -> Callable[[View], np.ndarray]:
+    """One of its levels is far out of its range, on either side."""
+
+    def condition(view: View) -> np.ndarray:
+        far = np.abs(view.now.levels[row] - view.median[row]) >= _BATCH_SHIFT
+        far &= np.abs(view.scores[row]) >= view.threshold
+        found: np.ndarray = far & (view.now.phases == INPUT)
+        return found
+
+    return condition
+
+
+def weight_jumps(view: View) -> np.ndarray:
+    """Far above all of its range, by one update."""
+    far = view.now.levels[RMS] - view.highest[RMS] >= _WEIGHT_SHIFT
+    found: np.ndarray = far & (view.scores[RMS] >= view.threshold)
+    result: np.ndarray = found & (view.now.phases == WEIGHT)
+    return result
+
+
+def _level(row: int) -> Callable[[View], np.ndarray]:
+    return lambda view: np.exp2(view.now.levels[row])
+
+
+def _median(row: int) -> Callable[[View], np.ndarray]:
+    return lambda view: np.exp2(view.median[row])
+
+
+_OLMO = "OLMo-core's StabilityMonitorCallback"
+_LOW_BITS = "Micikevicius et al. (2018)"
+_ADAM = "Kingma and Ba (2015)"
+
+NUMBER_RULES: tuple[NumberRule, ...] = (
+    NumberRule(
+        kind="loss_spike", signal="loss", names=["loss"], condition=loss_spikes, steps=1,
+        warns=loss_is_worth_a_look, again=2.0,
+        text="the loss is {value}, usual is {usual}", advice="", source=_OLMO,
+    ),
+    NumberRule(
+        kind="loss_spike", signal="loss", names=["loss"], condition=loss_rises, steps=5,
+        warns=loss_is_worth_a_look, again=2.0,
+        text="the loss stays high: {value}, usual is {usual}", advice="",
+        source="LLM Foundry's KillLossSpike",
+    ),
+    NumberRule(
+        kind="gradient_spike", signal="norm of all gradients", names=["gradient_norm"],
+        condition=norm_spikes, steps=1, warns=False,
+        text="the norm of all gradients is {value}, usual is {usual}", advice="", source=_OLMO,
+    ),
+    NumberRule(
+        kind="gradient_spike", signal="norm of all gradients", names=["skipped"],
+        condition=lambda number: True, is_over=lambda number: True, steps=1, warns=False,
+        pause="", text="the update was skipped: {name}", advice="",
+        source="Watch(skip_above=)",
+    ),
+    NumberRule(
+        kind="update", signal="size of the update / learning rate", names=["update_size"],
+        condition=update_is_unusual, steps=3, warns=False, cause="optimizer",
+        text="updates are {value} of the weights for each unit of the learning rate, usual is "
+        "{usual}", advice="", source="fastcheck",
+    ),
+    NumberRule(
+        kind="update", signal="rms of the weights / that of ten steps ago",
+        names=["weight_growth"], condition=weights_grow, steps=1, cause="optimizer",
+        text="weights are {value} times as large as ten steps ago, in parameters with half of all "
+        "elements: updates are large beside the weights",
+        advice="lower the learning rate: an update of a thousandth of the weights is common",
+        source="A. Karpathy's recipe",
+    ),
+    NumberRule(
+        kind="loss_scale", signal="loss scale, share of skipped steps", names=["loss_scale"],
+        condition=scale_falls, is_over=scale_is_well, steps=1, cause="precision",
+        text="the loss scale is {value}; {share} of the last steps were skipped",
+        advice="find the gradient with the largest magnitude: its layer needs float32 or bfloat16",
+        source=_LOW_BITS,
+    ),
+    NumberRule(
+        kind="settings", signal="betas, momentum", names=["betas", "momentum"],
+        condition=average_changed, is_over=lambda number: True, steps=1, warns=False,
+        cause="optimizer", text="{name} was changed from {usual} to {value}", advice="",
+        source=_ADAM,
+    ),
+    NumberRule(
+        kind="settings", signal="eps, threshold of clipping", names=["eps", "threshold"],
+        condition=factor_changed, is_over=lambda number: True, steps=1, warns=False,
+        cause="optimizer", text="{name} was changed from {usual} to {value}", advice="",
+        source=_ADAM,
+    ),
+    NumberRule(
+        kind="settings", signal="learning rate", names=["lr"], condition=rate_rose,
+        is_over=lambda number: True, steps=1, warns=False, cause="optimizer",
+        text="{name} was changed from {usual} to {value}", advice="", source="fastcheck",
+    ),
+    NumberRule(
+        kind="settings", signal="beta2 of Adam at first", names=["beta2"],
+        condition=beta2_is_too_small, steps=1, cause="optimizer",
+        text="Adam's beta2 is {value}, and its bound for this beta1 is beta1^4 = {usual}",
+        advice="0.999, or 0.95 for language models, are usual", source=_ADAM,
+    ),
+    NumberRule(
+        kind="settings", signal="rms of all gradients / eps of Adam", names=["gradient_rms"],
+        condition=epsilon_is_large, steps=20, cause="optimizer",
+        text="the rms of all gradients is {value}, below half of the optimizer's eps of {usual}: "
+        "most elements are divided by eps, not by their own size",
+        advice="a smaller eps, or a larger loss", source=_ADAM,
+    ),
+)  # fmt: skip
+
+TENSOR_RULES: tuple[TensorRule, ...] = (
+    TensorRule(
+        kind="explosion", signal="abs max", condition=explodes, steps=1, pause="",
+        value=_level(ABS_MAX), usual=lambda view: np.exp2(view.peak),
+        text="its abs max is {value}, and was {usual} at most before", advice="",
+        source="msprobe's monitor",
+    ),
+    *(
+        TensorRule(
+            kind="batch", signal=f"{name} of the input", condition=batch_is_unusual(row), steps=1,
+            value=_level(row), usual=_median(row), warns=False, cause="data",
+            text=f"its {name} is {{value}}, usual is {{usual}}", advice="", source="fastcheck",
+        )
+        for row, name in enumerate(NAMES)
+    ),
+    TensorRule(
+        kind="headroom", signal="steps until the end of the dtype's range",
+        condition=comes_near_the_end, steps=3, is_over=lambda view: view.now.headroom > BITS,
+        value=lambda view: view.now.abs_max, usual=lambda view: view.limit, cause="precision",
+        pause="warning",
+        text="its largest magnitude {value} grows towards the largest {dtype} ({usual}), which it "
+        "reaches in about {interval} steps", advice="", source="Theil and Sen's slope",
+    ),
+    TensorRule(
+        kind="precision", signal="share of zeros and of subnormal elements", condition=underflows,
+        steps=10, value=lambda view: view.now.zero_share, cause="precision", pause="warning",
+        text="{value:.1%} of its elements are zero now, and most others subnormal: values too "
+        "small for {dtype}", advice="scale the loss, or keep this gradient in float32",
+        source=_LOW_BITS,
+    ),
+    TensorRule(
+        kind="precision", signal="share of subnormal elements", condition=becomes_subnormal,
+        steps=10, value=lambda view: view.now.subnormal_share,
+        usual=lambda view: view.subnormal_at_first, warns=False, cause="precision",
+        pause="warning",
+        text="{value:.1%} of its elements that are not zero are subnormal now: values near the "
+        "smallest of {dtype}, with fewer bits", advice="", source=_LOW_BITS,
+    ),
+    TensorRule(
+        kind="precision", signal="elements at the largest number of the dtype", steps=10,
+        condition=is_saturated, value=lambda view: view.now.saturated_share,
+        usual=lambda view: view.saturated_at_first, cause="precision", pause="warning",
+        text="{count} of its elements are at the largest {dtype}: larger values may have been cut "
+        "to it", advice="scale the tensor before the cast", source="docs/npu.md",
+    ),
+    TensorRule(
+        kind="precision", signal="mean of 1 - x^2 of a tanh, of x (1 - x) of a sigmoid", steps=50,
+        condition=is_at_ends, value=lambda view: np.exp2(2 * view.now.levels[RMS]),
+        usual=lambda view: view.ends_at_first, warns=False, pause="warning",
+        text="nearly all its elements are at the ends of the function, where its gradient is "
+        "nearly 0", advice="", source="Glorot and Bengio (2010)",
+    ),
+    TensorRule(
+        kind="dead", signal="share of zeros", condition=is_dead, steps=50, pause="warning",
+        text="{value:.1%} of its elements have been zero for 50 steps",
+        advice="a lower learning rate, or a function with a slope below 0",
+        source="Maas et al. (2013)",
+    ),
+    TensorRule(
+        kind="dead", signal="smallest and largest element", condition=is_constant, steps=50,
+        pause="warning", text="all its elements have been equal for 50 steps",
+        advice="look at the weights and at the input of its module", source="fastcheck",
+    ),
+    TensorRule(
+        kind="dead", signal="share of zeros, smallest and largest element",
+        condition=dies_at_once, steps=3, warns=False, pause="warning",
+        text="nearly all its elements have become zero, or equal", advice="", source="fastcheck",
+    ),
+    TensorRule(
+        kind="update", signal="rms of a parameter", condition=weight_jumps, steps=1, warns=False,
+        value=_level(RMS), usual=lambda view: np.exp2(view.highest[RMS]), cause="optimizer",
+        text="its rms is {value}, and was {usual} at most before: one update changed it",
+        advice="", source="fastcheck",
+    ),
+)  # fmt: skip
+
+#: All of them.
+RULES: tuple[Rule, ...] = (*NUMBER_RULES, *TENSOR_RULES)

@@ -1,0 +1,232 @@
+"""Past: what is kept of each tensor over the steps, and View: a few steps beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastcheck.record.statistics import LARGEST_FINITE
+
+from .bands import Bands
+from .columns import Columns
+from .forecast import Forecasts
+from .signals import (
+    ABS_MAX,
+    FUNCTIONS,
+    GRADIENT,
+    IS_FLOAT,
+    NAMES,
+    NOTHING,
+    RMS,
+    WEIGHT,
+    Signals,
+)
+
+__all__ = ["BITS", "FIRST", "LEAST_ELEMENTS", "Past", "View"]
+
+#: A tensor explodes by so many doublings: a thousand times.
+BITS = 10.0
+#: What a tensor was at first is the mean over so many steps.
+FIRST = 16
+#: A tensor with fewer elements may well be all zero, or equal, by chance.
+LEAST_ELEMENTS = 32
+# A signal in log2 is out of its range only if it is off by this much too: a factor of 1.4.
+_LEAST_SHIFT = 0.5
+_LEAST_SPREAD = 0.02
+# For the order in which signals left their ranges.
+_LEFT_AT = 4.0
+_ROWS = np.arange(len(NAMES))[:, None]
+_TANH_END, _SIGMOID_END = 0.05, 0.01
+_DEAD = 0.99
+
+
+@dataclass(frozen=True)
+class View:
+    """Some steps, and what came before them: arrays of (steps, tensors), with rows for NAMES where
+    it says so. ``threshold``, ``horizon``: of the options.
+
+    Of ranges (rows): ``median``, ``highest`` of the window, ``scores`` and ``outside``. Of all
+    steps before each: ``peak``, the largest magnitude in log2, and ``past``, in how many steps it
+    was not a thousand times smaller. Of the first 16 steps: ``zero_at_first``,
+    ``subnormal_at_first``, ``saturated_at_first``, ``ends_at_first``; ``is_weighed``: floating
+    point and large, after these. ``is_stuck``:
+    nearly all zero, or all equal; ``alive``: in how many steps in a row it was not, when it was so
+    last. ``steps_left`` and ``most_steps_left``: of a forecast, until the end of the dtype's range.
+    """
+
+    now: Signals
+    threshold: float
+    horizon: int
+    median: np.ndarray
+    highest: np.ndarray
+    scores: np.ndarray
+    outside: np.ndarray
+    peak: np.ndarray
+    past: np.ndarray
+    zero_at_first: np.ndarray
+    subnormal_at_first: np.ndarray
+    saturated_at_first: np.ndarray
+    ends_at_first: np.ndarray
+    is_weighed: np.ndarray
+    is_at_end: np.ndarray
+    is_zero: np.ndarray
+    is_stuck: np.ndarray
+    alive: np.ndarray
+    steps_left: np.ndarray
+    most_steps_left: np.ndarray
+
+    @property
+    def limit(self) -> np.ndarray:
+        """The largest number of each tensor's dtype."""
+        return np.broadcast_to(LARGEST_FINITE[self.now.codes], self.now.abs_max.shape)
+
+
+class Past:
+    """Of all tensors of one rank."""
+
+    def __init__(self, threshold: float, window: int, warm_up: int, horizon: int) -> None:
+        self._threshold = threshold
+        self._horizon = horizon
+        # The signal of a row of NAMES of site n has the number n * len(NAMES) + row.
+        self._bands = Bands(window, warm_up, _LEAST_SPREAD)
+        self._forecasts = Forecasts(horizon)
+        self._of = Columns(
+            peak=np.full(1, -np.inf),
+            past=np.zeros(1, np.int64),
+            seen=np.zeros(1, np.int64),
+            first=np.zeros((4, 1)),
+            alive=np.zeros(1, np.int64),
+            is_stuck=np.zeros(1, bool),
+        )
+
+    def median_of(self, row: int) -> np.ndarray:
+        """Of one of NAMES, by number of the site."""
+        found: np.ndarray = self._bands.median[row :: len(NAMES)]
+        return found
+
+    def take(self, now: Signals) -> View:
+        """The steps beside what came before them, of which they are a part from then on."""
+        count = int(now.sites.max()) + 1
+        self._bands.grow(count * len(NAMES))
+        self._forecasts.grow(count)
+        self._of.grow(count)
+        median, highest, scores, outside = self._ranges(now)
+        peak, past = self._peaks(now)
+        is_at_end = _at_end(now)
+        seen = self._of["seen"][now.sites]
+        zero, subnormal, saturated, ends = self._first(now, is_at_end)
+        is_zero = now.zero_share >= _DEAD
+        is_stuck = is_zero | now.is_equal
+        near, far = self._forecasts.add(now)
+        return View(
+            now=now,
+            threshold=self._threshold,
+            horizon=self._horizon,
+            median=median,
+            highest=highest,
+            scores=scores,
+            outside=outside,
+            peak=peak,
+            past=past,
+            zero_at_first=zero,
+            subnormal_at_first=subnormal,
+            saturated_at_first=saturated,
+            ends_at_first=ends,
+            is_weighed=(seen >= FIRST) & IS_FLOAT[now.codes] & (now.numel >= LEAST_ELEMENTS),
+            is_at_end=is_at_end,
+            is_zero=is_zero,
+            is_stuck=is_stuck,
+            alive=self._alive(now, is_stuck),
+            steps_left=near,
+            most_steps_left=far,
+        )
+
+    def _ranges(self, now: Signals) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Holds each level to its range, and adds it to that."""
+        levels, is_weight = now.levels, now.phases == WEIGHT
+        rows, steps, tensors = levels.shape
+        numbers = now.sites * len(NAMES) + _ROWS
+        median = self._bands.median[numbers][:, None]
+        highest = self._bands.highest[numbers][:, None]
+        with np.errstate(invalid="ignore"):
+            # Of a weight that is 0, or the same everywhere, nothing is known: training changes it.
+            levels = np.where(is_weight & (levels == NOTHING), np.nan, levels)
+            scores = self._bands.scores(numbers[:, None], levels)
+            # What was always nothing has no range: its first use is no surprise.
+            scores = np.where(median == NOTHING, np.nan, scores)
+            distance = levels - median
+            # Gradients fall as training converges, and weights decay.
+            may_fall = (now.phases < GRADIENT) & (now.phases > WEIGHT)
+            is_far = np.where(may_fall, np.abs(distance), distance) >= _LEAST_SHIFT
+            # A weight that grows all the time is the largest that it ever was in each step.
+            is_far &= ~is_weight | (levels - highest >= _LEAST_SHIFT)
+            size = np.abs(scores)
+            outside = is_far & (size >= _LEFT_AT)
+            is_refused = is_far & (size >= self._threshold)
+        flat, refused = (
+            array.transpose(1, 0, 2).reshape(steps, rows * tensors)
+            for array in (levels, is_refused)
+        )
+        self._bands.add(numbers.ravel(), flat, refused)
+        return median, highest, scores, outside
+
+    def _peaks(self, now: Signals) -> tuple[np.ndarray, np.ndarray]:
+        sites, levels = now.sites, now.levels[ABS_MAX]
+        peak, past = np.empty_like(levels), np.empty(levels.shape, np.int64)
+        highest, count = self._of["peak"][sites], self._of["past"][sites]
+        for k, level in enumerate(levels):
+            peak[k], past[k] = highest, count
+            with np.errstate(invalid="ignore"):
+                is_usual = level > np.fmax(highest - BITS, NOTHING)
+                # What came before such a rise was no past of what came after.
+                starts = (level - highest >= BITS) & (count < FIRST)
+            count = np.where(starts, 1, count + is_usual)
+            highest = np.fmax(highest, level)
+        self._of["peak"][sites], self._of["past"][sites] = highest, count
+        return peak, past
+
+    def _first(self, now: Signals, is_at_end: np.ndarray) -> np.ndarray:
+        """The means over the first steps, as they are before these."""
+        sites, found = now.sites, self._of["first"][:, now.sites]
+        seen = self._of["seen"][sites]
+        if (seen < FIRST).any():
+            shares = np.stack([now.zero_share, now.subnormal_share, now.saturated_share, is_at_end])
+            added = np.cumsum(now.is_read, axis=0) + seen <= FIRST
+            added &= now.is_read
+            self._of["first"][:, sites] = (
+                found + np.where(added, np.nan_to_num(shares), 0.0).sum(axis=1) / FIRST
+            )
+        self._of["seen"][sites] = seen + now.is_read.sum(axis=0)
+        return found
+
+    def _alive(self, now: Signals, is_stuck: np.ndarray) -> np.ndarray:
+        sites = now.sites
+        count, was_stuck = self._of["alive"][sites], self._of["is_stuck"][sites]
+        found = np.empty(is_stuck.shape, np.int64)
+        for k, stuck in enumerate(is_stuck):
+            is_read = now.is_read[k]
+            count = np.where(is_read & ~stuck, np.where(was_stuck, 1, count + 1), count)
+            was_stuck = np.where(is_read, stuck, was_stuck)
+            found[k] = count
+        self._of["alive"][sites], self._of["is_stuck"][sites] = count, was_stuck
+        return found
+
+
+def _at_end(now: Signals) -> np.ndarray:
+    """Whether most of a tanh is near -1 and 1, or of a sigmoid near 0 and 1.
+
+    Of a tanh the mean of 1 - x^2, of a sigmoid that of x (1 - x) are proportional to the
+    derivative: below these limits at most a quarter of the elements of a tanh is within 0.9, a
+    ninth of those of a sigmoid within 0.1 and 0.9 (Markov's inequality).
+    """
+    found = np.zeros(now.is_read.shape, bool)
+    at = np.flatnonzero(now.functions)
+    if len(at):
+        with np.errstate(invalid="ignore"):
+            square = np.exp2(2 * now.levels[RMS][:, at])
+            mean = now.sums[:, at] / np.maximum(now.numel[:, at], 1)
+            is_tanh = 1 - square <= _TANH_END
+            is_sigmoid = mean - square <= _SIGMOID_END
+        found[:, at] = np.where(now.functions[at] == FUNCTIONS["Tanh"], is_tanh, is_sigmoid)
+    return found

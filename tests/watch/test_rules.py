@@ -1,0 +1,91 @@
+"""Tests of the table of rules: its kinds, its texts, and the rows of docs/watch.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastcheck.watch.event import KINDS
+from fastcheck.watch.rules import NUMBER_RULES, RULES, TENSOR_RULES, Rule
+from support.watched import FIRST_WEIGHT, SECOND_WEIGHT, Run
+
+PAGE = (Path(__file__).parents[2] / "docs" / "watch.md").read_text("utf-8")
+
+
+def test_there_are_ten_kinds_and_each_has_a_rule() -> None:
+    assert len(KINDS) <= 10
+    assert {rule.kind for rule in RULES} == set(KINDS)
+
+
+def test_rules_are_data() -> None:
+    for rule in RULES:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            rule.kind = "another"  # type: ignore[misc]
+        assert rule.signal and rule.source and rule.steps >= 1
+        assert rule.pause in ("event", "warning", "")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[f"{one.kind}: {one.signal}" for one in RULES])
+def test_texts_use_what_there_is(rule: Rule) -> None:
+    known = {"value", "usual"}
+    known |= {"name", "share"} if rule in NUMBER_RULES else {"dtype", "count", "interval"}
+    used = {name for _, name, _, _ in string.Formatter().parse(rule.text) if name}
+    assert used <= known
+    assert not rule.text.endswith(".") and not rule.advice.endswith(".")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_has_a_row_for_each_rule(kind: str) -> None:
+    table = PAGE.partition("## What is an event")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith(f"| `{kind}`")]
+    rules = [rule for rule in RULES if rule.kind == kind]
+    assert len(rows) == len(rules) - 2 * (kind == "batch")  # one row for its three levels
+
+
+def test_conditions_keep_nothing() -> None:
+    """The same view gives the same answer."""
+    run, views = Run(), []
+    run.steps(80)
+    take = run.watcher._past.take
+
+    def kept(now: object) -> object:
+        views.append(take(now))  # type: ignore[arg-type]
+        return views[-1]
+
+    run.watcher._past.take = kept  # type: ignore[assignment,method-assign]
+    run.steps(1, {1: 1e6})
+    for rule in TENSOR_RULES:
+        first, second = rule.condition(views[0]), rule.condition(views[0])
+        assert first.shape == views[0].now.is_read.shape and np.array_equal(first, second)
+
+
+class TestWhatAlwaysMovesOneWay:
+    """A gain that starts as all ones: its spread is 0, and grows in each step."""
+
+    @staticmethod
+    def changed(step: int) -> dict[int, dict[str, float]]:
+        deviation = 1.5e-5 * (step + 1)
+        gain = {
+            "sum": 1024.0,
+            "sum_sq": 1024.0 * (1 + deviation**2),
+            "max": 1 + 3 * deviation,
+            "min": 1 - 3 * deviation,
+        }
+        return {FIRST_WEIGHT: gain, SECOND_WEIGHT: {"rms": 1e-4 * 1.02**step}}
+
+    def run(self, steps: int) -> Run:
+        run = Run()
+        assert [kind for step in range(steps) for kind in run.steps(1, self.changed(step))] == []
+        return run
+
+    def test_it_is_no_event(self) -> None:
+        self.run(200)
+
+    @pytest.mark.parametrize("steps", [68, 80, 120])
+    def test_it_is_not_what_moved_first(self, steps: int) -> None:
+        (event,) = self.run(steps).step(self.changed(steps), loss=2000.0)
+        assert event.cause == "data" and len(event.movers) == 1
