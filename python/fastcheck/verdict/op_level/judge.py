@@ -39,7 +39,7 @@ from .rules import BOUNDED, why_benign
 
 __all__ = ["EarlierFindings", "OpIncident", "OpJudge"]
 
-_NOT_READ = "it is not known whether that was finite, as a copy from a device may be under way there"
+_NOT_READ = "whether that was finite is not known, a copy from a device may be under way there"
 
 
 class OpJudge(NamedReadings):
