@@ -157,6 +157,18 @@ def test_the_optimizer_of_pinned_parameters_is_observed() -> None:
         assert [event.site.role for event in monitor.events if event.counted][:1] == ["param_grad"]
 
 
+def test_what_is_made_of_it_is_no_origin() -> None:
+    model = net().to(NAME)
+    batch = torch.full((4, 8), float("nan"), device="cpu").pin_memory()
+    with fastcheck.install(model, level="op", overflow_nums=-1) as monitor:
+        model(batch.to(NAME, non_blocking=True)).sum().backward()
+        monitor.step()
+        monitor.flush()
+    first = next(event for event in monitor.events if event.counted)
+    assert (first.site.op, first.verdict) == ("aten._to_copy", fastcheck.Verdict.ARRIVED)
+    assert "pinned memory" in first.reason
+
+
 @pytest.mark.parametrize("options", [{}, {"tensors": True}, {"order": "logical"}])
 def test_a_dump_leaves_it_out(options: dict[str, Any], tmp_path: Path) -> None:
     model, x = net().to(NAME), torch.randn(4, 8).to(NAME)

@@ -27,6 +27,7 @@ from .finding import WAITING, OpFinding, is_absorbed, why_absorbed
 from .incident import Incident
 from .named_readings import NamedReadings
 from .results import (
+    LARGEST,
     carries,
     is_copied,
     is_written,
@@ -128,6 +129,8 @@ class OpJudge(NamedReadings):
         elif self.is_scaled and finding.is_gradient:
             reason = f"{op} read only finite values"
             self._hold_scaled(finding, inputs, reason, Verdict.ORIGIN)
+        elif incident.reads_in_flight and not inputs and finding.is_saturated:
+            self._decide(finding, Verdict.INTENDED, LARGEST)
         elif incident.reads_in_flight and not inputs:
             self._arrive(finding, False, f"{op} read pinned memory of the host: {_NOT_READ}")
         elif leak:
