@@ -76,11 +76,14 @@ def opened(page: Path) -> dict[str, Any]:
     with browser() as tab:
         tab.size(1280, 900)
         tab.open(page, READY)
-        entries = "performance.getEntriesByType('paint').map(e => [e.name, e.startTime])"
-        paints = dict(tab.value(entries))
+        # A busy machine may have the page ready before its first frame is drawn.
+        first_paint = tab.value(
+            "new Promise(done => new PerformanceObserver(list => done(list.getEntries()[0].startTime))"
+            ".observe({type: 'paint', buffered: true}))"
+        )
         ready = tab.value("performance.now()")
         found: dict[str, Any] = {
-            "first_paint_ms": paints["first-paint"],
+            "first_paint_ms": first_paint,
             "ready_before_ms": ready,
             "requests": len(tab.requests) - 1,  # the page itself
             "problems": len(tab.problems),

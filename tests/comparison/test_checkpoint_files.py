@@ -157,6 +157,21 @@ def test_a_storage_repeated_by_its_strides(tmp_path: Path) -> None:
     assert fastcheck.compare(tmp_path / "small.pt", small).is_identical
 
 
+def test_the_list_of_an_npz_is_not_read_for_each_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = {f"w{number}": np.full(3, number, np.float32) for number in range(50)}
+    np.savez(tmp_path / "many.npz", **arrays)
+    opened = []
+    read = zipfile.ZipFile._RealGetContents  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        zipfile.ZipFile, "_RealGetContents", lambda self: (opened.append(self), read(self))
+    )
+    others = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    assert fastcheck.compare(tmp_path / "many.npz", others).is_identical
+    assert len(opened) < 5
+
+
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 @pytest.mark.parametrize("name", ["w.pt", "w.npy", "w.npz", "w.safetensors", "dump.json", "e.json"])
 def test_what_is_no_regular_file(tmp_path: Path, name: str, kind: str) -> None:

@@ -73,6 +73,14 @@ def test_damaged_parts_are_a_clear_error(sealed: Any, change: dict[str, Any]) ->
         fastcheck.verify("model.pt")
 
 
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_seal_that_lacks_parts_verifies_nothing_of_them(sealed: Any, left: int) -> None:
+    _, content = sealed
+    del content["tensors"]["b"]["parts"][left:]
+    Path(seal_path("model.pt")).write_text(json.dumps(content))
+    assert fastcheck.verify("model.pt").differing == {"b": "the seal lacks parts of it"}
+
+
 def test_a_tensor_of_which_parts_are_missing_is_not_sealed() -> None:
     half = Part(torch.ones(2, 3), (0, 0), (2, 3), 12)
     made = fastcheck.seal("model.pt", {"a": torch.ones(2), "b": half}, together=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import fastcheck
 from fastcheck.comparison.align import _closest
 from fastcheck.comparison.block import SOME, UNKNOWN_COUNT
 from fastcheck.comparison.measure import REASONS, State, measure_records
-from fastcheck.comparison.names import Renaming
+from fastcheck.comparison.names import Renaming, _fitted
 from fastcheck.record.format import DTYPES
 from fastcheck.statistics import elements as elements_module
 from fastcheck.statistics.elements import compare_elements
@@ -310,6 +311,18 @@ def test_calls_are_matched_at_the_least_distance(left: list[float], right: list[
 )
 def test_renaming(rules: dict[str, str], path: str, renamed: str) -> None:
     assert Renaming.of(rules)(path) == renamed
+
+
+@given(st.text("ab*.", max_size=8), st.text("ab.", max_size=10))
+def test_a_rule_fits_as_a_regular_expression_would(rule: str, path: str) -> None:
+    """Each * stands for as much as it can of one part of the name, from the left."""
+    match = re.match(re.escape(rule).replace(r"\*", "([^.]*)") + r"(?=\.|$)", path)
+    expected = None if match is None else (list(match.groups()), path[match.end() :])
+    assert _fitted(rule, path) == expected
+
+
+def test_a_rule_of_many_stars_ends() -> None:
+    assert Renaming.of({"*a" * 30 + "b": "x"})("a" * 5_000) == "a" * 5_000
 
 
 def test_importing_the_package_leaves_the_function_in_place() -> None:

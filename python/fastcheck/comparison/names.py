@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -85,10 +84,7 @@ class Renaming:
     """
 
     def __init__(self, rules: Mapping[str, str], last_parts: Mapping[str, str] | None = None):
-        self._rules = sorted(
-            ((_rule_pattern(left), left, right) for left, right in rules.items()),
-            key=lambda rule: (-rule[1].count("."), -len(rule[1])),
-        )
+        self._rules = sorted(rules.items(), key=lambda rule: (-rule[0].count("."), -len(rule[0])))
         self._last_parts = dict(last_parts or {})
         self._used: set[str] = set()
         self._seen: dict[str, None] = {}
@@ -138,20 +134,19 @@ class Renaming:
         if not self._rules and not self._last_parts:
             return path
         self._seen.setdefault(path)
-        for pattern, left, right in self._rules:
-            match = pattern.match(path)
-            if match:
+        for left, right in self._rules:
+            found = _fitted(left, path)
+            if found is not None:
                 self._used.add(left)
-                parts = iter(match.groups())
+                parts = iter(found[0])
                 start = "".join(next(parts) if part == "*" else part for part in right)
-                rest = path[match.end() :]
-                return start + rest if start else rest.lstrip(".")
+                return start + found[1] if start else found[1].lstrip(".")
         head, dot, last = path.rpartition(".")
         return head + dot + self._last_parts.get(last, last)
 
     def check_used(self) -> None:
         """Raises ConfigError for a rule that matched no name, probably a typing error."""
-        for _, left, right in self._rules:
+        for left, right in self._rules:
             if left not in self._used:
                 raise ConfigError(
                     explain(
@@ -164,11 +159,38 @@ class Renaming:
                 )
 
 
-def _rule_pattern(left: str) -> re.Pattern[str]:
-    text = "".join(
-        "([^.]*)" if part == "*" else re.escape(part) for part in re.split(r"(\*)", left)
-    )
-    return re.compile(text + r"(?=\.|$)")
+def _fitted(rule: str, path: str) -> tuple[list[str], str] | None:
+    """What each * of a rule stands for in ``path``, and what ``path`` has below the rule; None
+    where the rule is not about it.
+    """
+    left, parts = rule.split("."), path.split(".")
+    stars: list[str] = []
+    for one, part in zip(left, parts):
+        found = _stars(one, part)
+        if found is None:
+            return None
+        stars += found
+    rest = "".join(f".{part}" for part in parts[len(left) :])
+    return (stars, rest) if len(left) <= len(parts) else None
+
+
+def _stars(rule: str, part: str) -> list[str] | None:
+    """What each * of one part of a rule stands for: the first for as much as it can. From the right
+    each text between two * is looked for once; a regular expression goes back to try others.
+    """
+    first, *texts = rule.split("*")
+    if not (texts and part.startswith(first)):
+        return [] if rule == part else None
+    texts[-1] += "."  # the end of the part, where the last text has to be
+    part += "."
+    found, end = [], len(part)
+    for text in reversed(texts):
+        start = part.rfind(text, len(first), end)
+        if start < 0:
+            return None
+        found.append(part[start + len(text) : end])
+        end = start
+    return [part[len(first) : end], *found[:0:-1]]
 
 
 def _with_parents(paths: Iterable[str]) -> dict[str, None]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fastcheck.record.event import Event
     from fastcheck.record.site import Site
 
-__all__ = ["RecordLog", "default_directory", "save_log"]
+__all__ = ["RecordLog", "default_directory", "found_at", "save_log", "working_directory"]
 
 FORMAT = 1
 _SEGMENT_BYTES = 64 * 1024 * 1024
@@ -62,6 +62,23 @@ def default_directory() -> str:
     working directory.
     """
     return os.path.join("fastcheck_log", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+
+
+def working_directory() -> str:
+    """That of now; an empty one where it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def found_at(path: str, start: str) -> str:
+    """A path that was given when ``start`` was the working directory, as it is found from that of
+    now: as it was given, unless the working directory has changed.
+    """
+    if start in ("", working_directory()):
+        return path
+    return os.path.normpath(os.path.join(start, path))
 
 
 def is_default(path: str | None) -> bool:
@@ -110,7 +127,7 @@ class RecordLog:
         share = min(_SEGMENT_BYTES, share)
         self._segment_limit = max(share // RECORD_BYTES, 1) * RECORD_BYTES
         try:
-            self.directory = self._claim(os.fspath(directory), dict(meta or {}))
+            self._place = self._claim(os.fspath(directory), dict(meta or {}))
         except OSError as error:
             raise LogError(
                 explain(
@@ -120,6 +137,10 @@ class RecordLog:
                     hint="give another log_dir=, or none at all",
                 )
             ) from error
+
+    @property
+    def directory(self) -> str:
+        return found_at(self._place, self._start)
 
     def append(self, records: np.ndarray, step: int, events: bool = False) -> bool:
         """Writes whole records (RECORD_DTYPE); with ``events`` to the events file, which is never
@@ -251,7 +272,7 @@ class RecordLog:
                 run += 1
                 continue
             # A change of the working directory must not move the log.
-            self._root = os.path.abspath(place)
+            self._start, self._root = working_directory(), os.path.abspath(place)
             try:
                 write_all(descriptor, text)
             except OSError as error:

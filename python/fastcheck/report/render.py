@@ -78,7 +78,7 @@ def render(
 
 def headline(report: StopReport) -> str:
     """What was found, where and at which step, in one sentence."""
-    return _headline(report, statistics_of(report.culprit.record))
+    return printable(_headline(report, statistics_of(report.culprit.record)))
 
 
 def report_sections(
@@ -100,7 +100,7 @@ def report_sections(
         ("try", _advice_lines(report, body)),
         ("log", _log(report, body)),
     ]
-    return [(label, lines) for label, lines in sections if lines]
+    return [(label, list(map(printable, lines))) for label, lines in sections if lines]
 
 
 def parts(report: StopReport, width: int) -> list[tuple[str, list[str]]]:
@@ -117,7 +117,7 @@ def parts(report: StopReport, width: int) -> list[tuple[str, list[str]]]:
         ("inputs", input_lines(report, width) if report.inputs else []),
         ("spread", spread(report.events, report.culprit, report.style, width)),
     ]
-    return [(label, lines) for label, lines in found if lines]
+    return [(label, list(map(printable, lines))) for label, lines in found if lines]
 
 
 def brief(report: StopReport, width: int | None = None, ascii_only: bool | None = None) -> str:
@@ -130,7 +130,7 @@ def brief(report: StopReport, width: int | None = None, ascii_only: bool | None 
     lines += wrap(_verdict_text(report.culprit), width, "  ")
     for item in advise(report)[:1]:
         lines += wrap("try: " + item.text, width, "  ")
-    text = "\n".join(lines)
+    text = printable("\n".join(lines), keep="\n")
     return to_ascii(text) if ascii_only else text
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastcheck.errors import printable
 from fastcheck.log.step_table import StepRow
 from fastcheck.log.unobserved import UnreadOp
 from fastcheck.record.format import Verdict
@@ -88,6 +89,7 @@ def summary(
     if notes:
         blocks.append(section("note", [line for note in notes for line in wrap(note, body)]))
     text = "\n\n".join("\n".join(block) for block in blocks)
+    text = printable(text, keep="\n")
     return to_ascii(text) if (stderr_is_ascii() if ascii_only is None else ascii_only) else text
 
 

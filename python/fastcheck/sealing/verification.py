@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import numpy as np
+import torch
 
 from fastcheck.comparison.sources.checkpoint import CheckpointSource, record_of
 from fastcheck.comparison.sources.files import Loader
@@ -224,13 +225,15 @@ def _different_part(load: Loader, entry: Mapping[str, Any]) -> str:
     if "parts" not in entry:
         return ""
     whole = load()
+    is_sealed = torch.zeros(whole.shape, dtype=torch.bool)
     for part in entry["parts"]:
-        own = slice_of(whole, part)
-        if own is None:
+        own, mark = slice_of(whole, part), slice_of(is_sealed, part)
+        if own is None or mark is None:
             return f"shape {tuple(whole.shape)}, in which there is no part {_range(part)}"
         if f"{stats(own.detach(), order='logical').checksum:016x}" != part["checksum"]:
             return f"other values in the part {_range(part)}"
-    return ""
+        mark.fill_(True)
+    return "" if is_sealed.all() else "the seal lacks parts of it"
 
 
 def _range(part: Mapping[str, Any]) -> str:

@@ -150,7 +150,7 @@ def record_of(load: Loader) -> tuple[np.void, Extra]:
         raise
     except Exception as error:  # a damaged file may raise anything
         return empty, Extra(problem=first_line(error))
-    shape = tuple(tensor.shape)
+    shape = () if tensor.is_nested else tuple(tensor.shape)
     try:
         record = stats(tensor.detach(), depth="full", order="logical").record
     except UnsupportedTensorError as error:

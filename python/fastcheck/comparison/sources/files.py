@@ -8,13 +8,15 @@ what is there before it is allocated.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import pickle
 import tarfile
+import weakref
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Optional, Union
+from typing import IO, Any, BinaryIO, Callable, Optional, Union
 
 import numpy as np
 import torch
@@ -68,10 +70,8 @@ def loaders_of(path: str, trust: bool) -> tuple[dict[str, Loader], dict[str, Any
             load_array(path)  # so that a damaged file is an error at once
             return {LONE: lambda: load_array(path)}, {}
         if kind == "npz":
-            # Opened here: NumPy leaves the file open when the archive is damaged.
-            with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
-                found = list(archive.files)
-            return {name: _of_archive(path, name) for name in found}, {}
+            archive = _Archive(path)
+            return {name: functools.partial(archive.load, name) for name in archive.members}, {}
         return flatten_checkpoint(load_file(path, trust))
     except CompareError:
         raise
@@ -113,24 +113,59 @@ def _safetensors(path: str) -> dict[str, Loader]:
     return {name: of(name) for name in list(file.keys())}
 
 
-def _of_archive(path: str, name: str) -> Loader:
-    return lambda: load_array(path, name)
-
-
-def load_array(path: str, name: Optional[str] = None) -> torch.Tensor:
-    """An array of a .npy file, mapped, or that of this name in an .npz.
+def load_array(path: str) -> torch.Tensor:
+    """The array of a .npy file, mapped.
 
     Raises:
-        ValueError: it holds no numbers, or more than there is memory for; or whatever a damaged
-            file makes NumPy and zlib raise.
+        ValueError: it holds no numbers; or whatever a damaged file makes NumPy raise.
     """
     check_regular(path)
-    if name is None:
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
-    else:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
-            _check_member(archive.zip, name)
-            array = archive[name]
+    return _tensor_of(np.load(path, mmap_mode="c", allow_pickle=False))
+
+
+class _Archive:
+    """The arrays of an .npz, whose list of members is read once and not for each of them."""
+
+    def __init__(self, path: str) -> None:
+        file = open_regular(path)
+        weakref.finalize(self, file.close)
+        self._zip = zipfile.ZipFile(file)
+        self.members = {
+            one.filename[: -len(".npy")]: one
+            for one in self._zip.infolist()
+            if one.filename.endswith(".npy")
+        }
+
+    def load(self, name: str) -> torch.Tensor:
+        """The array of this name.
+
+        Raises:
+            ValueError: it holds no numbers, or more than there is memory for; or whatever a damaged
+                file makes NumPy and zlib raise.
+        """
+        member = self.members[name]
+        with self._zip.open(member) as stream:
+            _check_header(stream, member.file_size)
+        with self._zip.open(member) as stream:
+            return _tensor_of(np.lib.format.read_array(stream, allow_pickle=False))
+
+
+def _check_header(stream: IO[bytes], size: int) -> None:
+    """ValueError unless the array's header fits the ``size`` of the whole, and that the memory."""
+    version = np.lib.format.read_magic(stream)
+    read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
+        version, np.lib.format.read_array_header_2_0
+    )
+    shape, _, dtype = read(stream)
+    wanted, held = math.prod(shape) * dtype.itemsize, size - stream.tell()
+    if wanted != held:
+        raise ValueError(f"its header describes {wanted:,} bytes, and {held:,} are there")
+    available = _available_bytes()
+    if available is not None and wanted > available:
+        raise ValueError(f"{wanted:,} bytes when unpacked, and {available:,} of memory are free")
+
+
+def _tensor_of(array: Any) -> torch.Tensor:
     if not isinstance(array, np.ndarray):
         raise ValueError("it is not an array")
     if not array.dtype.isnative:
@@ -143,24 +178,6 @@ def load_array(path: str, name: Optional[str] = None) -> torch.Tensor:
     if 0 in array.shape:
         array = np.array(array)  # nothing to map
     return torch.from_numpy(array if array.ndim else array.reshape(1)).reshape(array.shape)
-
-
-def _check_member(archive: zipfile.ZipFile, name: str) -> None:
-    """ValueError unless the array's header fits what the archive holds, and that the memory."""
-    member = archive.getinfo(name if name in archive.namelist() else f"{name}.npy")
-    with archive.open(member) as stream:
-        version = np.lib.format.read_magic(stream)
-        read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
-            version, np.lib.format.read_array_header_2_0
-        )
-        shape, _, dtype = read(stream)
-        wanted = math.prod(shape) * dtype.itemsize
-        held = member.file_size - stream.tell()
-    if wanted != held:
-        raise ValueError(f"its header describes {wanted:,} bytes, and {held:,} are there")
-    available = _available_bytes()
-    if available is not None and wanted > available:
-        raise ValueError(f"{wanted:,} bytes when unpacked, and {available:,} of memory are free")
 
 
 def _available_bytes() -> Optional[int]:

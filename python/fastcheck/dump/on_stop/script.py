@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import torch
 
 from fastcheck.dump.storage.shards import Slot
+from fastcheck.errors import printable
 
 __all__ = [
     "RANDOM",
@@ -62,7 +64,7 @@ def op_script(
     for label, tensor, spec in tensors:
         if id(tensor) not in names:
             names[id(tensor)] = f"t{len(names)}"
-            lines.append(f"{names[id(tensor)]} = {spec}  # {label}")
+            lines.append(f"{names[id(tensor)]} = {spec}  # {printable(label)}")
     space, _, base = func._schema.name.partition("::")
     arguments = [_argument_text(value, names) for value in args]
     arguments += [f"{name}={_argument_text(value, names)}" for name, value in kwargs.items()]
@@ -149,15 +151,12 @@ def _script_text(
         "@DEVICE": repr(device),
         "@RANDOM": repr(RANDOM),
     }
-    text = _TEMPLATE
-    for mark, part in parts.items():
-        text = text.replace(mark, part)
-    return text
+    return re.sub("|".join(parts), lambda mark: parts[mark.group()], _TEMPLATE)
 
 
 def _quoted(title: str) -> str:
     """Within a docstring."""
-    return title.replace("\\", "\\\\").replace('"', "'")
+    return printable(title).replace("\\", "\\\\").replace('"', "'")
 
 
 _TEMPLATE = '''\

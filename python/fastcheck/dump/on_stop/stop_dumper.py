@@ -17,6 +17,7 @@ from fastcheck.dump.storage.files import claim, place_of
 from fastcheck.dump.storage.shards import MEMORY_BYTES, Slot
 from fastcheck.errors import ConfigError, LogError
 from fastcheck.log.reader import read_log
+from fastcheck.log.writer import found_at, working_directory
 from fastcheck.record.format import NONFINITE_COUNTS, Depth
 from fastcheck.record.naming import OUTSIDE, module_name
 from fastcheck.record.site import Site
@@ -54,7 +55,7 @@ class StoppedCallDumper:
         why_not: str = "",
     ) -> None:
         self.captures = captures
-        self._directory = directory
+        self._directory, self._start = directory, working_directory()
         self._rank = rank
         self._nodes = nodes
         self._why_not = why_not
@@ -101,7 +102,7 @@ class StoppedCallDumper:
             return _failed(error)
 
     def _written(self, culprit: Event, method: Callable[..., Dumped], what: Any) -> Dumped:
-        place = place_of(self._directory, culprit.step, self._rank)
+        place = place_of(found_at(self._directory, self._start), culprit.step, self._rank)
         try:
             claim(place, culprit.step, overwrite=False)
         except ConfigError:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Callable, Optional, Protocol, Union
 
 import numpy as np
 
 from fastcheck.errors import warn
-from fastcheck.log.writer import default_directory, is_default
+from fastcheck.log.writer import default_directory, found_at, is_default, working_directory
 from fastcheck.monitor.distributed.agreement import RankAgreement
 from fastcheck.monitor.distributed.channel import Agreed
 from fastcheck.record.event import Event
@@ -67,6 +69,7 @@ class StopHandler:
         # Set by Monitor for Stop(dump=): writes the culprit's call to disk.
         self.dumper: Optional[StopDumper] = None
         self._has_dumped = False
+        self._start = working_directory()
 
     def __call__(self) -> None:
         """What is due is done now, but for stops where several ranks have to agree first."""
@@ -165,7 +168,7 @@ class StopHandler:
             if self._agreement is not None:
                 # All into one directory, whose name came with the report: what of it is on one
                 # file system `fastcheck show` reads as one.
-                self._save(report.log_path if is_default(report.log_path) else default_directory())
+                self._save(self._default(report.log_path))
         try:
             write_stop_page(report, event_store.rank)
         except Exception as error:  # the stop is due, with or without its page
@@ -220,7 +223,7 @@ class StopHandler:
         event_store.store(step)
         path = self._log_directory()
         if path is None:
-            path = default_directory()
+            path = self._default()
             if self._agreement is None:
                 path = self._save(path)
         return self._with_page(build_report(session, culprit, step, path, world_size))
@@ -228,6 +231,13 @@ class StopHandler:
     def _log_directory(self) -> Optional[str]:
         log = self._session.event_store.log
         return None if log is None or log.failed else log.directory
+
+    def _default(self, path: Optional[str] = None) -> str:
+        """Where a stop writes without log_dir=: below what was the working directory of install(),
+        with the name that ``path`` of another rank has, if that is a default's.
+        """
+        given = os.path.join(*Path(path).parts[-2:]) if path else ""
+        return found_at(given if is_default(given) else default_directory(), self._start)
 
     def _save(self, directory: Optional[str]) -> Optional[str]:
         """Writes what is held in memory, unless all of it is in the log already."""
