@@ -78,7 +78,8 @@ def opened(page: Path) -> dict[str, Any]:
         tab.open(page, READY)
         # A busy machine may have the page ready before its first frame is drawn.
         first_paint = tab.value(
-            "new Promise(done => new PerformanceObserver(list => done(list.getEntries()[0].startTime))"
+            "new Promise(done => new PerformanceObserver(list => "
+            "done(list.getEntries()[0].startTime))"
             ".observe({type: 'paint', buffered: true}))"
         )
         ready = tab.value("performance.now()")
