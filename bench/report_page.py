@@ -79,7 +79,7 @@ def opened(page: Path) -> dict[str, Any]:
         # A busy machine may have the page ready before its first frame is drawn.
         first_paint = tab.value(
             "new Promise(done => new PerformanceObserver(list => "
-            "done(list.getEntries()[0].startTime))"
+            "done(list.getEntriesByName('first-paint')[0].startTime))"
             ".observe({type: 'paint', buffered: true}))"
         )
         ready = tab.value("performance.now()")

@@ -157,6 +157,23 @@ def test_a_storage_repeated_by_its_strides(tmp_path: Path) -> None:
     assert fastcheck.compare(tmp_path / "small.pt", small).is_identical
 
 
+def test_a_member_of_an_npz_that_is_no_array_is_said(tmp_path: Path) -> None:
+    np.savez(tmp_path / "w.npz", w=np.ones(3, np.float32))
+    with zipfile.ZipFile(tmp_path / "w.npz", "a") as archive:
+        archive.writestr("note.txt", "by hand")
+    weights = {"w": torch.ones(3), "note.txt": torch.ones(1)}
+    counts = fastcheck.compare(tmp_path / "w.npz", weights).counts["weights"]
+    assert counts == {"same": 1, "unreadable": 1}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_in_a_file_is_said(tmp_path: Path) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    torch.save({"w": torch.ones(3), "n": nested}, tmp_path / "w.pt")
+    counts = fastcheck.compare(tmp_path / "w.pt", tmp_path / "w.pt", trust=True).counts["weights"]
+    assert counts == {"same": 1, "unreadable": 1}
+
+
 def test_the_list_of_an_npz_is_not_read_for_each_member(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

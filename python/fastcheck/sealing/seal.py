@@ -267,7 +267,7 @@ def _write(made: Seal) -> None:
     }
     temporary = f"{made.path}.{os.getpid()}.tmp"
     try:
-        # As readable as the checkpoint that it travels with.
+        # Holds counts and checksums, no values: as readable as other files.
         with create_private(temporary, 0o666) as file:
             file.write(json.dumps(content, indent=1).encode())
         os.replace(temporary, made.path)

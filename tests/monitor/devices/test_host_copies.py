@@ -169,6 +169,22 @@ def test_what_is_made_of_it_is_no_origin() -> None:
     assert "pinned memory" in first.reason
 
 
+def test_a_scaled_gradient_that_is_made_of_it_is_no_origin() -> None:
+    model, scaler = net().to(NAME), torch.amp.GradScaler(NAME, init_scale=2.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inf = torch.full((4, 8), float("inf"), device="cpu").pin_memory()
+    with fastcheck.install(model, level="op", overflow_nums=-1) as monitor:
+        y = model(torch.ones(4, 8).to(NAME))
+        y.register_hook(lambda gradient: inf.to(NAME, non_blocking=True))
+        scaler.scale(y.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        monitor.flush()
+    first = next(event for event in monitor.events if event.site.op == "aten._to_copy")
+    assert first.verdict is not fastcheck.Verdict.ORIGIN
+    assert "finite values" not in first.reason
+
+
 @pytest.mark.parametrize("options", [{}, {"tensors": True}, {"order": "logical"}])
 def test_a_dump_leaves_it_out(options: dict[str, Any], tmp_path: Path) -> None:
     model, x = net().to(NAME), torch.randn(4, 8).to(NAME)

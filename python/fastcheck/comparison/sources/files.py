@@ -130,11 +130,7 @@ class _Archive:
         file = open_regular(path)
         weakref.finalize(self, file.close)
         self._zip = zipfile.ZipFile(file)
-        self.members = {
-            one.filename[: -len(".npy")]: one
-            for one in self._zip.infolist()
-            if one.filename.endswith(".npy")
-        }
+        self.members = {one.filename.removesuffix(".npy"): one for one in self._zip.infolist()}
 
     def load(self, name: str) -> torch.Tensor:
         """The array of this name.

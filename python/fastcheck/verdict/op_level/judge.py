@@ -98,6 +98,9 @@ class OpJudge(NamedReadings):
         waiting = next((f for f in inputs if f.is_waiting or f.is_open), None)
         intended = [f for f in inputs if f.verdict is Verdict.INTENDED]
         leak = leaked(intended, self._sites)
+        unread = ""
+        if incident.reads_in_flight and not inputs:
+            unread = f"{op} read pinned memory of the host: {_NOT_READ}"
         if reason is not None:
             self._decide(finding, Verdict.BENIGN, reason)
         elif confirmed is None and waiting is None and self._allow(finding):
@@ -127,12 +130,12 @@ class OpJudge(NamedReadings):
                 finding, Verdict.INTENDED, f"{op} read it where it is a number like others"
             )
         elif self.is_scaled and finding.is_gradient:
-            reason = f"{op} read only finite values"
-            self._hold_scaled(finding, inputs, reason, Verdict.ORIGIN)
-        elif incident.reads_in_flight and not inputs and finding.is_saturated:
+            planned = Verdict.ARRIVED if unread else Verdict.ORIGIN
+            self._hold_scaled(finding, inputs, unread or f"{op} read only finite values", planned)
+        elif unread and finding.is_saturated:
             self._decide(finding, Verdict.INTENDED, LARGEST)
-        elif incident.reads_in_flight and not inputs:
-            self._arrive(finding, False, f"{op} read pinned memory of the host: {_NOT_READ}")
+        elif unread:
+            self._arrive(finding, False, unread)
         elif leak:
             self._decide_or_hold(finding, Verdict.ORIGIN, leak, inputs)
         elif self._decides_at_once(finding):
