@@ -15,6 +15,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.utils.torch.own_operators import is_unobserved, no_grad, unobserved
+from support.devices.training_on_fake import NAME
 from support.interrupts import Points
 
 pytestmark = [
@@ -24,7 +25,7 @@ pytestmark = [
 ]
 
 # All points take minutes for each case: a run before a release tries them.
-_STRIDE = 1 if os.environ.get("FASTCHECK_WHOLE") else 499
+_TRIED = None if os.environ.get("FASTCHECK_WHOLE") else 6
 
 _CASES = [
     (kind, options)
@@ -43,13 +44,13 @@ class Model(nn.Module):
 
 
 class Training:
-    """One model and its monitor, with the features that ``kind`` names."""
+    """One model and its monitor; ``kind``: "scaled" with a GradScaler."""
 
-    def __init__(self, kind: str, **options: Any) -> None:
-        self.model, self.loss = Model(), nn.MSELoss()
+    def __init__(self, kind: str, device: str = "cpu", **options: Any) -> None:
+        self.model, self.loss = Model().to(device), nn.MSELoss()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=kind == "scaled")
-        self.x, self.y = torch.randn(8, 4), torch.randn(8, 2)
+        self.scaler = torch.amp.GradScaler(device, init_scale=4.0, enabled=kind == "scaled")
+        self.x, self.y = torch.randn(8, 4, device=device), torch.randn(8, 2, device=device)
         self.monitor = fastcheck.install(self.model, self.loss, **options)
         for _ in range(3):
             self.step()
@@ -71,17 +72,36 @@ class Training:
     def sites_after_two_steps(self) -> list[int]:
         self.step()
         self.step()
+        self.monitor.flush()
         rows = self.monitor.records()
         return [int(row["site"]) for row in rows[rows["step"] == self.monitor.step_index]]
 
 
-def thread_state() -> tuple[bool, bool, int, bool]:
+def thread_state() -> tuple[object, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch._C._len_torch_dispatch_stack(),
         is_unobserved(),
     )
+
+
+def interrupt(training: Training, case: int, state: Callable[[], object]) -> None:
+    """At some points of a step, other ones for each case."""
+    with Points() as points:
+        training.step()
+    expected, before = training.sites_after_two_steps(), state()
+    assert points.count > 1000 and expected
+    stride = points.count // (_TRIED or points.count)
+    for at in range(101 * case % stride, points.count, stride):
+        with Points(at) as interrupted, contextlib.suppress(KeyboardInterrupt):
+            training.step()
+        assert interrupted.place, f"no point {at}"
+        assert state() == before, interrupted.place
+        training.recover()
+        assert training.sites_after_two_steps() == expected, interrupted.place
+    assert training.monitor.event_count == 0
+    training.monitor.remove()
 
 
 @pytest.mark.parametrize("scope", [unobserved, no_grad])
@@ -103,17 +123,15 @@ def test_a_scope_is_entered_and_left_in_one_piece(scope: Callable[[], Any]) -> N
 @pytest.mark.parametrize("case", range(len(_CASES)))
 def test_an_interrupt_leaves_nothing_behind(case: int) -> None:
     kind, options = _CASES[case]
-    training = Training(kind, **options)
-    with Points() as points:
-        training.step()
-    expected, before = training.sites_after_two_steps(), thread_state()
-    assert points.count > 1000 and expected
-    for at in range(case * 47 % _STRIDE, points.count, _STRIDE):
-        with Points(at) as interrupted, contextlib.suppress(KeyboardInterrupt):
-            training.step()
-        assert interrupted.place, f"no point {at}"
-        assert thread_state() == before, interrupted.place
-        training.recover()
-        assert training.sites_after_two_steps() == expected, interrupted.place
-    assert training.monitor.event_count == 0
-    training.monitor.remove()
+    interrupt(Training(kind, **options), case, thread_state)
+
+
+@pytest.mark.fake_accelerator
+@pytest.mark.parametrize("options", [{}, {"level": "op"}, {"record": "range"}, {"sync": "call"}])
+def test_on_a_device(options: dict[str, Any], fake_accelerator: Any) -> None:
+    module: Any = getattr(torch, NAME)
+
+    def state() -> tuple[object, ...]:
+        return *thread_state(), module.current_device(), module.current_stream()
+
+    interrupt(Training("plain", NAME, **options), 1, state)
