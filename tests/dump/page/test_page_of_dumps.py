@@ -13,9 +13,7 @@ import torch
 
 import fastcheck
 from fastcheck.cli.main import main
-from fastcheck.dump.page import operators
-from fastcheck.dump.page.histogram import BINS, value_histogram
-from fastcheck.dump.page.write import dump_page, write_dump_page
+from fastcheck.dump.page import BINS, dump_page, operators, value_histogram, write_dump_page
 from fastcheck.errors import LogError
 from support.browser import PROGRAM, Tab, browser
 from support.page_data import PageData
