@@ -148,6 +148,7 @@ SLOW = (
     "monitor/test_bit_identical.py",
     "monitor/test_bounded.py::test_nan_weights_for_ever",
     "monitor/test_cycles.py",
+    "monitor/test_open_step.py",
     "monitor/test_process_exit.py",
     "monitor/test_ended_early.py",
     "monitor/test_robustness.py::TestLeaks",
