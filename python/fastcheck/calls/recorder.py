@@ -23,10 +23,15 @@ class HookRecorder(Protocol):
     """
 
     def attach(
-        self, observer: Callable[[], Optional[object]], local: object, due: list[Any], /
+        self,
+        observer: Callable[[], Optional[object]],
+        local: object,
+        due: list[Any],
+        /,
+        *kinds: type[tuple[Any, ...]],
     ) -> None:
         """``observer``: a weak reference to the ModuleObserver; ``local.stack``: the calls that are
-        running in a thread; ``due``: the ledger's.
+        running in a thread; ``due``: the ledger's; ``kinds``: InnerInput, Output and Gradient.
         """
 
     def open(

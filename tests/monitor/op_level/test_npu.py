@@ -15,8 +15,7 @@ from torch.nn import functional as F
 import fastcheck
 from fastcheck import Verdict
 from fastcheck.record.format import RECORD_DTYPE, DeviceMode
-from fastcheck.verdict.op_level.finding import OpFinding
-from fastcheck.verdict.op_level.judge import OpJudge
+from fastcheck.verdict.entries import Entered
 from support.devices import ascend
 from support.devices.ascend import SATURATED, Computing, use_chip
 from support.devices.ascend_ops import (
@@ -229,11 +228,11 @@ class TestValues:
         record["dtype"], record["depth"], record["numel"] = 2, 1, 4
         model = nn.Linear(2, 2)
         with fastcheck.install(model, level="op") as monitor:
-            judge = monitor._session.event_store.new_step(9).judge
-            assert isinstance(judge, OpJudge)
             for is_collective, verdict in ((True, Verdict.ARRIVED), (False, Verdict.INTENDED)):
-                finding = OpFinding(record, "input")
-                judge.entered(finding, is_collective)
+                step = monitor._session.event_store.new_step(9)
+                monitor._event_store.op_memory.earlier_findings.clear()
+                step.rules.apply(Entered(0, is_collective), {0: record})
+                (finding,) = step.findings.all
                 assert finding.verdict is verdict
 
 
