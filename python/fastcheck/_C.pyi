@@ -104,7 +104,13 @@ class HookRecorder:
 
     def __new__(cls, reader: HookReader, cursor: Cursor, lock: SessionLock) -> HookRecorder: ...
     def attach(
-        self, observer: object, local: object, due: list[Any], *kinds: type[tuple[Any, ...]]
+        self,
+        observer: object,
+        local: object,
+        due: list[Any],
+        inner_input: type[tuple[Any, ...]],
+        output: type[tuple[Any, ...]],
+        gradient: type[tuple[Any, ...]],
     ) -> None: ...
     def open(
         self,

@@ -178,7 +178,7 @@ PyObject* clear_target(PyObject* self, PyObject*) {
 
 PyMethodDef kRecorderMethods[] = {
     {"attach", as_method(&attach), METH_FASTCALL,
-     "attach(self, observer, local, due, InnerInput, Output, Gradient) -> None"},
+     "attach(self, observer, local, due, inner_input, output, gradient) -> None"},
     {"open", &open, METH_VARARGS,
      "open(self, step, add_call, findings, entries, gradients, after_gap, gradient_flags) -> None"},
     {"close", &close, METH_NOARGS, "close(self) -> None"},

@@ -141,11 +141,11 @@ PyTypeObject* hook_recorder_type();
 // Defines the type HookRecorder.
 //
 // HookRecorder(reader, cursor, lock): of one session. It records while it is open.
-//   .attach(observer, local, due, InnerInput, Output, Gradient)
+//   .attach(observer, local, due, inner_input, output, gradient)
 //                              a weak reference to the ModuleObserver; the calls that are running
 //                              in a thread are the list `local.stack`; `due` is the ledger's; the
-//                              classes of what is written into a journal
-//                              (python/fastcheck/verdict/entries.py), besides calls that returned
+//                              classes of the entries that it writes into a journal, besides calls
+//                              that returned (python/fastcheck/verdict/entries.py)
 //   .open(step, add_call, findings, entries, gradients, after_gap, gradient_flags)
 //                              `entries`: the journal of a session that is deferred, or None
 //   .close()                   from now on all is left to Python

@@ -27,11 +27,13 @@ class HookRecorder(Protocol):
         observer: Callable[[], Optional[object]],
         local: object,
         due: list[Any],
+        inner_input: type[tuple[Any, ...]],
+        output: type[tuple[Any, ...]],
+        gradient: type[tuple[Any, ...]],
         /,
-        *kinds: type[tuple[Any, ...]],
     ) -> None:
         """``observer``: a weak reference to the ModuleObserver; ``local.stack``: the calls that are
-        running in a thread; ``due``: the ledger's; ``kinds``: InnerInput, Output and Gradient.
+        running in a thread; ``due``: the ledger's; and the classes of three kinds of entries.
         """
 
     def open(

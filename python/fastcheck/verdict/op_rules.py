@@ -242,12 +242,15 @@ class OpRules:
             return
         root = waiting.root
         self._adopt(root)
-        verdict, reason = root.verdict, root.reason
-        if root.is_undecided and root.then is not None:
-            verdict, reason = root.then
-        self.findings.decide(root, verdict, f"{reason}; {clause}")
+        self._harmed(root, clause)
         if waiting is not root:
             self.findings.propagate(waiting, root)
+
+    def _harmed(self, root: Finding, clause: str) -> None:
+        """The finding that others follow from did harm: it counts, unless it was decided."""
+        then = root.then if root.is_undecided else None
+        verdict, reason = then or (root.verdict, root.reason)
+        self.findings.decide(root, verdict, f"{reason}; {clause}")
 
     def _why(self, finding: Finding, intended: Sequence[Finding]) -> str:
         """Why what an operator made is an event. ``intended``: the infinities that it read."""
@@ -331,25 +334,19 @@ class OpRules:
     def _loss(self, finding: Finding, entry: Loss) -> None:
         """A number, or one whose ops were left out."""
         earlier = self.findings.first_confirmed
+        others = self.findings.all[:-1]
+        roots = (f.root for f in others if f.is_tentative and not f.root.is_mask)
+        root = next(roots, None)
         then = Outcome(Verdict.ORIGIN, LOSS_OVERFLOWED)
         if earlier is not None:
             self.findings.propagate(finding, earlier)
         elif entry.is_scaled:
             self.findings.hold_scaled(finding, then)
-        elif self._is_strict:
-            others = self.findings.all[:-1]
-            roots = (f.root for f in others if f.is_tentative and not f.root.is_mask)
-            root = next(roots, None)
-            if root is None:
-                self.findings.decide(finding, *then)
-                return
-            self.findings.release(root, harm(self.findings, root, finding))
+        elif root is not None:
+            self._harmed(root, harm(self.findings, root, finding))
             self.findings.propagate(finding, root)
         else:
-            harmless = self.findings.memory.harmless
-            may_be = [f for f in self._open() if f.site not in harmless]
-            self._hold(finding, then, may_be[:1])
-            self._count(finding, "it is the loss")
+            self.findings.decide(finding, *then)
 
     def _loss_known(self, entry: LossKnown) -> None:
         finding = self.findings.by_seq.get(entry.seq)

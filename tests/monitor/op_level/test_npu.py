@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import fastcheck
 from fastcheck import Verdict
 from fastcheck.record.format import RECORD_DTYPE, DeviceMode
+from fastcheck.record.site import Site
 from fastcheck.verdict.entries import Entered
 from support.devices import ascend
 from support.devices.ascend import SATURATED, Computing, use_chip
@@ -228,12 +229,14 @@ class TestValues:
         record["dtype"], record["depth"], record["numel"] = 2, 1, 4
         model = nn.Linear(2, 2)
         with fastcheck.install(model, level="op") as monitor:
-            for is_collective, verdict in ((True, Verdict.ARRIVED), (False, Verdict.INTENDED)):
-                step = monitor._session.event_store.new_step(9)
-                monitor._event_store.op_memory.earlier_findings.clear()
-                step.rules.apply(Entered(0, is_collective), {0: record})
-                (finding,) = step.findings.all
-                assert finding.verdict is verdict
+            record["site"] = monitor._session.sites.intern(
+                Site("", "", "forward", "input", 0, "input")
+            )
+            step = monitor._event_store.new_step(9)
+            for seq, verdict in ((0, Verdict.INTENDED), (1, Verdict.ARRIVED)):
+                record["seq"] = seq
+                step.apply(Entered(seq, is_collective=seq == 1), {seq: record.copy()})
+                assert step.findings.by_seq[seq].verdict is verdict
 
 
 class TestHarmless:

@@ -61,8 +61,8 @@ class ModuleObserver:
         self._local = _ThreadState()
         self.own_ref = weakref.ref(self)
         self.recorder = session.recorder
-        kinds = InnerInput, Output, Gradient
-        self.recorder.attach(self.own_ref, self._local, session.event_store.due, *kinds)
+        due = session.event_store.due
+        self.recorder.attach(self.own_ref, self._local, due, InnerInput, Output, Gradient)
         # The step in which all that the model stores was read last, before a forward.
         self._stored_step: Optional[int] = None
 
