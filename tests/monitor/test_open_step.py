@@ -180,7 +180,7 @@ def test_a_pass_takes_no_more_work(
 ) -> None:
     """Every pass has findings, whose records are looked for among those of the step."""
     monkeypatch.setattr("fastcheck.monitor.session.event_store._MAX_FINDINGS", 20)
-    monkeypatch.setattr("fastcheck.verdict.op_level.consequences._MAX_EARLIER_FINDINGS", 20)
+    monkeypatch.setattr("fastcheck.verdict.op_rules._MAX_EARLIER_FINDINGS", 20)
     model = new_model()
     monitor = fastcheck.install(model, level=level, overflow_nums=-1)
     history = monitor._session.event_store.history

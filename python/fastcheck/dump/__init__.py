@@ -3,7 +3,8 @@
 ``dumper`` is the context manager, which records parameters, buffers and gradients; ``options`` are
 its options. ``python_op_calls`` (in C++: ``recorded_op_calls``) and ``module_calls`` record calls.
 ``reference`` runs operators again on the CPU, and estimates the difference that rounding explains.
-All of them write through ``dump_writer`` to the files of ``storage``. ``on_stop`` dumps the call that stopped a run. ``page`` makes an HTML file of a dump.
+All of them write through ``dump_writer`` to the files of ``storage``. ``on_stop`` dumps the call
+that stopped a run. ``page`` makes an HTML file of a dump.
 
 Imports ``backends``, ``calls``, ``log``, ``record``, ``report``, ``reproducibility``,
 ``statistics`` and ``utils``.

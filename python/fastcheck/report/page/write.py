@@ -185,7 +185,7 @@ def _section(title: str, lines: Iterable[str], is_open: bool) -> str:
 
 
 _MOST = 400
-# How the reason of a verdict ends, where it is another finding's (verdict/step_findings.py).
+# How the reason of a verdict ends, where it is another finding's (verdict/findings.py).
 _FOLLOWS = "it follows from "
 
 
