@@ -60,9 +60,9 @@ def sizes(monitor: fastcheck.Monitor) -> dict[str, int]:
     return {
         "calls": len(step.calls),
         "entries": len(step.journal.entries),
-        "notes": len(step.journal.notes),
+        "due": len(step.journal.due),
         "gradients": len(step.gradients),
-        "findings": len(step.judge.findings),
+        "findings": len(step.findings.all),
         "logged": len(step.logged),
         "handles": len(step.leaf_handles),
         "records": sum(map(len, history.open_chunks)),
