@@ -32,7 +32,7 @@ import fastcheck
 import harness
 from fastcheck import _C
 from fastcheck.monitor.session.session import Session
-from fastcheck.verdict.module_level import Judge
+from fastcheck.verdict.entries import Loss, Stored
 
 TENSORS = harness.size(500, 20)
 NUMEL = 64
@@ -153,12 +153,12 @@ def cases_on(device: str) -> tuple[dict[str, Run], Callable[[], None]]:
         for tensor in tensors:
             with session.lock:
                 seq, is_bad = session.observe(tensor, 0, 0, 0)
-                session.judge(is_bad, seq, "output", None, Judge.loss)
+                session.saw(Loss(seq, False, 0), is_bad)
 
     sites, roles = [0] * TENSORS, ["param"] * TENSORS
 
     def as_list() -> None:
-        session.observe_list(tensors, sites, roles, 0, Judge.parameter, None)
+        session.observe_list(tensors, sites, roles, 0, Stored, 0)
 
     cases |= {"session": one_by_one, "list": as_list}
     if device == "cpu":

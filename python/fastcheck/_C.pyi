@@ -103,7 +103,15 @@ class HookRecorder:
     """fastcheck._recorder.HookRecorder; arguments are positional only."""
 
     def __new__(cls, reader: HookReader, cursor: Cursor, lock: SessionLock) -> HookRecorder: ...
-    def attach(self, observer: object, local: object, due: list[Any]) -> None: ...
+    def attach(
+        self,
+        observer: object,
+        local: object,
+        due: list[Any],
+        inner_input: type[tuple[Any, ...]],
+        output: type[tuple[Any, ...]],
+        gradient: type[tuple[Any, ...]],
+    ) -> None: ...
     def open(
         self,
         step: int,

@@ -38,7 +38,7 @@ from fastcheck.statistics.stats import Stats, StatsList
 from fastcheck.substitution.bisect import Bisection, bisect
 from fastcheck.substitution.override import Override, override
 from fastcheck.verdict.allowed import allow_nonfinite
-from fastcheck.verdict.op_level.rules import benign
+from fastcheck.verdict.benign import benign
 from fastcheck.watch.event import PrecisionWarning, SpikeWarning, WatchEvent, WatchWarning
 from fastcheck.watch.options import Watch
 

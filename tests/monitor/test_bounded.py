@@ -12,8 +12,8 @@ from torch import nn
 
 import fastcheck
 from fastcheck.monitor.session import event_store
-from fastcheck.verdict.finding import Finding
-from fastcheck.verdict.op_level import consequences
+from fastcheck.verdict import op_rules
+from fastcheck.verdict.findings import Finding
 
 STEPS = 160
 LIMIT = 1 << 18
@@ -27,7 +27,7 @@ def live_findings() -> int:
 @pytest.mark.parametrize("level", ["module", "op"])
 def test_nan_weights_for_ever(tmp_path: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_store, "_MAX_EVENTS", 200)
-    monkeypatch.setattr(consequences, "_MAX_EARLIER_FINDINGS", 100)
+    monkeypatch.setattr(op_rules, "_MAX_EARLIER_FINDINGS", 100)
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
     with torch.no_grad():

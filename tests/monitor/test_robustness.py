@@ -209,7 +209,8 @@ class TestOwnFailures:
     def test_the_judge_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = nn.Sequential(nn.Linear(8, 8), Apply(poison))
         fastcheck.install(model)
-        monkeypatch.setattr("fastcheck.verdict.module_level.Judge.output", lambda *args: 1 // 0)
+        judge = "fastcheck.verdict.module_rules.ModuleRules._judge_forward"
+        monkeypatch.setattr(judge, lambda *args: 1 // 0)
         with pytest.warns(fastcheck.FastcheckWarning, match="ZeroDivisionError"):
             model(torch.ones(2, 8))
 
@@ -355,7 +356,7 @@ class TestLeaks:
         with torch.no_grad():
             for _ in range(200):
                 model(torch.ones(1, 2))
-        assert len(monitor._session.step.judge.findings) <= 51
+        assert len(monitor._session.step.findings.all) <= 51
         assert monitor.event_count == 200
         assert len(monitor.events) == 200
         assert "200 counted" in monitor.summary()

@@ -12,8 +12,12 @@ import pytest
 from torch import nn
 
 from fastcheck.calls import module_calls, recorder
+from fastcheck.record.format import Depth
 from fastcheck.ring import cursor as cursor_module
-from fastcheck.verdict.journal import CallEnded, JournalReading, entries_of
+from fastcheck.ring.host import HostRing
+from fastcheck.ring.reader import make_reader
+from fastcheck.utils.torch.seen_tensors import make_seen
+from fastcheck.verdict.entries import Gradient, InnerInput, Output, Returned, expanded
 
 
 class TestTwins:
@@ -61,9 +65,20 @@ def test_what_a_call_had_handed_through_is_no_reading_of_it() -> None:
     call.add_output(4)
     call.outputs_seq = 5
     call.add_output(6)
-    first, second = entries_of(call)
-    assert isinstance(first, JournalReading) and (first.seq, first.role) == (6, "output")
-    assert isinstance(second, CallEnded) and not second.is_complete
+    assert list(expanded(call)) == [Output(6, call), Returned(call, False)]
+
+
+def test_a_recorder_makes_entries_of_classes_of_tuples_alone() -> None:
+    """It writes into what it has allocated as it writes into a tuple."""
+    seen, cursor = make_seen(), cursor_module.new_cursor()
+    ring = HostRing(Depth.STATS, when_full=lambda: None, cursor=cursor)
+    made = recorder.make_recorder(make_reader(seen, ring), cursor, recorder.make_lock())
+    if isinstance(made, recorder.NoRecorder):
+        pytest.skip("the extension is not built against this torch")
+    made.attach(lambda: None, object(), [], InnerInput, Output, Gradient)
+    for kinds in ((InnerInput, Output), (InnerInput, Output, list), (InnerInput, Output, ())):
+        with pytest.raises(TypeError, match="three classes of tuples"):
+            made.attach(lambda: None, object(), [], *kinds)  # type: ignore[arg-type]
 
 
 class TestLock:

@@ -24,7 +24,6 @@ struct Names {
   PyObject* stack = interned("stack");
   PyObject* recorder = interned("recorder");
   PyObject* register_hook = interned("register_hook");
-  PyObject* gradient = interned("gradient");
   PyObject* grad_input = interned("grad_input");
   PyObject* grad_output = interned("grad_output");
 };
@@ -60,8 +59,8 @@ bool record(HookRecorder& recorder, PyObject* self, PyObject* gradient) {
     const py::int_ token(found >> code::kTokenShift);
     checked(PyDict_SetItem(recorder.gradients.ptr(), py::int_(hook.token).ptr(), token.ptr()));
     if ((found & code::kNew) != 0) {
-      recorder.note(found, py::handle(names().gradient), token, py::handle(self),
-                    recorder.gradient_flags != 0, PyThread_get_thread_ident());
+      recorder.note(found, recorder.gradient, token, hook.call, hook.role, hook.token,
+                    recorder.gradient_flags != 0);
     }
   }
   recorder.finish();
@@ -205,7 +204,7 @@ bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) {
     const std::int64_t token = code >> code::kTokenShift;
     fields.inputs.push_back({token, item.site});
     if ((code & code::kNew) == 0) continue;
-    of.note(code, py::handle(hook_labels().input), token, call, of.after_gap);
+    of.note(code, of.inner_input, token, call, of.after_gap);
     if ((code & code::kNeedsGradient) != 0) {
       watch(of, item, call, names().grad_input, grad_input_sites, token);
     }
@@ -246,7 +245,7 @@ bool ModuleRecorder::leave(PyObject* output) {
     const std::int64_t token = code >> code::kTokenShift;
     fields->outputs.push_back(token);
     if ((code & code::kNew) == 0) continue;
-    if (!of.is_deferred()) of.note(code, py::handle(hook_labels().output), token, call);
+    if (!of.is_deferred()) of.note(code, of.output, token, call);
     if ((code & code::kNeedsGradient) != 0) {
       watch(of, item, call, names().grad_output, grad_output_sites, token);
     }

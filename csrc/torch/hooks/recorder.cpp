@@ -1,5 +1,6 @@
 #include "torch/hooks/recorder.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 
@@ -96,14 +97,23 @@ PyObject* new_recorder(PyTypeObject* type, PyObject* arguments, PyObject*) {
 }
 
 PyObject* attach(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 3 || !PyList_CheckExact(arguments[2])) {
-    return PyErr_Format(PyExc_TypeError, "expected an observer, a local, and a list");
+  const auto is_tuple_class = [](PyObject* object) {
+    return PyType_Check(object) != 0 && PyType_FastSubclass(reinterpret_cast<PyTypeObject*>(object),
+                                                            Py_TPFLAGS_TUPLE_SUBCLASS) != 0;
+  };
+  if (count != 6 || !PyList_CheckExact(arguments[2]) ||
+      !std::all_of(arguments + 3, arguments + 6, is_tuple_class)) {
+    return PyErr_Format(PyExc_TypeError,
+                        "expected an observer, a local, a list, and three classes of tuples");
   }
   static std::atomic<std::uint64_t> attached{0};
   HookRecorder& recorder = hook_recorder_of(self);
   recorder.observer = borrowed(arguments[0]);
   recorder.local = borrowed(arguments[1]);
   recorder.due = borrowed(arguments[2]);
+  recorder.inner_input = borrowed(arguments[3]);
+  recorder.output = borrowed(arguments[4]);
+  recorder.gradient = borrowed(arguments[5]);
   recorder.id = ++attached;
   Py_RETURN_NONE;
 }
@@ -167,7 +177,8 @@ PyObject* clear_target(PyObject* self, PyObject*) {
 }
 
 PyMethodDef kRecorderMethods[] = {
-    {"attach", as_method(&attach), METH_FASTCALL, "attach(self, observer, local, due) -> None"},
+    {"attach", as_method(&attach), METH_FASTCALL,
+     "attach(self, observer, local, due, inner_input, output, gradient) -> None"},
     {"open", &open, METH_VARARGS,
      "open(self, step, add_call, findings, entries, gradients, after_gap, gradient_flags) -> None"},
     {"close", &close, METH_NOARGS, "close(self) -> None"},

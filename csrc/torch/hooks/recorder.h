@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "torch/hooks/call.h"
 #include "torch/hooks/reader.h"
@@ -26,6 +27,8 @@ struct HookRecorder {
   SessionLock* lock;
 
   pybind11::object observer = pybind11::none(), local = pybind11::none(), due = pybind11::none();
+  pybind11::object inner_input = pybind11::none(), output = pybind11::none();
+  pybind11::object gradient = pybind11::none();
   std::uint64_t id = 0;  // of attach(), in the process
 
   bool is_open = false;
@@ -51,11 +54,11 @@ struct HookRecorder {
   // An entry of the journal, of what read() has found: judged when its record arrives or, on the
   // CPU, now if it is bad.
   template <class... Fields>
-  void note(std::int64_t found, const Fields&... entry) {
+  void note(std::int64_t found, const pybind11::object& kind, const Fields&... fields) {
     if (is_deferred()) {
-      checked(PyList_Append(entries.ptr(), pybind11::make_tuple(entry...).ptr()));
+      checked(PyList_Append(entries.ptr(), entry(kind, fields...).ptr()));
     } else if ((found & code::kBad) != 0) {
-      session().attr("found")(pybind11::make_tuple(entry...));
+      session().attr("saw")(entry(kind, fields...), true);
     }
   }
   // The end of what a hook has recorded.
@@ -66,8 +69,8 @@ struct HookRecorder {
   template <class Visit>
   int each(const Visit& visit) const {
     for (const pybind11::object* held :
-         {&reader_object, &cursor_object, &lock_object, &observer, &local, &due, &add_call,
-          &findings, &entries, &gradients, &observe}) {
+         {&reader_object, &cursor_object, &lock_object, &observer, &local, &due, &inner_input,
+          &output, &gradient, &add_call, &findings, &entries, &gradients, &observe}) {
       if (const int status = visit(held->ptr())) return status;
     }
     return rows.each(visit);
@@ -79,6 +82,20 @@ struct HookRecorder {
   }
 
  private:
+  static pybind11::object object_of(const pybind11::object& field) { return field; }
+  template <class Number, std::enable_if_t<std::is_arithmetic_v<Number>, int> = 0>
+  static pybind11::object object_of(Number field) {
+    return pybind11::cast(field);
+  }
+  // A tuple of this class, as tuple.__new__() makes it.
+  template <class... Fields>
+  static pybind11::object entry(const pybind11::object& kind, const Fields&... fields) {
+    auto* const type = reinterpret_cast<PyTypeObject*>(kind.ptr());
+    pybind11::object made = owned(type->tp_alloc(type, sizeof...(fields)));
+    Py_ssize_t at = 0;
+    (PyTuple_SET_ITEM(made.ptr(), at++, object_of(fields).release().ptr()), ...);
+    return made;
+  }
   // The session hears that `tensor` can't be read. Call it with Python's exception raised.
   void refuse(PyObject* tensor, std::int64_t site) const;
   // The record of a tensor that the reader found elsewhere. False: it could not be read.
@@ -124,9 +141,11 @@ PyTypeObject* hook_recorder_type();
 // Defines the type HookRecorder.
 //
 // HookRecorder(reader, cursor, lock): of one session. It records while it is open.
-//   .attach(observer, local, due)
+//   .attach(observer, local, due, inner_input, output, gradient)
 //                              a weak reference to the ModuleObserver; the calls that are running
-//                              in a thread are the list `local.stack`; `due` is the ledger's
+//                              in a thread are the list `local.stack`; `due` is the ledger's; the
+//                              classes of the entries that it writes into a journal, besides calls
+//                              that returned (python/fastcheck/verdict/entries.py)
 //   .open(step, add_call, findings, entries, gradients, after_gap, gradient_flags)
 //                              `entries`: the journal of a session that is deferred, or None
 //   .close()                   from now on all is left to Python
@@ -138,10 +157,6 @@ PyTypeObject* hook_recorder_type();
 //                              of `slots`, row cursor.slot, through observe(tensor, slots, row,
 //                              depth), and its identity to that row of `identities`
 //   .clear_target()
-//
-// What is written into a journal, python/fastcheck/verdict/journal.py reads:
-//   ("input", seq, call, after_gap), ("output", seq, call), a Call that returned,
-//   ("gradient", seq, gradient_recorder, is_scaled, thread)
 void define_hook_recorder(pybind11::module_& m);
 
 }  // namespace fastcheck

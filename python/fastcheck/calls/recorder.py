@@ -23,10 +23,17 @@ class HookRecorder(Protocol):
     """
 
     def attach(
-        self, observer: Callable[[], Optional[object]], local: object, due: list[Any], /
+        self,
+        observer: Callable[[], Optional[object]],
+        local: object,
+        due: list[Any],
+        inner_input: type[tuple[Any, ...]],
+        output: type[tuple[Any, ...]],
+        gradient: type[tuple[Any, ...]],
+        /,
     ) -> None:
         """``observer``: a weak reference to the ModuleObserver; ``local.stack``: the calls that are
-        running in a thread; ``due``: the ledger's.
+        running in a thread; ``due``: the ledger's; and the classes of three kinds of entries.
         """
 
     def open(

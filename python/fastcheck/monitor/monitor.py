@@ -90,7 +90,7 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
             # A model that is deleted takes its monitor along, without remove().
             weakref.finalize(session, event_store.log.close)
         self._state = state = (OpState if config.level == "op" else StateReader)(session, nodes)
-        event_store.check_parameters = state.check
+        event_store.read_stored = state.nonfinite_in
         self._stalled_weights = state.stalled_weights
         stop_handler = session.deliver = StopHandler(session, agreement)
         session.report_at_exit = stop_handler.report_at_exit

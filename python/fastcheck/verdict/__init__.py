@@ -2,8 +2,9 @@
 
 Three terms: an incident is an operator call that read or wrote non-finite values (op level only); a
 finding is one non-finite record while its verdict is open; an event is a finding with its final
-verdict, and a counted event may stop the run. ``journal`` and ``step`` hold the entries of a step,
-``module_level`` and ``op_level`` judge them, ``policy`` counts events.
+verdict, and a counted event may stop the run. ``entries`` and ``step`` hold what was seen in a
+step, ``findings`` what is known of it; ``module_rules`` and ``op_rules`` judge, ``policy`` counts
+events.
 
 Imports ``calls``, ``record`` and ``utils``.
 """

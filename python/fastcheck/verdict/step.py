@@ -1,26 +1,65 @@
-"""The state of one step: its calls, the entries not judged yet, and its judge."""
+"""The state of one step: its calls, the entries not judged yet, and its rules."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 from typing import Any, Optional, Protocol
 
 from fastcheck.calls.module_calls import CallLog
 from fastcheck.record.format import Verdict
 from fastcheck.utils.torch.versions import GradScaler
 
-from .journal import Journal
-from .module_level import Judge
+from .entries import Entry, Journal, Records, Seen, Task
+from .findings import Finding, Findings
 
-__all__ = ["Step", "Tape"]
+__all__ = ["Rules", "Step", "Tape"]
+
+
+class Rules(Protocol):
+    """Gives the findings of a step their verdicts: ModuleRules or OpRules. Whatever has changed is
+    in ``findings.changed``.
+    """
+
+    findings: Findings
+
+    def apply(self, entry: Seen, bad: Records) -> None:
+        """Judges what the entry has read. ``bad``: the records that show an overflow."""
+
+    def use_gradients(self, seqs: Collection[int]) -> None:
+        """An optimizer is about to use the gradients of these records."""
+
+    def settle_scaled(self, skipped: bool) -> Optional[Finding]:
+        """As Findings.settle_scaled()."""
+
+    def ensure_event(self) -> None:
+        """An update is due: what is non-finite until now must not be silent."""
+
+    def settle(self) -> None:
+        """The step ends, or what was made until now has met all that reads it."""
+
+    def settle_open(self) -> None:
+        """Nothing came of what is still pending."""
+
+    def renew(self) -> None:
+        """The step does not end, and its findings are dropped."""
+
+    def count_cut_off(self) -> None:
+        """The run ends: what an exception kept from its consequences counts."""
+
+    def undecided(self) -> list[Finding]:
+        """What is pending: of what follows from one another the first."""
+
+    def let_go(self) -> None:
+        """The step is over: what is only needed within it may go."""
 
 
 class Step:
-    """What is known of one step. Filled in by the hooks, under the session's lock; ``judge`` and
+    """What is known of one step. Filled in by the hooks, under the session's lock; ``rules`` and
     ``logged`` belong to the ledger.
     """
 
-    judge: Judge  # set by the ledger, which makes both
+    rules: Rules  # set by the ledger, which makes both
 
     def __init__(self, index: int, first_seq: int = 0) -> None:
         self.index = index
@@ -32,8 +71,12 @@ class Step:
         self.pass_ends: dict[str, int] = {}
         # The gradient's record of the tensor whose record has this number.
         self.gradients: dict[int, int] = {}
-        # The tokens of parameters that a module was given as an argument, by id().
+        # The tokens of parameters that a module was given as an argument (a parametrization), by
+        # id(), and by the site of the gradient.
         self.given_parameters: dict[int, int] = {}
+        self.parameter_tokens: dict[int, int] = {}
+        # The training loop has changed gradients before they were read.
+        self.has_changed_gradients = False
         self.update_count = 0
         # Its boundary was reached, where several ranks decide together: one for each step.
         self.has_met = False
@@ -53,6 +96,17 @@ class Step:
         self.counted_calls: set[tuple[object, ...]] = set()
         # The verdicts that the log has, by sequence number.
         self.logged: dict[int, Verdict] = {}
+
+    @property
+    def findings(self) -> Findings:
+        return self.rules.findings
+
+    def apply(self, entry: Entry, bad: Records) -> None:
+        """Judges an entry, or does what it stands for."""
+        if isinstance(entry, Task):
+            entry.run(bad)
+        else:
+            self.rules.apply(entry, bad)
 
 
 class Tape(Protocol):

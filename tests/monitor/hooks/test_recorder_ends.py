@@ -46,7 +46,7 @@ def test_a_stop_comes_out_of_the_very_hook(device: str) -> None:
 
 class TestOwnFailures:
     @pytest.mark.parametrize(
-        "target", ["found", "on_unreadable", "read_elsewhere", "call_ended", "settle_call"]
+        "target", ["saw", "on_unreadable", "read_elsewhere", "call_ended", "settle_call"]
     )
     def test_training_goes_on(
         self, target: str, device: str, monkeypatch: pytest.MonkeyPatch
@@ -65,7 +65,7 @@ class TestOwnFailures:
         model = nn.Sequential(Block(), Block(Poison(NAN)), Block())
         monitor = fastcheck.install(model, overflow_nums=-1)
         model(torch.randn(8, 8))
-        monkeypatch.setattr(Session, "found", lambda *_: 1 // 0)
+        monkeypatch.setattr(Session, "saw", lambda *_: 1 // 0)
         model[1].poison.is_on = True
         with pytest.warns(fastcheck.FastcheckWarning) as said:
             for _ in range(3):

@@ -317,7 +317,7 @@ def test_a_long_run_holds_no_chain_of_findings() -> None:
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-    findings = monitor._event_store._earlier_findings.values()
+    findings = monitor._event_store.op_memory.earlier_findings.values()
     assert monitor.event_count == 0 and len(findings) >= 20
-    assert max(len(finding.derived_findings) for finding in findings) <= 2
-    assert max(len(finding.parents) for finding in findings) <= 1
+    assert max(len(finding.uses.made) for finding in findings) <= 2
+    assert max(len(finding.uses.parents) for finding in findings) <= 1

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fastcheck
-from fastcheck.verdict.op_level.rules import why_benign
+from fastcheck.verdict.benign import why_benign
 from support.programs.op_level import Attention, causal, model_with, train, verdicts
 from support.programs.training import batches
 
@@ -144,9 +144,9 @@ def test_gradients_under_loss_scaling_wait_for_the_scaler() -> None:
 
 
 def test_a_benign_op_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastcheck.verdict.op_level import rules
+    from fastcheck.verdict import benign
 
-    monkeypatch.setattr(rules, "_RULES", list(rules._RULES))
+    monkeypatch.setattr(benign, "_RULES", list(benign._RULES))
     fastcheck.benign("aten.sq?t", reason="squares of complex numbers are taken elsewhere")
     model = model_with(lambda x: torch.sqrt(-x.abs() - 1).nan_to_num())
     monitor = fastcheck.install(model, level="op")

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import fastcheck
 from fastcheck import Verdict
 from fastcheck.record.format import RECORD_DTYPE, DeviceMode
-from fastcheck.verdict.op_level.finding import OpFinding
-from fastcheck.verdict.op_level.judge import OpJudge
+from fastcheck.record.site import Site
+from fastcheck.verdict.entries import Entered
 from support.devices import ascend
 from support.devices.ascend import SATURATED, Computing, use_chip
 from support.devices.ascend_ops import (
@@ -229,12 +229,14 @@ class TestValues:
         record["dtype"], record["depth"], record["numel"] = 2, 1, 4
         model = nn.Linear(2, 2)
         with fastcheck.install(model, level="op") as monitor:
-            judge = monitor._session.event_store.new_step(9).judge
-            assert isinstance(judge, OpJudge)
-            for is_collective, verdict in ((True, Verdict.ARRIVED), (False, Verdict.INTENDED)):
-                finding = OpFinding(record, "input")
-                judge.entered(finding, is_collective)
-                assert finding.verdict is verdict
+            record["site"] = monitor._session.sites.intern(
+                Site("", "", "forward", "input", 0, "input")
+            )
+            step = monitor._event_store.new_step(9)
+            for seq, verdict in ((0, Verdict.INTENDED), (1, Verdict.ARRIVED)):
+                record["seq"] = seq
+                step.apply(Entered(seq, is_collective=seq == 1), {seq: record.copy()})
+                assert step.findings.by_seq[seq].verdict is verdict
 
 
 class TestHarmless:

@@ -24,7 +24,7 @@ from fastcheck.record.format import Flag
 from fastcheck.ring.reader import IS_BAD, IS_NEW, NEEDS_GRADIENT, TOKEN_SHIFT
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_plain
 from fastcheck.utils.torch.streams import streams_of
-from fastcheck.verdict.module_level import Judge
+from fastcheck.verdict.entries import Batch, Gradient, InnerInput, Output, Recomputed, Seen
 
 from .module_hooks import ForwardHook, ForwardPreHook, GradientHook
 from .traced import Traced
@@ -61,7 +61,8 @@ class ModuleObserver:
         self._local = _ThreadState()
         self.own_ref = weakref.ref(self)
         self.recorder = session.recorder
-        self.recorder.attach(self.own_ref, self._local, session.event_store.due)
+        due = session.event_store.due
+        self.recorder.attach(self.own_ref, self._local, due, InnerInput, Output, Gradient)
         # The step in which all that the model stores was read last, before a forward.
         self._stored_step: Optional[int] = None
 
@@ -230,26 +231,24 @@ class ModuleObserver:
     ) -> None:
         """``is_data``: it was not computed in this step; None: unknown without gradient mode."""
         session = self.session
+        entry: Seen
         if call.is_recompute:
-            session.judge(is_bad, token, "input", call, Judge.recomputed, call)
+            entry = Recomputed(token, call, "input")
         elif call.parent is not None:
-            session.judge(
-                is_bad, token, "input", call, Judge.inner_input, call.parent, session.follows_gap
-            )
+            entry = InnerInput(token, call, session.follows_gap)
         else:
             node = call.node
             if is_data is None:
                 is_data = node.is_primary
-            since = session.step.pass_ends.get(node.path, 0)
-            origin = (since, is_data, session.has_excluded, needs_gradient)
-            session.judge(is_bad, token, "input", call, Judge.batch, *origin)
+            since, excluded = session.step.pass_ends.get(node.path, 0), session.has_excluded
+            entry = Batch(token, call, since, is_data, excluded, needs_gradient)
+        session.saw(entry, is_bad)
 
     def _read_outputs(
         self, call: Call, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
     ) -> None:
         session, node = self.session, call.node
         is_complete = bool(outputs)
-        method = Judge.recomputed if call.is_recompute else Judge.output
         flags = int(Flag.RECOMPUTE) if call.is_recompute else 0
         for index, (label, tensor) in enumerate(outputs):
             position = index if traced is None else traced.positions[index]
@@ -266,13 +265,13 @@ class ModuleObserver:
             call.add_output(token)
             if not code & IS_NEW:
                 continue
-            if session.is_deferred:
-                session.judge(None, token, "output", call, method, call)
-            elif code & IS_BAD:
-                session.judge(True, token, "output", call, method, call)
+            if session.is_deferred or code & IS_BAD:
+                recomputed = call.is_recompute
+                entry = Recomputed(token, call, "output") if recomputed else Output(token, call)
+                session.saw(entry, None if session.is_deferred else True)
             if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
                 self._watch(tensor, call, "grad_output", label, position, token)
-        if session.is_deferred or session.step.judge.findings:
+        if session.is_deferred or session.step.findings.all:
             error = None if outputs or call.parent is not None else _raised_here()
             if not isinstance(error, FastcheckError):  # a stop cuts nothing off
                 ended_by = "" if error is None else type(error).__name__
@@ -333,16 +332,8 @@ class ModuleObserver:
             token = code >> TOKEN_SHIFT
             session.step.gradients[hook.token] = token
             if code & IS_NEW and (code & IS_BAD or session.is_deferred):
-                is_bad = None if session.is_deferred else True
-                session.judge(
-                    is_bad,
-                    token,
-                    hook.role,
-                    hook.call,
-                    Judge.gradient,
-                    hook.token,
-                    session.is_scaled,
-                )
+                entry = Gradient(token, hook.call, hook.role, hook.token, session.is_scaled)
+                session.saw(entry, None if session.is_deferred else True)
             if session.settles_calls:
                 session.settle_call()
             session.open_recorder()

@@ -9,7 +9,7 @@ import torch
 from fastcheck.monitor.hooks.traced import Traced
 from fastcheck.monitor.op_level.hooks import OpModuleObserver
 from fastcheck.record.format import Flag
-from fastcheck.verdict.named import named_op_tensor
+from fastcheck.verdict.entries import NamedResult
 
 from .reader import NamedGradient, NamedTensors, _is_in_backward
 
@@ -59,4 +59,4 @@ class OpNamedTensors(NamedTensors):
         session = self.observer.session
         role = session.sites[site].role
         seq, is_bad, source = session.read_again(tensor, site, call, flags)
-        session.judge(is_bad, seq, role, None, named_op_tensor, source, session.is_scaled)
+        session.saw(NamedResult(seq, role, source, session.is_scaled), is_bad)

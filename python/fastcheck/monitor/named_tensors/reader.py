@@ -17,8 +17,7 @@ from fastcheck.record.format import Flag
 from fastcheck.ring.reader import IS_BAD, IS_NEW, TOKEN_SHIFT
 from fastcheck.utils.torch.readable import can_read, may_be_in_flight
 from fastcheck.utils.torch.streams import streams_of
-from fastcheck.verdict.module_level import Judge
-from fastcheck.verdict.named import named_tensor
+from fastcheck.verdict.entries import Gradient, Named
 
 __all__ = ["NamedGradient", "NamedTensors"]
 
@@ -127,8 +126,7 @@ class NamedTensors:
             session.step.calls.add(call)
         else:  # a module has returned it, say: once more, under this name
             seq, is_bad = session.observe(tensor, site, call.index, flags)
-        origin = (call, session.follows_gap, session.has_excluded)
-        session.judge(is_bad, seq, "output", call, named_tensor, *origin)
+        session.saw(Named(seq, call, session.follows_gap, session.has_excluded), is_bad)
         return self._watch(tensor, call, token, traced)
 
     def _call(self, name: str, module: Optional[ModuleNode], parent: Optional[Call]) -> Call:
@@ -201,8 +199,8 @@ class NamedTensors:
         session.step.gradients[hook.token] = seq
         if not code & IS_NEW:
             seq, is_bad = session.observe(gradient, hook.site, call, flags)
-        origin = (hook.token, session.is_scaled)
-        session.judge(is_bad, seq, "grad_output", hook.call, Judge.gradient, *origin)
+        scaled = session.is_scaled
+        session.saw(Gradient(seq, hook.call, "grad_output", hook.token, scaled), is_bad)
 
     def _gradient_flags(self, hook: NamedGradient) -> int:
         flags = int(Flag.SCALED) if self._session.is_scaled else 0

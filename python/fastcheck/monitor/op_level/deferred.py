@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Protocol
 
 import numpy as np
 
@@ -12,16 +12,13 @@ from fastcheck.monitor.session.overflow_status import StatusReader
 from fastcheck.record.format import overflowed
 from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.segment import Segment
-from fastcheck.verdict.journal import BadRecords, Entry, Journal, Note
-from fastcheck.verdict.module_level import Judge
-from fastcheck.verdict.op_level.finding import OpFinding
-from fastcheck.verdict.op_level.incident import Incident
-from fastcheck.verdict.op_level.judge import OpJudge
+from fastcheck.verdict.entries import Journal, Note, Records, Task
+from fastcheck.verdict.incident import Incident
 from fastcheck.verdict.step import Step
 
 from .sites import OpSites
 
-__all__ = ["DeferredOps", "OpPart", "OpReading"]
+__all__ = ["DeferredOps", "OpPart"]
 
 
 class LineNumbers(Protocol):
@@ -65,60 +62,38 @@ class OpPart(Part):
             line = self._lines.of(int(hit.record["seq"]))
             note = Note(self._overflow.tell, self.step, hit, line)
             self.journal.entries.insert(0, note)
-            self.journal.notes.insert(0, note)
+            self.journal.due.insert(0, note)
         kept = np.isin(records["seq"], [int(hit.record["seq"]) for hit in hits])
         return records[~is_status | kept]
 
 
-class OpReading(Entry):
-    """A tensor was read by name. ``method(judge, finding, *args)`` judges it if it was
-    non-finite.
-    """
-
-    __slots__ = ("args", "method", "role", "seq")
-
-    def __init__(
-        self, seq: int, role: str, method: Callable[..., None], args: tuple[Any, ...]
-    ) -> None:
-        self.seq = seq
-        self.role = role
-        self.method = method
-        self.args = args
-
-    def apply(self, judge: Judge, bad: BadRecords) -> None:
-        record = bad.get(self.seq)
-        assert isinstance(judge, OpJudge)
-        if record is not None and not judge.knows(self.seq):
-            judge.take(OpFinding(record, self.role), self.method, *self.args)
-
-
-class DeferredOps(Note):
+class DeferredOps(Task):
     """Operators that ran one after the other, and whose records arrive with this part at the
-    latest. Applied to healthy parts too, because the observer waits for their records.
+    latest. Settled in healthy parts too, because the observer waits for their records.
     """
 
-    __slots__ = ("lines", "stop", "waiting")
+    __slots__ = ("_judge", "_lines", "_stop", "_waiting")
 
     def __init__(
         self,
-        judge: Callable[[list[Incident], BadRecords], None],
-        waiting: Optional[Any],
+        judge: Callable[[list[Incident], Records], None],
+        waiting: Any,
         stop: int,
         lines: LineNumbers,
     ) -> None:
-        super().__init__(judge)
-        self.waiting = waiting
-        self.stop = stop
-        self.lines = lines
+        self._judge = judge
+        self._waiting = waiting
+        self._stop = stop
+        self._lines = lines
 
-    def apply(self, judge: Judge, bad: BadRecords) -> None:
-        found = extension.op_observer().settle(self.waiting, list(bad), self.stop)
+    def run(self, bad: Records) -> None:
+        found = extension.op_observer().settle(self._waiting, list(bad), self._stop)
         if found:
-            self.function([self._incident(raw) for raw in found], bad)
+            self._judge([self._incident(raw) for raw in found], bad)
 
     def _incident(self, raw: Any) -> Incident:
         incident = Incident(raw)
         if not incident.line:
             seqs = (incident.forward_seq, *(seq for seq, _ in incident.made))
-            incident.line = next(filter(None, map(self.lines.of, seqs)), "")
+            incident.line = next(filter(None, map(self._lines.of, seqs)), "")
         return incident

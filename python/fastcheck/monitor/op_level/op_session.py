@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fastcheck.backends.table import backend_for
-from fastcheck.calls.module_calls import Call, ModuleNode
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, explain
 from fastcheck.extension import extension
 from fastcheck.log.unobserved import UnreadOp
@@ -22,13 +22,18 @@ from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.rank import Ranks
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.streams import streams_of
-from fastcheck.verdict.journal import Note
-from fastcheck.verdict.module_level import Judge
-from fastcheck.verdict.op_level.finding import OpFinding
-from fastcheck.verdict.op_level.judge import OpJudge
+from fastcheck.verdict.entries import (
+    ArgumentKnown,
+    Compiled,
+    Entered,
+    Loss,
+    LossKnown,
+    OpStored,
+    Seen,
+)
+from fastcheck.verdict.incident import Place
 
 from .consequence_marks import Named, Reach, plain_tensors
-from .deferred import OpReading
 from .filter import filter_options
 from .launch import Launcher, where
 from .mode import CallMode, Captures
@@ -177,7 +182,7 @@ class OpSession(OpReadings):
                 self.event_store.store(self.step)
                 self.event_store.history.drop_oldest()
             self.event_store.renew(self.step)
-        if begins_again and any(finding.is_tentative for finding in self.step.judge.findings):
+        if begins_again and any(finding.is_tentative for finding in self.step.findings.all):
             # What waits since an earlier pass of this step has met all its consumers, as a rule.
             self.note(self.event_store.settle, self.step)
 
@@ -260,20 +265,17 @@ class OpSession(OpReadings):
         if not self.is_deferred:
             self.collect()
             # No loss is infinite on purpose.
-            if not self._has_open and kind != "loss":
+            if not self.event_store.op_memory.has_open and kind != "loss":
                 return
         with self._aside():
             found = [(clause, one) for clause, tensor in tensors for one in plain_tensors(tensor)]
             if found:
-                number = self.event_store.places.number
-                places = [number(kind, clause) for clause, _ in found]
-                self._ops.reach([tensor for _, tensor in found], places)
+                places = self.event_store.op_memory.places
+                made = (Place(kind, clause) for clause, _ in found)
+                numbers = [places.setdefault(place, len(places)) for place in made]
+                self._ops.reach([tensor for _, tensor in found], numbers)
         if not self.is_deferred:
             self.collect()
-
-    @property
-    def _has_open(self) -> bool:
-        return self._judge_of(self.step).has_open
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
         self.consequences.loss(roots)
@@ -301,28 +303,18 @@ class OpSession(OpReadings):
         seq, is_bad, _ = self._ops.read(tensor, site, call, flags)
         return seq, is_bad
 
-    def judge(
-        self,
-        is_bad: Optional[bool],
-        seq: int,
-        role: str,
-        call: Optional[Call],
-        method: Callable[..., None],
-        *args: Any,
-    ) -> None:
+    def saw(self, entry: Any, is_bad: Optional[bool]) -> None:
         if is_bad is False:
             return
         if self.is_deferred:
             self._gather()
-            self.step.journal.entries.append(OpReading(seq, role, method, args))
+            self.step.journal.entries.append(entry)
             return
         with self.event_store.lock:
             self.collect()
-            record = self.event_store.history.find(seq)
-            judge = self._judge_of(self.step)
-            if record is not None and not judge.knows(seq):
-                finding = OpFinding(record, role)
-                self.event_store.judge(self.step, Note(judge.take, finding, method, *args))
+            record = self.event_store.history.find(entry.seq)
+            if record is not None:
+                self.event_store.judge(self.step, entry, {entry.seq: record})
 
     @property
     def reads_numbers(self) -> bool:
@@ -336,10 +328,10 @@ class OpSession(OpReadings):
         first = self.next_seq
         seq, is_bad = self.observe(loss, site, 0, 0)
         if seq >= first:
-            self.judge(is_bad, seq, "loss", None, Judge.loss, is_scaled)
+            self.saw(Loss(seq, is_scaled, 0), is_bad)
             return
         if is_bad is not False:
-            self.note(self.step.judge.known_loss, seq)
+            self.due(LossKnown(seq))
         self.read_number(loss, site, int(Flag.SCALED) if is_scaled else 0)
 
     def read_norm(self, norm: torch.Tensor, site: int) -> None:
@@ -359,20 +351,20 @@ class OpSession(OpReadings):
         sites: Sequence[int],
         roles: Sequence[str],
         flags: int,
-        method: Callable[..., None],
-        *args: Any,
+        kind: Callable[..., Seen],
+        *fields: Any,
     ) -> None:
         for tensor, site, role in zip(tensors, sites, roles):
             seq, is_bad = self.observe(tensor, site, 0, flags)
-            self.judge(is_bad, seq, role, None, OpJudge.stored)
+            self.saw(OpStored(seq, role), is_bad)
 
     def read_argument(self, tensor: torch.Tensor, site: int) -> None:
         """What enters the model; nothing to do if an observed op has made it."""
         if self.is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
             seq, is_bad, is_collective = self._ops.read(tensor, site, 0, 0)
             if self.event_store.has_allowances and is_bad is not False:
-                self.note(self._judge_of(self.step).known_argument, seq, site)
-            self.judge(is_bad, seq, "input", None, OpJudge.entered, is_collective)
+                self.due(ArgumentKnown(seq, site))
+            self.saw(Entered(seq, is_collective), is_bad)
 
     def read_again(
         self, tensor: torch.Tensor, site: int, call: int, flags: int
@@ -397,4 +389,4 @@ class OpSession(OpReadings):
         seq, is_bad, _ = self._ops.read(tensor, site, 0, flags)
         if seq >= before:  # by no operator that was observed
             self.compiled[node.name] = self.compiled.get(node.name, 0) + 1
-            self.judge(is_bad, seq, role, None, OpJudge.compiled, node.name, self.is_scaled)
+            self.saw(Compiled(seq, role, node.name, self.is_scaled), is_bad)

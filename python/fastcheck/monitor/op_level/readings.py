@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -14,9 +14,8 @@ import torch
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import RECORD_DTYPE, overflowed
 from fastcheck.ring.device import DeviceRing
-from fastcheck.verdict.journal import BadRecords, Journal
-from fastcheck.verdict.op_level.incident import Incident
-from fastcheck.verdict.op_level.judge import OpIncident, OpJudge
+from fastcheck.verdict.entries import Entry, Journal, Operator, Records
+from fastcheck.verdict.incident import Incident
 from fastcheck.verdict.step import Step
 
 from .deferred import DeferredOps, OpPart
@@ -46,11 +45,6 @@ class OpReadings(Session):
     def is_running(self) -> bool:
         """Whether the observer runs for this session."""
         raise NotImplementedError
-
-    def _judge_of(self, step: Step) -> OpJudge:
-        judge = step.judge
-        assert isinstance(judge, OpJudge)
-        return judge
 
     def _take(self) -> tuple[np.ndarray, list[Incident], Optional[Any]]:
         """The observer's records since the last time, its incidents, and the operators that wait
@@ -83,18 +77,16 @@ class OpReadings(Session):
                 self._judge_incidents(self.step, self.is_scaled, incidents, bad)
 
     def _judge_incidents(
-        self, step: Step, is_scaled: bool, incidents: Sequence[Incident], bad: BadRecords
+        self, step: Step, is_scaled: bool, incidents: Sequence[Incident], bad: Records
     ) -> None:
         known = dict(bad)
-        judge = self._judge_of(step)
-        judge.is_scaled = is_scaled
-        judge.is_filtered = self.has_excluded or self.config.is_filtered
+        is_filtered = self.has_excluded or self.config.is_filtered
         for incident in incidents:
             # Its records may have come with an earlier batch, by another thread's hook.
             for seq in incident.bad_seqs:
                 if seq not in known and (record := self.event_store.history.find(seq)) is not None:
                     known[seq] = record
-            self.event_store.judge(step, OpIncident(incident), known)
+            self.event_store.judge(step, Operator(incident, is_scaled, is_filtered), known)
 
     # On a device
 
@@ -136,15 +128,15 @@ class OpReadings(Session):
         if waiting is not None:
             step, is_scaled = self.step, self.is_scaled
 
-            def judge(incidents: list[Incident], bad: BadRecords) -> None:
+            def judge(incidents: list[Incident], bad: Records) -> None:
                 self._judge_incidents(step, is_scaled, incidents, bad)
 
-            step.journal.note(DeferredOps(judge, waiting, stop, self.launches.lines()))
+            step.journal.add_due(DeferredOps(judge, waiting, stop, self.launches.lines()))
 
-    def note(self, function: Callable[..., Any], *args: Any) -> None:
+    def due(self, entry: Entry) -> None:
         if self.is_deferred:
             self._gather()
-        super().note(function, *args)
+        super().due(entry)
 
     def submit(self, closes_step: bool = False) -> None:
         if self._sites is None or self.tape is not None:  # after the capture

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.monitor.hooks.stored.state_reader import StateReader, stored_in
 from fastcheck.utils.torch.readable import can_hold_nonfinite
-from fastcheck.verdict.finding import Finding
-from fastcheck.verdict.op_level.judge import OpJudge
+from fastcheck.verdict.entries import OpStored
 
 __all__ = ["NothingSeen", "OpState"]
 
@@ -54,7 +53,7 @@ class OpState(StateReader):
                 before = session.next_seq
                 seq, is_bad = session.observe(buffer, node.site("buffer", name, 0), 0, 0)
                 if seq >= before:
-                    session.judge(is_bad, seq, "buffer", None, OpJudge.stored)
+                    session.saw(OpStored(seq, "buffer"), is_bad)
 
     def read_gradients(
         self, optimizer: torch.optim.Optimizer, *, scaled: bool, is_early: bool = False
@@ -80,9 +79,6 @@ class OpState(StateReader):
 
     def read_optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
         """The operators that make it are read."""
-
-    def check(self, step: Any, node: ModuleNode, triggered_by: Finding) -> Optional[Finding]:
-        return None
 
 
 class NothingSeen:

@@ -20,7 +20,7 @@ import numpy as np
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.segment import Segment
-from fastcheck.verdict.journal import Journal
+from fastcheck.verdict.entries import Journal
 from fastcheck.verdict.step import Step
 
 from .event_store import EventStore

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Callable, Optional
 
@@ -25,14 +25,12 @@ from fastcheck.record.format import Flag, Verdict, overflowed
 from fastcheck.record.naming import OUTSIDE
 from fastcheck.record.site import SiteTable
 from fastcheck.verdict.allowed import Allowance, allowances
-from fastcheck.verdict.finding import Finding
-from fastcheck.verdict.journal import BadRecords, Entry, Journal, entries_of
-from fastcheck.verdict.module_level import Judge
-from fastcheck.verdict.op_level.finding import OpFinding
-from fastcheck.verdict.op_level.judge import EarlierFindings, OpJudge
-from fastcheck.verdict.places import Places
+from fastcheck.verdict.entries import Entry, Journal, Records, expanded
+from fastcheck.verdict.findings import Finding, Findings, SiteMemory
+from fastcheck.verdict.module_rules import ModuleRules
+from fastcheck.verdict.op_rules import OpMemory, OpRules
 from fastcheck.verdict.policy import Decision, Policy
-from fastcheck.verdict.step import Step
+from fastcheck.verdict.step import Rules, Step
 
 from .config import Config
 from .listener import Listener
@@ -46,7 +44,7 @@ _MAX_EVENTS = 16384
 #: An event for which something is to be done, what, and the step that it belongs to.
 Due = tuple[Finding, Decision, Step]
 
-NO_RECORDS: BadRecords = {}
+NO_RECORDS: Records = {}
 
 
 class EventStore:
@@ -76,11 +74,9 @@ class EventStore:
         self.compiled: Mapping[int, object] = {}
         # Returns the contents of the log's meta file; set by Monitor.
         self.describe: Callable[[], dict[str, Any]] = config.to_meta
-        # Set by Monitor: reads (or looks up) and judges what a module stores; returns the
-        # first non-finite finding, or None.
-        self.check_parameters: Callable[[Step, ModuleNode, Finding], Optional[Finding]] = (
-            lambda step, node, finding: None
-        )
+        # Set by Monitor: reads (or looks up) what a module stores; the non-finite records, and the
+        # roles.
+        self.read_stored: Callable[[ModuleNode], Iterable[tuple[np.void, str]]] = lambda node: ()
         # The other parts of the monitor that are told of events, steps, stops and boundaries.
         self.listeners: list[Listener] = []
         self._has_run_ended = False
@@ -96,15 +92,10 @@ class EventStore:
         self._past_events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         #: How many events of earlier steps are not held any more.
         self.forgotten_events = 0
-        self._masks: set[int] = set()
         self._allowances = allowances()
-        self._earlier_findings: EarlierFindings = {}
-        self._harmless_sites: set[int] = set()
-        #: At op level: the places where a non-finite value counts.
-        self.places = Places()
+        self._sites_memory = SiteMemory()
+        self.op_memory = OpMemory()
         self._skipped_steps = 0
-        # Something is known whose consequences decide.
-        self._has_open = False
         # The step whose findings are not among the past events yet.
         self._current: Optional[Step] = None
 
@@ -113,60 +104,50 @@ class EventStore:
     def new_step(self, index: int, first_seq: int = 0) -> Step:
         """A step that has just begun, at this sequence number."""
         step = Step(index, first_seq)
-        step.judge = self._new_judge(step)
+        step.rules = self._new_rules(step)
         return step
 
-    def _new_judge(self, step: Step) -> Judge:
-        def check(node: ModuleNode, finding: Finding) -> Optional[Finding]:
-            return self.check_parameters(step, node, finding)
-
-        last_finite = self.history.last_finite_step
-        others = self._has_other_ranks
-        kind = OpJudge if self.config.level == "op" else Judge
-        judge = kind(self.sites, self._masks, step.calls, check, last_finite, others)
-        judge.allowances = self._allowances
-        judge.is_strict = self.config.is_strict
-        judge.harmless_sites = self._harmless_sites
-        if not isinstance(judge, OpJudge):
-            return judge
-        judge.earlier_findings = self._earlier_findings
-        judge.places = self.places
-        judge.has_open = self._has_open
-        judge.record_of = self.history.find
-        return judge
+    def _new_rules(self, step: Step) -> Rules:
+        findings = Findings(self.sites, self._sites_memory, self._allowances)
+        last_finite, is_strict = self.history.last_finite_step, self.config.is_strict
+        if self.config.level == "op":
+            find = self.history.find
+            return OpRules(findings, self.op_memory, last_finite, find, is_strict=is_strict)
+        return ModuleRules(
+            findings,
+            step,
+            lambda node: self.read_stored(node),
+            last_finite,
+            is_strict=is_strict,
+            has_other_ranks=self._has_other_ranks,
+        )
 
     def renew(self, step: Step) -> None:
         """Between two passes of a step that never closes: lets go of what it has found, if that is
         much.
         """
-        if len(step.judge.findings) > _MAX_FINDINGS:
-            if isinstance(step.judge, OpJudge):
-                self.settle(step)
-            else:
-                step.judge.settle_pending()
-                self._take_changes(step)
+        if len(step.findings.all) > _MAX_FINDINGS:
+            step.rules.renew()
+            self._take_changes(step)
             self.store(step)
             self._archive(step)
-            step.judge = self._new_judge(step)
+            step.rules = self._new_rules(step)
             step.logged.clear()
 
     def close(self, step: Step) -> None:
         """Settles the step and writes it down. May come again for the same step, after more
         records.
         """
-        step.judge.settle()
+        step.rules.settle()
         self._take_changes(step)
         self.store(step)
 
     def end(self, step: Step) -> None:
         """Nothing will be added to this step any more."""
-        if step.judge.has_held_gradients:
+        if step.findings.has_held_gradients:
             self.settle_scaled(step, skipped=step.update_count == 0)
         # What was made since it was closed: at op level the next step may use it.
-        if not isinstance(step.judge, OpJudge):
-            step.judge.settle_pending()
-        elif not step.judge.is_strict:
-            step.judge.settle_open()
+        step.rules.settle_open()
         self._take_changes(step)
         self.store(step)
         self._notify(step, self.steps.add(self.history.open_chunks))
@@ -176,7 +157,7 @@ class EventStore:
 
     def end_run(self, step: Step) -> None:
         """Nothing will be read any more, and ``step`` is open."""
-        step.judge.count_cut_off()
+        step.rules.count_cut_off()
         self._take_changes(step)
         self.store(step)
         if not self._has_run_ended:  # at exit, and when the monitor is removed: once
@@ -190,12 +171,12 @@ class EventStore:
 
     def ensure_event(self, step: Step) -> None:
         """An update is due: what is non-finite until now must not be silent."""
-        step.judge.ensure_event()
+        step.rules.ensure_event()
         self._take_changes(step)
 
     def settle(self, step: Step) -> None:
         """What was made until now has met all that reads it, as a rule."""
-        step.judge.settle()
+        step.rules.settle()
         self._take_changes(step)
 
     def settle_scaled(self, step: Step, skipped: bool, words: Sequence[int] = ()) -> None:
@@ -204,33 +185,33 @@ class EventStore:
         ``words``: the records of the scaler's own found_inf, where it lives on a device.
         """
         skipped = skipped or any(map(self._is_set, words))
-        first = step.judge.settle_scaled(skipped)
+        first = step.rules.settle_scaled(skipped)
         self._skipped_steps = self._skipped_steps + 1 if skipped else 0
         if first is not None and self._skipped_steps >= self.config.stop.max_skipped:
-            step.judge.overdue(first, self._skipped_steps)
+            step.findings.overdue(first, self._skipped_steps)
             self._skipped_steps = 0
         self._take_changes(step)
 
     def release_scaled(self, step: Step) -> None:
         """The optimizer uses gradients that loss scaling might have skipped."""
-        step.judge.settle_scaled(skipped=False)
+        step.rules.settle_scaled(skipped=False)
         self._take_changes(step)
 
     def use_gradients(self, step: Step, tokens: Sequence[int]) -> None:
         """The optimizer uses gradients that were read, as these records, when backward() ended."""
-        step.judge.use_gradients(tokens)
+        step.rules.use_gradients(tokens)
         self._take_changes(step)
 
     def settle_unfinished(self, step: Step) -> None:
         """The training loop has left an update out, as loss scaling does."""
-        step.judge.skip_unused()
+        step.findings.skip_unused()
         self.settle_scaled(step, skipped=True)
 
     def settle_own_scaling(self, step: Step) -> None:
         """An update under loss scaling of the user's own. Gradients that were not finite at the
         update have been judged there: what is still held belongs to an iteration that was skipped.
         """
-        self.settle_scaled(step, skipped=step.judge.has_held_gradients)
+        self.settle_scaled(step, skipped=step.findings.has_held_gradients)
 
     def _is_set(self, seq: int) -> bool:
         record = self.history.find(seq)
@@ -256,10 +237,10 @@ class EventStore:
 
     # Records and findings
 
-    def judge(self, step: Step, entry: Entry, bad: BadRecords = NO_RECORDS) -> None:
+    def judge(self, step: Step, entry: Entry, bad: Records = NO_RECORDS) -> None:
         """Judges one entry, whose records are on the host."""
         self._current = step
-        entry.apply(step.judge, bad)
+        step.apply(entry, bad)
         self._take_changes(step)
 
     def replay(self, step: Step, journal: Journal, records: np.ndarray) -> None:
@@ -269,20 +250,20 @@ class EventStore:
             self.store(step)
             self.history.drop_oldest()
         bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
-        # In a healthy part only the notes matter, not what was read.
-        is_healthy = not bad and not step.judge.findings
-        for written in journal.notes if is_healthy else journal.entries:
-            for entry in entries_of(written):
+        # In a healthy part it does not matter what was read.
+        is_healthy = not bad and not step.findings.all
+        for written in journal.due if is_healthy else journal.entries:
+            for entry in expanded(written):
                 self.judge(step, entry, bad)
 
     def _take_changes(self, step: Step) -> None:
         """Counts what the judge has decided since the last time, and notes what is to be done about
         it.
         """
-        changed, step.judge.changed = step.judge.changed, []
+        changed, step.findings.changed = step.findings.changed, []
         for finding in changed:
-            if isinstance(finding, OpFinding) and finding.archived is not None:
-                self._take_back(finding, finding.archived)
+            if finding.uses.archived is not None:
+                self._take_back(finding, finding.uses.archived)
             if finding.counted or not self._counts(finding):
                 continue
             finding.counted = True
@@ -326,13 +307,13 @@ class EventStore:
             rank=self.rank,
             line=finding.line,
             api=finding.api,
-            inputs=tuple(finding.inputs) if isinstance(finding, OpFinding) else (),
+            inputs=tuple(finding.uses.inputs),
         )
 
     @property
     def pending(self) -> list[Event]:
         """What is undecided in the open step, with the reason for which it would count."""
-        found = [] if self._current is None else self._current.judge.undecided()
+        found = [] if self._current is None else self._current.rules.undecided()
         return [replace(self.event(f), reason=_why_pending(f)) for f in found]
 
     @property
@@ -348,39 +329,35 @@ class EventStore:
 
     @property
     def _findings(self) -> list[Finding]:
-        return [] if self._current is None else self._current.judge.findings
+        return [] if self._current is None else self._current.findings.all
 
     def _archive(self, step: Step) -> None:
-        count = len(self._past_events) + len(step.judge.findings)
+        findings = step.findings.all
+        count = len(self._past_events) + len(findings)
         self.forgotten_events += max(count - _MAX_EVENTS, 0)
-        self._past_events.extend(map(self.event, step.judge.findings))
-        _tally(step.judge.findings, self.verdict_tally, self.site_tally)
-        if isinstance(step.judge, OpJudge):
-            self._has_open = self._has_open or step.judge.has_open
-            for finding in step.judge.findings:
-                if isinstance(finding, OpFinding):
-                    finding.archived = finding.verdict
-            step.judge.let_go()
-        if step.judge.findings:
-            for finding in (*step.judge.findings, *self._earlier_findings.values()):
+        self._past_events.extend(map(self.event, findings))
+        _tally(findings, self.verdict_tally, self.site_tally)
+        step.rules.let_go()
+        if findings:
+            for finding in (*findings, *self.op_memory.earlier_findings.values()):
                 finding.detach()
 
-    def _take_back(self, finding: OpFinding, verdict: Verdict) -> None:
+    def _take_back(self, finding: Finding, verdict: Verdict) -> None:
         """A finding of an earlier step turned out to count: it is one of the open step now."""
-        finding.archived = None
+        finding.uses.archived = None
         self.verdict_tally[verdict] -= 1
         kept = [one for one in self._past_events if int(one.record["seq"]) != finding.seq]
         self._past_events = deque(kept, maxlen=_MAX_EVENTS)
 
     def store(self, step: Step) -> None:
         """Puts the verdicts as they stand now on the records that are held, and writes the log."""
-        for finding in step.judge.findings:
+        for finding in step.findings.all:
             self.history.set_flags(finding.seq, finding.flags)
         records = self.history.take_unlogged()
         if self.log is None:
             return
         self.log.append(records, step.index)
-        for finding in step.judge.findings:
+        for finding in step.findings.all:
             # Again where it changed: the later line holds.
             if step.logged.get(finding.seq) is not finding.verdict:
                 step.logged[finding.seq] = finding.verdict
@@ -388,7 +365,7 @@ class EventStore:
 
 
 def _why_pending(finding: Finding) -> str:
-    reason = finding.reason if finding.planned is None else finding.planned[1]
+    reason = finding.reason if finding.then is None else finding.then.reason
     return f"{reason}; {finding.ended_by}" if finding.ended_by else reason
 
 

@@ -9,8 +9,7 @@ from fastcheck.record.format import Verdict
 from fastcheck.report.build import Evidence, argument_records, make_report
 from fastcheck.report.stop_report import StopReport
 from fastcheck.utils.torch.versions import GradScaler
-from fastcheck.verdict.finding import Finding
-from fastcheck.verdict.op_level.finding import OpFinding
+from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
 from .session import Session
@@ -24,14 +23,14 @@ def build_report(
     """Expects both locks to be held, and the records of ``step`` in the history (collect())."""
     event_store = session.event_store
     culprit = event_store.event(finding)
-    if isinstance(finding, OpFinding):
+    if session.config.level == "op":
         inputs = argument_records(event_store.history, culprit, session.sites)
     else:
         inputs = _module_inputs(session, finding, step)
     return make_report(
         event_store.history,
         culprit,
-        map(event_store.event, step.judge.findings),
+        map(event_store.event, step.findings.all),
         inputs,
         event_count=event_store.policy.counter.total,
         overflow_nums=session.config.overflow_nums,
@@ -80,7 +79,7 @@ def are_skipped(step: Step) -> bool:
 
 
 def _has_bad_gradient(step: Step) -> bool:
-    return any(finding.role == "param_grad" for finding in step.judge.findings)
+    return any(finding.role == "param_grad" for finding in step.findings.all)
 
 
 def _loss_scale(session: Session, step: Step) -> Optional[float]:
@@ -112,7 +111,7 @@ def _module_inputs(session: Session, finding: Finding, step: Step) -> Evidence:
 
 def report_of_step(session: Session, step: Step, log_path: Optional[str]) -> Optional[StopReport]:
     """The report of a step with counted events, as long as its records are held."""
-    counted = [f for f in step.judge.findings if f.counted]
+    counted = [f for f in step.findings.all if f.counted]
     began = [f for f in counted if f.verdict in (Verdict.ORIGIN, Verdict.ARRIVED)]
     culprit = min(began or counted, key=lambda f: f.seq, default=None)
     return None if culprit is None else build_report(session, culprit, step, log_path, 1)

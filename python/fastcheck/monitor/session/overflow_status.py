@@ -18,7 +18,7 @@ from fastcheck.record.format import DeviceMode
 from fastcheck.record.naming import module_name
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.ring.device import DeviceRing
-from fastcheck.verdict.finding import Finding
+from fastcheck.verdict.findings import Finding
 
 if TYPE_CHECKING:
     from fastcheck.verdict.step import Step
@@ -148,7 +148,7 @@ class StatusReader:
         if record is None:
             return
         for hit in entry.take(np.array([record]), self._resets):
-            explained = self._is_explained(hit) if entry.follows_ops else step.judge.findings
+            explained = self._is_explained(hit) if entry.follows_ops else step.findings.all
             if not explained:
                 self.tell(step, hit)
 
@@ -199,7 +199,7 @@ class StatusReader:
         finding = Finding(hit.record, ROLE)
         finding.line = line
         interval = self._interval(hit.since, hit.record)
-        step.judge.process_overflow(finding, f"process overflow on {hit.device.device} {interval}")
+        step.findings.add_overflow(finding, f"process overflow on {hit.device.device} {interval}")
 
     # In words
 

@@ -36,15 +36,7 @@ from fastcheck.ring.reader import (
 from fastcheck.utils.torch.rank import Ranks
 from fastcheck.utils.torch.seen_tensors import make_seen
 from fastcheck.utils.torch.streams import streams_of
-from fastcheck.verdict.journal import (
-    CallEnded,
-    Journal,
-    JournalReading,
-    ListReading,
-    Note,
-    Recorded,
-    entries_of,
-)
+from fastcheck.verdict.entries import Entry, Journal, Note, Returned, Seen
 
 from .config import Config
 from .drain import Drain, Part
@@ -208,32 +200,13 @@ class SessionReadings:
         self.next_seq = seq + 1
         return seq, None
 
-    def judge(
-        self,
-        is_bad: Optional[bool],
-        seq: int,
-        role: str,
-        call: Optional[Call],
-        method: Callable[..., None],
-        *args: Any,
-    ) -> None:
-        """What was just read is judged by ``method(judge, finding, *args)`` if it is non-finite:
-        now, or when its record arrives.
-        """
+    def saw(self, entry: Seen, is_bad: Optional[bool]) -> None:
+        """What was just read is judged if it is non-finite: now, or when its record arrives."""
         if is_bad is None:
-            self.step.journal.entries.append(JournalReading(seq, role, call, method, args))
+            self.step.journal.entries.append(entry)
         elif is_bad:
             record = self.host.last()
             with self.event_store.lock:
-                self.event_store.judge(
-                    self.step, JournalReading(seq, role, call, method, args), {seq: record}
-                )
-
-    def found(self, recorded: Recorded) -> None:
-        """What the recorder read last is non-finite."""
-        record = self.host.last()
-        with self.event_store.lock:
-            for entry in entries_of(recorded):
                 self.event_store.judge(self.step, entry, {int(record["seq"]): record})
 
     def observe_list(
@@ -242,17 +215,19 @@ class SessionReadings:
         sites: Sequence[int],
         roles: Sequence[str],
         flags: int,
-        method: Callable[..., None],
-        *args: Any,
+        kind: Callable[..., Seen],
+        *fields: Any,
     ) -> None:
-        """observe() and judge() of many tensors, in one call for each device."""
+        """observe() and saw() of many tensors, in one call for each device, with the entry
+        ``kind(first_seq, roles, *fields)``.
+        """
         by_device: dict[torch.device, list[int]] = {}
         for index, tensor in enumerate(tensors):
             by_device.setdefault(tensor.device, []).append(index)
         for device, chosen in by_device.items():
             part = [tensors[i] for i in chosen]
             numbers = [sites[i] for i in chosen]
-            entry = ListReading(self.next_seq, [roles[i] for i in chosen], method, args)
+            entry = kind(self.next_seq, [roles[i] for i in chosen], *fields)
             found = self.read_list(device, part, numbers, flags)
             if self.is_deferred:
                 self.step.journal.entries.append(entry)
@@ -289,23 +264,26 @@ class SessionReadings:
         return np.concatenate(found) if found else np.zeros(0, RECORD_DTYPE)
 
     def call_ended(self, call: Call, is_complete: bool, ended_by: str = "") -> None:
-        """As CallEnded has it. Nothing has to be done while nothing was found."""
-        ended = CallEnded(call, is_complete, ended_by)
+        """As Returned has it. Nothing has to be done while nothing was found."""
+        returned = Returned(call, is_complete, ended_by)
         if self.is_deferred:
-            self.step.journal.entries.append(ended)
+            self.step.journal.entries.append(returned)
         else:
             with self.event_store.lock:
-                self.event_store.judge(self.step, ended)
+                self.event_store.judge(self.step, returned)
 
     def note(self, function: Callable[..., Any], *args: Any) -> None:
         """``function(*args)`` of the event store is due when all that was read so far is judged."""
-        note = Note(function, *args)
+        self.due(Note(function, *args))
+
+    def due(self, entry: Entry) -> None:
+        """An entry that matters even where nothing that was read is non-finite."""
         if self.is_deferred:
-            self.step.journal.note(note)
+            self.step.journal.add_due(entry)
             return
         with self.event_store.lock:
             self.collect()
-            self.event_store.judge(self.step, note)
+            self.event_store.judge(self.step, entry)
 
     @property
     def follows_gap(self) -> bool:

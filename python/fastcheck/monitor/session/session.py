@@ -8,6 +8,7 @@ other belong to one step.
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from fastcheck.utils.torch.rank import Ranks
 from fastcheck.utils.torch.transforms import in_transform
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.allowed import Allowance, tell_allowances
-from fastcheck.verdict.module_level import Judge
+from fastcheck.verdict.entries import GradientNorm, Loss, LossKnown
 
 from .backwards import Backwards
 from .batches import BatchIds
@@ -79,7 +80,7 @@ class Session(SessionReadings):
         self.recorder.open(
             step.index,
             step.calls.add,
-            step.judge.findings,
+            step.findings.all,
             step.journal.entries if self.is_deferred else None,
             step.gradients,
             self.follows_gap,
@@ -221,16 +222,16 @@ class Session(SessionReadings):
     def read_norm(self, norm: torch.Tensor, site: int) -> None:
         """Reads the norm of all gradients, as clipping has computed it."""
         seq, is_bad = self.observe(norm, site, 0, 0)
-        self.judge(is_bad, seq, "grad_norm", None, Judge.gradient_norm, self.is_scaled)
+        self.saw(GradientNorm(seq, self.is_scaled), is_bad)
 
     def read_loss(self, loss: torch.Tensor, site: int, is_scaled: bool) -> None:
         """Reads a loss. ``is_scaled``: it carries a scale of the user's own."""
         token = self.seen.add(loss, self.next_seq)
         if token >= 0:
-            self.note(self.step.judge.known_loss, token)
+            self.due(LossKnown(token))
             return
         seq, is_bad = self.observe(loss, site, 0, int(Flag.SCALED) if is_scaled else 0)
-        self.judge(is_bad, seq, "loss", None, Judge.loss, is_scaled)
+        self.saw(Loss(seq, is_scaled, threading.get_ident()), is_bad)
 
     # Loss scaling
 

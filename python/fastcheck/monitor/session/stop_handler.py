@@ -21,7 +21,7 @@ from fastcheck.report.actions import CallbackSink, ConsoleSink, RaisingSink
 from fastcheck.report.message import packed, unpacked
 from fastcheck.report.spread import pending_lines
 from fastcheck.report.stop_report import Dumped, StopReport
-from fastcheck.verdict.finding import Finding
+from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.policy import Decision
 from fastcheck.verdict.step import Step
 
@@ -250,7 +250,7 @@ class StopHandler:
 def _culprit(due: Due) -> Finding:
     """The first beginning in the step of an event for which a stop is due."""
     finding, _, step = due
-    began = [f for f in step.judge.findings if f.counted and f.verdict in _BEGINNINGS]
+    began = [f for f in step.findings.all if f.counted and f.verdict in _BEGINNINGS]
     return min(began, key=lambda f: f.seq, default=finding)
 
 

@@ -15,7 +15,7 @@ from .collect import Collected
 __all__ = ["passed_places"]
 
 _MOST = 400
-# How the reason of a verdict ends, where it is another finding's (verdict/step_findings.py).
+# How the reason of a verdict ends, where it is another finding's (verdict/findings.py).
 _FOLLOWS = "it follows from "
 
 

@@ -71,7 +71,7 @@ class UnfinishedSteps:
             return False
         if not session.backwards.owns_gradients:
             return False
-        is_shown = session.config.training.has_own_scaling or step.judge.has_unused_gradients
+        is_shown = session.config.training.has_own_scaling or step.findings.has_unused_gradients
         if not is_shown or not all(map(_is_cleared, *zip(*self._probes))):
             return False
         self._step = -1

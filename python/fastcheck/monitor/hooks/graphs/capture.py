@@ -199,7 +199,7 @@ class GraphFollower:
             # One stands for all; the others are added where something is not finite.
             step.gradients[first + shift] = template.gradients[first] + shift
             break
-        step.journal.note(Replayed(stretch, shift, step))
+        step.journal.add_due(Replayed(stretch, shift, step))
 
     # For summary()
 

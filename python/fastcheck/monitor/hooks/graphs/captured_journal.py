@@ -16,17 +16,7 @@ from fastcheck.monitor.weight_updates.updates import UpdateInfo
 from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.graph_slots import GraphSlots
 from fastcheck.ring.reader import NO_TOKEN
-from fastcheck.verdict.journal import (
-    BadRecords,
-    CallEnded,
-    Entry,
-    Journal,
-    JournalReading,
-    ListReading,
-    Note,
-    entries_of,
-)
-from fastcheck.verdict.module_level import Judge
+from fastcheck.verdict.entries import Entry, Journal, Note, Records, Task, expanded
 from fastcheck.verdict.step import Step
 
 if TYPE_CHECKING:
@@ -59,8 +49,8 @@ class GraphSegment:
         self.slots: dict[DeviceRing, GraphSlots] = {}
 
     @property
-    def notes(self) -> list[Note]:
-        return [entry for entry in self.entries if isinstance(entry, Note)]
+    def tasks(self) -> list[Task]:
+        return [entry for entry in self.entries if isinstance(entry, Task)]
 
     @property
     def is_empty(self) -> bool:
@@ -105,7 +95,7 @@ class CapturedJournal:
         """A part of the journal, which would have been the drain's."""
         stretch, event_store = self._stretch, self._event_store
         has_ended = False
-        for entry in itertools.chain.from_iterable(map(entries_of, journal.entries)):
+        for entry in itertools.chain.from_iterable(map(expanded, journal.entries)):
             # The boundaries of steps are found again at each replay.
             if isinstance(entry, Note) and entry.function in (event_store.close, event_store.end):
                 has_ended = has_ended or entry.function == event_store.end
@@ -162,8 +152,8 @@ class CapturedJournal:
                 slots.start()
 
 
-class Replayed(Note):
-    """One replay of a stretch: applies its entries and notes with the records of the replay."""
+class Replayed(Task):
+    """One replay of a stretch: its entries and notes with the records of the replay."""
 
     __slots__ = ("_shift", "_step", "_stretch")
 
@@ -172,49 +162,39 @@ class Replayed(Note):
         self._shift = shift
         self._step = step
 
-    def apply(self, judge: Judge, bad: BadRecords) -> None:
-        stretch, shift = self._stretch, self._shift
+    def run(self, bad: Records) -> None:
+        stretch, step, shift = self._stretch, self._step, self._shift
         first, stop = stretch.first_seq + shift, stretch.stop_seq + shift
-        rebased = _Rebased(stretch, shift, self._step, judge)
-        if not judge.findings and not any(first <= seq < stop for seq in bad):
-            for note in stretch.notes:
-                rebased.entry(note).apply(judge, bad)
+        rebased = _Rebased(stretch, shift, step)
+        if not step.findings.all and not any(first <= seq < stop for seq in bad):
+            for task in stretch.tasks:
+                step.apply(rebased.entry(task), bad)
             return
         assert stretch.step is not None
         for call in stretch.calls:
-            self._step.calls.add(rebased.call(call))
+            step.calls.add(rebased.call(call))
         gradients = stretch.step.gradients.items()
-        self._step.gradients.update((rebased.value(k), rebased.value(v)) for k, v in gradients)
+        step.gradients.update((rebased.value(k), rebased.value(v)) for k, v in gradients)
         for entry in stretch.entries:
-            rebased.entry(entry).apply(judge, bad)
+            step.apply(rebased.entry(entry), bad)
 
 
 class _Rebased:
     """Copies of the objects of a capture (calls, entries) for one replay."""
 
-    def __init__(self, stretch: GraphSegment, shift: int, step: Step, judge: Judge) -> None:
+    def __init__(self, stretch: GraphSegment, shift: int, step: Step) -> None:
         self._of = stretch.step
         self._shift = shift
         self._step = step
-        self._judge = judge
         self._calls: dict[int, Call] = {}
 
-    def entry(self, entry: Entry) -> Entry:
-        again = copy.copy(entry)
-        if isinstance(again, JournalReading):
-            again.seq += self._shift
-            again.call = self.value(again.call)
-            again.args = self.value(again.args)
-        elif isinstance(again, ListReading):
-            again.first_seq += self._shift
-            again.args = self.value(again.args)
-        elif isinstance(again, Note):
-            again.args = self.value(again.args)
-            if self._of is not None and getattr(again.function, "__self__", None) is self._of.judge:
-                again.function = getattr(self._judge, again.function.__name__)
-        elif isinstance(again, CallEnded):
-            again.call = self.call(again.call)
-        return again
+    def entry(self, entry: Any) -> Entry:
+        if isinstance(entry, Note):
+            return Note(entry.function, *map(self.value, entry.args))
+        # A thread has a large number, too.
+        fields = {name: getattr(entry, name) for name in entry._fields if name != "thread"}
+        rebased: Entry = entry._replace(**{name: self.value(fields[name]) for name in fields})
+        return rebased
 
     def value(self, value: Any) -> Any:
         """Sequence numbers, calls and steps, and what is made of them; anything else as it is."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
+import numpy as np
 import torch
 
 from fastcheck.backends.table import backend_for
@@ -19,9 +21,7 @@ from fastcheck.utils.torch.readable import can_read, has_memory, is_plain
 from fastcheck.utils.torch.sharding import is_part, local
 from fastcheck.utils.torch.sparse import values_of
 from fastcheck.utils.torch.transforms import unwrapped
-from fastcheck.verdict.finding import Finding
-from fastcheck.verdict.module_level import Judge
-from fastcheck.verdict.step import Step
+from fastcheck.verdict.entries import OptimizerState, Seen, Stored, UnusedGradients, UsedGradients
 
 from .early_gradients import FINITE, EarlyGradients
 from .hand_changes import HandChanges
@@ -100,7 +100,7 @@ class StateReader:
         owned = None if optimizer is None else parameter_ids(optimizer)
         parameters = parameters_of(self._nodes, owned)
         if gradients and self.hand_changes.before_update(optimizer, parameters):
-            session.step.judge.were_changed = True
+            session.step.has_changed_gradients = True
         is_watched = gradients and stalled_weights is not None and stalled_weights.is_on
         look = updates.begin(optimizer, session.step) if is_watched else None
         first = session.next_seq
@@ -190,9 +190,8 @@ class StateReader:
             early.waiting.update(dict.fromkeys(batch.sites, FINITE))
             return True
         first = session.next_seq
-        self._read(
-            batch, 0, Judge.unused_gradient, session.has_own_scale, self.hand_changes.was_seen
-        )
+        fields = session.has_own_scale, self.hand_changes.was_seen
+        self._read(batch, 0, UnusedGradients, *fields)
         for number, at in enumerate(_as_read(batch.tensors)):
             early.add(read[at], first + number)
             early.waiting[batch.sites[at]] = first + number
@@ -246,7 +245,7 @@ class StateReader:
             session.note(session.event_store.release_scaled, session.step)
         first = session.next_seq
         flags = int(Flag.SCALED) if scaled and not is_early else 0
-        self._read(batch, flags, _parameter_gradient, scaled, before)
+        self._read(batch, flags, UsedGradients, scaled, before)
         order = _as_read(batch.tensors) if is_early or before else ()
         for number, at in enumerate(order if is_early else ()):
             early.add(read[at], first + number)
@@ -261,7 +260,7 @@ class StateReader:
         for node, name, parameter in parameters if given else ():
             if id(parameter) in given:
                 site = _gradient_site(node, name, parameter)
-                self._session.step.judge.parameter_tokens[site] = given[id(parameter)]
+                self._session.step.parameter_tokens[site] = given[id(parameter)]
 
     def _compare(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Of each gradient the record from the end of backward() and that from before the update:
@@ -288,7 +287,7 @@ class StateReader:
             if id(parameter) in known:
                 node, name = known[id(parameter)]
                 batch.add(gradient, _of_gradient(node, name, is_shard), "param_grad")
-        self._read(batch, int(Flag.SCALED) if scaled else 0, _parameter_gradient, scaled, {})
+        self._read(batch, int(Flag.SCALED) if scaled else 0, UsedGradients, scaled, {})
 
     def read_statistics(self, node: ModuleNode) -> None:
         """A norm has just run: its running statistics are read with the other buffers."""
@@ -308,12 +307,12 @@ class StateReader:
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
                     site = node.site("optimizer_state", f"{name}.{key}", 0)
                     batch.add(value, site, "optimizer_state")
-        self._read(batch, 0, Judge.optimizer_state, True)
+        self._read(batch, 0, OptimizerState, True)
 
-    def check(self, step: Step, node: ModuleNode, triggered_by: Finding) -> Optional[Finding]:
-        """In the middle of a verdict: the first non-finite thing that a module and its submodules
-        store, if there is one. Read now on the CPU; on a device, where this is called later, by
-        the record of the last reading.
+    def nonfinite_in(self, node: ModuleNode) -> Iterator[tuple[np.void, str]]:
+        """In the middle of a verdict: the records that are non-finite, and the roles, of what a
+        module and its submodules store. Read now on the CPU; on a device, where this is called
+        later, by the last reading.
         """
         batch = self._stored_in(node)
         session = self._session
@@ -323,15 +322,8 @@ class StateReader:
             with session.lock:
                 records = session.read_now(batch.tensors, batch.sites)
         roles = dict(zip(batch.sites, batch.roles))
-        first: Optional[Finding] = None
         for record in records[nonfinite(records)]:
-            finding = Finding(record.copy(), roles[int(record["site"])])
-            if step.judge.is_finding(finding.seq):
-                continue
-            step.judge.parameter(finding, triggered_by)
-            if first is None and not finding.is_tentative:
-                first = finding
-        return first
+            yield record.copy(), roles[int(record["site"])]
 
     def _stored_in(self, node: ModuleNode) -> _Batch:
         batch = _Batch()
@@ -367,15 +359,11 @@ class StateReader:
                     batch.add(buffer, node.site("buffer", name, 0), "buffer")
 
     def _read(
-        self,
-        batch: _Batch,
-        flags: int = 0,
-        method: Callable[..., None] = Judge.parameter,
-        *args: Any,
+        self, batch: _Batch, flags: int = 0, kind: Callable[..., Seen] = Stored, *fields: Any
     ) -> None:
-        if not args:
-            args = (None,)  # nothing asked for these in particular
-        self._session.observe_list(batch.tensors, batch.sites, batch.roles, flags, method, *args)
+        if kind is Stored:
+            fields = (threading.get_ident(),)
+        self._session.observe_list(batch.tensors, batch.sites, batch.roles, flags, kind, *fields)
 
 
 def _gradient_site(node: ModuleNode, name: str, tensor: torch.Tensor) -> int:
@@ -393,15 +381,6 @@ def _as_read(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Their places in the order of observe_list(): one device after the other."""
     devices = dict.fromkeys(tensor.device for tensor in tensors)
     return [at for device in devices for at, one in enumerate(tensors) if one.device == device]
-
-
-def _parameter_gradient(
-    judge: Judge, finding: Finding, scaled: bool, before: Mapping[int, int]
-) -> None:
-    if not scaled:
-        # The optimizer is about to use it: what was held back as scaled is real.
-        judge.settle_scaled(skipped=False)
-    judge.parameter_gradient(finding, scaled, before)
 
 
 def stored_in(node: ModuleNode, kind: str) -> dict[str, Optional[torch.Tensor]]:

@@ -1,5 +1,5 @@
 """An incident: an operator call that read or wrote a non-finite tensor, as the C++ observer reports
-it.
+it; and the places where such a value counts.
 """
 
 from __future__ import annotations
@@ -10,10 +10,29 @@ from typing import Any, NamedTuple
 from fastcheck.extension import extension
 from fastcheck.utils.names.api import format_call
 
-__all__ = ["Incident", "NonfiniteInput"]
+__all__ = ["HOST", "RANKS", "Incident", "NonfiniteInput", "Place"]
 
 # observer::Direction::kOptimizer
 _OPTIMIZER = 2
+
+
+class Place(NamedTuple):
+    """``kind``: output, loss, gradient, update, state, host or ranks. ``clause`` ends a reason:
+    "it reached the loss".
+    """
+
+    kind: str
+    clause: str
+
+    @property
+    def may_be_negative_infinity(self) -> bool:
+        """Whether a -Inf is an ordinary value there: the logarithm of a probability of 0."""
+        return self.kind in ("output", "host", "ranks")
+
+
+#: What the observer itself sees: kHostPlace and kRanksPlace of csrc/torch/op_level/incident.h.
+HOST = Place("host", "the host read it")
+RANKS = Place("ranks", "it was sent to other ranks")
 
 
 class NonfiniteInput(NamedTuple):

@@ -1,0 +1,339 @@
+"""The entries of a step's journal: what the hooks have seen, in order, judged when the records are
+there.
+
+On the CPU a record is there when the hook asks for it, and an entry is judged at once. On any other
+device the entries wait for their records. Entries are judged in the same order on every device.
+
+An entry holds numbers, calls and flags. ``seq`` is the sequence number of the record of a tensor,
+and ``role`` its role where the kind of the entry leaves it open; of tensors that were read in one
+call ``first_seq`` is the number of the first, and ``roles`` are those of all. csrc/torch/hooks
+makes InnerInput, Output and Gradient too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable, NamedTuple, Union
+
+import numpy as np
+
+from fastcheck.calls.module_calls import Call
+
+from .incident import Incident
+
+__all__ = [
+    "ArgumentKnown",
+    "Batch",
+    "Compiled",
+    "Entered",
+    "Entry",
+    "Gradient",
+    "GradientNorm",
+    "InnerInput",
+    "Journal",
+    "Loss",
+    "LossKnown",
+    "Named",
+    "NamedResult",
+    "Note",
+    "OpStored",
+    "Operator",
+    "OptimizerState",
+    "Output",
+    "Recomputed",
+    "Records",
+    "Returned",
+    "Seen",
+    "Stored",
+    "Task",
+    "UnusedGradients",
+    "UsedGradients",
+    "expanded",
+    "tensors_of",
+]
+
+#: Records that show an overflow, by sequence number.
+Records = Mapping[int, np.void]
+
+# ---- At module level: the tensors of modules -----------------------------------------------------
+
+
+class Batch(NamedTuple):
+    """An input of an outermost module.
+
+    ``since``: the next sequence number when the last pass through the module ended; ``is_data``: it
+    can't have been computed in this step; ``needs_gradient``: as activations do that another rank
+    has sent.
+    """
+
+    seq: int
+    call: Call
+    since: int
+    is_data: bool
+    has_excluded: bool
+    needs_gradient: bool
+
+
+class InnerInput(NamedTuple):
+    """An input of a submodule that no observed module returned. ``after_gap``: earlier steps passed
+    unread.
+    """
+
+    seq: int
+    call: Call
+    after_gap: bool
+
+
+class Output(NamedTuple):
+    """An output of a module."""
+
+    seq: int
+    call: Call
+
+
+class Recomputed(NamedTuple):
+    """A tensor that activation checkpointing computed again in backward."""
+
+    seq: int
+    call: Call
+    role: str
+
+
+class Named(NamedTuple):
+    """A tensor that observe() has named. ``call``: of the name, within that of the module that was
+    running.
+    """
+
+    seq: int
+    call: Call
+    after_gap: bool
+    has_excluded: bool
+
+
+class Gradient(NamedTuple):
+    """The gradient of the tensor whose record has the number ``token``."""
+
+    seq: int
+    call: Call
+    role: str
+    token: int
+    is_scaled: bool
+
+
+class Returned(NamedTuple):
+    """A module returned. ``is_complete``: all that it returned was read, and there was any;
+    ``ended_by``: the exception that left it, of an outermost call.
+    """
+
+    call: Call
+    is_complete: bool
+    ended_by: str = ""
+
+
+# ---- At module level: the loss, and what is stored -----------------------------------------------
+
+
+class Loss(NamedTuple):
+    """The loss: what backward() is called on, or monitor.step(loss=) is given. ``is_scaled``: it
+    carries a scale of the user's own. Also at op level, where no observed operator has made it.
+    """
+
+    seq: int
+    is_scaled: bool
+    thread: int
+
+
+class LossKnown(NamedTuple):
+    """The loss is the tensor of this record, which was read before (the criterion's output)."""
+
+    seq: int
+
+
+class GradientNorm(NamedTuple):
+    """The norm of all gradients, as clipping has computed it."""
+
+    seq: int
+    is_scaled: bool
+
+
+class Stored(NamedTuple):
+    """Parameters and buffers."""
+
+    first_seq: int
+    roles: Sequence[str]
+    thread: int
+
+
+class UsedGradients(NamedTuple):
+    """Gradients of parameters, just before the optimizer uses them. ``before``: by site, the
+    records of gradients that were read when backward() had ended, and have changed since.
+    """
+
+    first_seq: int
+    roles: Sequence[str]
+    is_scaled: bool
+    before: Mapping[int, int]
+
+
+class UnusedGradients(NamedTuple):
+    """Gradients of parameters when backward() has ended. ``may_change``: this training loop changes
+    or skips gradients by itself.
+    """
+
+    first_seq: int
+    roles: Sequence[str]
+    is_scaled: bool
+    may_change: bool
+
+
+class OptimizerState(NamedTuple):
+    """The optimizer's state of parameters, after its update. ``is_square_large``: the squares of
+    the gradients that it has used are beyond their dtype.
+    """
+
+    first_seq: int
+    roles: Sequence[str]
+    is_square_large: bool
+
+
+# ---- At op level ---------------------------------------------------------------------------------
+
+
+class Operator(NamedTuple):
+    """An operator read or wrote a non-finite tensor, or one has reached a place where it counts.
+    ``is_scaled``: the step's gradients carry a loss scale; ``is_filtered``: not every operator of
+    every step is read.
+    """
+
+    incident: Incident
+    is_scaled: bool
+    is_filtered: bool
+
+
+class Entered(NamedTuple):
+    """An argument of the model that no observed operator wrote. ``is_collective``: a collective
+    did.
+    """
+
+    seq: int
+    is_collective: bool
+
+
+class ArgumentKnown(NamedTuple):
+    """An argument of the model, with this site, that an observed operator wrote."""
+
+    seq: int
+    site: int
+
+
+class OpStored(NamedTuple):
+    """A parameter or a buffer, before its first use."""
+
+    seq: int
+    role: str
+
+
+class Compiled(NamedTuple):
+    """A tensor written by compiled code that is an input, an output or a gradient of the module
+    ``name``.
+    """
+
+    seq: int
+    role: str
+    name: str
+    is_scaled: bool
+
+
+class NamedResult(NamedTuple):
+    """A tensor that observe() has named. ``source``: the record of the operator that made it; -1:
+    no observed operator has.
+    """
+
+    seq: int
+    role: str
+    source: int
+    is_scaled: bool
+
+
+# ---- The journal ---------------------------------------------------------------------------------
+
+
+class Task:
+    """Something to be done when all entries before it have been judged."""
+
+    __slots__ = ()
+
+    def run(self, bad: Records) -> None:
+        """``bad``: of the part of the step that it is in."""
+        raise NotImplementedError
+
+
+class Note(Task):
+    """Calls ``function(*args)``."""
+
+    __slots__ = ("args", "function")
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.function = function
+        self.args = args
+
+    def run(self, bad: Records) -> None:
+        self.function(*self.args)
+
+
+#: What rules judge: one of the tuples above.
+Seen = Union[
+    Union[Batch, InnerInput, Output, Recomputed, Named, Gradient, Returned, Loss, LossKnown],
+    Union[GradientNorm, Stored, UsedGradients, UnusedGradients, OptimizerState],
+    Union[Operator, Entered, ArgumentKnown, OpStored, Compiled, NamedResult],
+]
+Entry = Union[Seen, Task]
+
+
+class Journal:
+    """A part of one step's journal. A call stands for its outputs and its return."""
+
+    __slots__ = ("due", "entries")
+
+    def __init__(self) -> None:
+        self.entries: list[Union[Entry, Call]] = []
+        # The entries that matter even where no record is non-finite.
+        self.due: list[Entry] = []
+
+    def add_due(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.due.append(entry)
+
+
+def expanded(written: Union[Entry, Call]) -> Iterator[Entry]:
+    """The entries that stand for what is written in a journal."""
+    if isinstance(written, (tuple, Task)):
+        yield written
+        return
+    for seq in written.outputs:
+        if seq >= written.outputs_seq:  # no module had read it before
+            yield Output(seq, written)
+    yield Returned(written, written.is_complete)
+
+
+_SEVERAL = (Stored, UsedGradients, UnusedGradients, OptimizerState)
+_ROLES: Mapping[type, str] = {
+    Batch: "input",
+    InnerInput: "input",
+    Output: "output",
+    Named: "output",
+    Loss: "loss",
+    GradientNorm: "grad_norm",
+    Entered: "input",
+}
+
+
+def tensors_of(entry: Any, bad: Records) -> list[tuple[int, str]]:
+    """The numbers and roles of the tensors in ``bad`` whose reading the entry is, in order."""
+    if isinstance(entry, _SEVERAL):
+        first, roles = entry.first_seq, entry.roles
+        stop = first + len(roles)
+        return [(seq, roles[seq - first]) for seq in sorted(bad) if first <= seq < stop]
+    if entry.seq not in bad:
+        return []
+    return [(entry.seq, _ROLES.get(type(entry)) or entry.role)]

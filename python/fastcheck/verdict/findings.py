@@ -1,0 +1,437 @@
+"""What is known of each non-finite record of a step while its verdict is open: a Finding, with one
+State, which Findings alone changes.
+
+    NEW ---> FINAL                   decided at once
+     +-----> DOUBTFUL ---> FINAL     it may be on purpose (-Inf alone, the batch): harm decides
+     +-----> PENDING ----> FINAL     its consequences decide
+     |          +--------> SETTLED -> FINAL   nothing came of it; later in the run something may
+     |          +--------> SKIPPED   (op level) what came of it was skipped by loss scaling
+     +-----> UNUSED -----> FINAL     a gradient that no optimizer has used
+     |          +--------> SCALED
+     +-----> SCALED -----> FINAL     loss scaling decides: the update was made
+                +--------> PENDING   made, and it is a gradient between modules
+                +--------> SETTLED   (op level) it reached no parameter
+                +--------> SKIPPED   the update was skipped
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from fastcheck.calls.module_calls import Call
+from fastcheck.record.format import NONFINITE_COUNTS, Depth, DeviceMode, Flag, Verdict
+from fastcheck.record.site import SiteTable
+from fastcheck.record.statistics import statistics_of
+
+from .allowed import Allowance, why_allowed
+from .entries import Records, tensors_of
+
+__all__ = ["Finding", "Findings", "Outcome", "SiteMemory", "State", "Uses", "is_event"]
+
+#: Where the largest finite number is taken for an overflow, on a device that saturates. A batch or
+#: a weight may hold it on purpose: torch.finfo(dtype).min is a common mask.
+_SATURABLE = frozenset({"output", "loss", "grad_input", "grad_output", "param_grad"})
+
+_GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad", "grad_norm"})
+
+
+class State(enum.Enum):
+    """How far a finding is decided; see the diagram above."""
+
+    NEW = enum.auto()
+    DOUBTFUL = enum.auto()
+    PENDING = enum.auto()
+    UNUSED = enum.auto()
+    SCALED = enum.auto()
+    SETTLED = enum.auto()
+    SKIPPED = enum.auto()
+    FINAL = enum.auto()
+
+
+_MEANWHILE = {
+    State.DOUBTFUL: Verdict.UNRESOLVED,
+    State.PENDING: Verdict.UNRESOLVED,
+    State.UNUSED: Verdict.UNRESOLVED,
+    State.SCALED: Verdict.SCALED,
+    State.SETTLED: Verdict.ABSORBED,
+    State.SKIPPED: Verdict.SCALED,
+}
+_UNDECIDED = frozenset({State.DOUBTFUL, State.PENDING, State.UNUSED, State.SCALED})
+_BY_CONSEQUENCE = frozenset({State.PENDING, State.SETTLED})
+_CONFIRMED = frozenset({Verdict.ORIGIN, Verdict.ARRIVED, Verdict.PROPAGATED})
+
+
+class Outcome(NamedTuple):
+    """What an undecided finding becomes if it turns out to matter."""
+
+    verdict: Verdict
+    reason: str
+
+
+def is_event(record: np.void, role: str) -> bool:
+    """Whether a record that overflowed() is one to be judged, of a tensor in this role."""
+    counts = (record[name] for name in NONFINITE_COUNTS)
+    return role in _SATURABLE or any(counts)
+
+
+class Uses:
+    """The operators that read a finding, and the findings that it was made of (op level)."""
+
+    def __init__(self) -> None:
+        # The operators that returned finite values, those whose outputs were not read, and what the
+        # others have made of it.
+        self.finite_count = 0
+        self.unseen_count = 0
+        self.made: list[Finding] = []
+        # The operator that wrote it, and its inputs: the argument's name and the record's number.
+        self.op = ""
+        self.inputs: list[tuple[str, int]] = []
+        # It counts where something that it led to does, and the undecided findings that it was made
+        # of.
+        self.is_traced = False
+        self.parents: list[Finding] = []
+        # The verdict under which its step was closed.
+        self.archived: Optional[Verdict] = None
+
+
+class Finding:
+    """One non-finite record of the open step."""
+
+    def __init__(
+        self, record: np.void, role: str, call: Optional[Call] = None, thread: int = 0
+    ) -> None:
+        self.record = record
+        self.role = role
+        self.call = call
+        self.thread = thread
+        self.seq = int(record["seq"])
+        # Its place among the others: its sequence number, or that of the finding for which the
+        # parameter was read.
+        self.position = self.seq
+        self.site = int(record["site"])
+        self.blamed_site = self.site
+        # Whose inputs and parameters explain it; None where nothing observed was read to make it.
+        self.blamed_call = call if role == "output" else None
+        self.state = State.NEW
+        # The state before the last decision.
+        self.was = State.NEW
+        self.verdict = Verdict.NONE
+        self.reason = ""
+        self.then: Optional[Outcome] = None
+        self.cause: Optional[Finding] = None
+        self.counted = False
+        # It is in the batch that this rank was given, and came from no other rank.
+        self.is_data = False
+        # Covered by allow_nonfinite().
+        self.is_allowed = False
+        # A module read it and returned finite values: it did no harm there.
+        self.is_absorbed = False
+        # The exception that ended the forward in which it was made.
+        self.ended_by = ""
+        self.line = self.api = ""
+        self.uses = Uses()
+
+    # The record
+
+    @property
+    def has_nan(self) -> bool:
+        return bool(self.record["nan_count"])
+
+    @cached_property
+    def is_saturated(self) -> bool:
+        """Whether it holds values that a device saturates instead of returning an infinity."""
+        is_saturating = self.record["device_mode"] == int(DeviceMode.SATURATING)
+        return bool(is_saturating and self.record["saturated_count"])
+
+    @cached_property
+    def saturated_signs(self) -> int:
+        """The signs of saturated values. Bit 0: the largest finite number is among them; bit 1: the
+        lowest. 0: there are none, or the record's depth has no extremes.
+        """
+        if not self.is_saturated or self.record["depth"] < Depth.STATS:
+            return 0
+        reading = statistics_of(self.record)
+        form = reading.float_format
+        if form is None or reading.max is None or reading.min is None:
+            return 0
+        return int(reading.max >= form.max) | int(reading.min <= -form.max) << 1
+
+    @property
+    def signs(self) -> int:
+        """Bit 0: it has +Inf; bit 1: -Inf; or values that saturated in their places. 0: unknown."""
+        record = self.record
+        signs = int(record["posinf_count"] > 0) | int(record["neginf_count"] > 0) << 1
+        return signs | self.saturated_signs
+
+    @property
+    def only_neginf(self) -> bool:
+        """Every non-finite value is -Inf: a masked score and a log(0) look alike here. What
+        saturated stands for an infinity of its sign, where the record has the extremes.
+        """
+        if self.is_saturated and self.saturated_signs != 2:
+            return False
+        return not self.has_nan and not self.record["posinf_count"]
+
+    @property
+    def is_mask(self) -> bool:
+        """Nothing but zeros and -Inf, both of them: only ever written on purpose."""
+        record = self.record
+        zeros = int(record["zero_count"])
+        # Complex tensors count each part, and never match: no mask is complex.
+        masked = int(record["neginf_count"])
+        if self.is_saturated:
+            masked += int(record["saturated_count"])
+        everything = zeros + masked == int(record["numel"])
+        return self.only_neginf and zeros > 0 and everything
+
+    @property
+    def mask_reason(self) -> str:
+        """Why a finding with only_neginf is no event yet."""
+        if self.is_saturated:
+            return "all that saturated is negative, as in a mask"
+        return "its only non-finite values are -Inf"
+
+    @property
+    def is_gradient(self) -> bool:
+        return self.role in _GRADIENTS
+
+    @property
+    def is_recompute(self) -> bool:
+        """Whether activation checkpointing computed it again in backward."""
+        return bool(int(self.record["flags"]) & int(Flag.RECOMPUTE))
+
+    # The state
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Non-finite beyond doubt: neither a possible mask nor a scaled gradient."""
+        return self.verdict in _CONFIRMED
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether ``then`` comes true unless something else is decided."""
+        return self.state in _UNDECIDED
+
+    @property
+    def is_unresolved(self) -> bool:
+        return self.verdict is Verdict.UNRESOLVED
+
+    @property
+    def is_tentative(self) -> bool:
+        """It may be a mask, or nothing was made of it yet."""
+        return self.is_unresolved and not self.is_gradient
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it counts as soon as something that it led to lasts or leaves."""
+        return self.state in _BY_CONSEQUENCE
+
+    @property
+    def by_consequence(self) -> bool:
+        """Whether its consequences decide, or have decided."""
+        return self.is_pending or (self.state is State.FINAL and self.was in _BY_CONSEQUENCE)
+
+    @property
+    def is_held_input(self) -> bool:
+        """Whether it came in with the batch, and nothing has shown harm: a weight's gradient is
+        made of it, even where the output is finite.
+        """
+        return self.role == "input" and self.state is State.DOUBTFUL and not self.only_neginf
+
+    @property
+    def root(self) -> Finding:
+        """The finding that this one follows from, through any number of others."""
+        finding = self
+        while finding.cause is not None:
+            finding = finding.cause
+        return finding
+
+    def detach(self) -> None:
+        """Its step has ended: of what it follows from only the root stays in memory."""
+        root = self.root
+        self.cause = None if root is self else root
+        # A weight is read in every step: what is made of it would never go.
+        self.uses.made.clear()
+
+    @property
+    def flags(self) -> int:
+        """The bits for the record's flags word."""
+        return (int(Flag.EVENT) if self.counted else 0) | (int(self.verdict) << 8)
+
+
+class SiteMemory:
+    """The numbers of sites at which something did no harm in an earlier step: ``masks``, where that
+    was -Inf; ``harmless``, where nothing came of it.
+    """
+
+    def __init__(self) -> None:
+        self.masks: set[int] = set()
+        self.harmless: set[int] = set()
+
+
+class Findings:
+    """The findings of one step. Each whose verdict was decided or changed is put in ``changed`` for
+    the caller to take. ``allowances``: what may be non-finite among what is judged now.
+    """
+
+    def __init__(self, sites: SiteTable, memory: SiteMemory, allowances: list[Allowance]) -> None:
+        self.sites = sites
+        self.memory = memory
+        self.allowances = allowances
+        self.all: list[Finding] = []
+        self.changed: list[Finding] = []
+        self.by_seq: dict[int, Finding] = {}
+
+    def new(self, entry: Any, bad: Records) -> Iterator[Finding]:
+        """Adds the non-finite tensors of an entry (module level) that have no finding yet."""
+        call = getattr(entry, "call", None)
+        thread = getattr(entry, "thread", 0) if call is None else call.thread
+        for seq, role in tensors_of(entry, bad):
+            # A parameter may have been read for another finding, before its own entry.
+            if is_event(bad[seq], role) and seq not in self.by_seq:
+                finding = Finding(bad[seq], role, call, thread)
+                self.add(finding)
+                yield finding
+
+    def add(self, finding: Finding) -> None:
+        self.all.append(finding)
+        self.by_seq[finding.seq] = finding
+
+    def allow(self, finding: Finding) -> bool:
+        """Decides on a finding that allow_nonfinite() covers; whether it does."""
+        reason = why_allowed(self.sites[finding.site], self.allowances)
+        if reason is not None:
+            finding.is_allowed = True
+            self.decide(finding, Verdict.INTENDED, reason)
+        return reason is not None
+
+    @property
+    def first_confirmed(self) -> Optional[Finding]:
+        return next((f for f in self.all if f.is_confirmed), None)
+
+    @property
+    def first_scaled(self) -> Optional[Finding]:
+        return next((f for f in self.all if f.verdict is Verdict.SCALED), None)
+
+    @property
+    def has_held_gradients(self) -> bool:
+        """Whether scaled gradients still wait for what the scaler decides."""
+        return any(f.state is State.SCALED for f in self.all)
+
+    @property
+    def has_unused_gradients(self) -> bool:
+        """Whether there are these, or gradients that no optimizer has used yet."""
+        return any(f.state in (State.SCALED, State.UNUSED) for f in self.all)
+
+    # The states
+
+    def decide(
+        self, finding: Finding, verdict: Verdict, reason: str, cause: Optional[Finding] = None
+    ) -> None:
+        self._enter(finding, State.FINAL, verdict, reason)
+        finding.cause = cause
+
+    def propagate(self, finding: Finding, cause: Finding) -> None:
+        self.decide(finding, Verdict.PROPAGATED, self.follows(cause), cause)
+
+    def follows(self, cause: Finding) -> str:
+        return f"it follows from {self.sites[cause.blamed_site]}"
+
+    def hold(
+        self,
+        finding: Finding,
+        state: State,
+        reason: str,
+        then: Outcome,
+        cause: Optional[Finding] = None,
+    ) -> None:
+        """Leaves it undecided, with a reason for now."""
+        self._enter(finding, state, _MEANWHILE[state], reason)
+        finding.then = then
+        finding.cause = cause
+
+    def hold_scaled(self, finding: Finding, then: Outcome, cause: Optional[Finding] = None) -> None:
+        reason = "a scaled gradient; loss scaling decides what becomes of it"
+        self.hold(finding, State.SCALED, reason, then, cause)
+
+    def release(self, finding: Finding, clause: str = "") -> None:
+        """It matters: ``then`` comes true, where it was not decided. ``clause`` ends the reason."""
+        verdict, reason = finding.verdict, finding.reason
+        if finding.then is not None and (finding.is_undecided or finding.is_pending):
+            verdict, reason = finding.then
+        self._enter(finding, State.FINAL, verdict, f"{reason}; {clause}" if clause else reason)
+
+    def lapse(
+        self, finding: Finding, state: State, reason: str, cause: Optional[Finding] = None
+    ) -> None:
+        """Nothing came of it until now."""
+        self._enter(finding, state, _MEANWHILE[state], reason)
+        finding.cause = cause
+
+    def _enter(self, finding: Finding, state: State, verdict: Verdict, reason: str) -> None:
+        if finding.state is not State.FINAL:
+            finding.was = finding.state
+        finding.state = state
+        finding.verdict = verdict
+        finding.reason = reason
+        self.changed.append(finding)
+
+    # The end of an update, and of the step
+
+    def skip_unused(self) -> None:
+        """No optimizer will use what it has not used until now."""
+        for finding in self.all:
+            if finding.state is State.UNUSED:
+                reason = "the training loop has left this update out"
+                self.lapse(finding, State.SCALED, reason, finding.cause)
+
+    def settle_scaled(self, skipped: bool) -> Optional[Finding]:
+        """The scaler has decided. Returns the first scaled gradient where the update was
+        ``skipped``; otherwise the scaled gradients get the verdicts planned for them.
+        """
+        held = [f for f in self.all if f.state is State.SCALED]
+        for finding in held:
+            if skipped:
+                finding.state = State.SKIPPED  # with the same verdict: nothing has changed
+            else:
+                self.release(finding)
+        return held[0] if skipped and held else None
+
+    def overdue(self, finding: Finding, skipped_steps: int) -> None:
+        """Loss scaling has skipped so many steps in a row that it will not recover by itself."""
+        self.decide(
+            finding,
+            Verdict.ORIGIN,
+            f"{skipped_steps} steps in a row were skipped by loss scaling: the gradients overflow "
+            "at any scale",
+        )
+
+    def ensure_event(self) -> None:
+        """Counts the first non-finite record of a step where none was counted as an origin."""
+        confirmed = self.first_confirmed
+        has_origin = any(f.verdict in (Verdict.ORIGIN, Verdict.ARRIVED) for f in self.all)
+        if confirmed is not None and not has_origin:
+            reason = "the step has non-finite values, and no observed module began them"
+            self.decide(confirmed, Verdict.ARRIVED, reason)
+
+    def remember_masks(self) -> None:
+        """The step has ended: sites whose -Inf did no harm are remembered as masks."""
+        if self.first_confirmed is None:
+            self.memory.masks.update(f.site for f in self.all if f.state is State.DOUBTFUL)
+
+    def add_overflow(self, finding: Finding, reason: str) -> None:
+        """The overflow status of a saturating device was set, and no tensor of the step shows it: a
+        value inside an operator overflowed, or a NaN became 0. Adding a mask sets it too.
+        """
+        self.add(finding)
+        self.decide(
+            finding,
+            Verdict.ABSORBED,
+            f"{reason}: its overflow status was set, and no output or gradient that was read shows "
+            "where",
+        )

@@ -1,0 +1,800 @@
+"""The verdict at module level: whether a non-finite record is the origin, arrived from outside, was
+propagated, is unresolved (-Inf alone) or scaled. Nothing here reads a tensor.
+
+Forward records are judged by provenance: what the module read, and what was computed inside it.
+Gradients are judged in the order in which autograd computes them: the first non-finite one has only
+finite ones behind it, so it is the origin, and the later ones are taken to follow from it.
+
+A NaN or an infinity that one module hands to another, and a gradient between two modules, are
+pending until something that was made of them lasts or leaves: the model returns it, it is in the
+loss, in a buffer, or in a gradient that an optimizer uses. What is made of a finding is known by
+what modules read and return, not by operators: everything that is made within a call, or of what it
+read, may follow from it. Where all that the outermost module returned is finite it is out of
+consideration, but for what its gradients are made of. With ``is_strict`` (``Stop(count="all")``)
+nothing is pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from fastcheck.calls.module_calls import Call, ModuleNode
+from fastcheck.record.format import Verdict
+
+from .entries import (
+    Batch,
+    Gradient,
+    GradientNorm,
+    InnerInput,
+    Loss,
+    LossKnown,
+    Named,
+    OptimizerState,
+    Output,
+    Recomputed,
+    Records,
+    Returned,
+    Seen,
+    Stored,
+    UnusedGradients,
+    UsedGradients,
+)
+from .findings import Finding, Findings, Outcome, State
+from .step import Step
+
+__all__ = ["LOSS_OVERFLOWED", "ModuleRules", "harm", "was_finite"]
+
+LOSS_OVERFLOWED = "every tensor observed in this step was finite: the loss itself overflowed"
+
+_WAITS = "what is made of it decides whether it counts"
+_ABSORBED = "nothing that lasts, and nothing that left the model, is non-finite"
+_BETWEEN = ("grad_input", "grad_output")
+
+#: Reads what a module and its submodules store now: the non-finite records, with their roles.
+ReadStored = Callable[[ModuleNode], Iterable[tuple[np.void, str]]]
+
+
+def was_finite(role: str, step: int) -> str:
+    """Why a stored tensor, last seen finite in ``step``, is an event."""
+    when = "when it was read in" if role == "buffer" else "just before the update of"
+    return f"it was finite {when} step {step}, and is not any more"
+
+
+def harm(findings: Findings, root: Finding, harmed: Finding) -> str:
+    """How ``harmed`` shows that an undecided finding did harm."""
+    site = findings.sites[harmed.site]
+    where = site.tensor_name if site.role == "loss" else str(site)
+    what = "its -Inf" if root.only_neginf else "it"
+    return f"{what} did harm: {where} is non-finite too"
+
+
+class ModuleRules:
+    """Gives the findings of one step their verdicts."""
+
+    def __init__(
+        self,
+        findings: Findings,
+        step: Step,
+        read_stored: ReadStored,
+        last_finite_step: Callable[[int], Optional[int]],
+        *,
+        is_strict: bool,
+        has_other_ranks: bool,
+    ) -> None:
+        self.findings = findings
+        self._step = step
+        self._read_stored = read_stored
+        self._last_finite_step = last_finite_step
+        self._is_strict = is_strict
+        self._has_other_ranks = has_other_ranks
+
+    def apply(self, entry: Seen, bad: Records) -> None:
+        """Judges what the entry has read."""
+        if isinstance(entry, Returned):
+            self._returned(entry)
+        elif isinstance(entry, LossKnown):
+            self._loss_known(entry)
+        else:
+            for finding in self.findings.new(entry, bad):
+                if not self.findings.allow(finding):
+                    _RULES[type(entry)](self, finding, entry)
+
+    # Forward
+
+    def _batch(self, finding: Finding, entry: Batch) -> None:
+        finding.is_data = entry.is_data and not entry.needs_gradient
+        # What enters the module now can only follow from what came after its last pass.
+        others = self.findings.all[:-1]
+        earlier = next((f for f in others if f.is_confirmed and f.position >= entry.since), None)
+        if earlier is not None and not entry.is_data:
+            self.findings.propagate(finding, earlier)
+            return
+        reason = "it came in with the batch: no observed module made it"
+        if not entry.is_data:
+            where = "in an excluded module, or outside" if entry.has_excluded else "outside"
+            reason = (
+                f"it was computed {where} the observed modules, and nothing observed before it "
+                "was non-finite"
+            )
+        if finding.only_neginf or (entry.is_data and not finding.is_saturated):
+            # A model may impute what is missing: what it makes of it decides.
+            waits = finding.mask_reason if finding.only_neginf else "it came in with the batch"
+            self.findings.hold(finding, State.DOUBTFUL, waits, Outcome(Verdict.ARRIVED, reason))
+        else:
+            self.findings.decide(finding, Verdict.ARRIVED, reason)
+
+    def _inner_input(self, finding: Finding, entry: InnerInput) -> None:
+        """The parent's own code computed it."""
+        parent = entry.call.parent
+        assert parent is not None
+        related = self._related(parent, finding)
+        name = parent.node.name
+        verdict = Verdict.ORIGIN
+        reason = f"{name}.forward computed it between its submodules, from finite values"
+        if parent.node.has_excluded_parts:
+            verdict = Verdict.ARRIVED
+            reason = f"no observed module made it: {name} contains modules that are excluded"
+        elif entry.after_gap:
+            verdict = Verdict.ARRIVED
+            reason = (
+                f"no observed module made it: either {name}.forward computed it between its "
+                "submodules, or it was kept from a step that every= skipped"
+            )
+        earlier = [f for f in self.findings.all[:-1] if not f.is_gradient]
+        related += [f for f in earlier if f.is_confirmed][:1]
+        related += [f for f in earlier if f.is_pending and not f.is_absorbed][:1]
+        self._judge_forward(finding, related, None, parent.node, Outcome(verdict, reason))
+
+    def _recomputed(self, finding: Finding, entry: Recomputed) -> None:
+        """Its first run was judged."""
+        reason = (
+            f"{entry.call.node.name} was recomputed in backward (activation checkpointing): its "
+            "first run counts"
+        )
+        then = Outcome(Verdict.PROPAGATED, reason)
+        place = finding.site, finding.record["call"]
+        first = next(f for f in self.findings.all if (f.site, f.record["call"]) == place)
+        if finding.only_neginf:
+            self.findings.hold(finding, State.DOUBTFUL, reason, then)
+        elif first is not finding and first.is_pending:
+            self._pend(finding, then, first.root)
+        else:
+            self.findings.decide(finding, *then)
+
+    def _named(self, finding: Finding, entry: Named) -> None:
+        """It is judged like the input of a module, in the place where it was named."""
+        seq, call = entry.seq, entry.call
+        finding.blamed_call = call.parent
+        if call.is_recompute:
+            self._recomputed(finding, Recomputed(seq, call, finding.role))
+        elif call.parent is not None:
+            self._inner_input(finding, InnerInput(seq, call, entry.after_gap))
+        else:
+            self._batch(finding, Batch(seq, call, 0, False, entry.has_excluded, False))
+
+    def _output(self, finding: Finding, entry: Output) -> None:
+        call = entry.call
+        related = self._related(call, finding)
+        reason = f"everything that {call.node.name} read was finite, its parameters too"
+        if call.node.has_unread_parts:
+            reason = (
+                f"all that was observed of what {call.node.name} read was finite; it contains "
+                "modules that are not observed"
+            )
+        verdict = Verdict.ORIGIN
+        if self._has_other_ranks and call.node.is_collective:
+            verdict = Verdict.ARRIVED
+            reason = (
+                f"everything that {call.node.name} read on this rank was finite: it came with the "
+                "statistics of the other ranks, or overflowed there"
+            )
+        tentative = [f for f in related if f.is_tentative]
+        if tentative:
+            what = "a NaN" if finding.has_nan else "something other than -Inf"
+            place = self.findings.sites[tentative[0].root.blamed_site]
+            reason = f"{call.node.name} made {what} where it read only finite values and "
+            if all(one.only_neginf for one in tentative):
+                reason += f"the -Inf of {place} (a row that is masked entirely does this)"
+            else:
+                reason += f"some that did no harm until then: {place}"
+        self._judge_forward(finding, related, call, call.node, Outcome(verdict, reason))
+
+    def _judge_forward(
+        self,
+        finding: Finding,
+        related: list[Finding],
+        call: Optional[Call],
+        owner: ModuleNode,
+        then: Outcome,
+    ) -> None:
+        """``call``: it is an output of this one; None: ``owner`` has given it to a submodule."""
+        confirmed = next((f for f in related if f.is_confirmed), None)
+        if confirmed is not None:
+            self.findings.propagate(finding, confirmed)
+            return
+        allowed = next((f for f in related if f.verdict is Verdict.INTENDED), None)
+        if allowed is not None:
+            place = self.findings.sites[allowed.site]
+            then = then._replace(reason=f"what allow_nonfinite() allows in {place} came this far")
+        tentative = [f for f in related if f.is_tentative]
+        if finding.only_neginf:
+            fresh = (f for f in tentative if not (f.is_absorbed or self._is_mask(f.root)))
+            cause = next(fresh, tentative[0] if tentative else None)
+            self.findings.hold(finding, State.DOUBTFUL, finding.mask_reason, then, cause)
+            return
+        may_wait = (call is None or call.parent is not None) and self._may_wait(finding)
+        cause = self._pending_cause(related, [] if call is None else self._read_by(call))
+        if cause is None:
+            cause = self._promotable(tentative)
+            if cause is not None and cause.only_neginf:
+                cause = None if call is not None and call.node.is_softmax_like else cause
+        if cause is not None and may_wait:
+            self._pend(finding, then, cause)
+            return
+        if cause is not None:
+            for other in self._suspects(f for f in related if not f.is_absorbed):
+                if other is not cause and other.by_consequence:
+                    self._reach([other], "the model returned it")
+            self._promote(cause, finding)
+            return
+        stored = self._first_stored(owner, finding)
+        if stored is not None:
+            self.findings.propagate(finding, stored)
+        elif may_wait:
+            self._pend(finding, then)
+        else:
+            self.findings.decide(finding, *then)
+
+    def _returned(self, entry: Returned) -> None:
+        """All outputs of the call were read. If they are finite, the -Inf that it read did no
+        harm.
+        """
+        call = entry.call
+        if not self.findings.all:
+            return
+        if entry.is_complete and not any(seq in self.findings.by_seq for seq in call.outputs):
+            for finding in self._related(call, None):
+                if finding.is_tentative:
+                    finding.is_absorbed = True
+                    if not finding.is_pending:
+                        finding.root.is_absorbed = True
+        if call.parent is None and not call.is_recompute:
+            self._pass_ended(call, entry.is_complete, entry.ended_by)
+
+    def _pass_ended(self, call: Call, is_complete: bool, ended_by: str) -> None:
+        """An outermost call is over."""
+        live = [f for f in self._related(call, None) if f.is_pending and not f.is_absorbed]
+        if ended_by:
+            for finding in live:
+                finding.ended_by = f"{ended_by} has left {call.node.name}.forward"
+            return
+        for finding in self.findings.all:
+            finding.ended_by = ""  # the run has gone on
+        left = [f for f in self._among(call.outputs) if f.is_pending]
+        roots = {id(f): f for f in self._suspects(live)} if left else {}
+        roots.update((id(f.root), f.root) for f in left)
+        self._reach(_in_order(roots.values()), "the model returned it")
+        if not is_complete:
+            unread = self._suspects(f for f in live if f.is_pending and f.has_nan)
+            self._reach(unread, "what the model returned was not read")
+
+    def _loss(self, finding: Finding, entry: Loss) -> None:
+        """In a loss, -Inf is no mask."""
+        confirmed = self.findings.first_confirmed
+        tentative = self._pending_gradient() or self._promotable(self.findings.all[:-1])
+        if confirmed is not None:
+            self.findings.propagate(finding, confirmed)
+        elif tentative is not None and (tentative.by_consequence or not entry.is_scaled):
+            self._promote(tentative, finding)
+        else:
+            then = Outcome(Verdict.ORIGIN, LOSS_OVERFLOWED)
+            self._judge_gradient(finding, None, then, entry.is_scaled)
+
+    def _loss_known(self, entry: LossKnown) -> None:
+        finding = self.findings.by_seq.get(entry.seq)
+        if finding is not None and finding.is_pending:
+            self._reach([finding.root], "it is the loss")
+        elif finding is not None and finding.is_tentative:
+            root = finding.root
+            self.findings.release(root)
+            if finding is not root:
+                self.findings.propagate(finding, root)
+
+    # Parameters and buffers
+
+    def _first_stored(self, node: ModuleNode, triggered_by: Finding) -> Optional[Finding]:
+        """In the middle of a verdict: the first non-finite thing that a module and its submodules
+        store, if there is one.
+        """
+        first: Optional[Finding] = None
+        for record, role in self._read_stored(node):
+            finding = Finding(record, role)
+            if finding.seq not in self.findings.by_seq:
+                finding.position = triggered_by.position
+                self.findings.add(finding)
+                self._judge_stored(finding, is_suspect=True)
+                if first is None and not finding.is_tentative:
+                    first = finding
+        return first
+
+    def _stored(self, finding: Finding, entry: Stored) -> None:
+        self._judge_stored(finding, is_suspect=False)
+
+    def _judge_stored(self, finding: Finding, is_suspect: bool) -> None:
+        """``is_suspect``: it was read for the sake of another finding, not with all others."""
+        confirmed = (f for f in self.findings.all if f.is_confirmed)
+        if is_suspect:
+            confirmed = (f for f in confirmed if f.role in ("param", "buffer"))
+        earlier = next(confirmed, None)
+        if earlier is not None:
+            self.findings.propagate(finding, earlier)
+            return
+        last_finite = self._last_finite_step(finding.site)
+        if last_finite is None:
+            reason = (
+                "it was non-finite when it was first read: look at the checkpoint or at the "
+                "initialisation"
+            )
+        else:
+            reason = was_finite(finding.role, last_finite)
+        # One that was non-finite before may have been reset to that.
+        was_harmless = finding.site in self.findings.memory.masks
+        may_be_meant = finding.role == "buffer" and (last_finite is None or was_harmless)
+        is_suspect = is_suspect and not (finding.has_nan and was_harmless)
+        if finding.is_mask or (may_be_meant and not is_suspect):
+            what = "a stored NaN" if finding.has_nan else "a stored infinity"
+            what += ", probably written on purpose"
+            self.findings.hold(finding, State.DOUBTFUL, what, Outcome(Verdict.ARRIVED, reason))
+            return
+        root = self._kept_from(finding)
+        if root is None:
+            self.findings.decide(finding, Verdict.ARRIVED, reason)
+        else:
+            self._reach([root], self._it_reached(finding))
+            self.findings.propagate(finding, root)
+
+    def _kept_from(self, finding: Finding) -> Optional[Finding]:
+        """A buffer was finite, and is not any more: what its module has read or made is in it."""
+        site = self.findings.sites[finding.site]
+        for call in list(self._step.calls) if site.role == "buffer" else ():
+            if call.node.path == site.module:
+                roots = self._suspects(f for f in self._met_by(call) if not f.is_gradient)
+                if roots:
+                    return roots[0]
+        return None
+
+    def _optimizer_state(self, finding: Finding, entry: OptimizerState) -> None:
+        earlier = self.findings.first_confirmed
+        if earlier is not None:
+            self.findings.propagate(finding, earlier)
+            return
+        reason = "it is not finite after the update"
+        if entry.is_square_large:
+            reason += ", which used a finite gradient whose square its dtype does not hold"
+        self.findings.decide(finding, Verdict.ORIGIN, reason)
+
+    # Gradients
+
+    def _gradient(self, finding: Finding, entry: Gradient) -> None:
+        earlier = self._earlier()
+        if earlier is not None:
+            self._judge_gradient(finding, earlier, _FOLLOWS, entry.is_scaled)
+            return
+        reader, reason = self._blame(finding, entry.token)
+        then = Outcome(Verdict.ORIGIN, reason)
+        tentative: Optional[Finding] = None
+        if not entry.is_scaled:
+            met = self._met_by(reader) if reader else self.findings.all[:-1]
+            tentative = self._promotable(met, reader)
+        if not entry.is_scaled and self._may_wait(finding):
+            self._pend(finding, then, tentative)
+        elif tentative is not None:
+            self._promote(tentative, finding)
+        else:
+            self._judge_gradient(finding, None, then, entry.is_scaled)
+
+    def _used_gradient(self, finding: Finding, entry: UsedGradients) -> None:
+        is_scaled, before = entry.is_scaled, entry.before
+        if not is_scaled:
+            # The optimizer is about to use it: what was held back as scaled is real.
+            self.settle_scaled(skipped=False)
+        self.use_gradients(before.values())
+        if not is_scaled and finding.site not in before:
+            self._reach_by(finding)
+        earlier = self._earlier()
+        harmful = None if earlier is not None or is_scaled else self._harmful_to(finding)
+        if harmful is not None:
+            self._promote(harmful, finding)
+            return
+        then = self._how_made(finding)
+        if finding.site in before:
+            reason = (
+                "it was finite when backward() ended: what has changed it since made it so (the "
+                "training loop's own clipping or unscaling)"
+            )
+            then = Outcome(Verdict.ORIGIN, reason)
+        self._judge_gradient(finding, earlier, then, is_scaled)
+
+    def _unused_gradient(self, finding: Finding, entry: UnusedGradients) -> None:
+        """An optimizer may never use it."""
+        if not (entry.is_scaled or entry.may_change):
+            self._reach_by(finding)
+        earlier = self._earlier()
+        then = self._how_made(finding)
+        if earlier is not None or entry.is_scaled:
+            self._judge_gradient(finding, earlier, then, entry.is_scaled)
+        else:
+            reason = "no optimizer has used this gradient"
+            self.findings.hold(finding, State.UNUSED, reason, then)
+
+    def use_gradients(self, seqs: Collection[int]) -> None:
+        """An optimizer is about to use these, which were read when backward() had ended."""
+        unused = [f for f in self.findings.all if f.state is State.UNUSED and f.seq in seqs]
+        for finding in unused:
+            self._reach_by(finding)
+            earlier = self.findings.first_confirmed
+            harmful = None if earlier is not None else self._harmful_to(finding)
+            if earlier is not None:
+                self.findings.propagate(finding, earlier)
+            elif harmful is not None:
+                self._promote(harmful, finding)
+            else:
+                self.findings.release(finding)
+
+    def _gradient_norm(self, finding: Finding, entry: GradientNorm) -> None:
+        verdict = Verdict.ORIGIN
+        reason = (
+            "every gradient that was read is finite, and their norm is not: it overflowed, and "
+            "clipping multiplies each gradient by max_norm / norm"
+        )
+        if self._has_other_ranks:
+            verdict = Verdict.ARRIVED
+            reason = (
+                "every gradient that was read on this rank is finite, and the total norm is not: "
+                "it came with the gradients of other ranks, or overflowed"
+            )
+        then = Outcome(verdict, reason)
+        self._judge_gradient(finding, self._earlier(), then, entry.is_scaled)
+
+    def _judge_gradient(
+        self, finding: Finding, earlier: Optional[Finding], then: Outcome, is_scaled: bool
+    ) -> None:
+        if earlier is not None:
+            then = Outcome(Verdict.PROPAGATED, self.findings.follows(earlier))
+        if is_scaled and (earlier is None or earlier.verdict is Verdict.SCALED):
+            self.findings.hold_scaled(finding, then, earlier)
+        else:
+            self.findings.decide(finding, *then, earlier)
+
+    def _earlier(self) -> Optional[Finding]:
+        """What a gradient follows from."""
+        return self.findings.first_confirmed or self.findings.first_scaled
+
+    def _blame(self, finding: Finding, token: int) -> tuple[Optional[Call], str]:
+        """The call whose backward made the first non-finite gradient, that of the tensor ``token``,
+        if it is known, and the reason. Where a module read the tensor, the finding is blamed on
+        that module's input.
+
+        Autograd hands gradients back from the loss to the batch, each one complete before it is
+        passed on. So those of whatever was computed from the tensor are finite, and the code in
+        between is to blame.
+        """
+        calls = self._step.calls
+        consumers = calls.consumers(token)
+        if consumers:
+            consumer = consumers[-1]
+            source = self.findings.sites[consumer.input_sites[consumer.inputs.index(token)]]
+            finding.blamed_site = consumer.node.site("grad_input", source.label, source.index)
+            finding.blamed_call = consumer
+            same = (c for c in consumers if c.depth == consumer.depth and c is not consumer)
+            others = [call.node.name for call in same]
+            if others:
+                return consumer, (
+                    f"the backward of {consumer.node.name} made it, or that of "
+                    f"{', '.join(others)}, which read the same tensor: the gradients of what they "
+                    "returned were finite"
+                )
+            return consumer, (
+                f"the backward of {consumer.node.name} made it, or that of code outside of modules "
+                "that used the same tensor: the gradients of what the module returned were finite"
+            )
+        producer = calls.producer(token)
+        if producer is None:
+            return None, (
+                "it is the first non-finite gradient of this step; the forward pass that it "
+                "belongs to came earlier"
+            )
+        user = producer.parent
+        while user is not None and token in user.outputs:
+            user = user.parent
+        if user is None:
+            return None, (
+                "the code that used it after the model (the loss) made it: no gradient came back "
+                "before this one"
+            )
+        return user, (
+            f"code of {user.node.name}.forward that used it made it, outside its submodules: the "
+            "gradients that came back before this one were finite"
+        )
+
+    def _how_made(self, finding: Finding) -> Outcome:
+        """The verdict on a parameter's gradient that is the first to be non-finite."""
+        token = self._step.parameter_tokens.get(finding.site)
+        if token is not None:
+            reader, reason = self._blame(finding, token)
+            if reader is not None:
+                return Outcome(Verdict.ORIGIN, reason)
+        finite = "every activation and every gradient observed in this step was finite"
+        tentative = next((f for f in self.findings.all if f.is_tentative), None)
+        if tentative is not None:  # a -Inf that may be a mask
+            which = "-Inf" if tentative.only_neginf else "what did no harm"
+            finite += f", but for {which} in {self.findings.sites[tentative.blamed_site]}"
+        how = "overflowed while it was computed or accumulated"
+        if self._has_other_ranks:
+            reason = f"{finite}: this gradient came with the reduction over the ranks, or {how}"
+            return Outcome(Verdict.ARRIVED, reason)
+        reason = f"{finite}: this gradient {how}"
+        if self._step.has_changed_gradients:
+            reason = (
+                f"{finite}; the training loop changed gradients between backward() and the update, "
+                "before they were read (its own clipping or unscaling): it may have begun in "
+                "another one"
+            )
+        return Outcome(Verdict.ORIGIN, reason)
+
+    def _harmful_to(self, finding: Finding) -> Optional[Finding]:
+        """What was read in this step and did no harm until it became a part of this gradient of a
+        parameter: something in the batch, or a -Inf that its module has read (times 0 it is NaN).
+        """
+        tentative = [f for f in self.findings.all if f.is_tentative]
+        held = next((f for f in tentative if self._is_held(f)), None)
+        if held is not None or not tentative:
+            return held
+        path = self.findings.sites[finding.site].module
+        for call in list(self._step.calls):
+            if call.node.path == path:
+                harmful = self._promotable(self._read_by(call), call)
+                if harmful is not None:
+                    return harmful
+        return None
+
+    def _is_held(self, finding: Finding) -> bool:
+        return finding.is_held_input and finding.site not in self.findings.memory.masks
+
+    # What a call met
+
+    def _among(self, seqs: Iterable[int]) -> list[Finding]:
+        return [self.findings.by_seq[seq] for seq in seqs if seq in self.findings.by_seq]
+
+    def _read_by(self, call: Call) -> list[Finding]:
+        return self._among(call.inputs)
+
+    def _related(self, call: Call, besides: Optional[Finding]) -> list[Finding]:
+        """The findings among the call's inputs, and those of its submodules until now."""
+        made = [
+            f
+            for f in self.findings.all
+            if f.position >= call.first_seq and f.thread == call.thread and not f.is_gradient
+        ]
+        return [f for f in self._read_by(call) + made if f is not besides]
+
+    def _met_by(self, call: Call) -> list[Finding]:
+        """What was made in the call, and what is pending among what it read."""
+        made = [f for f in self.findings.all if f.call and call in (f.call, f.call.parent)]
+        return made + [f for f in self._read_by(call) if f.is_pending]
+
+    # Tentative findings
+
+    def _is_mask(self, root: Finding) -> bool:
+        return root.is_mask or root.is_absorbed or root.site in self.findings.memory.masks
+
+    def _promotable(
+        self, candidates: Iterable[Finding], made_by: Optional[Call] = None
+    ) -> Optional[Finding]:
+        """Where the first unresolved -Inf that may have done harm began; not one that is a mask or
+        was absorbed.
+
+        The backward of the very module that made a -Inf is harmed by it even if later modules
+        absorbed it.
+        """
+        memory = self.findings.memory
+        for finding in candidates:
+            root = finding.root
+            if not finding.is_tentative or root.is_mask or root.site in memory.masks:
+                continue
+            if finding.is_pending and finding.site in memory.harmless:
+                continue
+            if made_by is None and (finding.is_absorbed or root.is_absorbed):
+                continue
+            return root
+        return None
+
+    def _promote(self, tentative: Finding, by: Finding) -> None:
+        """It did harm to ``by``."""
+        stored = None if tentative.by_consequence else self._stored_cause(tentative)
+        if tentative.by_consequence:
+            self._reach([tentative], self._it_reached(by))
+        elif stored is not None:
+            self.findings.propagate(tentative, stored)
+        else:
+            self.findings.release(tentative, harm(self.findings, tentative, by))
+            for follower in self._followers(tentative):
+                self.findings.propagate(follower, tentative)
+        self.findings.propagate(by, tentative)
+
+    def _stored_cause(self, root: Finding) -> Optional[Finding]:
+        """The parameter that a -Inf was made of, if it is not finite. Of an inner input the module
+        around it is asked: parametrizations are given a parameter as it is.
+        """
+        maker = root.call if root.role == "output" or root.call is None else root.call.parent
+        if root.by_consequence or root.role not in ("input", "output") or maker is None:
+            return None
+        return self._first_stored(maker.node, root)
+
+    # Pending findings
+
+    def _may_wait(self, finding: Finding) -> bool:
+        """Whether its consequences decide. What saturated never becomes a NaN: it is judged at
+        once.
+        """
+        return not self._is_strict and not finding.is_saturated
+
+    def _pend(self, finding: Finding, then: Outcome, cause: Optional[Finding] = None) -> None:
+        """Its consequences decide, or those of ``cause``, which it follows from."""
+        self.findings.hold(finding, State.PENDING, _WAITS, then, cause)
+
+    def _suspects(self, among: Iterable[Finding]) -> list[Finding]:
+        """Where what is pending among these began, earliest first, but for what is at a site at
+        which it came to nothing in an earlier step.
+        """
+        known = self.findings.memory.harmless
+        return _in_order(
+            {id(f.root): f.root for f in among if f.is_pending and f.site not in known}.values()
+        )
+
+    def _followers(self, root: Finding) -> list[Finding]:
+        pending = [f for f in self.findings.all if f.is_pending and f is not root]
+        return [f for f in pending if f.root is root]
+
+    def _pending_cause(
+        self, related: Sequence[Finding], read: Sequence[Finding]
+    ) -> Optional[Finding]:
+        """Which of these a finding follows from. ``read``: what its module read; ``related``: that,
+        and what was made within the module.
+        """
+        direct = next((f for f in read if f.is_pending or self._is_held(f)), None)
+        if direct is not None:
+            return direct.root
+        live = [f for f in related if not f.is_absorbed]
+        suspects = self._suspects(live) or self._suspects(related)
+        return suspects[0] if suspects else None
+
+    def _pending_gradient(self) -> Optional[Finding]:
+        """Where the first pending gradient began."""
+        known = self.findings.memory.harmless
+        for finding in self.findings.all:
+            if finding.is_gradient and finding.is_pending and finding.site not in known:
+                return finding.root
+        return None
+
+    def _reach(self, roots: Sequence[Finding], clause: str) -> None:
+        """Something that was made of these lasts or leaves: ``clause`` ends the reason."""
+        for root in roots:
+            if root.is_confirmed:
+                continue
+            is_plain = not root.by_consequence
+            followers = self._followers(root)
+            made = next((f for f in followers if f.has_nan or is_plain), None)
+            stored = self._stored_cause(root)
+            if stored is not None:
+                self.findings.propagate(root, stored)
+            elif made is not None and (is_plain or not root.has_nan):
+                self.findings.release(root, f"{harm(self.findings, root, made)}; {clause}")
+            else:
+                self.findings.release(root, clause)
+            for follower in followers:
+                self.findings.propagate(follower, root)
+
+    def _reach_by(self, finding: Finding) -> None:
+        """A parameter's gradient is not finite: what is pending behind it counts."""
+        if self.findings.first_confirmed is None:
+            self._reach_by_gradients(finding)
+
+    def _reach_by_gradients(self, finding: Finding) -> None:
+        """Of pending gradients the first counts: the later ones are taken to follow."""
+        root = self._pending_gradient()
+        if root is None:
+            return
+        self._reach([root], self._it_reached(finding))
+        for other in self.findings.all:
+            if other.is_gradient and other.is_pending and other is not root:
+                self.findings.propagate(other, root)
+
+    def _it_reached(self, finding: Finding) -> str:
+        site = self.findings.sites[finding.site]
+        if site.role == "output":
+            return "the model returned it"
+        if site.role == "loss":
+            return "it reached the loss"
+        name = f"{site.module}.{site.label}" if site.module else site.label
+        return f"it reached {'the gradient of ' if site.role == 'param_grad' else ''}{name}"
+
+    # The end of an update, of a step, or of a run
+
+    def settle_scaled(self, skipped: bool) -> Optional[Finding]:
+        """Of scaled gradients an update uses those of parameters: the others are pending."""
+        if not skipped and not self._is_strict:
+            held = [f for f in self.findings.all if f.state is State.SCALED]
+            for finding in held:
+                if finding.role in _BETWEEN and finding.then is not None:
+                    self._pend(finding, finding.then, finding.cause)
+            used = next((f for f in held if f.role not in _BETWEEN), None)
+            if used is not None:
+                self._reach_by_gradients(used)
+        return self.findings.settle_scaled(skipped)
+
+    def ensure_event(self) -> None:
+        self.findings.ensure_event()
+
+    def settle(self) -> None:
+        self.findings.ensure_event()
+        self.findings.remember_masks()
+        self.settle_open()
+
+    def settle_open(self) -> None:
+        """Nothing of this step will be used any more. Something later in the step may still show
+        otherwise: another optimizer's update.
+        """
+        is_healthy = self.findings.first_confirmed is None
+        for finding in self.findings.all:
+            if finding.state is State.PENDING:
+                if is_healthy:
+                    self.findings.memory.harmless.add(finding.site)
+                self.findings.lapse(finding, State.SETTLED, _ABSORBED, finding.cause)
+
+    def renew(self) -> None:
+        self.settle_open()
+
+    def count_cut_off(self) -> None:
+        """The run ends: what an exception kept from its consequences counts."""
+        cut = [f for f in self.findings.all if f.ended_by and f.is_pending]
+        for root in self._suspects(cut):
+            clause = next(f.ended_by for f in cut if f.root is root)
+            self._reach([root], clause)
+
+    def undecided(self) -> list[Finding]:
+        """What is pending and was not removed: of what follows from one another the first."""
+        found: dict[int, Finding] = {}
+        for finding in self.findings.all:
+            if finding.state is State.PENDING and not finding.is_absorbed:
+                found.setdefault(id(finding.root), finding)
+        return list(found.values())
+
+    def let_go(self) -> None:
+        pass
+
+
+_FOLLOWS = Outcome(Verdict.PROPAGATED, "")
+
+_RULES: Mapping[type, Callable[[ModuleRules, Finding, Any], None]] = {
+    Batch: ModuleRules._batch,
+    InnerInput: ModuleRules._inner_input,
+    Output: ModuleRules._output,
+    Recomputed: ModuleRules._recomputed,
+    Named: ModuleRules._named,
+    Gradient: ModuleRules._gradient,
+    Loss: ModuleRules._loss,
+    GradientNorm: ModuleRules._gradient_norm,
+    Stored: ModuleRules._stored,
+    UsedGradients: ModuleRules._used_gradient,
+    UnusedGradients: ModuleRules._unused_gradient,
+    OptimizerState: ModuleRules._optimizer_state,
+}
+
+
+def _in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """The earliest first."""
+    return sorted(findings, key=lambda finding: finding.position)

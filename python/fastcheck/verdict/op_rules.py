@@ -1,0 +1,742 @@
+"""The verdict at op level, by provenance: the inputs and outputs of every op are recorded, so an
+origin is an op whose inputs were all finite.
+
+A non-finite value is an event if something computed from it lasts or leaves (``Place``). Until then
+it is pending; at the end of the step it is absorbed, but for what a later step reads of it.
+
+With ``is_strict`` (``Stop(count="all")``) it is an event where it appears: a NaN is judged at once,
+and an infinity waits for its consumers: it is absorbed where the outputs of all of them are finite,
+and an origin where one of them returns a NaN, or where it has no consumer.
+
+On a device that saturates, the largest finite number stands for an infinity and never becomes a NaN
+(Inf - Inf is 0). A saturated value is therefore judged at once in any case, unless all saturated
+values are negative, as in a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from fastcheck.record.format import Verdict
+
+from .allowed import why_allowed
+from .benign import BOUNDED, WRITERS, why_benign
+from .entries import (
+    ArgumentKnown,
+    Compiled,
+    Entered,
+    Loss,
+    LossKnown,
+    NamedResult,
+    Operator,
+    OpStored,
+    Records,
+    Seen,
+    tensors_of,
+)
+from .findings import Finding, Findings, Outcome, State, is_event
+from .incident import HOST, RANKS, Incident, Place
+from .module_rules import LOSS_OVERFLOWED, harm, was_finite
+
+__all__ = ["OpMemory", "OpRules"]
+
+# Findings of earlier steps that may still be read: parameters, masks, running statistics.
+_MAX_EARLIER_FINDINGS = 4096
+
+# Where what is allowed elsewhere is an event.
+_LASTING = frozenset(("gradient", "update", "state"))
+
+_OPEN = frozenset((Verdict.UNRESOLVED, Verdict.ABSORBED, Verdict.SCALED))
+_WAITING = frozenset((Verdict.UNRESOLVED, Verdict.ABSORBED, Verdict.INTENDED))
+_SCALED = frozenset((Verdict.SCALED,))
+
+_LARGEST = "the largest number, which may have been written on purpose"
+_NOT_READ = "whether that was finite is not known, a copy from a device may be under way there"
+_UPDATE_SKIPPED = "scaled gradients were made of it, whose update was skipped"
+
+
+class OpMemory:
+    """The part of the verdicts that outlives a step."""
+
+    def __init__(self) -> None:
+        self.earlier_findings: dict[int, Finding] = {}
+        #: The places where a non-finite value counts, and their numbers.
+        self.places: dict[Place, int] = {HOST: 0, RANKS: 1}
+        #: Something is, or was in an earlier step, whose consequences decide.
+        self.has_open = False
+
+
+class OpRules:
+    """Gives the findings of one step their verdicts. ``record_of``: the record with this number,
+    while it is held.
+    """
+
+    def __init__(
+        self,
+        findings: Findings,
+        memory: OpMemory,
+        last_finite_step: Callable[[int], Optional[int]],
+        record_of: Callable[[int], Optional[np.void]],
+        *,
+        is_strict: bool,
+    ) -> None:
+        self.findings = findings
+        self._memory = memory
+        self._last_finite_step = last_finite_step
+        self._record_of = record_of
+        self._is_strict = is_strict
+        # Not every operator of every step is read.
+        self._is_filtered = False
+
+    def apply(self, entry: Seen, bad: Records) -> None:
+        """Judges what the entry tells of."""
+        if isinstance(entry, Operator):
+            self._operator(entry, bad)
+        elif isinstance(entry, ArgumentKnown):
+            self._argument_known(entry)
+        elif isinstance(entry, LossKnown):
+            self._loss_known(entry)
+        else:
+            for seq, role in tensors_of(entry, bad):
+                if self._find(seq) is None:
+                    finding = Finding(bad[seq], role)
+                    self._add(finding)
+                    if not self._allow(finding):
+                        _RULES[type(entry)](self, finding, entry)
+
+    # Operators
+
+    def _operator(self, entry: Operator, bad: Records) -> None:
+        """An op that read or wrote a non-finite tensor."""
+        incident, self._is_filtered = entry.incident, entry.is_filtered
+        for one in incident.nonfinite_inputs:
+            if one.is_arrival and one.seq in bad and one.seq not in self.findings.by_seq:
+                arrival = self._made_by(incident, bad[one.seq])
+                if not self._allow(arrival):
+                    self._arrive(arrival, one.is_collective, self._outside)
+        found = (self._find(one.seq) for one in incident.nonfinite_inputs)
+        inputs = [finding for finding in found if finding is not None]
+        if incident.place >= 0:
+            place = list(self._memory.places)[incident.place]
+            for source in inputs:
+                self._reached(source, place)
+            return
+        is_finite = bool(incident.made) and not any(is_bad for _, is_bad in incident.made)
+        for source in inputs:
+            source.uses.unseen_count += incident.is_unseen
+            source.uses.finite_count += is_finite
+        for seq, is_bad in incident.made:
+            if is_bad and seq in bad:
+                finding = self._made_by(incident, bad[seq])
+                finding.uses.inputs = incident.inputs
+                self._made(finding, inputs, entry)
+                for source in inputs:
+                    source.uses.made.append(finding)
+
+    def _made_by(self, incident: Incident, record: np.void) -> Finding:
+        finding = Finding(record, self.findings.sites[int(record["site"])].role)
+        finding.line, finding.api = incident.line, incident.api
+        self._add(finding)
+        return finding
+
+    def _made(self, finding: Finding, inputs: list[Finding], entry: Operator) -> None:
+        incident, sites = entry.incident, self.findings.sites
+        op = finding.uses.op = str(incident)
+        recomputed = (
+            f"{op} was recomputed in backward (activation checkpointing): its first run counts"
+        )
+        if incident.is_recompute and not self._is_strict:
+            first_run = self._first_run(finding)
+            if first_run is not None:
+                inputs = [*inputs, first_run]
+                first_run.uses.made.append(finding)
+                if first_run.is_confirmed:
+                    self.findings.decide(finding, Verdict.PROPAGATED, recomputed, first_run)
+                    return
+        confirmed = next((f for f in inputs if f.is_confirmed and self._is_of_now(f)), None)
+        scaled = next((f for f in inputs if f.verdict is Verdict.SCALED), None)
+        waiting = next((f for f in inputs if f.is_unresolved or _is_open(f)), None)
+        intended = [f for f in inputs if f.verdict is Verdict.INTENDED]
+        from_allowed = next((f for one in intended for f in (one, one.root) if f.is_allowed), None)
+        benign = why_benign(incident.op, sites[finding.site].index)
+        unread = ""
+        if incident.reads_in_flight and not inputs:
+            unread = f"{op} read pinned memory of the host: {_NOT_READ}"
+        if benign is not None:
+            self.findings.decide(finding, Verdict.BENIGN, benign)
+        elif confirmed is None and waiting is None and self._allow(finding):
+            finding.cause = next((f for f in inputs if f.is_allowed), None)
+        elif incident.is_recompute and self._is_strict:
+            cause = inputs[0] if inputs else None
+            self.findings.decide(finding, Verdict.PROPAGATED, recomputed, cause)
+        elif scaled is not None and confirmed is None:
+            then = Outcome(Verdict.PROPAGATED, self.findings.follows(scaled))
+            self._hold_scaled(finding, then, inputs)
+        elif confirmed is not None:
+            self.findings.propagate(finding, confirmed)
+        elif not finding.has_nan and _is_written(finding, incident):
+            what = "the largest number" if finding.is_saturated else "an infinity"
+            self._intend(finding, f"{op} was given {what} as a number")
+        elif (
+            not finding.has_nan
+            and intended
+            and not from_allowed
+            and waiting is None
+            and incident.op not in BOUNDED
+            and _carries(finding, intended)
+        ):
+            self._intend(finding, self.findings.follows(intended[0]), intended[0])
+        elif not finding.has_nan and not inputs and self._is_copied(finding, incident):
+            self._intend(finding, f"{op} read it where it is a number like others")
+        elif entry.is_scaled and finding.is_gradient:
+            reason = unread or f"{op} read only finite values"
+            verdict = Verdict.ARRIVED if unread else Verdict.ORIGIN
+            self._hold_scaled(finding, Outcome(verdict, reason), inputs)
+        elif unread and finding.is_saturated:
+            self._intend(finding, _LARGEST)
+        elif unread:
+            self._arrive(finding, False, unread)
+        elif from_allowed:
+            reason = f"what allow_nonfinite() allows in {sites[from_allowed.site]} came this far"
+            self._decide_or_hold(finding, Outcome(Verdict.ORIGIN, reason), inputs)
+        elif self._decides_at_once(finding):
+            self._judge_at_once(finding, waiting, intended, incident.is_optimizer)
+        elif finding.has_nan:
+            self._hold(finding, Outcome(Verdict.ORIGIN, self._why(finding, intended)), inputs)
+        else:
+            reason = f"{op} made it: everything that it read was finite"
+            self._hold(finding, Outcome(Verdict.ORIGIN, reason), inputs)
+
+    def _judge_at_once(
+        self,
+        finding: Finding,
+        waiting: Optional[Finding],
+        intended: Sequence[Finding],
+        is_optimizer: bool,
+    ) -> None:
+        """Without its consequences: a NaN, or saturated values that are no mask. An infinity waits
+        for its consumers.
+        """
+        op = finding.uses.op
+        if _is_certain(finding) and waiting is not None:
+            what = "made a NaN of it" if finding.has_nan else "made another of it, not negative"
+            self._blame(waiting, f"{op} {what}")
+            self.findings.propagate(finding, waiting)
+        elif _is_certain(finding):
+            self.findings.decide(finding, Verdict.ORIGIN, self._why(finding, intended))
+        elif finding.role != "grad_input" and is_optimizer:
+            # It stays in the optimizer's state, which every later step reads.
+            reason = f"{op} overflowed in what the optimizer keeps"
+            self.findings.decide(finding, Verdict.ORIGIN, reason)
+        else:
+            reason = f"{op} made it: everything that it read was finite"
+            self._wait(finding, Outcome(Verdict.ORIGIN, reason), waiting)
+
+    def _blame(self, waiting: Finding, clause: str) -> None:
+        """A waiting infinity caused a NaN: the finding where it began is counted."""
+        if _is_open(waiting):
+            self._count(waiting, clause)
+            return
+        root = waiting.root
+        self._adopt(root)
+        self._harmed(root, clause)
+        if waiting is not root:
+            self.findings.propagate(waiting, root)
+
+    def _harmed(self, root: Finding, clause: str) -> None:
+        """The finding that others follow from did harm: it counts, unless it was decided."""
+        then = root.then if root.is_undecided else None
+        verdict, reason = then or (root.verdict, root.reason)
+        self.findings.decide(root, verdict, f"{reason}; {clause}")
+
+    def _why(self, finding: Finding, intended: Sequence[Finding]) -> str:
+        """Why what an operator made is an event. ``intended``: the infinities that it read."""
+        if not intended:
+            return "everything that it read was finite"
+        root = intended[0].root
+        what = "made a NaN" if finding.has_nan else "overflowed"
+        writer = f"{self.findings.sites[root.site]}{f', {root.line}' if root.line else ''}"
+        return (
+            f"{finding.uses.op} {what} where it read only finite values and infinities that were "
+            f"written on purpose in {writer} (a row that is masked entirely does this)"
+        )
+
+    def _is_copied(self, finding: Finding, incident: Incident) -> bool:
+        """Whether one of the op's inputs held the largest number of the same dtype."""
+        if not finding.is_saturated:
+            return False
+        records = (self._record_of(seq) for _, seq in incident.inputs)
+        return any(
+            record is not None
+            and record["saturated_count"]
+            and record["dtype"] == finding.record["dtype"]
+            for record in records
+        )
+
+    def _first_run(self, finding: Finding) -> Optional[Finding]:
+        """What activation checkpointing computes again in backward, where it ran first."""
+        runs = [f for f in self.findings.all if f.site == finding.site and f is not finding]
+        first = [one for one in runs if not one.is_recompute]
+        again = len(runs) - len(first)
+        return first[again] if again < len(first) else None
+
+    def _is_of_now(self, finding: Finding) -> bool:
+        """An event of an earlier step counts in this one by its consequences."""
+        return self._is_strict or finding.seq in self.findings.by_seq
+
+    # What is read by name, and is no result of an operator
+
+    def _entered(self, finding: Finding, entry: Entered) -> None:
+        finding.is_data = not entry.is_collective
+        reason = "it came in with the batch: no observed op made it"
+        self._arrive(finding, entry.is_collective, reason)
+
+    def _argument_known(self, entry: ArgumentKnown) -> None:
+        finding = self._find(entry.seq)
+        reason = why_allowed(self.findings.sites[entry.site], self.findings.allowances)
+        if finding is not None and _is_open(finding) and reason is not None:
+            finding.is_allowed = True
+            self._intend(finding, reason)
+
+    def _stored(self, finding: Finding, entry: OpStored) -> None:
+        last_finite = self._last_finite_step(finding.site)
+        earlier = self.findings.first_confirmed
+        if _is_plain_number(finding):
+            self._intend(finding, _LARGEST)
+        elif last_finite is not None and earlier is not None:
+            self.findings.propagate(finding, earlier)
+        elif last_finite is not None and not finding.is_mask:
+            self._changed(finding, Outcome(Verdict.ARRIVED, was_finite(finding.role, last_finite)))
+        elif not finding.has_nan and (finding.is_mask or finding.role == "buffer"):
+            self._intend(finding, "a stored infinity, written on purpose")
+        else:
+            reason = (
+                "it was non-finite when it was first read: look at the checkpoint or at the "
+                "initialisation"
+            )
+            self._decide_or_hold(finding, Outcome(Verdict.ARRIVED, reason))
+
+    def _changed(self, finding: Finding, then: Outcome) -> None:
+        """A stored tensor that was finite in an earlier step, or before its module ran."""
+        sites = self.findings.sites
+        site = sites[finding.site]
+        made = [f for f in self._open() if sites[f.site].module == site.module]
+        if self._is_strict or finding.role != "buffer" or not made:
+            self.findings.decide(finding, *then)
+            return
+        # A norm that has just run keeps what it made of its input.
+        self._hold(finding, then, made[:1])
+        self._count(finding, f"it reached {site.tensor_name}")
+
+    def _loss(self, finding: Finding, entry: Loss) -> None:
+        """A number, or one whose ops were left out."""
+        earlier = self.findings.first_confirmed
+        others = self.findings.all[:-1]
+        roots = (f.root for f in others if f.is_tentative and not f.root.is_mask)
+        root = next(roots, None)
+        then = Outcome(Verdict.ORIGIN, LOSS_OVERFLOWED)
+        if earlier is not None:
+            self.findings.propagate(finding, earlier)
+        elif entry.is_scaled:
+            self.findings.hold_scaled(finding, then)
+        elif root is not None:
+            self._harmed(root, harm(self.findings, root, finding))
+            self.findings.propagate(finding, root)
+        else:
+            self.findings.decide(finding, *then)
+
+    def _loss_known(self, entry: LossKnown) -> None:
+        finding = self.findings.by_seq.get(entry.seq)
+        if self._is_strict and finding is not None and finding.is_tentative:
+            root = finding.root
+            self.findings.release(root)
+            if finding is not root:
+                self.findings.propagate(finding, root)
+
+    def _compiled(self, finding: Finding, entry: Compiled) -> None:
+        earlier = self.findings.first_confirmed
+        reason = f"it was made within compiled code, of which {entry.name} is the first to show it"
+        # Its consumers are not observed either.
+        finding.uses.unseen_count += 1
+        if earlier is not None:
+            self.findings.propagate(finding, earlier)
+        elif entry.is_scaled and finding.is_gradient:
+            first = self.findings.first_scaled
+            scaled = [] if first is None else [first]
+            self._hold_scaled(finding, Outcome(Verdict.ARRIVED, reason), scaled)
+        else:
+            self._arrive(finding, False, reason)
+            if _is_open(finding):
+                # It may follow from any that is open: the first that the code can have read.
+                finding.uses.parents = [f for f in self._open() if f is not finding][:1]
+
+    def _named(self, finding: Finding, entry: NamedResult) -> None:
+        earlier = self.findings.first_confirmed
+        if entry.source >= 0:
+            reason = "the verdict on the operator that made it counts"
+            self.findings.decide(finding, Verdict.BENIGN, reason)
+        elif earlier is not None:
+            self.findings.propagate(finding, earlier)
+        elif entry.is_scaled and finding.is_gradient:
+            self._hold_scaled(finding, Outcome(Verdict.ARRIVED, self._outside), [])
+        else:
+            self._arrive(finding, False, self._outside)
+
+    def _arrive(self, finding: Finding, is_collective: bool, reason: str) -> None:
+        """No observed op wrote it."""
+        if is_collective:
+            reason = "it came through a collective: look at the ranks that took part in it"
+        elif _is_plain_number(finding):
+            self._intend(finding, _LARGEST)
+            return
+        then = Outcome(Verdict.ARRIVED, reason)
+        if _is_certain(finding):
+            self._decide_or_hold(finding, then)
+        elif finding.is_mask or int(finding.record["numel"]) == 1:
+            self._intend(finding, "a stored infinity")
+        else:
+            self._wait(finding, then, None)
+
+    @property
+    def _outside(self) -> str:
+        if self._is_filtered:
+            return (
+                "no observed op has made it: it came from what ops=, roles=, include=, exclude=, "
+                "steps= or every= leave unread, or from outside of torch's operators"
+            )
+        return "no observed op has made it: it came from outside of torch's operators"
+
+    # Findings
+
+    def _find(self, seq: int) -> Optional[Finding]:
+        """The finding with this record, of this step or of an earlier one."""
+        found = self.findings.by_seq.get(seq)
+        if found is None:
+            found = self._memory.earlier_findings.pop(seq, None)
+            if found is not None:
+                # The youngest again: the oldest goes first.
+                self._memory.earlier_findings[seq] = found
+        return found
+
+    def _add(self, finding: Finding) -> None:
+        self.findings.add(finding)
+        earlier = self._memory.earlier_findings
+        earlier[finding.seq] = finding
+        while len(earlier) > _MAX_EARLIER_FINDINGS:
+            del earlier[next(iter(earlier))]
+
+    def _adopt(self, finding: Finding) -> None:
+        """It is of an earlier step, or was made between two steps, and counts in this one."""
+        if finding.seq not in self.findings.by_seq:
+            self.findings.all.insert(0, finding)
+            self.findings.by_seq[finding.seq] = finding
+
+    def _open(self) -> list[Finding]:
+        return [f for f in self.findings.all if _is_open(f)]
+
+    def _allow(self, finding: Finding) -> bool:
+        is_allowed = self.findings.allow(finding)
+        # As long as it reaches no gradient.
+        self._memory.has_open = self._memory.has_open or is_allowed
+        return is_allowed
+
+    def _intend(self, finding: Finding, reason: str, cause: Optional[Finding] = None) -> None:
+        self.findings.decide(finding, Verdict.INTENDED, reason, cause)
+
+    def _decides_at_once(self, finding: Finding) -> bool:
+        return self._is_strict or finding.is_saturated
+
+    def _decide_or_hold(
+        self, finding: Finding, then: Outcome, parents: Sequence[Finding] = ()
+    ) -> None:
+        if self._decides_at_once(finding):
+            self.findings.decide(finding, *then)
+        else:
+            self._hold(finding, then, parents)
+
+    def _hold(self, finding: Finding, then: Outcome, parents: Sequence[Finding]) -> None:
+        """Its consequences decide."""
+        reason = "what becomes of it decides whether it counts"
+        self.findings.hold(finding, State.PENDING, reason, then)
+        self._trace(finding, parents)
+
+    def _hold_scaled(self, finding: Finding, then: Outcome, inputs: Sequence[Finding]) -> None:
+        parents = [f for f in inputs if f.verdict is Verdict.SCALED or f.is_unresolved]
+        self.findings.hold_scaled(finding, then, parents[0] if parents else None)
+        if not self._is_strict:
+            self._trace(finding, inputs)
+
+    def _wait(self, finding: Finding, then: Outcome, cause: Optional[Finding]) -> None:
+        """Its consumers decide, or its consequences."""
+        if self._decides_at_once(finding):
+            reason = "an infinity; what is made of it decides"
+            self.findings.hold(finding, State.DOUBTFUL, reason, then, cause)
+        else:
+            self._hold(finding, then, [] if cause is None else [cause])
+
+    def _lapse(self, finding: Finding, state: State, reason: str) -> None:
+        """Nothing came of it. What is traced may still count in a later step."""
+        if finding.uses.is_traced:
+            self.findings.lapse(finding, state, reason)
+        else:
+            verdict = Verdict.ABSORBED if state is State.SETTLED else Verdict.SCALED
+            self.findings.decide(finding, verdict, reason)
+
+    def _trace(self, finding: Finding, parents: Sequence[Finding]) -> None:
+        finding.uses.is_traced = True
+        finding.uses.parents = [one for one in parents if _is_open(one) or one.is_confirmed]
+        self._memory.has_open = True
+
+    # Consequences
+
+    def _reached(self, finding: Finding, place: Place) -> None:
+        """What this finding describes has reached a place where it counts."""
+        if self._is_strict:
+            return
+        root = finding.root
+        is_lasting = place.kind in _LASTING and root.is_allowed
+        is_intended = finding.verdict is root.verdict is Verdict.INTENDED
+        if is_intended and (place.kind == "loss" or is_lasting):
+            # No loss is infinite on purpose, and no gradient where infinities are only allowed.
+            verdict = Verdict.ARRIVED if root.role in ("input", "buffer") else Verdict.ORIGIN
+            self._release(root, Outcome(verdict, root.reason), place.clause)
+            if finding is not root:
+                self.findings.propagate(finding, root)
+        if not _is_open(finding) or (finding.only_neginf and place.may_be_negative_infinity):
+            return
+        # Of scaled gradients an update uses only those that the scaler let through.
+        if finding.verdict is Verdict.SCALED and place.kind not in ("update", "state"):
+            return
+        self._count(finding, place.clause)
+
+    def _count(self, finding: Finding, clause: str) -> None:
+        """Where the finding began is an event, and what lies between follows from it."""
+        path, causes = _ancestors(finding)
+        roots = [one for one in path if not one.uses.parents]
+        suspects = [one for one in roots if one.site not in self.findings.memory.harmless]
+        if not suspects and not causes:
+            suspects = roots
+        suspects.sort(key=_position)
+        for root in suspects:
+            is_later = finding.record["step"] != root.record["step"]
+            later = f" in step {int(finding.record['step'])}" if is_later else ""
+            self._release(root, root.then, _harm(root, path) + clause + later)
+        cause = min((*suspects, *causes), key=_position)
+        spread = {id(one): one for one in path if one not in roots}
+        stack = list(suspects)
+        while stack:
+            for one in stack.pop().uses.made:
+                if _is_open(one) and id(one) not in spread:
+                    spread[id(one)] = one
+                    stack.append(one)
+        for one in sorted(spread.values(), key=_position):
+            # What an earlier step has made of it is past.
+            if _is_open(one) and one.seq in self.findings.by_seq:
+                self.findings.propagate(one, cause)
+
+    def _release(self, root: Finding, then: Optional[Outcome], clause: str) -> None:
+        assert then is not None
+        self._adopt(root)
+        self.findings.memory.harmless.discard(root.site)
+        self.findings.decide(root, then.verdict, f"{then.reason}; {clause}")
+
+    # The end of an update, and of the step
+
+    def use_gradients(self, seqs: Collection[int]) -> None:
+        """No gradient is read as that of a parameter."""
+
+    def settle_scaled(self, skipped: bool) -> Optional[Finding]:
+        """A scaled gradient may overflow, NaNs included, where a mask keeps it from every
+        parameter: then the scaler does not skip the update.
+        """
+        held = [f for f in self.findings.all if f.state is State.SCALED]
+        harmless = [] if skipped else [f for f in held if _is_absorbed(f, _WAITING | _SCALED)]
+        for finding in harmless:
+            reason = "a scaled gradient, and all that was made of it came out finite"
+            self._lapse(finding, State.SETTLED, reason)
+        for finding in held if not skipped and not self._is_strict else ():
+            if finding.state is State.SCALED and not finding.is_saturated:
+                reason = "a scaled gradient that reached no parameter: the update was not skipped"
+                self._lapse(finding, State.SETTLED, reason)
+        return self.findings.settle_scaled(skipped)
+
+    def ensure_event(self) -> None:
+        self._settle_infinities()
+        # Of a NaN that went where nothing is observed the consequences are not known.
+        for finding in list(self.findings.all):
+            is_unknown = finding.is_unresolved and finding.has_nan and finding.uses.unseen_count
+            if is_unknown and _is_open(finding):
+                self._count(finding, "what read it is not observed")
+        self.findings.ensure_event()
+
+    def _settle_infinities(self) -> None:
+        """Decides those that wait for their consumers: all of them have run."""
+        for finding in self.findings.all:
+            if not finding.is_unresolved or _is_open(finding):
+                continue
+            root = finding.root
+            if any(one.verdict is Verdict.SCALED for one in finding.uses.made):
+                self._lapse(finding, State.SKIPPED, _UPDATE_SKIPPED)
+            elif _is_absorbed(finding):
+                self._lapse(finding, State.SETTLED, _why_absorbed(finding))
+            elif root is not finding:
+                if root.is_undecided:
+                    self.findings.release(root)
+                self.findings.propagate(finding, root)
+            else:
+                self.findings.release(finding)
+
+    def settle(self) -> None:
+        self.ensure_event()
+        self.settle_open()
+
+    def settle_open(self) -> None:
+        """Nothing of this step will be used any more, but what a later one reads."""
+        for finding in self.findings.all if not self._is_strict else ():
+            if not finding.is_unresolved:
+                continue
+            if any(one.verdict is Verdict.SCALED for one in finding.uses.made):
+                self._lapse(finding, State.SKIPPED, _UPDATE_SKIPPED)
+                continue
+            reason = "nothing that lasts, and nothing that left the computation, was made of it"
+            if _is_absorbed(finding):
+                reason = _why_absorbed(finding)
+            self._lapse(finding, State.SETTLED, reason)
+            if not finding.uses.parents:
+                self.findings.memory.harmless.add(finding.site)
+
+    def renew(self) -> None:
+        self.settle()
+
+    def count_cut_off(self) -> None:
+        """What an exception keeps from its consequences has none."""
+
+    def undecided(self) -> list[Finding]:
+        return []
+
+    def let_go(self) -> None:
+        """The step is over: later findings are traced to where these began, not along their way."""
+        for finding in self.findings.all:
+            uses = finding.uses
+            uses.archived = finding.verdict
+            for one in uses.parents:
+                one.uses.made.clear()
+            path, causes = _ancestors(finding)
+            roots = [one for one in path if not one.uses.parents and one is not finding]
+            uses.parents = roots + causes if uses.parents else []
+            uses.made.clear()
+
+
+_RULES: Mapping[type, Callable[[OpRules, Finding, Any], None]] = {
+    Entered: OpRules._entered,
+    OpStored: OpRules._stored,
+    Loss: OpRules._loss,
+    Compiled: OpRules._compiled,
+    NamedResult: OpRules._named,
+}
+
+
+def _position(finding: Finding) -> int:
+    return finding.position
+
+
+def _is_certain(finding: Finding) -> bool:
+    """Whether it is judged without its consumers: a NaN, or saturated values that are no mask."""
+    return finding.has_nan or (finding.is_saturated and finding.signs != 2)
+
+
+def _is_plain_number(finding: Finding) -> bool:
+    """Whether it is only the largest finite number in an input or a stored tensor, which may hold
+    it on purpose.
+    """
+    return not is_event(finding.record, finding.role)
+
+
+def _is_open(finding: Finding) -> bool:
+    """Whether it becomes an event where something that it led to counts."""
+    return finding.uses.is_traced and finding.verdict in _OPEN
+
+
+def _is_absorbed(finding: Finding, among: frozenset[Verdict] = _WAITING) -> bool:
+    """Whether all that became of it, through any number of findings with such verdicts, is
+    finite.
+    """
+    met: set[int] = set()
+    stack, has_end = [finding], False
+    while stack:
+        one = stack.pop()
+        if id(one) in met:
+            continue
+        met.add(id(one))
+        if one.verdict not in among:
+            return False
+        if _is_certain(one) and one.is_saturated and one.verdict is not Verdict.INTENDED:
+            return False
+        ends = one.uses.finite_count + one.uses.unseen_count
+        if not ends and not one.uses.made:
+            return False
+        has_end = has_end or ends > 0
+        stack += one.uses.made
+    return has_end
+
+
+def _why_absorbed(finding: Finding) -> str:
+    consumers = finding.uses.finite_count + len(finding.uses.made)
+    plural = "s" if consumers > 1 else ""
+    if consumers:
+        return f"{consumers} op{plural} read it, and came out finite"
+    return (
+        "only what passes unread (a filter leaves it out, or it runs compiled) took it in, and "
+        "nothing that was read afterwards is a NaN"
+    )
+
+
+def _ancestors(finding: Finding) -> tuple[list[Finding], list[Finding]]:
+    """The undecided findings that this one was made of, itself included; and the events among
+    them.
+    """
+    met, stack = {id(finding)}, [finding]
+    path: list[Finding] = []
+    causes: list[Finding] = []
+    while stack:
+        one = stack.pop()
+        if one.is_confirmed:
+            causes.append(one)
+            continue
+        path.append(one)
+        for parent in one.uses.parents:
+            if id(parent) not in met:
+                met.add(id(parent))
+                stack.append(parent)
+    return path, causes
+
+
+def _harm(root: Finding, path: list[Finding]) -> str:
+    """Which op made a NaN of an infinity."""
+    if root.has_nan:
+        return ""
+    made = [one for one in path if one.has_nan and one is not root]
+    first = min(made, key=_position, default=None)
+    return "" if first is None or not first.uses.op else f"{first.uses.op} made a NaN of it; "
+
+
+def _is_written(finding: Finding, incident: Incident) -> bool:
+    """Whether the op was given as numbers what it has made. A product may overflow like any other
+    where one factor is the largest number; a negative one makes a mask.
+    """
+    written = incident.infinite_scalars & 3
+    if finding.is_saturated:
+        largest = incident.infinite_scalars >> 2
+        is_writer = ".".join(incident.op.split(".")[:2]) in WRITERS
+        written |= largest if is_writer else largest & 2
+    return bool(written) and finding.signs & ~written == 0
+
+
+def _carries(finding: Finding, sources: list[Finding]) -> bool:
+    signs = 0
+    for source in sources:
+        signs |= source.signs
+    return finding.signs & ~signs == 0
