@@ -147,6 +147,8 @@ SLOW = (
     "monitor/op_level/test_unobserved.py::test_compiled_code",
     "monitor/test_bit_identical.py",
     "monitor/test_bounded.py::test_nan_weights_for_ever",
+    "monitor/test_cycles.py",
+    "monitor/test_open_step.py",
     "monitor/test_process_exit.py",
     "monitor/test_ended_early.py",
     "monitor/test_robustness.py::TestLeaks",

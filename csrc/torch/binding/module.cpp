@@ -17,6 +17,7 @@
 #include "torch/hooks/recorder.h"
 #include "torch/kernels/imported.h"
 #include "torch/op_level/module.h"
+#include "torch/op_level/scopes.h"
 #include "torch/python/cursor.h"
 #include "torch/python/lock.h"
 #include "torch/python/observe.h"
@@ -131,6 +132,7 @@ PYBIND11_MODULE(_C, m) {
       .def("__len__", &SeenTensors::size);
   define_hook_reader(m);
   define_session_lock(m);
+  define_scopes(m);
   define_cursor(m);
   define_hook_call(m);
   define_hook_recorder(m);
