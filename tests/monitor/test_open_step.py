@@ -60,7 +60,7 @@ def sizes(monitor: fastcheck.Monitor) -> dict[str, int]:
     return {
         "calls": len(step.calls),
         "entries": len(step.journal.entries),
-        "due": len(step.journal.due),
+        "notes": len(step.journal.due),
         "gradients": len(step.gradients),
         "findings": len(step.findings.all),
         "logged": len(step.logged),
