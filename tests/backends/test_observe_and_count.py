@@ -13,9 +13,9 @@ from fastcheck.backends import exponents
 from fastcheck.backends.arguments import arguments_of
 from fastcheck.backends.cpu import cpu_backend
 from fastcheck.backends.table import backend_for
+from fastcheck.record.reference import FLOAT_NAMES, RECORD_BYTES, pattern
 from support.helpers import ISAS, even, every_isa, tensor_of
-from support.records.reference import FLOAT_NAMES, RECORD_BYTES, torch_dtype
-from support.records.vectors import pattern
+from support.records.torch_dtypes import torch_dtype
 from support.records.views import LAYOUTS
 
 NATIVE = cpu_backend(_kernels)

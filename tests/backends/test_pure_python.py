@@ -21,6 +21,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.extension import status
+from fastcheck.record.reference import DTYPES, fields, pattern, record
 from fastcheck.utils.torch.seen_tensors import PythonSeenTensors, make_seen
 from support.programs.training import (
     Apply,
@@ -32,8 +33,7 @@ from support.programs.training import (
     train,
     where,
 )
-from support.records.reference import DTYPES, fields, record, torch_dtype
-from support.records.vectors import pattern
+from support.records.torch_dtypes import torch_dtype
 
 IS_PURE = status.module is None
 
@@ -242,11 +242,3 @@ class TestInstall(Pure):
         main(["show", str(tmp_path / "log")])
         shown = capsys.readouterr().out
         assert "1 NaN" in shown and "output of 1 (Apply)" in shown
-
-    def test_selftest(self) -> None:
-        from fastcheck.selftest.run import FAILED, begin
-
-        names = ("special-values", "layouts", "found-nonfinite", "overflow-mode", "install")
-        report = begin("cpu", names)
-        assert [(o.name, o.detail) for o in report.run() if o.status == FAILED] == []
-        assert [outcome.name for outcome in report.outcomes] == list(names)

@@ -18,8 +18,8 @@ import torch
 
 from fastcheck.backends.triton import kernels as triton_kernels
 from fastcheck.backends.triton import launch as triton_launch
-from support.records.reference import DEPTHS, LAYOUT, VALUE_BYTES, fields, record, torch_dtype
-from support.records.vectors import pattern
+from fastcheck.record.reference import DEPTHS, LAYOUT, VALUE_BYTES, fields, pattern, record
+from support.records.torch_dtypes import torch_dtype
 
 PASSES = (
     "--convert-elementwise-to-linalg",

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from support.helpers import assert_same, every_isa, kernel, tensor_of
-from support.records.reference import (
+from fastcheck.record.reference import (
     DTYPES,
     EIGHT_COUNTS,
     FLOAT_NAMES,
@@ -17,10 +16,11 @@ from support.records.reference import (
     classify,
     decode,
     fields,
+    pattern,
     record_of_bytes,
 )
+from support.helpers import assert_same, every_isa, kernel, tensor_of
 from support.records.special_codes import special_codes
-from support.records.vectors import pattern
 
 pytestmark = pytest.mark.fake_statistics
 

@@ -11,6 +11,17 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fastcheck.record.reference import (
+    DTYPES,
+    EIGHT_COUNTS,
+    LAYOUT,
+    TILE,
+    bit_patterns,
+    fields,
+    pattern,
+    record_of_bytes,
+    splitmix64,
+)
 from support.helpers import (
     BACKEND,
     ISAS,
@@ -23,17 +34,7 @@ from support.helpers import (
     kernel,
     tensor_of,
 )
-from support.records.reference import (
-    DTYPES,
-    EIGHT_COUNTS,
-    LAYOUT,
-    TILE,
-    bit_patterns,
-    fields,
-    record_of_bytes,
-    torch_dtype,
-)
-from support.records.vectors import pattern, splitmix64
+from support.records.torch_dtypes import torch_dtype
 
 pytestmark = pytest.mark.fake_statistics
 

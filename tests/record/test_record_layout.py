@@ -15,8 +15,7 @@ import fastcheck
 from fastcheck import _C, _kernels
 from fastcheck.record import format as record_format
 from fastcheck.record.format import Order
-from support.paths import ROOT
-from support.records.reference import (
+from fastcheck.record.reference import (
     DEPTHS,
     LAYOUT,
     ORDERS,
@@ -25,8 +24,9 @@ from support.records.reference import (
     VALUE_BYTES,
     fields,
     record,
-    torch_dtype,
 )
+from support.paths import ROOT
+from support.records.torch_dtypes import torch_dtype
 
 PAGE = (ROOT / "docs" / "record-format.md").read_text()
 NAMES = [*LAYOUT, "reserved"]

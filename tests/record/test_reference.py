@@ -12,25 +12,26 @@ import numpy as np
 import pytest
 import torch
 
-from fakes.exact_fma import exact_fma64, fma32, fma64
-from support.records.reference import (
+from fastcheck.record.reference import (
     DTYPES,
     FLOAT_NAMES,
     VALUE_BYTES,
     bit_patterns,
-    classify,
-    decode,
-    is_dense,
-    record_of_bytes,
-    sums,
-    torch_dtype,
-    traversal,
-)
-from support.records.reference_checksum import (
     checksum,
     checksum_plain,
+    classify,
+    decode,
+    exact_fma64,
+    fma32,
+    fma64,
+    is_dense,
+    pattern,
+    record_of_bytes,
+    sums,
+    traversal,
 )
-from support.records.vectors import PATH, pattern, vector_inputs
+from support.records.torch_dtypes import torch_dtype
+from support.records.vectors import PATH, vector_inputs
 
 
 def round_once(value: Fraction, bits: int, lowest_exponent: int) -> Fraction:

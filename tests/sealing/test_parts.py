@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.sealing.parts import Part, held_weights, is_spread, merged
-from fastcheck.sealing.seal import seal_path
+from fastcheck.callbacks.seals import held_weights, is_spread
+from fastcheck.sealing.seal import Part, merged, seal_path
 from support.ranks import training_workers
 from support.ranks.ranks_harness import run_ranks, values
 

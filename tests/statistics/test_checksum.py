@@ -12,26 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcheck
+from fastcheck.record.reference import (
+    DTYPES,
+    FINISH,
+    FMIX,
+    HALVES,
+    VALUE_BYTES,
+    chain_term,
+    checksum,
+    checksum_plain,
+    fields,
+    length_term,
+    pattern,
+    record_of_bytes,
+    splitmix64,
+)
 from fastcheck.statistics import functions
 from fastcheck.statistics.functions import crc32
 from support.helpers import ISAS, ON_CPU, assert_same, every_isa, kernel, put, tensor_of
 from support.paths import ROOT
-from support.records.reference import (
-    DTYPES,
-    VALUE_BYTES,
-    fields,
-    record_of_bytes,
-)
-from support.records.reference_checksum import (
-    FINISH,
-    FMIX,
-    HALVES,
-    chain_term,
-    checksum,
-    checksum_plain,
-    length_term,
-)
-from support.records.vectors import PATH, pattern, splitmix64
+from support.records.vectors import PATH
 
 pytestmark = pytest.mark.fake_statistics
 

@@ -9,11 +9,11 @@ import fastcheck
 from fastcheck import UnsupportedTensorError
 from fastcheck.backends.portable.exponents import count_exponents
 from fastcheck.record.exponents import EXPONENT_WORDS
+from fastcheck.record.reference import FLOAT_NAMES, pattern
 from support.helpers import ISAS, cpu_only, even, every_isa, put, tensor_of
-from support.records.reference import FLOAT_NAMES, torch_dtype
 from support.records.reference_exponents import WORDS, exponent_words
 from support.records.special_codes import special_codes
-from support.records.vectors import pattern
+from support.records.torch_dtypes import torch_dtype
 from support.records.views import LAYOUTS
 
 # Less than a block, around the ends of blocks, of a vector's part, of a tile and of several tiles.

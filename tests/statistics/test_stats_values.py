@@ -10,6 +10,18 @@ import pytest
 import torch
 
 from fastcheck import _kernels
+from fastcheck.record.reference import (
+    DEPTHS,
+    DTYPES,
+    FLOAT_NAMES,
+    VALUE_BYTES,
+    dtype_of,
+    fields,
+    is_dense,
+    pattern,
+    record,
+    record_of_bytes,
+)
 from support.helpers import (
     ISAS,
     SIZES,
@@ -23,19 +35,7 @@ from support.helpers import (
     tensor_of,
 )
 from support.processes import run_code
-from support.records.reference import (
-    DEPTHS,
-    DTYPES,
-    FLOAT_NAMES,
-    VALUE_BYTES,
-    dtype_of,
-    fields,
-    is_dense,
-    record,
-    record_of_bytes,
-    torch_dtype,
-)
-from support.records.vectors import pattern
+from support.records.torch_dtypes import torch_dtype
 from support.records.views import LAYOUTS
 
 pytestmark = [pytest.mark.fake_statistics, pytest.mark.fake_cuda]

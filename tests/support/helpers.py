@@ -22,16 +22,16 @@ import fastcheck
 from fastcheck import _C, _kernels
 from fastcheck.backends.table import backend_for
 from fastcheck.cli.main import main
-from support.records.reference import (
+from fastcheck.record.reference import (
     DEPTHS,
     DTYPES,
     LAYOUT,
     VALUE_BYTES,
     fields,
+    pattern,
     record_of_bytes,
-    torch_dtype,
 )
-from support.records.vectors import pattern
+from support.records.torch_dtypes import torch_dtype
 
 #: Where tensors are read: "cpu", or the type of another device.
 DEVICE = os.environ.get("FASTCHECK_TEST_DEVICE", "cpu")

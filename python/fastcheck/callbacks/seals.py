@@ -9,12 +9,12 @@ from typing import Any, Union
 import torch
 
 from fastcheck.errors import UnsealedCheckpointWarning, choice, warn
-from fastcheck.sealing.parts import is_spread
 from fastcheck.sealing.seal import find_nonfinite, refusal, seal
 from fastcheck.utils.torch.gather import of_all_ranks
 from fastcheck.utils.torch.rank import own_rank
+from fastcheck.utils.torch.sharding import is_part, local
 
-__all__ = ["CheckpointSeals"]
+__all__ = ["CheckpointSeals", "held_weights", "is_spread"]
 
 Weights = Union[torch.nn.Module, Mapping[str, Any]]
 
@@ -62,7 +62,7 @@ class CheckpointSeals:
         bad: tuple[str, ...] = ()
         unread: dict[str, str] = {}
         try:
-            bad, unread = find_nonfinite(weights)
+            bad, unread = find_nonfinite(held_weights(weights))
         except Exception as error:  # weights that can't be checked are no reason to stop
             reason = f"{type(error).__name__}: {error}"
             warn(f"{what} is saved unchecked: {reason}", UnsealedCheckpointWarning)
@@ -108,3 +108,28 @@ class CheckpointSeals:
         if self._mode and reason not in self._left_out:
             self._left_out.add(reason)
             warn(f"{path} is not sealed: {reason}", UnsealedCheckpointWarning)
+
+
+def is_spread(weights: Weights) -> bool:
+    """Whether this rank holds parts of weights: FSDP1, FSDP2 or another DTensor, ZeRO 3."""
+    if isinstance(weights, Mapping):
+        return any(isinstance(one, torch.Tensor) and is_part(one) for one in weights.values())
+    return any(is_part(one) or hasattr(one, "ds_tensor") for one in weights.parameters()) or any(
+        hasattr(module, "_fsdp_wrapped_module") for module in weights.modules()
+    )
+
+
+def held_weights(weights: Weights) -> dict[str, torch.Tensor]:
+    """What this rank holds of the weights and of the buffers that a checkpoint keeps, by name. No
+    communication: the state_dict of some wrappers gathers.
+    """
+    if isinstance(weights, Mapping):
+        return {k: local(v) for k, v in weights.items() if isinstance(v, torch.Tensor)}
+    if not is_spread(weights):
+        return dict(weights.state_dict())
+    found = {name: local(parameter) for name, parameter in weights.named_parameters()}
+    for path, module in weights.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                found[f"{path}.{name}" if path else name] = local(buffer)
+    return found

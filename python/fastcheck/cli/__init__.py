@@ -2,5 +2,5 @@
 those on many ranks.
 
 Imports ``backends``, ``comparison``, ``dump``, ``fleet``, ``log``, ``monitor``, ``record``,
-``report``, ``sealing``, ``selftest`` and ``utils``.
+``report``, ``reproducibility``, ``sealing``, ``selftest`` and ``utils``.
 """

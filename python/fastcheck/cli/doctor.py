@@ -1,4 +1,6 @@
-"""``fastcheck doctor``: lists installed versions, kernels and devices, and why some can't run."""
+"""``fastcheck doctor``: lists installed versions, kernels and devices, and why some can't run. With
+``--device`` it checks a device.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,10 @@ import json
 import os
 import platform
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastcheck._version import __version__
 from fastcheck.errors import first_line
@@ -21,14 +24,22 @@ from fastcheck.utils.text.numbers import to_json
 
 from .console import show_sections
 
+if TYPE_CHECKING:
+    from fastcheck.selftest.checks import Outcome
+
 _WIDTH = 88
 _ISA_VARIABLE = "FASTCHECK_CPU_ISA"
 _TOOLS = ("pyarrow", "rich", "safetensors")
+_FOR_DEVICES = ("triton", "triton-ascend", "torch_npu", "torch_mlu")
 
 _DESCRIPTION = """\
 Prints versions, what the installed wheel is for, the backends that are built and usable, and the
 CPU kernels: which of them this machine can run, which is used, and why. Paste it into a bug
-report."""
+report: it holds no path and no name of host or user.
+
+With --device, also reads difficult tensors on the device and compares their records with a
+reference, looks for waits of the host, and stops a small training run. What can't be found out on a
+device is "not checkable here", with the reason: that is no failure."""
 
 _EPILOG = f"""\
 environment:
@@ -41,7 +52,10 @@ environment:
                                          CUDA too (to cross-check), none
   NO_COLOR=1                             no colours
 
-exit codes: 0 fastcheck can be used here; 1 something is missing or broken ("problems")"""
+exit codes:
+  0  fastcheck can be used here
+  1  something is missing or broken, or the device failed a check ("problems")
+  2  wrong usage, or no such device here"""
 
 
 @dataclass
@@ -55,16 +69,21 @@ class Findings:
     cpu_kernels: list[tuple[str, bool, str]] = field(default_factory=list)
     cpu_kernel: str | None = None
     cpu_kernel_reason: str = ""
+    device: dict[str, str] = field(default_factory=dict)
+    checks: list[Outcome] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="what is installed here, and which kernels are used",
+        help="what is installed here, which kernels are used, and whether a device passes",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--device", help="check this one: cuda, npu, mlu, cpu or another of torch's; cuda:1"
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     parser.set_defaults(run=run)
@@ -72,11 +91,25 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 when there is a problem, else 0."""
+    device = None
+    if options.device is not None:
+        from fastcheck.selftest.devices import find_device
+
+        device = find_device(options.device)
     found = diagnose()
+    color = wants_color(sys.stdout)
+    if not options.json:
+        show_sections(_sections(found))
+    if device is not None:
+        for section in _checks(device, found, color):
+            if not options.json:
+                print()
+                show_sections([section])
     if options.json:
         print(json.dumps(to_json(_document(found)), allow_nan=False, indent=1))
     else:
-        show_sections(_sections(found, wants_color(sys.stdout)))
+        print()
+        show_sections([_result(found, color)])
     return 1 if found.problems else 0
 
 
@@ -228,12 +261,57 @@ def _cuda_devices(torch: Any) -> int:
         return 0
 
 
-def _sections(found: Findings, color: bool) -> list[Section]:
-    body = _WIDTH - 10
-    widest = max(len(name) for name in found.versions)
-    versions = [f"{name:<{widest}}  {value}" for name, value in found.versions.items()]
+def _checks(device: Any, found: Findings, color: bool) -> Iterator[Section]:
+    """The device, and each check of it as it is done. One that failed is a problem."""
+    from fastcheck.selftest.checks import FAILED, PASSED, run_checks
+
+    found.device = _about(device)
+    yield Section("device", _pairs(found.device))
+    for outcome in run_checks(device):
+        found.checks.append(outcome)
+        style = "green" if outcome.status == PASSED else "yellow"
+        text = wrap(outcome.detail, _WIDTH - 10, "  ")
+        if outcome.status == FAILED:
+            found.problems.append(f"{outcome.name} failed on {device}: {outcome.detail}")
+            style, text = "red", ["  see below"]
+        head = f"{outcome.name:<12}{paint(outcome.status, style, color)}  {outcome.seconds:.1f} s"
+        yield Section("check", [head, *text])
+
+
+def _about(device: Any) -> dict[str, str]:
+    import torch
+
+    from fastcheck.backends.table import backend_for
+    from fastcheck.reproducibility.environment import package_versions
+
+    backend = backend_for(device)
+    about = {"device": str(device)}
+    if device.type != "cpu":
+        try:
+            about["name"] = str(getattr(torch, device.type).get_device_name(device))
+        except Exception:  # not every device's module has names
+            about["name"] = "unknown"
+    about["backend"] = backend.name
+    is_exact = backend.determinism == "bitwise"
+    about["sums"] = "the reference's bits" if is_exact else "within 1e-6 of abs_sum"
+    about["device mode"] = backend.device_mode.name
+    about.update(package_versions(_FOR_DEVICES))
+    runtimes = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    about.update({name: version for name, version in runtimes.items() if version is not None})
+    return about
+
+
+def _pairs(entries: dict[str, str]) -> list[str]:
+    widest = max(len(name) for name in entries)
+    return [f"{name:<{widest}}  {value}" for name, value in entries.items()]
+
+
+def _sections(found: Findings) -> list[Section]:
     rows = [[name, "usable" if usable else "no", reason] for name, usable, reason in found.backends]
-    blocks = [Section("versions", versions), Section("backends", [_three_columns(rows)])]
+    blocks = [
+        Section("versions", _pairs(found.versions)),
+        Section("backends", [_three_columns(rows)]),
+    ]
     if found.cpu_kernels:
         marked = [
             [name, ("used" if name == found.cpu_kernel else "usable") if usable else "no", reason]
@@ -241,15 +319,17 @@ def _sections(found: Findings, color: bool) -> list[Section]:
         ]
         parts: list[Part] = [_three_columns(marked)]
         if found.cpu_kernel is not None:
-            parts += wrap(f"{found.cpu_kernel} is used: {found.cpu_kernel_reason}.", body)
+            used = f"{found.cpu_kernel} is used: {found.cpu_kernel_reason}."
+            parts += wrap(used, _WIDTH - 10)
         blocks.append(Section("cpu", parts))
-    if found.problems:
-        lines = [line for text in found.problems for line in wrap(text, body, "- ", "  ")]
-        blocks.append(Section("problems", lines))
-    else:
-        result = paint("fastcheck can be used here.", "green", color)
-        blocks.append(Section("result", [result]))
     return blocks
+
+
+def _result(found: Findings, color: bool) -> Section:
+    if not found.problems:
+        return Section("result", [paint("fastcheck can be used here.", "green", color)])
+    lines = [line for text in found.problems for line in wrap(text, _WIDTH - 10, "- ", "  ")]
+    return Section("problems", lines)
 
 
 def _three_columns(rows: list[list[str]]) -> Table:
@@ -268,5 +348,7 @@ def _document(found: Findings) -> dict[str, Any]:
         "cpu_kernels": listed(found.cpu_kernels),
         "cpu_kernel": found.cpu_kernel,
         "cpu_kernel_reason": found.cpu_kernel_reason,
+        "device": found.device,
+        "checks": [asdict(outcome) for outcome in found.checks],
         "problems": found.problems,
     }

@@ -28,6 +28,7 @@ first steps:
   fastcheck demo                    see it stop a small float16 training run (about a minute)
   fastcheck run train.py            run a program with its models observed, without a line in it
   fastcheck doctor                  what is installed here, and which kernels are used
+  fastcheck doctor --device cuda    whether fastcheck keeps its guarantees on a device
   fastcheck show fastcheck_log      the newest log: what overflowed, where, and the last step
   fastcheck report fastcheck_log    the same as a page for the browser: heat map, curves, tables
   fastcheck top fastcheck_log       a run that is under way: loss, events, the sites near overflow
@@ -36,19 +37,18 @@ first steps:
   fastcheck collect LOG --out DIR   a node's log as Parquet files, for many ranks
   fastcheck fleet DIR               which of these ranks is sick
   fastcheck verify checkpoint-100   whether a sealed checkpoint holds the weights that were sealed
-  fastcheck selftest                whether fastcheck keeps its promises on this machine's device
 
 exit codes:
   0  done
-  1  done, and the answer is no: nothing matches the filters, doctor found something missing, a
-     check of selftest failed, or the two sides of compare differ
+  1  done, and the answer is no: nothing matches the filters, doctor found something missing or
+     a device that fails a check, or the two sides of compare differ
   2  wrong usage, or a path that can't be read as what it should be
   130  interrupted"""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; each command's module adds its own part."""
-    from . import compare, doctor, export, report, run, selftest, show, top, verify
+    from . import compare, doctor, export, report, run, show, top, verify
     from .fleet_commands import collect, compact, fleet
 
     parser = argparse.ArgumentParser(
@@ -68,7 +68,6 @@ def build_parser() -> argparse.ArgumentParser:
     collect.add_parser(commands)
     compact.add_parser(commands)
     fleet.add_parser(commands)
-    selftest.add_parser(commands)
     verify.add_parser(commands)
     run.add_parser(commands)
     # The demo parses its own options (it needs torch, which takes seconds to import).

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
@@ -25,12 +26,11 @@ from fastcheck.utils.private import create_private
 from fastcheck.utils.torch.gather import of_all_ranks
 from fastcheck.utils.torch.rank import own_rank
 from fastcheck.utils.torch.readable import unreadable_reason
-
-from .parts import Entries, Part, held_weights, merged, part_of
+from fastcheck.utils.torch.sharding import local
 
 __all__ = [
-    "FORMATS",
     "NonFiniteWeightsError",
+    "Part",
     "Seal",
     "find_nonfinite",
     "refusal",
@@ -42,6 +42,20 @@ __all__ = [
 FORMATS = (1, 2)
 _NAME = "fastcheck.json"
 _SHOWN = 5
+
+# Of each key what a seal keeps of it.
+Entries = dict[str, dict[str, Any]]
+
+
+class Part(NamedTuple):
+    """``data`` is what a rank holds of a tensor of ``numel`` elements: those that begin at
+    ``offsets`` and have the shape ``sizes``.
+    """
+
+    data: torch.Tensor
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    numel: int
 
 
 class NonFiniteWeightsError(FastcheckError):
@@ -122,37 +136,91 @@ def seal(
     choice("nonfinite", nonfinite, ("mark", "refuse"))
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise ConfigError(explain("step is not an int", expected="an int, or None", got=repr(step)))
-    tensors, unsealed = _of_all_ranks(model) if together else _entries(_state_of(model), {})
+    tensors, unsealed = _of_all_ranks(model) if together else _own(model, in_parts=False)
     bad = tuple(key for key, entry in tensors.items() if entry["nan"] or entry["inf"])
     if bad and nonfinite == "refuse":
-        raise refusal(
-            f"{len(bad):,} of {len(tensors):,} weights are not finite",
-            bad,
-            'go back to the last sealed checkpoint; nonfinite="mark" seals these all the same, '
-            "marked",
-        )
+        text = f"{len(bad):,} of {len(tensors):,} weights are not finite"
+        hint = 'nonfinite="mark" seals these all the same, marked'
+        raise refusal(text, bad, f"go back to the last sealed checkpoint; {hint}")
     made = Seal(seal_path(checkpoint), step, tensors, bad, unsealed)
     if not together or own_rank() == 0:
         _write(made)
     return made
 
 
-def _entries(
-    state: Mapping[str, torch.Tensor], parts: Mapping[str, Part]
-) -> tuple[Entries, dict[str, str]]:
-    """What the seal keeps of each tensor, and why others can't be read. ``state`` holds the data of
-    ``parts`` too.
+def refusal(error: str, bad: Sequence[str], hint: str) -> NonFiniteWeightsError:
+    """The exception with the text ``error``, of tensors that are not finite: the keys ``bad``."""
+    got = ", ".join(bad[:_SHOWN]) + (", ..." if len(bad) > _SHOWN else "")
+    return NonFiniteWeightsError(explain(error, expected="finite weights", got=got, hint=hint))
+
+
+def find_nonfinite(
+    weights: Mapping[str, torch.Tensor],
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The keys of tensors that hold NaN or infinities, and why others can't be read, by key. Reads
+    and waits as seal() does.
     """
-    found, unsealed = _read(state)
-    tensors = {key: _entry(one) for key, one in found.items()}
-    for key, first in _ties({key: state[key] for key in found if key not in parts}).items():
-        tensors[key]["tied_to"] = first
-    for key in tensors.keys() & parts.keys():
-        part, entry = parts[key], tensors[key]
-        kept = {name: list(getattr(part, name)) for name in ("offsets", "sizes")}
-        entry["parts"] = [{**kept, "checksum": entry.pop("checksum")}] if entry["numel"] else []
-        entry["numel"] = part.numel
+    found, unread = _read(weights)
+    return tuple(key for key, one in found.items() if one.nonfinite_count), unread
+
+
+def _own(model: object, in_parts: bool) -> tuple[Entries, dict[str, str]]:
+    """What the seal keeps of each tensor that this rank holds, and why others can't be read."""
+    given = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    pairs = given.items() if isinstance(given, Mapping) else ()
+    state: dict[str, Any] = {str(k): v for k, v in pairs if isinstance(v, (torch.Tensor, Part))}
+    if not state:
+        expected = "a torch.nn.Module with parameters or buffers, or its state_dict()"
+        got = type(model).__name__
+        raise ConfigError(explain("there is nothing to seal", expected=expected, got=got))
+    parts: dict[str, Part] = {}
+    for key, tensor in state.items() if in_parts else ():
+        part = tensor if isinstance(tensor, Part) else _part_of(tensor)
+        if part is not None:
+            parts[key], state[key] = part, part.data
+    tensors: Entries = {}
+    first: dict[tuple[object, ...], str] = {}  # formats without aliases store a tied weight once
+    read, unsealed = _read(state)
+    for key, found in read.items():
+        tensor, checksum = state[key], f"{found.checksum:016x}"
+        entry = tensors[key] = {
+            "dtype": found.dtype,
+            "numel": found.numel,
+            "checksum": checksum,
+            "nan": found.nan_count,
+            "inf": found.posinf_count + found.neginf_count,
+        }
+        if key in parts:
+            _, offsets, sizes, entry["numel"] = parts[key]
+            part_entry = {"offsets": list(offsets), "sizes": list(sizes), "checksum": checksum}
+            entry["parts"] = [part_entry] if found.numel else []
+            del entry["checksum"]
+        elif found.numel:
+            place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            if (earlier := first.setdefault(place, key)) != key:
+                entry["tied_to"] = earlier
     return tensors, unsealed
+
+
+def _read(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stats], dict[str, str]]:
+    """Each tensor's statistics, read in one call for each device; and why others can't be read."""
+    unread: dict[str, str] = {}
+    by_device: dict[torch.device, list[str]] = {}
+    for key, tensor in state.items():
+        if (reason := unreadable_reason(tensor)) is None:
+            by_device.setdefault(tensor.device, []).append(key)
+        else:
+            unread[key] = reason
+    found: dict[str, Stats] = {}
+    for keys in by_device.values():
+        try:
+            found.update(zip(keys, stats([state[k].detach() for k in keys], order="logical")))
+        except UnsupportedTensorError as error:
+            unread.update(dict.fromkeys(keys, str(error)))
+    return {key: found[key] for key in state if key in found}, unread
+
+
+# ---- weights that are spread over ranks ---------------------------------------------------------
 
 
 def _of_all_ranks(model: object) -> tuple[Entries, dict[str, str]]:
@@ -160,11 +228,7 @@ def _of_all_ranks(model: object) -> tuple[Entries, dict[str, str]]:
     own: Any
     failure: Optional[Exception] = None
     try:
-        state: dict[str, Any] = dict(_state_of(model))
-        parts = {k: v if isinstance(v, Part) else part_of(v) for k, v in state.items()}
-        held = {key: part for key, part in parts.items() if part is not None}
-        state.update((key, part.data) for key, part in held.items())
-        own = _entries(state, held)
+        own = _own(model, in_parts=True)
     except Exception as error:
         own, failure = f"{type(error).__name__}: {error}", error
     ranks = of_all_ranks(own)
@@ -179,77 +243,43 @@ def _of_all_ranks(model: object) -> tuple[Entries, dict[str, str]]:
     return {key: entry for key, entry in tensors.items() if key not in unsealed}, unsealed
 
 
-def find_nonfinite(
-    model: Union[torch.nn.Module, Mapping[str, Any]],
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The keys of the weights and buffers of ``model`` that hold NaN or infinities in what this
-    rank holds of them, and why others can't be read, by key. Reads and waits as seal() does.
+def merged(ranks: Sequence[Entries]) -> tuple[Entries, dict[str, str]]:
+    """What the ranks have read, together; and why keys are left out. Parts that several ranks hold
+    count once.
     """
-    found, unread = _read(held_weights(model))
-    return tuple(key for key, one in found.items() if one.nonfinite_count), unread
+    tensors: Entries = {}
+    for key, entry in (pair for entries in ranks for pair in entries.items()):
+        known = tensors.setdefault(key, entry)
+        if known is entry or "parts" not in known or "parts" not in entry:
+            continue
+        places = [(part["offsets"], part["sizes"]) for part in known["parts"]]
+        new = [part for part in entry["parts"] if (part["offsets"], part["sizes"]) not in places]
+        if new:
+            sums = {name: known[name] + entry[name] for name in ("nan", "inf")}
+            tensors[key] = {**known, "parts": known["parts"] + new, **sums}
+    left_out = {}
+    for key, entry in tensors.items():
+        held = sum(math.prod(part["sizes"]) for part in entry.get("parts", ()))
+        if "parts" in entry and held != entry["numel"]:
+            left_out[key] = (
+                f"these ranks hold {held:,} of its {entry['numel']:,} elements; every rank that "
+                "holds a part has to call seal(together=True)"
+            )
+    return {key: entry for key, entry in tensors.items() if key not in left_out}, left_out
 
 
-def refusal(error: str, bad: Sequence[str], hint: str) -> NonFiniteWeightsError:
-    """The exception with the text ``error``, of tensors that are not finite: the keys ``bad``."""
-    got = ", ".join(bad[:_SHOWN]) + (", ..." if len(bad) > _SHOWN else "")
-    return NonFiniteWeightsError(explain(error, expected="finite weights", got=got, hint=hint))
+def _part_of(tensor: torch.Tensor) -> Optional[Part]:
+    """This rank's part of a DTensor; None of any other tensor, and of partial sums. No
+    communication.
+    """
+    chunks = getattr(tensor, "__create_chunk_list__", None)  # as DCP asks for them
+    if chunks is None or any(one.is_partial() for one in getattr(tensor, "placements", ())):
+        return None
+    (chunk,) = chunks()
+    return Part(local(tensor), tuple(chunk.offsets), tuple(chunk.sizes), tensor.numel())
 
 
-def _state_of(model: object) -> dict[str, Any]:
-    state = model.state_dict() if isinstance(model, torch.nn.Module) else model
-    if isinstance(state, Mapping):
-        tensors = {str(k): v for k, v in state.items() if isinstance(v, (torch.Tensor, Part))}
-        if tensors:
-            return tensors
-    raise ConfigError(
-        explain(
-            "there is nothing to seal",
-            expected="a torch.nn.Module with parameters or buffers, or its state_dict()",
-            got=f"{type(model).__name__}",
-        )
-    )
-
-
-def _read(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stats], dict[str, str]]:
-    """Each tensor's statistics, read in one call for each device; and why others can't be read."""
-    unsealed: dict[str, str] = {}
-    by_device: dict[torch.device, list[str]] = {}
-    for key, tensor in state.items():
-        reason = unreadable_reason(tensor)
-        if reason is None:
-            by_device.setdefault(tensor.device, []).append(key)
-        else:
-            unsealed[key] = reason
-    found: dict[str, Stats] = {}
-    for keys in by_device.values():
-        try:
-            found.update(zip(keys, stats([state[k].detach() for k in keys], order="logical")))
-        except UnsupportedTensorError as error:
-            unsealed.update(dict.fromkeys(keys, str(error)))
-    return {key: found[key] for key in state if key in found}, unsealed
-
-
-def _ties(state: dict[str, torch.Tensor]) -> dict[str, str]:
-    """Each key whose tensor is that of an earlier key: formats without aliases store it once."""
-    first: dict[tuple[object, ...], str] = {}
-    ties = {}
-    for key, tensor in state.items():
-        if tensor.numel():
-            place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-            earlier = first.setdefault(place, key)
-            if earlier != key:
-                ties[key] = earlier
-    return ties
-
-
-def _entry(one: Stats) -> dict[str, Any]:
-    return {
-        "dtype": one.dtype,
-        "numel": one.numel,
-        "checksum": f"{one.checksum:016x}",
-        "nan": one.nan_count,
-        "inf": one.posinf_count + one.neginf_count,
-    }
+# ---- the file -----------------------------------------------------------------------------------
 
 
 def _write(made: Seal) -> None:

@@ -16,14 +16,12 @@ from fastcheck.record.format import DTYPES
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.reading import read_json
 
-from .parts import slice_of
 from .seal import FORMATS, seal_path
 
 __all__ = ["Verification", "verify"]
 
 # In checkpoints of Lightning: the state of callbacks, whose best score so far begins as infinity.
 _NOT_TRAINED = "callbacks."
-_PLACE = ("offsets", "sizes")
 
 
 @dataclass(frozen=True)
@@ -50,17 +48,9 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
-        return {
-            "path": self.path,
-            "ok": bool(self),
-            "step": self.step,
-            "sealed_as": self.verdict,
-            "equal": self.equal,
-            "differing": self.differing,
-            "missing": list(self.missing),
-            "nonfinite": self.nonfinite,
-            "notes": list(self.notes),
-        }
+        found = {**vars(self), "ok": bool(self), "sealed_as": self.verdict}
+        del found["verdict"]
+        return {**found, "missing": list(self.missing), "notes": list(self.notes)}
 
 
 def verify(checkpoint: str, *, trust: bool = False) -> Verification:
@@ -80,41 +70,35 @@ def verify(checkpoint: str, *, trust: bool = False) -> Verification:
     content = _read_seal(seal_path(checkpoint))
     sealed: dict[str, dict[str, Any]] = content["tensors"]
     source = CheckpointSource(checkpoint, trust)
-    of_name = _keys_by_name(sealed, source.tensors)
+    key_of = _keys_by_name(sealed, source.tensors)
     differing: dict[str, str] = {}
     nonfinite: dict[str, int] = {}
-    notes = [
-        *source.notes,
-        *(f"{k} was not sealed: {why}" for k, why in content["unsealed"].items()),
-    ]
-    present: set[str] = set()
+    notes = list(source.notes)
+    notes += (f"{key} was not sealed: {why}" for key, why in content["unsealed"].items())
+    equal: set[str] = set()
     for name, load in source.tensors.items():
         record, extra = record_of(load)
-        key = of_name.get(name)
-        if extra.problem:
-            if key is not None:
-                differing[key] = f"can't be read: {extra.problem}"
-            else:
-                notes.append(f"{name} can't be read: {extra.problem}")
-            continue
-        bad = int(record["nan_count"] + record["posinf_count"] + record["neginf_count"])
+        key = key_of.get(name)
+        bad = 0
+        if not extra.problem:
+            bad = int(record["nan_count"] + record["posinf_count"] + record["neginf_count"])
         if bad and key is None and name.startswith(_NOT_TRAINED):
             notes.append(f"{name} holds {bad:,} NaN or infinities, and is not a weight")
         elif bad:
             nonfinite[key or name] = bad
-        if key is not None:
-            present.add(key)
-            difference = _difference(record, sealed[key]) or _different_part(load, sealed[key])
-            if difference:
-                differing[key] = difference
+        problem = f"can't be read: {extra.problem}" if extra.problem else ""
+        if key is None:
+            notes += [f"{name} {problem}"] if problem else []
+        elif difference := problem or _difference(record, load, sealed[key]):
+            differing[key] = difference
+        else:
+            equal.add(key)
     # Of tied weights, one that is there stands for the others.
-    held = {sealed[key].get("tied_to", key) for key in present if key not in differing}
+    held = {sealed[key].get("tied_to", key) for key in equal}
     missing = tuple(
         key
-        for key in sealed
-        if key not in present
-        and key not in differing
-        and sealed[key].get("tied_to", key) not in held
+        for key, entry in sealed.items()
+        if key not in equal and key not in differing and entry.get("tied_to", key) not in held
     )
     return Verification(
         path=checkpoint,
@@ -128,115 +112,85 @@ def verify(checkpoint: str, *, trust: bool = False) -> Verification:
     )
 
 
-def _read_seal(path: str) -> dict[str, Any]:
-    hint = "fastcheck.seal(checkpoint, model) writes one"
-    try:
-        content = read_json(path)
-    except FileNotFoundError as error:
-        raise CompareError(
-            explain("the checkpoint has no seal", expected=path, got="no such file", hint=hint)
-        ) from error
-    except (OSError, ValueError) as error:
-        raise CompareError(
-            explain("the seal can't be read", expected="JSON", got=f"{path}: {first_line(error)}")
-        ) from error
-    if not _is_seal(content):
-        raise CompareError(
-            explain(
-                "this file is not a seal, or is one of a later version",
-                expected=f'JSON with "fastcheck": "seal" of format {FORMATS[-1]} or before',
-                got=path,
-                hint=hint,
-            )
-        )
-    made: dict[str, Any] = content
-    return made
-
-
-def _is_seal(content: Any) -> bool:
-    if not isinstance(content, dict) or content.get("fastcheck") != "seal":
-        return False
-    if content.get("format") not in FORMATS or not isinstance(content.get("unsealed"), dict):
-        return False
-    step, tensors = content.get("step", False), content.get("tensors")
-    return (
-        isinstance(tensors, dict)
-        and isinstance(content.get("verdict"), str)
-        and (step is None or (isinstance(step, int) and not isinstance(step, bool)))
-        and all(map(_is_entry, tensors.values()))
-    )
-
-
-def _is_entry(entry: Any) -> bool:
-    if not isinstance(entry, dict):
-        return False
-    parts = entry.get("parts", [entry])
-    return (
-        isinstance(parts, list)
-        and all(isinstance(part, dict) for part in parts)
-        and all(isinstance(part.get("checksum"), str) for part in parts)
-        and all(_are_numbers(part.get(n)) for part in entry.get("parts", ()) for n in _PLACE)
-        and isinstance(entry.get("dtype"), str)
-        and isinstance(entry.get("numel"), int)
-        and isinstance(entry.get("tied_to", ""), str)
-    )
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(n, int) and n >= 0 for n in value)
+def _difference(record: np.void, load: Loader, entry: Mapping[str, Any]) -> str:
+    """What differs first; the parts of several ranks are slices of the checkpoint's tensor."""
+    dtype, numel = DTYPES[int(record["dtype"])].name, int(record["numel"])
+    if dtype != entry["dtype"]:
+        return f"dtype {dtype}, sealed as {entry['dtype']}"
+    if numel != entry["numel"]:
+        return f"{numel:,} elements, sealed as {entry['numel']:,}"
+    if "parts" not in entry:
+        return "" if f"{int(record['checksum']):016x}" == entry["checksum"] else "other values"
+    whole = load()
+    is_sealed = torch.zeros(whole.shape, dtype=torch.bool)
+    for part in entry["parts"]:
+        at = tuple(slice(n, n + size) for n, size in zip(part["offsets"], part["sizes"]))
+        name = "[" + ", ".join(f"{one.start}:{one.stop}" for one in at) + "]"
+        if len(at) != whole.dim() or any(one.stop > n for one, n in zip(at, whole.shape)):
+            return f"shape {tuple(whole.shape)}, in which there is no part {name}"
+        if f"{stats(whole[at].detach(), order='logical').checksum:016x}" != part["checksum"]:
+            return f"other values in the part {name}"
+        is_sealed[at] = True
+    return "" if is_sealed.all() else "the seal lacks parts of it"
 
 
 def _keys_by_name(sealed: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     """The key of the state_dict that each tensor of the checkpoint is: its name, or its name
     without a wrapper such as ``model.`` or ``state_dict.``, where that is unambiguous.
     """
-    keys, found = set(sealed), {}
-    below: dict[str, list[str]] = {}
+    keys, below = set(sealed), dict[str, list[str]]()
     for name in names:
-        if name in keys:
-            found[name] = name
-            continue
         parts = name.split(".")
-        for start in range(1, len(parts)):
-            key = ".".join(parts[start:])
-            if key in keys:
-                below.setdefault(key, []).append(name)
-                break
-    taken = set(found.values())
-    for key, wrapped in below.items():
-        if key not in taken and len(wrapped) == 1:
-            found[wrapped[0]] = key
-    return found
+        endings = (".".join(parts[start:]) for start in range(len(parts)))
+        if (key := next((ending for ending in endings if ending in keys), None)) is not None:
+            below.setdefault(key, []).append(name)
+    return {
+        (key if key in found else found[0]): key
+        for key, found in below.items()
+        if key in found or len(found) == 1
+    }
 
 
-def _difference(record: np.void, entry: dict[str, Any]) -> str:
-    dtype = DTYPES[int(record["dtype"])].name
-    if dtype != entry["dtype"]:
-        return f"dtype {dtype}, sealed as {entry['dtype']}"
-    if int(record["numel"]) != entry["numel"]:
-        return f"{int(record['numel']):,} elements, sealed as {entry['numel']:,}"
-    if "parts" not in entry and f"{int(record['checksum']):016x}" != entry["checksum"]:
-        return "other values"
-    return ""
+def _read_seal(path: str) -> dict[str, Any]:
+    hint = "fastcheck.seal(checkpoint, model) writes one"
+    try:
+        content = read_json(path)
+    except FileNotFoundError as error:
+        text = explain("the checkpoint has no seal", expected=path, got="no such file", hint=hint)
+        raise CompareError(text) from error
+    except (OSError, ValueError) as error:
+        got = f"{path}: {first_line(error)}"
+        raise CompareError(explain("the seal can't be read", expected="JSON", got=got)) from error
+    if not _is_seal(content):
+        text = "this file is not a seal, or is one of a later version"
+        expected = f'JSON with "fastcheck": "seal" of format {FORMATS[-1]} or before'
+        raise CompareError(explain(text, expected=expected, got=path, hint=hint))
+    made: dict[str, Any] = content
+    return made
 
 
-def _different_part(load: Loader, entry: Mapping[str, Any]) -> str:
-    """The parts of several ranks are slices of the tensor that the checkpoint holds."""
+def _is_seal(content: Any) -> bool:
+    return (
+        _has(content, fastcheck=str, format=int, unsealed=dict, verdict=str, tensors=dict)
+        and content["fastcheck"] == "seal"
+        and content["format"] in FORMATS
+        and type(content.get("step", False)) in (int, type(None))
+        and all(map(_is_entry, content["tensors"].values()))
+    )
+
+
+def _is_entry(entry: Any) -> bool:
+    if not _has(entry, dtype=str, numel=int) or not isinstance(entry.get("tied_to", ""), str):
+        return False
     if "parts" not in entry:
-        return ""
-    whole = load()
-    is_sealed = torch.zeros(whole.shape, dtype=torch.bool)
-    for part in entry["parts"]:
-        own, mark = slice_of(whole, part), slice_of(is_sealed, part)
-        if own is None or mark is None:
-            return f"shape {tuple(whole.shape)}, in which there is no part {_range(part)}"
-        if f"{stats(own.detach(), order='logical').checksum:016x}" != part["checksum"]:
-            return f"other values in the part {_range(part)}"
-        mark.fill_(True)
-    return "" if is_sealed.all() else "the seal lacks parts of it"
+        return _has(entry, checksum=str)
+    return isinstance(entry["parts"], list) and all(
+        _has(part, checksum=str, offsets=list, sizes=list)
+        and all(type(n) is int and n >= 0 for n in part["offsets"] + part["sizes"])
+        for part in entry["parts"]
+    )
 
 
-def _range(part: Mapping[str, Any]) -> str:
-    """As an index in Python: ``[4:8, 0:3]``."""
-    places = zip(part["offsets"], part["sizes"])
-    return "[" + ", ".join(f"{start}:{start + size}" for start, size in places) + "]"
+def _has(value: Any, **kinds: type) -> bool:
+    """Whether this is an object of JSON with members of these types."""
+    return isinstance(value, dict) and all(type(value.get(n)) is kinds[n] for n in kinds)

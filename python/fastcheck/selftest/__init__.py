@@ -1,5 +1,4 @@
-"""``fastcheck selftest``: compares a device's records with a reference, and trains a model on it.
+"""``fastcheck doctor --device``: holds a device's records to the reference, and trains on it.
 
-Imports ``backends``, ``monitor``, ``record``, ``report``, ``reproducibility``, ``statistics`` and
-``utils``.
+Imports ``backends``, ``monitor``, ``record``, ``report``, ``statistics`` and ``utils``.
 """

@@ -1,31 +1,43 @@
-"""Checks of ``fastcheck selftest`` that compare records; each stops at its first difference.
+"""The checks of ``fastcheck doctor --device``: records, no wait of the host, and ``install()``.
 
-A check takes a :class:`Subject` and returns a summary of what it did. It raises :class:`Fault` if
-the device breaks a guarantee, and :class:`NotCheckable` if the device offers no means to find out.
+A check takes the device and returns what it did. It raises :class:`Fault` if the device breaks a
+guarantee, and :class:`NotCheckable` if the device offers no means to find out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Optional
+import contextlib
+import math
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable
 
 import numpy as np
 import torch
+from torch import nn
 
-from fastcheck.backends import npu
 from fastcheck.backends.backend import Backend
 from fastcheck.backends.table import backend_for
-from fastcheck.kernels import kernels
-from fastcheck.record.format import DEPTHS, DeviceMode, DTypeInfo
+from fastcheck.errors import first_line
+from fastcheck.monitor.install import install
+from fastcheck.record import reference
+from fastcheck.record.format import DTYPES, RECORD_DTYPE, VALUE_BYTES, offset_of
+from fastcheck.report.error import OverflowDetected
 from fastcheck.statistics.functions import found_nonfinite, stats
-from fastcheck.utils.torch.streams import DeviceStreams, streams_of
+from fastcheck.utils.torch.streams import streams_of
 
-from .oracle import differences, format_of, oracle
-from .tensors import Sample, copy_to, dtype_rows, layouts, special, values
+from .samples import Sample, copy_to, layouts, sizes, special
 
-__all__ = ["Fault", "NotCheckable", "Subject"]
+__all__ = ["CHECKS", "FAILED", "NOT_CHECKABLE", "PASSED", "Outcome", "run_checks"]
+
+PASSED, FAILED, NOT_CHECKABLE = "passed", "FAILED", "not checkable here"
+
+_SUMS = ("sum", "abs_sum", "sum_sq")
+_TOLERANCE = 1e-6
+_NAN_BITS = 0x7FC00000
 
 
 class Fault(Exception):  # noqa: N818  (what a check found, not a mistake of its own)
@@ -36,250 +48,254 @@ class NotCheckable(Exception):  # noqa: N818  (not an error: this machine lacks 
     """The check needs something that is not here."""
 
 
-@dataclass
-class Subject:
-    """The device under test. ``missing`` are dtypes that it does not have."""
+@dataclass(frozen=True)
+class Outcome:
+    """One check: its name; PASSED, FAILED or NOT_CHECKABLE; and what it did or found."""
 
-    device: torch.device
-    missing: list[str] = field(default_factory=list)
-
-    @property
-    def backend(self) -> Backend:
-        return backend_for(self.device)
-
-    @property
-    def module(self) -> Any:
-        """torch.cuda, torch.npu, ...; None for the CPU."""
-        return None if self.device.type == "cpu" else getattr(torch, self.device.type)
-
-    @property
-    def streams(self) -> Optional[DeviceStreams]:
-        return None if self.device.type == "cpu" else streams_of(self.device)
-
-    @property
-    def compares_with_kernels(self) -> bool:
-        """Whether compiled kernels read the CPU, and are not themselves under test."""
-        return self.device.type != "cpu" and kernels() is not None
-
-    @property
-    def exact_sums(self) -> bool:
-        return self.compares_with_kernels and self.backend.determinism == "bitwise"
-
-    def synchronize(self) -> None:
-        if self.module is not None:
-            self.module.synchronize(self.device)
-
-    def expected(self, tensor: torch.Tensor, depth: str = "full", logical: bool = False) -> np.void:
-        """The Record of a CPU tensor: the CPU kernels', else the oracle's."""
-        if not self.compares_with_kernels:
-            return oracle(tensor, DEPTHS[depth], logical)
-        order = "logical" if logical else "storage"
-        return stats(tensor, depth=depth, order=order).record
-
-    def check(
-        self, samples: Sequence[Sample], *, depth: str = "full", order: str = "storage"
-    ) -> int:
-        """Reads the samples on the device, in one call, and compares with the expected records."""
-        there = [copy_to(sample.tensor, self.device) for sample in samples]
-        records = stats(there, depth=depth, order=order).numpy()
-        for sample, record in zip(samples, records):
-            self.compare(record, sample, depth, order == "logical")
-        return len(samples)
-
-    def compare(
-        self, record: np.void, sample: Sample, depth: str = "full", logical: bool = False
-    ) -> None:
-        want = self.expected(sample.tensor, depth, logical)
-        found = differences(record, want, self.exact_sums)
-        if found:
-            note = "" if depth == "full" else f" at depth {depth}"
-            raise Fault(f"{sample.what}{note}: {'; '.join(found)}")
-
-    def rows(self) -> list[DTypeInfo]:
-        """The dtypes that the device supports."""
-        present = []
-        for row in dtype_rows():
-            try:
-                copy_to(torch.zeros(2, dtype=getattr(torch, row.name)), self.device)
-            except (RuntimeError, TypeError, NotImplementedError):
-                if row.name not in self.missing:
-                    self.missing.append(row.name)
-            else:
-                present.append(row)
-        return present
+    name: str
+    status: str
+    detail: str
+    seconds: float
 
 
-def _counted(subject: Subject, tensors: int, dtypes: int) -> str:
-    text = f"{tensors} tensors of {dtypes} dtypes"
-    if subject.missing:
-        text += f" (not on this device: {', '.join(subject.missing)})"
-    return text
+def run_checks(device: torch.device) -> Iterator[Outcome]:
+    """Runs every check and yields each as it is done. One that raises anything has failed; the
+    others still run.
+    """
+    for name, check in CHECKS.items():
+        began = time.perf_counter()
+        try:
+            status, detail = PASSED, check(device)
+        except NotCheckable as reason:
+            status, detail = NOT_CHECKABLE, str(reason)
+        except Fault as fault:
+            status, detail = FAILED, str(fault)
+        except Exception as error:  # whatever a backend raises is what this is to find out
+            status, detail = FAILED, _error_text(error)
+        yield Outcome(name, status, detail, time.perf_counter() - began)
 
 
-def check_values(subject: Subject) -> str:
-    """every dtype, sizes around row and tile limits, at every depth, alone and in a list"""
-    tensors = 0
-    rows = subject.rows()
-    for row in rows:
-        samples = list(values(row))
-        tensors += subject.check(samples)
-        for depth in ("health", "stats"):
-            tensors += subject.check(samples[-2:], depth=depth)
-        last = samples[-1]
-        subject.compare(stats(copy_to(last.tensor, subject.device)).record, last)
-        tensors += 1
-    return _counted(subject, tensors, len(rows))
+def _error_text(error: Exception) -> str:
+    """An error in one line, and where it came from, without this machine's paths."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    file = frame.filename.replace("\\", "/").rsplit("/", 1)[-1]
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__} in {file}:{frame.lineno}: {text[:400]}"
 
 
-def check_special(subject: Subject) -> str:
-    """NaN payloads, infinities, subnormals, zeros of either sign, the largest finite value"""
-    tensors = 0
-    rows = [row for row in subject.rows() if format_of(row) is not None]
-    for row in rows:
-        tensors += subject.check(list(special(row)))
-    return _counted(subject, tensors, len(rows))
+# ---- records ------------------------------------------------------------------------------------
 
 
-def check_layouts(subject: Subject) -> str:
-    """transposed, strided, offset, expanded and overlapping views, in storage and logical order"""
-    tensors = 0
-    rows = [row for row in subject.rows() if row.name in _OF_EACH_SIZE]
-    for row in rows:
-        samples = list(layouts(row))
-        for order in ("storage", "logical"):
-            tensors += subject.check(samples, order=order)
-    return _counted(subject, tensors, len(rows))
-
-
-#: One dtype for each size of an element, and for pairs.
-_OF_EACH_SIZE = frozenset(
-    {"float64", "float32", "bfloat16", "float8_e5m2", "complex64", "int8", "bool"}
-)
-
-
-def check_found_nonfinite(subject: Subject) -> str:
-    """the flag that skips an update: 1.0 where any tensor of a list has a NaN or an infinity"""
-    calls = 0
-    saturates = subject.backend.device_mode is DeviceMode.SATURATING
-    for row in subject.rows():
-        if format_of(row) is None:
+def check_values(device: torch.device) -> str:
+    """Every dtype, sizes around row and tile limits, special values and strides, at every depth, in
+    either order, alone and in a list, against the reference.
+    """
+    rows, missing, tensors = 0, [], 0
+    for row in reference.TABLE:
+        if not hasattr(torch, row.name):
             continue
-        healthy = [s for s in values(row) if "moderate" in s.what][-3:]
-        _expect_found(subject, healthy, 0.0)
-        for sample in special(row):
-            record = subject.expected(sample.tensor, "health")
-            names = ["nan", "posinf", "neginf"]
-            if saturates and sample.tensor.dtype in npu.SATURABLE:
-                names.append("saturated")
-            bad = sum(int(record[f"{name}_count"]) for name in names)
-            if "4098 times" in sample.what or " at 0 of" in sample.what:
-                _expect_found(subject, [*healthy, sample], float(bad > 0))
-                calls += 1
-    return f"{calls} lists"
+        try:
+            copy_to(torch.zeros(2, dtype=getattr(torch, row.name)), device)
+        except (RuntimeError, TypeError, NotImplementedError):
+            missing.append(row.name)
+            continue
+        rows += 1
+        dense, views = [*sizes(row), *special(row)], list(layouts(row))
+        tensors += _check_list(device, dense + views)
+        tensors += _check_list(device, views, order="logical")
+        for depth in ("health", "stats"):
+            tensors += _check_list(device, dense[-2:], depth=depth)
+        alone = stats(copy_to(dense[-1].tensor, device)).record
+        _compare(alone, dense[-1], backend_for(device))
+    text = f"{tensors + rows} tensors of {rows} dtypes"
+    return text + (f" (not on this device: {', '.join(missing)})" if missing else "")
 
 
-def _expect_found(subject: Subject, samples: Iterable[Sample], want: float) -> None:
-    listed = list(samples)
-    got = found_nonfinite([copy_to(sample.tensor, subject.device) for sample in listed]).item()
-    if got != want:
-        raise Fault(f"{listed[-1].what}: got {got}, expected {want}")
+def _check_list(
+    device: torch.device, samples: Sequence[Sample], *, depth: str = "full", order: str = "storage"
+) -> int:
+    """Reads the samples on the device, in one call."""
+    there = [copy_to(sample.tensor, device) for sample in samples]
+    backend = backend_for(device)
+    for sample, record in zip(samples, stats(there, depth=depth, order=order).numpy()):
+        _compare(record, sample, backend, depth, order)
+    return len(samples)
 
 
-def check_kernels(subject: Subject) -> str:
-    """every kernel that this CPU can run gives the same bits"""
-    module: Any = kernels()
-    if subject.device.type != "cpu" or module is None:
-        raise NotCheckable("about the compiled kernels for the CPU")
-    names = [name for name, usable, _ in module.cpu_isas() if usable]
-    before = module.cpu_isa()
-    samples = [s for row in dtype_rows() for s in (*values(row), *special(row))]
-
-    def records(name: str) -> list[bytes]:
-        module.set_cpu_isa(name)
-        return [record.tobytes() for record in stats([s.tensor for s in samples]).numpy()]
-
-    try:
-        wanted = records("scalar")
-        for name in names:
-            for sample, got, want in zip(samples, records(name), wanted):
-                if got != want:
-                    raise Fault(f"{name} and scalar differ: {sample.what}")
-    finally:
-        module.set_cpu_isa(before)
-    return f"{', '.join(names)}: {len(samples)} tensors"
+def _compare(
+    got: np.void, sample: Sample, backend: Backend, depth: str = "full", order: str = "storage"
+) -> None:
+    """Byte for byte; sums within 1e-6 where the backend guarantees no more."""
+    made = reference.record(sample.tensor, depth=depth, order=order)
+    want = np.frombuffer(made, RECORD_DTYPE).copy()[0]
+    want["device_mode"] = int(backend.device_mode)
+    found = []
+    for name in RECORD_DTYPE.names or ():
+        is_compared = name in ("dtype", "order", "depth", "device_mode")
+        if offset_of(name) >= VALUE_BYTES and not is_compared:
+            continue
+        if got[name].tobytes() == want[name].tobytes():
+            continue
+        if name in _SUMS and backend.determinism != "bitwise" and _is_close(name, got, want):
+            continue
+        found.append(f"{name}: got {_shown(got, name)}, expected {_shown(want, name)}")
+    if found:
+        raise Fault(f"{sample.what}, depth {depth}, order {order}: {'; '.join(found)}")
 
 
-def check_streams(subject: Subject) -> str:
-    """records of tensors on several streams (CPU: threads) whose memory is used again at once"""
-    samples = [s for row in dtype_rows() if row.name == "float32" for s in values(row)][-8:]
-    if subject.device.type == "cpu":
-        return _check_threads(subject, samples)
-    streams = subject.streams
+def _is_close(name: str, got: np.void, want: np.void) -> bool:
+    value, wanted = float(got[name]), float(want[name])
+    if name == "sum_sq":
+        return math.isclose(value, wanted, rel_tol=_TOLERANCE)
+    # Where sums overflow, one order of adding up makes an infinity of what another makes a NaN of.
+    abs_sum = float(want["abs_sum"])
+    return math.isinf(abs_sum) or abs(value - wanted) <= _TOLERANCE * abs_sum
+
+
+def _shown(record: np.void, name: str) -> str:
+    """A field as a person reads it, in the type that the record's dtype gives it."""
+    if name in ("min", "max"):
+        kind = DTYPES[int(record["dtype"])].kind
+        return repr(np.frombuffer(record[name].tobytes(), f"<{kind}")[0].item())
+    return f"{int(record[name]):016x}" if name == "checksum" else repr(record[name].item())
+
+
+# ---- no wait ------------------------------------------------------------------------------------
+
+
+def check_no_wait(device: torch.device) -> str:
+    """The host is not made to wait: by the device's own watch for it, and behind a busy stream."""
+    if device.type == "cpu":
+        raise NotCheckable("the CPU computes in the caller's thread: there is nothing to wait for")
+    streams, module = streams_of(device), getattr(torch, device.type)
     if streams is None:
-        raise NotCheckable(f"torch.{subject.device.type} has no streams and events")
-    sources = [copy_to(sample.tensor, subject.device) for sample in samples]
-    subject.synchronize()
-    rounds, side = 12, [streams.new_stream() for _ in range(4)]
-    made = []
-    for i in range(rounds * len(side)):
-        with streams.on(side[i % len(side)]):
-            x = sources[i % len(sources)].clone()
-            made.append((i % len(sources), stats(x)))
-            del x  # its memory serves the next tensor of this stream, at once
-            torch.full_like(sources[i % len(sources)], float("nan"))
-    # Made on one stream, read on another that waits for it, and given back.
-    for i, stream in enumerate(side):
-        x = sources[i].clone()
-        ready = streams.new_event()
-        ready.record(streams.current())
-        with streams.on(stream):
-            stream.wait_event(ready)
-            made.append((i, stats(x)))
-            x.record_stream(stream)
-        del x
-    subject.synchronize()
-    for which, record in made:
-        subject.compare(record.record, samples[which])
-    return f"{len(made)} tensors on {len(side)} streams"
+        raise NotCheckable(f"torch.{device.type} has no streams and events")
+    tensors = [torch.full((n,), 1.5, device=device) for n in (70, 5000, 100_000)]
+
+    def observe() -> None:
+        stats(tensors)
+        stats(tensors[1], depth="health")
+        found_nonfinite(tensors)
+
+    observe()  # the first time copies constants there
+    module.synchronize(device)
+    watched = f"torch.{device.type} has no watch for waits"
+    if hasattr(module, "set_sync_debug_mode"):
+        before = getattr(module, "get_sync_debug_mode", lambda: "default")()
+        module.set_sync_debug_mode("error")
+        try:
+            observe()
+        except RuntimeError as error:
+            raise Fault(f'under set_sync_debug_mode("error"): {first_line(error)}') from error
+        finally:
+            module.set_sync_debug_mode(before)
+        watched = 'set_sync_debug_mode("error") raised nothing'
+    module.synchronize(device)
+    was_late = False
+    for seconds in (0.5, 1, 2):  # a busy host may be late once
+        done = streams.new_event()
+        _enqueue_work(device, module.synchronize, seconds)
+        done.record(streams.current())
+        was_busy = not streams.is_done(done)
+        observe()
+        is_busy = not streams.is_done(done)
+        module.synchronize(device)
+        if is_busy:
+            return f"{watched}; returned while {seconds} s of earlier work was still queued"
+        was_late = was_late or was_busy
+    if was_late:
+        raise Fault("returned only after 2 s of work that was queued before it")
+    raise NotCheckable(f"{watched}; work for seconds was done as soon as it was queued")
 
 
-def _check_threads(subject: Subject, samples: Sequence[Sample]) -> str:
-    def read(_: int) -> int:
-        for sample in samples:
-            subject.compare(stats(sample.tensor).record, sample)
-        return len(samples)
-
-    with ThreadPoolExecutor(4) as pool:
-        return f"{sum(pool.map(read, range(8)))} tensors in 4 threads"
-
-
-def check_overflow_mode(subject: Subject) -> str:
-    """how the device stores a result that is out of range, and that records have the same mode"""
-    x = torch.full((130,), 65504.0, dtype=torch.float16).to(subject.device)
-    over = x + x
-    record = stats(over).record
-    declared = DeviceMode(int(record["device_mode"]))
-    expected = subject.backend.device_mode
-    if declared != expected:
-        raise Fault(f"records have {declared.name}, the backend {expected.name}")
-    gone = stats(over - over).record
-    if record["posinf_count"] == 130 and gone["nan_count"] == 130:
-        seen = "infinities, and NaN of infinity minus infinity"
-        behaves = DeviceMode.IEEE
-    elif record["saturated_count"] == 130 and gone["zero_count"] == 130:
-        seen = "the largest finite value, and zero of a difference of two"
-        behaves = DeviceMode.SATURATING
-    else:
-        raise Fault(
-            "float16 65504 + 65504 gives neither infinities nor the largest finite value: "
-            f"{stats(over)!r}; their difference {stats(over - over)!r}"
-        )
-    text = f"records have {declared.name}; float16 65504 + 65504 gives {seen}"
-    if declared not in (DeviceMode.UNKNOWN, behaves):
-        raise Fault(text)
-    return text
+def _enqueue_work(device: torch.device, synchronize: Callable[[Any], None], seconds: float) -> None:
+    """Puts so many seconds of matrix products on the current stream: large ones, since queues are
+    short.
+    """
+    size, each = 128, 0.0
+    while each < 0.005 and size < 8192:
+        size *= 2
+        x = torch.full((size, size), 1e-3, device=device)
+        torch.matmul(x, x)
+        synchronize(device)
+        began = time.perf_counter()
+        torch.matmul(x, x)
+        synchronize(device)
+        each = time.perf_counter() - began
+    for _ in range(min(int(seconds / each) + 1, 400)):
+        torch.matmul(x, x)
 
 
-def title_of(check: Any) -> str:
-    """The first paragraph of the check's docstring."""
-    return " ".join((check.__doc__ or "").split("\n\n")[0].split())
+# ---- install() ----------------------------------------------------------------------------------
+
+
+class _Faulty(nn.Module):
+    """Passes its input on; armed, with the bits of a NaN in it: no arithmetic, so that it is one on
+    a device that saturates too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.armed = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 1.0
+        if self.armed:
+            with torch.no_grad():
+                x.view(torch.int32).view(-1)[3:4].fill_(_NAN_BITS)
+        return x
+
+
+def _model() -> nn.Sequential:
+    """Weights by formula: no random number is drawn of the caller's."""
+    model = nn.Sequential()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for i in range(4):
+            model.add_module(f"layer{i}", nn.Linear(32, 32))
+            model.add_module(f"act{i}", nn.Tanh())
+        model.add_module("faulty", _Faulty())
+        model.add_module("head", nn.Linear(32, 1))
+        for number, parameter in enumerate(model.parameters()):
+            ramp = torch.linspace(-0.3, 0.3, parameter.numel()).sin()
+            parameter.copy_(ramp.roll(7 * number).view_as(parameter))
+    return model
+
+
+def check_install(device: torch.device) -> str:
+    """A model trains without an event, then a module makes a NaN: the run stops, and names it."""
+    if device.type != "cpu" and streams_of(device) is None:
+        raise NotCheckable(f"install() reads nothing of torch.{device.type}: no streams")
+    healthy, patience = 5, 10
+    model: Any = _model().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    x = torch.linspace(-1, 1, 16 * 32).view(16, 32).to(device)
+    step = 0
+    with tempfile.TemporaryDirectory(prefix="fastcheck-selftest-") as folder:
+        monitor = install(model, log_dir=folder)
+        try:
+            for step in range(healthy + patience):
+                model.faulty.armed = step == healthy
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            monitor.flush()
+        except OverflowDetected as stop:
+            if step < healthy:
+                text = f"stopped at step {step}, before any fault: {first_line(stop)}"
+                raise Fault(text) from stop
+            where = (stop.culprit.site.module, stop.culprit.site.role, stop.step)
+            if where != ("faulty", "output", healthy):
+                raise Fault(f"named {where}, expected ('faulty', 'output', {healthy})") from stop
+            return f"stopped {step - healthy} steps after the fault"
+        finally:
+            with contextlib.suppress(OverflowDetected):  # of a later step, stopped already
+                monitor.remove()
+    raise Fault(f"a NaN in step {healthy} did not stop the run by step {step}")
+
+
+#: By name, in the order in which they run.
+CHECKS: dict[str, Callable[[torch.device], str]] = {
+    "values": check_values,
+    "no-wait": check_no_wait,
+    "install": check_install,
+}

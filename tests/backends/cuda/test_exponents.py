@@ -14,10 +14,10 @@ import fastcheck
 from fakes.cuda_on_cpu import driver
 from fakes.cuda_on_cpu.driver import Cut, LaunchError, exponent_words
 from fakes.layouts import LAYOUTS
+from fastcheck.record.reference import FLOAT_NAMES, pattern
 from support.helpers import even, tensor_of
-from support.records.reference import FLOAT_NAMES, torch_dtype
 from support.records.special_codes import special_codes
-from support.records.vectors import pattern
+from support.records.torch_dtypes import torch_dtype
 
 pytestmark = pytest.mark.skipif(driver.compiler() is None, reason="no C++ compiler")
 

@@ -2,7 +2,7 @@
 Records.
 
 Equal byte for byte over dtype, size, layout and alignment, however the work is cut and in whatever
-order the threads run. The CPU's Records are held to tests/support/records/reference.py by
+order the threads run. The CPU's Records are held to fastcheck/record/reference.py by
 test_stats_values.py; here the reference itself stands in for some of them."""
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import torch
 from fakes.cuda_on_cpu import driver
 from fakes.cuda_on_cpu.driver import Call, Cut, Garbage, LaunchError, record
 from fakes.layouts import LAYOUTS
-from fastcheck.ring.device import MAX_SEGMENTS
-from support.helpers import SIZES, assert_same, even, expected, kernel, kinds, tensor_of
-from support.records.reference import (
+from fastcheck.record.reference import (
     DTYPES,
     FLOAT_NAMES,
+    chain_term,
     fields,
+    pattern,
     record_of_bytes,
-    torch_dtype,
+    words_of,
 )
-from support.records.reference_checksum import chain_term, words_of
-from support.records.vectors import pattern
+from fastcheck.ring.device import MAX_SEGMENTS
+from support.helpers import SIZES, assert_same, even, expected, kernel, kinds, tensor_of
+from support.records.torch_dtypes import torch_dtype
 
 pytestmark = pytest.mark.skipif(driver.compiler() is None, reason="no C++ compiler")
 

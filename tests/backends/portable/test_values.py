@@ -17,21 +17,24 @@ from hypothesis import strategies as st
 
 from fastcheck.backends.portable import checksum as sum64
 from fastcheck.backends.portable.traversal import dtype_and_order
-from support.helpers import SIZES, even, kinds, tensor_of
-from support.records.portable import ALL, DEFAULT, SMALL, check, observed, observed_list
-from support.records.reference import (
+from fastcheck.record.reference import (
     DEPTHS,
     DTYPES,
     FLOAT_NAMES,
+    HALVES,
     VALUE_BYTES,
+    chain_term,
     fields,
+    length_term,
+    pattern,
     record,
     record_of_bytes,
-    torch_dtype,
+    splitmix64,
 )
-from support.records.reference_checksum import HALVES, chain_term, length_term
+from support.helpers import SIZES, even, kinds, tensor_of
+from support.records.portable import ALL, DEFAULT, SMALL, check, observed, observed_list
 from support.records.special_codes import special_codes
-from support.records.vectors import pattern, splitmix64
+from support.records.torch_dtypes import torch_dtype
 from support.records.views import LAYOUTS
 
 # --- one tensor ----------------------------------------------------------------------------------

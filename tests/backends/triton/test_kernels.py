@@ -23,11 +23,18 @@ from fastcheck import _C
 from fastcheck.backends.portable import checksum as sum64
 from fastcheck.backends.portable.formats import FORMATS
 from fastcheck.backends.triton import kernels, launch
+from fastcheck.record.reference import (
+    DEPTHS,
+    DTYPES,
+    HALVES,
+    VALUE_BYTES,
+    chain_term,
+    fields,
+    pattern,
+)
 from support.helpers import assert_same, kinds, tensor_of
-from support.records.reference import DEPTHS, DTYPES, VALUE_BYTES, fields, torch_dtype
-from support.records.reference_checksum import HALVES, chain_term
 from support.records.special_codes import special_codes
-from support.records.vectors import pattern
+from support.records.torch_dtypes import torch_dtype
 from support.records.views import LAYOUTS
 
 READ = [name for name in sorted(DTYPES) if launch.reads(torch_dtype(name))]

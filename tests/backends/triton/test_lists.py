@@ -20,9 +20,9 @@ from fastcheck.backends.portable.traversal import traverse
 from fastcheck.backends.triton import backend as triton
 from fastcheck.backends.triton import launch
 from fastcheck.backends.triton import lists as triton_lists
+from fastcheck.record.reference import DEPTHS, DTYPES, VALUE_BYTES, pattern
 from support.helpers import assert_same, kinds, tensor_of
-from support.records.reference import DEPTHS, DTYPES, VALUE_BYTES, torch_dtype
-from support.records.vectors import pattern
+from support.records.torch_dtypes import torch_dtype
 
 READ = [name for name in sorted(DTYPES) if launch.reads(torch_dtype(name))]
 FILLED = 0xEE

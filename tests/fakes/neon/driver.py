@@ -21,7 +21,7 @@ from typing import Optional
 
 import torch
 
-from support.records.reference import DEPTHS, RECORD_BYTES, dtype_of, is_dense
+from fastcheck.record.reference import DEPTHS, RECORD_BYTES, dtype_of, is_dense
 
 SOURCE = Path(__file__).resolve().parent
 CXX = os.environ.get("FASTCHECK_NEON_CXX", "")

@@ -22,6 +22,7 @@ from fastcheck.backends import npu
 from fastcheck.backends.portable import backend as portable
 from fastcheck.backends.portable.any_nonfinite import any_nonfinite
 from fastcheck.backends.table import backend_for
+from fastcheck.record.reference import DEPTHS, DTYPES, RECORD_BYTES, pattern
 from fastcheck.utils.torch.streams import stream_handle, streams_of
 from support.programs.guarding import why_unguarded
 from support.programs.training import (
@@ -34,8 +35,7 @@ from support.programs.training import (
     where,
     without_waiting,
 )
-from support.records.reference import DEPTHS, DTYPES, RECORD_BYTES, torch_dtype
-from support.records.vectors import pattern
+from support.records.torch_dtypes import torch_dtype
 
 if os.environ.get("FAKE_ACL_SOC"):
     pytest.skip("of the chip that is there by default", allow_module_level=True)

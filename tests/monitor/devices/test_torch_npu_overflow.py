@@ -4,6 +4,7 @@ chip in a process: FAKE_ACL_SOC names it, `make test-npu-lab` runs this for each
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -98,10 +99,12 @@ def test_arithmetic_is_as_the_mode_says() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:You can set the device capability")  # torch_npu's
-def test_the_selftest_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["selftest", "--device", "npu"]) == 0, capsys.readouterr().out
+def test_doctor_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--device", "npu", "--json"])
     said = capsys.readouterr().out
-    assert f"name         {CHIP}" in said and "9 passed, 0 failed" in said
+    found = json.loads(said)
+    assert code == 0 and found["device"]["name"] == CHIP, said
+    assert {check["status"] for check in found["checks"]} == {"passed"}, said
 
 
 @pytest.mark.parametrize("sync", ["never", "step", "call"])

@@ -1,56 +1,24 @@
-"""Inputs given by formula, and the fixed vectors of docs/record-format.md, section 9.
+"""The fixed vectors of docs/record-format.md, section 9.
 
 ``python tests/support/records/vectors.py`` writes vectors.json beside it anew from the reference.
-reference."""
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from fastcheck.record.reference import (
+    DTYPES,
+    FLOAT_NAMES,
+    TABLE,
+    VALUE_BYTES,
+    pattern,
+    record_of_bytes,
+)
 
-from support.records.reference import DTYPES, FLOAT_NAMES, TABLE, VALUE_BYTES, record_of_bytes
-
-Array = np.ndarray[Any, np.dtype[Any]]
 PATH = Path(__file__).with_name("vectors.json")
-
-
-def splitmix64(count: int, seed: int) -> Array:
-    """count words of splitmix64: word k mixes seed + (k + 1) * 0x9E3779B97F4A7C15."""
-    z = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-def pattern(kind: str, dtype: str, count: int, seed: int = 0) -> bytes:
-    """The bytes of ``count`` components.
-
-    ``random``      component k is the low bits of splitmix64 word k: every bit pattern can come
-    ``counter``     component k has the bits (seed + k) mod 2^width
-    ``constant``    every component has the bits ``seed``
-    ``exponent:E``  floats only: sign and mantissa bits are those of word k, the binary exponent is
-                    E + (word >> 60)
-    """
-    row = DTYPES[dtype]
-    width = 8 * row.itemsize
-    mask = np.uint64((1 << width) - 1)
-    if kind == "random":
-        bits = splitmix64(count, seed) & mask
-    elif kind == "counter":
-        bits = (np.uint64(seed) + np.arange(count, dtype=np.uint64)) & mask
-    elif kind == "constant":
-        bits = np.full(count, seed, np.uint64)
-    else:
-        word = splitmix64(count, seed)
-        bias = (1 << (row.exponent_bits - 1)) - 1
-        exponent = (word >> np.uint64(60)) + np.uint64(int(kind.removeprefix("exponent:")) + bias)
-        keep = np.uint64(1 << (width - 1) | ((1 << row.mantissa_bits) - 1))
-        bits = (word & keep) | (exponent << np.uint64(row.mantissa_bits))
-    return bits.astype(f"<u{row.itemsize}").tobytes()
 
 
 def vector_inputs() -> list[tuple[str, str, int, int]]:

@@ -1,27 +1,221 @@
-"""Requests: switches to op level, or to a dump, at the end of the step in which a request came."""
+"""Requests: switches to op level, or to a dump, at the end of the step in which a request came.
+
+From top to bottom: how a request comes (a file, a signal), what is observed (op level, a dump of
+each step), and Requests, which begins and ends it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import signal
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Optional, Union
+from dataclasses import replace
+from types import FrameType
+from typing import Any, Callable, Optional, Union
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fastcheck.calls.optimizer_steps import NoOptimizerListener, optimizer_listeners
-from fastcheck.errors import first_line, warn
+from fastcheck.dump.dumper import Dumper
+from fastcheck.dump.storage.files import place_of
+from fastcheck.errors import ConfigError, explain, first_line, warn
 from fastcheck.monitor.hooks.optimizers import step_ends
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
+from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.listener import Listener
+from fastcheck.monitor.session.options import Filter, Log, Stop
+from fastcheck.monitor.session.request_options import OnRequest
 from fastcheck.monitor.session.session import Session
 from fastcheck.report.stop_report import StopReport
-
-from .asking import SignalFlag, TouchedFile
-from .running import Install, OpLevelSteps, RequestedSteps, StepDumps
+from fastcheck.utils.torch.rank import own_rank
 
 __all__ = ["Requests"]
+
+# How often the file is looked at, at most.
+_SECONDS = 1.0
+
+#: Installs a monitor of these modules, which neither meets other ranks nor waits for them.
+Install = Callable[[Config, Sequence[torch.nn.Module]], Any]
+
+
+# ---- how a request comes ------------------------------------------------------------------------
+
+
+class TouchedFile:
+    """A file whose time of modification changes, or that appears. It is left where it is, so that
+    several processes can look at one.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path, self._time = path, _modified(path)
+        self._next = time.monotonic() + _SECONDS
+
+    def take(self) -> bool:
+        """Whether it was touched since the last call that looked; one ``stat`` in a second."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + _SECONDS
+        before, self._time = self._time, _modified(self._path)
+        return self._time is not None and self._time != before
+
+
+def _modified(path: str) -> Optional[int]:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+
+
+class SignalFlag:
+    """Set by a signal, whose former handler is called too, and put back by close().
+
+    Raises ConfigError outside of the main thread, and for a signal that no program can handle.
+    """
+
+    def __init__(self, number: signal.Signals) -> None:
+        self._number = number
+        self._is_set = self._is_closed = False
+        former = signal.getsignal(number)
+        self._former: Any = former
+        try:
+            if former is None:
+                raise ValueError("its handler is not Python's and could not be restored")
+            signal.signal(number, self._handle)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                explain(
+                    f"signal={number.name} can't be handled",
+                    expected="install() in the main thread of the main interpreter, and a signal "
+                    "that a Python program may handle",
+                    got=str(error),
+                    hint="OnRequest(file=...) works in every thread",
+                )
+            ) from None
+
+    def _handle(self, number: int, frame: Optional[FrameType]) -> None:
+        self._is_set = not self._is_closed
+        if callable(self._former):
+            self._former(number, frame)
+
+    def take(self) -> bool:
+        """Whether the signal came since the last call."""
+        was, self._is_set = self._is_set, False
+        return was
+
+    def close(self) -> None:
+        """Puts the former handler back, unless another one was installed since (it may call this
+        one), or another thread calls: then the signal does what it did before. Idempotent.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        while isinstance(owner := getattr(self._former, "__self__", None), SignalFlag):
+            if not owner._is_closed:
+                break
+            self._former = owner._former
+        # A bound method is another object each time, and equal.
+        if signal.getsignal(self._number) == self._handle:
+            with contextlib.suppress(ValueError):  # not the main thread
+                signal.signal(self._number, self._former)
+
+
+# ---- what is observed ----------------------------------------------------------------------------
+# From the moment one of these is made. close() may be called by any thread.
+
+
+class OpLevelSteps:
+    """A second monitor, at op level, with a log of its own. It counts no event of its own."""
+
+    def __init__(
+        self, config: Config, models: Sequence[torch.nn.Module], step: int, install: Install
+    ) -> None:
+        options = config.on_request
+        assert options is not None
+        place = os.path.join(options.dir, f"step{step}-op")
+        self._monitor = install(
+            replace(
+                config,
+                level="op",
+                sync="never",
+                overflow_nums=-1,
+                log_dir=None,
+                every=1,
+                stop=Stop(
+                    count=config.stop.count,
+                    max_skipped=config.stop.max_skipped,
+                    protect_weights=False,
+                    style=config.stop.style,
+                ),
+                log=Log(place, config.log.limit, config.log.history),
+                filter=Filter(),
+                on_request=None,
+            ),
+            models,
+        )
+        session = self._monitor._session
+        with session.lock:
+            session.begin_at(step)
+            session.is_explicit = True  # its steps are those of the monitor that was asked
+
+    def next_step(self, step: int) -> None:
+        self._monitor.step()
+
+    def close(self, is_whole: bool) -> str:
+        monitor = self._monitor
+        if is_whole:
+            monitor.step()
+        monitor.remove()
+        store = monitor._session.event_store
+        place, events = store.log.directory, monitor.event_count
+        found = f"{monitor._session.next_seq:,} records, {events:,} event{'s'[: events != 1]}"
+        return f"at op level: {found}, in {place} (fastcheck show {place})"
+
+
+class StepDumps:
+    """A Dumper for each step."""
+
+    def __init__(self, options: OnRequest, models: Sequence[torch.nn.Module], step: int) -> None:
+        # What a program puts on this stack later it takes off first; what lies there already is
+        # taken off at some time that is not known, and would take the dump's mode with it.
+        if stack := _get_current_dispatch_mode_stack():
+            raise ConfigError(
+                explain(
+                    "a dump can't begin within another mode",
+                    expected="a step that ends outside of every TorchDispatchMode",
+                    got=", ".join(type(mode).__name__ for mode in stack),
+                    hint='OnRequest(level="op") needs no mode',
+                )
+            )
+        directory = os.path.join(options.dir, f"step{step}-dump")
+        names = itertools.chain((directory,), (f"{directory}-{n}" for n in itertools.count(2)))
+        # This rank may have dumped the step there already, in a run before.
+        rank = own_rank()
+        self._place = next(p for p in names if not os.path.exists(place_of(p, step, rank)))
+        self._options, self._models = options, list(models)
+        self._begin(step)
+
+    def _begin(self, step: int) -> None:
+        tensors, models = self._options.tensors, self._models
+        self._dumper = Dumper(self._place, step=step, tensors=tensors, model=models).__enter__()
+
+    def next_step(self, step: int) -> None:
+        self._dumper.__exit__(None, None, None)
+        self._begin(step)
+
+    def close(self, is_whole: bool) -> str:
+        self._dumper.__exit__(None, None, None)
+        problem = f", which stopped early ({self._dumper.problem})" if self._dumper.problem else ""
+        return f"by a dump{problem}, in {self._place} (docs/dump.md)"
+
+
+# ---- requests ------------------------------------------------------------------------------------
 
 
 class _EndBeforeStop(Listener):
@@ -64,7 +258,7 @@ class Requests:
             flag = SignalFlag(options.number)
             self._asks.append(flag)
             weakref.finalize(self, flag.close)  # where a model is deleted without remove()
-        self._running: Optional[RequestedSteps] = None
+        self._running: Union[OpLevelSteps, StepDumps, None] = None
         self._first = 0
         self._seen = watcher.closed_steps
         self._is_closed = False

@@ -1,11 +1,14 @@
-"""The Record v1 of a tensor, computed slowly from docs/record-format.md alone.
+"""The Record v1 of a tensor, computed slowly from ``docs/record-format.md`` alone.
 
-Nothing here is shared with the kernels or with ``python/fastcheck``: only NumPy, and torch for
-finding a tensor's bytes. Section numbers in the comments are those of docs/record-format.md.
+Nothing here is shared with the kernels or with the rest of the package: only NumPy, and the methods
+of a tensor for finding its bytes. Every implementation is held to it: the kernels by the tests, a
+device by ``fastcheck doctor --device``. Section numbers in the comments are those of
+``docs/record-format.md``.
 
     record(tensor)                    -> 192 bytes
     record_of_bytes(raw, "float32")   -> 192 bytes
     fields(record)                    -> dict of Python numbers
+    pattern("random", "float32", 9)   -> the bytes of a test tensor
 """
 
 from __future__ import annotations
@@ -14,15 +17,15 @@ import ctypes
 import math
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from fakes.exact_fma import fma32, fma64
-from support.records.reference_checksum import checksum
+if TYPE_CHECKING:
+    import torch
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = NDArray[Any]
 
 RECORD_BYTES = 192
 VALUE_BYTES = 112  # two Records are equal when these bytes are
@@ -79,11 +82,6 @@ FLOAT_NAMES = [row.name for row in TABLE if row.kind == "float"]
 INT_NAMES = [row.name for row in TABLE if row.kind in ("int", "uint")]
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name)
-    return found
-
-
 def dtype_of(tensor: torch.Tensor) -> DType:
     return DTYPES[str(tensor.dtype).removeprefix("torch.")]
 
@@ -136,7 +134,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
     if tensor.numel() < 2:
         return True
     expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size == 1:
             continue
         if stride != expected:
@@ -155,7 +153,7 @@ def traversal(tensor: torch.Tensor, order: str) -> tuple[bytes, str]:
         return b"", order
     if order == "storage":
         return ctypes.string_at(tensor.data_ptr(), tensor.numel() * size), order
-    span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1
     memory = memoryview((ctypes.c_char * (span * size)).from_address(tensor.data_ptr()))
     view: Array = np.ndarray(
         tuple(tensor.shape),
@@ -222,6 +220,98 @@ def min_max(values: Array, finite: Array, dtype: DType) -> tuple[bytes, bytes]:
     return struct.pack(code, least), struct.pack(code, greatest)
 
 
+# --- fused multiply-add --------------------------------------------------------------------------
+# NumPy has none, and math.fma came with Python 3.13. tests/record/test_reference.py holds both to
+# Fractions.
+
+
+def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """Knuth: s = fl(a + b) and the error e, so that a + b = s + e exactly."""
+    s = a + b
+    b_part = s - a
+    return s, (a - (s - b_part)) + (b - b_part)
+
+
+def _round_to_odd(s: Array, e: Array) -> Array:
+    """The float64 neighbour of s + e whose last bit is 1, or s where e = 0 (s = fl(s + e))."""
+    even = (np.ascontiguousarray(s).view(np.uint64) & np.uint64(1)) == 0
+    toward = np.nextafter(s, np.where(e > 0, np.inf, -np.inf))
+    return np.where((e != 0) & even, toward, s)
+
+
+def fma32(x: Array, y: Array, acc: Array) -> Array:
+    """x*y + acc rounded once to float32, for finite float32 arrays.
+
+    x*y has at most 48 bits and an exponent that float64 holds, so the product is exact in float64.
+    The sum with acc may need more than 53 bits; rounding it to float64 to nearest and then to
+    float32 would round twice and be wrong near ties. Rounded to odd it is right: a sum that is
+    inexact in float64 keeps a 1 in its last place, so it is neither a float32 nor the midpoint of
+    two, and it lies on the same side of that midpoint as the exact sum (Boldo and Melquiond, 2008:
+    53 >= 24 + 2; float32 subnormals, with fewer bits still, are no exception).
+    """
+    product = x.astype(np.float64) * y.astype(np.float64)
+    s, e = _two_sum(product, acc.astype(np.float64))
+    with np.errstate(over="ignore"):
+        rounded: Array = _round_to_odd(s, e).astype(np.float32)
+    return rounded
+
+
+def exact_fma64(x: float, y: float, acc: float) -> float:
+    """x*y + acc rounded once to float64: exact integers, then int / int, which rounds once."""
+    if math.isinf(acc):
+        return acc
+    nx, dx = x.as_integer_ratio()
+    ny, dy = y.as_integer_ratio()
+    na, da = acc.as_integer_ratio()
+    numerator = nx * ny * da + na * dx * dy
+    try:
+        return numerator / (dx * dy * da)
+    except OverflowError:
+        return math.inf if numerator > 0 else -math.inf
+
+
+def fma64(x: Array, y: Array, acc: Array) -> Array:
+    """x*y + acc rounded once to float64, for finite x and y.
+
+    Where all exponents are moderate: the product as p + e exactly (Dekker, with Veltkamp's
+    splitting), then p + e + acc rounded once by way of round-to-odd (Boldo and Melquiond,
+    "Emulation of a FMA and correctly rounded sums", 2008). Elsewhere, one at a time,
+    :func:`exact_fma64`.
+    """
+
+    def moderate(v: Array) -> Array:
+        size = np.abs(v)
+        inside: Array = (v == 0) | ((size > 2.0**-200) & (size < 2.0**200))
+        return inside
+
+    easy = (
+        moderate(x)
+        & moderate(y)
+        & (moderate(acc) | ((acc > 0) & (acc < 2.0**400) & (acc > 2.0**-400)))
+    )
+    out = np.empty(np.broadcast_shapes(x.shape, y.shape, acc.shape), np.float64)
+
+    a, b, c = x[easy], y[easy], acc[easy]
+
+    def split(v: Array) -> tuple[Array, Array]:
+        big = v * 134217729.0  # 2^27 + 1
+        high = big - (big - v)
+        return high, v - high
+
+    a_high, a_low = split(a)
+    b_high, b_low = split(b)
+    p = a * b
+    e = a_low * b_low - (((p - a_high * b_high) - a_low * b_high) - a_high * b_low)
+    u_high, u_low = _two_sum(c, e)
+    t_high, t_low = _two_sum(p, u_high)
+    out[easy] = t_high + _round_to_odd(*_two_sum(t_low, u_low))
+
+    for index in np.argwhere(~easy):
+        at = tuple(index)
+        out[at] = exact_fma64(float(x[at]), float(y[at]), float(acc[at]))
+    return out
+
+
 # --- section 6: sums -----------------------------------------------------------------------------
 
 
@@ -282,6 +372,108 @@ def sums(values: Array, finite: Array, dtype: DType) -> Array:
     return np.where(np.isnan(total), CANONICAL_NAN, total)
 
 
+# --- section 7: checksum -------------------------------------------------------------------------
+
+HALVES = {
+    "a": {"S": 0x243F6A88, "P": 0x9E3779B1, "Q": 0x85EBCA77, "M": 0xCC9E2D51, "R": 13},
+    "b": {"S": 0x13198A2E, "P": 0xC2B2AE3D, "Q": 0x27D4EB2F, "M": 0x9E3779B9, "R": 19},
+}
+FMIX = (0x85EBCA6B, 0xC2B2AE35)
+# One line each of the chain's finish: the half it changes, the other's shift, the factor.
+FINISH = [
+    ("a", 15, 0x85EBCA6B),
+    ("b", 13, 0xC2B2AE35),
+    ("a", 16, 0x27D4EB2F),
+    ("b", 14, 0x9E3779B1),
+    ("a", 15, 1),
+]
+MASK32 = 0xFFFFFFFF
+
+
+def fmix(h: int) -> int:
+    h ^= h >> 16
+    h = h * FMIX[0] & MASK32
+    h ^= h >> 13
+    h = h * FMIX[1] & MASK32
+    return h ^ h >> 16
+
+
+def rotl(h: int, by: int) -> int:
+    return (h << by | h >> (32 - by)) & MASK32
+
+
+def length_term(half: str, size: int) -> int:
+    k = HALVES[half]
+    return fmix(k["S"] ^ ((size & MASK32) * k["Q"] + (size >> 32) * k["P"] + 1) & MASK32)
+
+
+def words_of(raw: bytes) -> list[int]:
+    padded = raw + b"\0" * (-len(raw) % 4)
+    return [int(word) for word in np.frombuffer(padded, "<u4")]
+
+
+def chain_term(identity: int, chain: list[int]) -> dict[str, int]:
+    """What one chain adds to either half."""
+    state = {}
+    for half, k in HALVES.items():
+        h = (k["S"] + (identity & MASK32) * k["P"] + (identity >> 32) * k["Q"]) & MASK32
+        for word in chain:
+            h = (rotl(h, k["R"]) * k["M"] + word) & MASK32
+        state[half] = h
+    for half, shift, factor in FINISH:
+        other = state["b" if half == "a" else "a"]
+        state[half] = (state[half] ^ other >> shift) * factor & MASK32
+    return state
+
+
+def checksum_plain(raw: bytes, itemsize: int) -> int:
+    """The checksum word by word in Python integers: the definition."""
+    row_words = LANES * itemsize // 4
+    tile_words = TILE * itemsize // 4
+    chains: dict[int, list[int]] = {}
+    for position, word in enumerate(words_of(raw)):
+        tile, inside = divmod(position, tile_words)
+        word_row, word_lane = divmod(inside, row_words)
+        identity = (tile * RUNS + word_row // RUN_ROWS) * row_words + word_lane
+        chains.setdefault(identity, []).append(word)
+    total = {half: length_term(half, len(raw)) for half in HALVES}
+    for identity, chain in chains.items():
+        for half, term in chain_term(identity, chain).items():
+            total[half] = (total[half] + term) & MASK32
+    return total["b"] << 32 | total["a"]
+
+
+def checksum(raw: bytes, itemsize: int) -> int:
+    """:func:`checksum_plain` for all chains at once (uint32 arrays wrap mod 2^32)."""
+    row_words = LANES * itemsize // 4
+    words = np.frombuffer(raw + b"\0" * (-len(raw) % 4), "<u4")
+    count = words.size
+    tiles = -(-count // (row_words * RUNS * RUN_ROWS))
+    padded = np.zeros(tiles * RUNS * RUN_ROWS * row_words, np.uint32)
+    padded[:count] = words
+    there = (np.arange(padded.size) < count).reshape(tiles * RUNS, RUN_ROWS, row_words)
+    grid = padded.reshape(tiles * RUNS, RUN_ROWS, row_words)
+    identity = np.arange(tiles * RUNS * row_words, dtype=np.uint64).reshape(-1, row_words)
+    low = (identity & np.uint64(MASK32)).astype(np.uint32)
+    high = (identity >> np.uint64(32)).astype(np.uint32)
+    state = {}
+    for half, k in HALVES.items():
+        h = np.uint32(k["S"]) + low * np.uint32(k["P"]) + high * np.uint32(k["Q"])
+        left, right = np.uint32(k["R"]), np.uint32(32 - k["R"])
+        for row in range(RUN_ROWS):
+            mixed = ((h << left) | (h >> right)) * np.uint32(k["M"]) + grid[:, row]
+            h = np.where(there[:, row], mixed, h)
+        state[half] = h
+    for half, shift, factor in FINISH:
+        other = state["b" if half == "a" else "a"]
+        state[half] = (state[half] ^ (other >> np.uint32(shift))) * np.uint32(factor)
+    total = {}
+    for half in HALVES:
+        terms = int(state[half][there[:, 0]].sum(dtype=np.uint64))
+        total[half] = (terms + length_term(half, len(raw))) & MASK32
+    return total["b"] << 32 | total["a"]
+
+
 # --- section 1: the record -----------------------------------------------------------------------
 
 COUNTS = ("nan", "posinf", "neginf", "zero", "subnormal", "negative", "saturated")
@@ -335,9 +527,7 @@ def record_of_bytes(
         low, high = min_max(values, classes["finite"], row)
         put("min", low)
         put("max", high)
-        for field, value in zip(
-            ("sum", "abs_sum", "sum_sq"), sums(values, classes["finite"], row), strict=True
-        ):
+        for field, value in zip(("sum", "abs_sum", "sum_sq"), sums(values, classes["finite"], row)):
             put(field, float(value))
     if DEPTHS[depth] >= FULL:
         put("checksum", checksum(raw, row.itemsize))
@@ -367,3 +557,43 @@ def fields(rec: bytes) -> dict[str, Any]:
     for name in ("min", "max"):
         out[name] = struct.unpack(code, out[name])[0]
     return out
+
+
+# --- section 9: inputs given by formula ----------------------------------------------------------
+
+
+def splitmix64(count: int, seed: int) -> Array:
+    """count words of splitmix64: word k mixes seed + (k + 1) * 0x9E3779B97F4A7C15."""
+    z = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Array = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def pattern(kind: str, dtype: str, count: int, seed: int = 0) -> bytes:
+    """The bytes of ``count`` components.
+
+    ``random``      component k is the low bits of splitmix64 word k: every bit pattern can come
+    ``counter``     component k has the bits (seed + k) mod 2^width
+    ``constant``    every component has the bits ``seed``
+    ``exponent:E``  floats only: sign and mantissa bits are those of word k, the binary exponent is
+                    E + (word >> 60)
+    """
+    row = DTYPES[dtype]
+    width = 8 * row.itemsize
+    mask = np.uint64((1 << width) - 1)
+    if kind == "random":
+        bits = splitmix64(count, seed) & mask
+    elif kind == "counter":
+        bits = (np.uint64(seed) + np.arange(count, dtype=np.uint64)) & mask
+    elif kind == "constant":
+        bits = np.full(count, seed, np.uint64)
+    else:
+        word = splitmix64(count, seed)
+        bias = (1 << (row.exponent_bits - 1)) - 1
+        exponent = (word >> np.uint64(60)) + np.uint64(int(kind.removeprefix("exponent:")) + bias)
+        keep = np.uint64(1 << (width - 1) | ((1 << row.mantissa_bits) - 1))
+        bits = (word & keep) | (exponent << np.uint64(row.mantissa_bits))
+    raw: bytes = bits.astype(f"<u{row.itemsize}").tobytes()
+    return raw
