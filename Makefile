@@ -16,16 +16,17 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help demo test test-quick test-fake-device test-fake-accelerator test-fake-hooks test-fake-statistics test-fake-cuda \
-	test-fake-npu test-fake-mlu test-neon test-sanitizers test-triton test-npu-lab test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 lint types \
-	format build wheel sdist test-wheel clean frontend frontend-check screenshots
+.PHONY: help demo test test-quick test-release test-fake-device test-fake-accelerator test-fake-hooks \
+	test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu test-neon test-sanitizers test-triton test-npu-lab \
+	test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 lint types format build wheel sdist test-wheel clean frontend frontend-check screenshots
 help:
 	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
 	@echo "make test              run the tests; TESTS=... selects"
-	@echo "make test-quick        those of them that take little, in under 90 seconds"
+	@echo "make test-quick        those of them that take little, in under a minute"
+	@echo "make test-release      all that needs no hardware, with whole sweeps where the others take samples; an hour"
 	@echo "make test-fake-device  tests of accelerators, on a fake accelerator"
 	@echo "make test-neon         the AArch64 kernel, emulated; skipped where no emulator can be had"
-	@echo "make test-sanitizers   the CPU kernels with address, undefined-behaviour and thread sanitizers"
+	@echo "make test-sanitizers   all CPU kernels with address, undefined-behaviour and thread sanitizers"
 	@echo "make test-triton       the Triton kernels, in Triton's interpreter"
 	@echo "make test-npu-lab      torch_npu's own wheel over a substitute runtime; the Triton kernels through"
 	@echo "                       Ascend's compiler, as far as it goes without CANN"
@@ -59,6 +60,10 @@ test: $(VENV)/.built $(VENV)/.tools
 test-quick: $(VENV)/.built $(VENV)/.tools
 	$(PY) -m pytest -m "not slow" $(TESTS)
 
+# FASTCHECK_WHOLE=1: tests/support/sampling.py takes all cases, and hypothesis more examples.
+test-release: export FASTCHECK_WHOLE = 1
+test-release: test test-fake-device test-triton test-neon
+
 test-fake-device: test-fake-accelerator test-fake-hooks test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu
 
 FAKE := FASTCHECK_FAKE_DEVICE=1
@@ -84,7 +89,7 @@ test-neon: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/lab/neon.sh
 
 test-sanitizers: $(VENV)/.built $(VENV)/.tools
-	FASTCHECK_ALL_SANITIZERS=1 $(PY) -m pytest tests/backends/test_sanitizers.py
+	FASTCHECK_WHOLE=1 $(PY) -m pytest tests/backends/test_sanitizers.py
 
 test-triton: $(VENV)/.built $(VENV)/.tools
 	TRITON_INTERPRET=1 $(PY) -m pytest tests/backends/triton/test_kernels.py tests/backends/triton/test_lists.py

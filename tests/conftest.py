@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -23,7 +24,11 @@ TESTS = Path(__file__).resolve().parent
 
 # No deadline: a slow machine is not a defect. What fails is printed so that it can be replayed.
 hypothesis.settings.register_profile(
-    "fastcheck", deadline=None, max_examples=60, print_blob=True, database=None
+    "fastcheck",
+    deadline=None,
+    max_examples=200 if os.environ.get("FASTCHECK_WHOLE") == "1" else 15,
+    print_blob=True,
+    database=None,
 )
 hypothesis.settings.load_profile("fastcheck")
 
@@ -266,7 +271,30 @@ def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> Optional[pyte
     return module
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slowest-files",
+        type=int,
+        default=0,
+        metavar="N",
+        help="print the N files that took the most processor time",
+    )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    sampling = sys.modules.get("support.sampling")
+    if sampling is not None and sampling.left_out:
+        terminalreporter.line(
+            f"sweeps left out {sampling.left_out} of {sampling.total} cases; make test-release, or "
+            "FASTCHECK_WHOLE=1, runs all"
+        )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--slowest-files"):
+        from support.file_times import FileTimes
+
+        config.pluginmanager.register(FileTimes(config.getoption("--slowest-files")))
     # A shell without job control starts what follows it with `&` (.ci/run) with SIGINT ignored, and
     # processes of tests that are interrupted on purpose would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

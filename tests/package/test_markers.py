@@ -25,7 +25,7 @@ def run(directory: Path, required: str) -> tuple[int, str]:
     done = subprocess.run(
         [*command, str(directory)],
         cwd=directory,
-        env={**os.environ, "FASTCHECK_REQUIRE_GPU": required},
+        env={**os.environ, "FASTCHECK_REQUIRE_GPU": required, "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,
