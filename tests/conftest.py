@@ -157,7 +157,7 @@ SLOW = (
     "monitor/test_robustness.py::TestLeaks",
     "monitor/test_transformers.py",
     "monitor/weight_updates/test_movement.py",
-    "package/test_benches.py::test_all_run_in_small",
+    "package/test_benches.py::test_they_run_in_small",
     "package/test_exported_members.py::test_import_loads_nothing_heavy",
     "package/test_markers.py",
     "package/test_wheels.py",
