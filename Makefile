@@ -17,7 +17,7 @@ PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-quick test-release test-fake-device test-fake-accelerator test-fake-hooks \
-	test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu test-neon test-sanitizers test-triton test-npu-lab \
+	test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu test-fake-triton test-neon test-sanitizers test-triton test-npu-lab \
 	test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 lint types format build wheel sdist test-wheel clean frontend frontend-check screenshots
 help:
 	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
@@ -64,7 +64,8 @@ test-quick: $(VENV)/.built $(VENV)/.tools
 test-release: export FASTCHECK_WHOLE = 1
 test-release: test test-fake-device test-triton test-neon
 
-test-fake-device: test-fake-accelerator test-fake-hooks test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu
+test-fake-device: test-fake-accelerator test-fake-hooks test-fake-statistics test-fake-cuda test-fake-npu \
+	test-fake-mlu test-fake-triton
 
 FAKE := FASTCHECK_FAKE_DEVICE=1
 test-fake-accelerator: $(VENV)/.built $(VENV)/.tools
@@ -85,6 +86,9 @@ test-fake-npu: $(VENV)/.built $(VENV)/.tools
 test-fake-mlu: $(VENV)/.built $(VENV)/.tools
 	$(FAKE) FAKE_DEVICE_NAME=mlu $(PY) -m pytest -m fake_mlu tests
 
+test-fake-triton: $(VENV)/.built $(VENV)/.tools
+	$(FAKE) FASTCHECK_TRITON=on TRITON_INTERPRET=1 $(PY) -m pytest -m fake_triton tests
+
 test-neon: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/lab/neon.sh
 
@@ -92,8 +96,7 @@ test-sanitizers: $(VENV)/.built $(VENV)/.tools
 	FASTCHECK_WHOLE=1 $(PY) -m pytest tests/backends/test_sanitizers.py
 
 test-triton: $(VENV)/.built $(VENV)/.tools
-	TRITON_INTERPRET=1 $(PY) -m pytest tests/backends/triton/test_kernels.py tests/backends/triton/test_lists.py
-	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TRITON=on TRITON_INTERPRET=1 $(PY) -m pytest tests/backends/triton/test_device.py
+	TRITON_INTERPRET=1 $(PY) -m pytest -m triton tests
 
 test-npu-lab:
 	PYTHON=$(PYTHON) TORCH_INDEX_URL=$(TORCH_INDEX_URL) tests/lab/torch_npu.sh

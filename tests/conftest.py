@@ -241,12 +241,17 @@ RUNS = (
     "fake_mlu",
     "fake_npu",
     "fake_statistics",
+    "fake_triton",
+    "triton",
 )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
-    """A run of one marker imports no file without it."""
+    """A run of one marker imports no file without it, and ``make test-quick`` none of slow tests."""
     run = config.getoption("markexpr")
+    if run == "not slow" and collection_path.suffix == ".py":
+        name = collection_path.relative_to(TESTS).as_posix()
+        return name.startswith(tuple(entry for entry in SLOW if "::" not in entry)) or None
     if run in RUNS and collection_path.suffix == ".py":
         return (
             f"pytest.mark.{run}" not in re.findall(r"[\w.]+", collection_path.read_text()) or None

@@ -31,6 +31,8 @@ from support.records.vectors import pattern
 from support.records.views import LAYOUTS
 from support.sampling import sample
 
+pytestmark = pytest.mark.triton
+
 READ = [name for name in sorted(DTYPES) if launch.reads(torch_dtype(name))]
 FLOATS = [name for name in READ if DTYPES[name].kind == "float"]
 #: For what does not depend on the dtype but on the size of its elements and how they add up.

@@ -25,6 +25,8 @@ from support.records.reference import DEPTHS, DTYPES, VALUE_BYTES, torch_dtype
 from support.records.vectors import pattern
 from support.sampling import sample
 
+pytestmark = pytest.mark.triton
+
 READ = [name for name in sorted(DTYPES) if launch.reads(torch_dtype(name))]
 FILLED = 0xEE
 #: A program reads up to four steps.
