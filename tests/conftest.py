@@ -247,7 +247,7 @@ RUNS = (
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
-    """A run of one marker imports no file without it, and ``make test-quick`` none of slow tests."""
+    """A run of one marker imports no file without it, ``make test-quick`` none of slow tests."""
     run = config.getoption("markexpr")
     if run == "not slow" and collection_path.suffix == ".py":
         name = collection_path.relative_to(TESTS).as_posix()
