@@ -18,6 +18,7 @@ from torch import nn
 import fastcheck
 from fastcheck.utils.torch.patching import Listeners
 from support.paths import ROOT
+from support.sampling import IS_WHOLE
 
 NAN = float("nan")
 LEVELS = pytest.mark.parametrize("level", ["module", "op"])
@@ -280,4 +281,4 @@ def run(program: str, *arguments: str) -> None:
 
 @LEVELS
 def test_four_threads(level: str) -> None:
-    run(_STRESS, level, os.environ.get("FASTCHECK_STRESS_SECONDS", "8"))
+    run(_STRESS, level, os.environ.get("FASTCHECK_STRESS_SECONDS", "8" if IS_WHOLE else "2"))
