@@ -13,7 +13,6 @@ import functools
 import importlib.machinery
 import importlib.util
 import operator
-import os
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
