@@ -60,7 +60,7 @@ ISAS = (
 
 
 def swept(cases: Iterable[Case], count: int) -> list[Case]:
-    """All of the cases, where a Record takes microseconds; a sample on what stands in for a device."""
+    """All of the cases, or a sample where a stand-in for a device reads them, which takes long."""
     return list(cases) if DEVICE in ("cpu", "cuda") else sample(cases, count)
 
 
