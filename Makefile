@@ -54,8 +54,16 @@ help:
 demo: $(if $(wildcard $(VENV)/.built),$(VENV)/.built,$(VENV)/.demo)
 	$(PY) -m fastcheck demo
 
+# All of them in two processes, for two cores; the output of the second follows that of the first.
+HALF := tests/backends tests/fakes tests/monitor
 test: $(VENV)/.built $(VENV)/.tools
+ifeq ($(TESTS),tests)
+	@mkdir -p build; $(PY) -m pytest $(HALF) > build/test.log 2>&1 & half=$$!; status=0; \
+	$(PY) -m pytest tests $(HALF:%=--ignore=%) || status=$$?; \
+	wait $$half || status=$$?; cat build/test.log; exit $$status
+else
 	$(PY) -m pytest $(TESTS)
+endif
 
 test-quick: $(VENV)/.built $(VENV)/.tools
 	$(PY) -m pytest -m "not slow" $(TESTS)
