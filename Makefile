@@ -54,19 +54,20 @@ help:
 demo: $(if $(wildcard $(VENV)/.built),$(VENV)/.built,$(VENV)/.demo)
 	$(PY) -m fastcheck demo
 
-# All of them in two processes, for two cores; the output of the second follows that of the first.
+# Without TESTS= in two processes, for two cores: the output of the second follows that of the first.
 HALF := tests/backends tests/fakes tests/monitor
+define run_tests
+$(if $(filter-out tests,$(TESTS)),$(PY) -m pytest $(1) $(TESTS),
+	@mkdir -p build; $(PY) -m pytest $(1) $(HALF) > build/half.log 2>&1 & half=$$!; status=0; \
+	$(PY) -m pytest $(1) tests $(HALF:%=--ignore=%) || status=$$?; \
+	wait $$half || status=$$?; cat build/half.log; exit $$status)
+endef
+
 test: $(VENV)/.built $(VENV)/.tools
-ifeq ($(TESTS),tests)
-	@mkdir -p build; $(PY) -m pytest $(HALF) > build/test.log 2>&1 & half=$$!; status=0; \
-	$(PY) -m pytest tests $(HALF:%=--ignore=%) || status=$$?; \
-	wait $$half || status=$$?; cat build/test.log; exit $$status
-else
-	$(PY) -m pytest $(TESTS)
-endif
+	$(call run_tests)
 
 test-quick: $(VENV)/.built $(VENV)/.tools
-	$(PY) -m pytest -m "not slow" $(TESTS)
+	$(call run_tests,-m "not slow")
 
 # FASTCHECK_WHOLE=1: tests/support/sampling.py takes all cases, and hypothesis more examples.
 test-release: export FASTCHECK_WHOLE = 1
