@@ -127,6 +127,7 @@ test-s3: $(VENV)/.built $(VENV)/.tools
 test-any-torch: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) TORCH_INDEX_URL=$(TORCH_INDEX_URL) tests/lab/any_torch.sh
 
+test-cuda12: export FASTCHECK_WHOLE = 1
 test-cuda12: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/lab/cuda12.sh
 

@@ -16,7 +16,8 @@ __all__ = ["FileTimes"]
 
 def processor_seconds() -> float:
     """User and system time of this process and of all that it started: what has ended, and the
-    servers that fork the processes of tests (support/processes.py, support/ranks), which still run.
+    servers that fork the processes of tests (tests/support/processes.py, tests/support/ranks),
+    which still run.
     """
     times = os.times()
     ended = times.user + times.system + times.children_user + times.children_system
