@@ -40,6 +40,7 @@ pybind11_add_module(_C MODULE NO_EXTRAS
   ${CMAKE_CURRENT_LIST_DIR}/python/lock.cpp
   ${CMAKE_CURRENT_LIST_DIR}/python/observe.cpp
   ${CMAKE_CURRENT_LIST_DIR}/python/rows.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/python/scopes.cpp
   ${CMAKE_CURRENT_LIST_DIR}/python/tensors.cpp
   ${CMAKE_CURRENT_LIST_DIR}/read/observe.cpp
   ${CMAKE_CURRENT_LIST_DIR}/read/seen_tensors.cpp

@@ -17,6 +17,7 @@ SAMPLES = {
     "healthy": ["--steps", "2"],
     "healthy_awkward": [],
     "stress": ["--seconds", "2"],
+    "threads": ["--seconds", "1"],
     "watch": ["--steps", "100", "--seeds", "1"],
     "watch_standing": ["--seeds", "1"],
 }

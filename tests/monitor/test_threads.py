@@ -4,9 +4,6 @@ of another, and its gradients are looked at by nobody else.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import weakref
 from typing import Any, Callable, ClassVar, Optional
@@ -17,8 +14,6 @@ from torch import nn
 
 import fastcheck
 from fastcheck.utils.torch.patching import Listeners
-from support.paths import ROOT
-from support.sampling import IS_WHOLE
 
 NAN = float("nan")
 LEVELS = pytest.mark.parametrize("level", ["module", "op"])
@@ -223,62 +218,3 @@ def test_listeners_that_come_while_others_are_told() -> None:
     listeners.connect(first)
     assert list(listeners) == [first]
     late.join()
-
-
-_STRESS = """
-import faulthandler, sys, threading, time, warnings
-faulthandler.enable()
-warnings.simplefilter("ignore")
-import torch
-from torch import nn
-import fastcheck
-
-torch.set_num_threads(1)
-sys.setswitchinterval(1e-5)
-level, seconds = sys.argv[1], float(sys.argv[2])
-
-
-def net():
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 4))
-
-
-def train(model):
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    while time.monotonic() < end:
-        optimizer.zero_grad()
-        model(torch.randn(6, 8)).square().mean().backward()
-        optimizer.step()
-
-
-end = time.monotonic() + seconds
-models = [net() for _ in range(4)]
-observed = models if level == "module" else models[:1]
-monitors = [fastcheck.install(model, level=level, overflow_nums=-1) for model in observed]
-threads = [threading.Thread(target=train, args=(model,)) for model in models]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-for monitor in monitors:
-    monitor.flush()
-    assert not monitor.events
-    monitor.remove()
-print("finished")
-"""
-
-
-def run(program: str, *arguments: str) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-    )
-    assert done.returncode == 0 and "finished" in done.stdout, done.stdout + done.stderr
-
-
-@LEVELS
-def test_four_threads(level: str) -> None:
-    run(_STRESS, level, os.environ.get("FASTCHECK_STRESS_SECONDS", "8" if IS_WHOLE else "2"))

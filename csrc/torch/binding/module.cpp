@@ -20,6 +20,7 @@
 #include "torch/python/cursor.h"
 #include "torch/python/lock.h"
 #include "torch/python/observe.h"
+#include "torch/python/scopes.h"
 #include "torch/python/tensors.h"
 #include "torch/read/observe.h"
 #include "torch/read/seen_tensors.h"
@@ -131,6 +132,7 @@ PYBIND11_MODULE(_C, m) {
       .def("__len__", &SeenTensors::size);
   define_hook_reader(m);
   define_session_lock(m);
+  define_scopes(m);
   define_cursor(m);
   define_hook_call(m);
   define_hook_recorder(m);

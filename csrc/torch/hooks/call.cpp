@@ -137,6 +137,8 @@ PyObject* recomputed_call(PyObject* self, PyObject* step) {
 PyGetSetDef kCounterProperties[] = {
     {"total", &get_field<CallCounter, &CallCounter::total>,
      &set_field<CallCounter, &CallCounter::total>, nullptr, nullptr},
+    {"is_off", &get_field<CallCounter, &CallCounter::is_off>,
+     &set_field<CallCounter, &CallCounter::is_off>, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 

@@ -42,12 +42,14 @@ struct Call {
   static Call* of(PyObject* object);
 };
 
-// Numbers the calls of one module within a step.
+// Numbers the calls of one module within a step, and says whether the recorder takes part in them.
 struct CallCounter {
   long long step = -1;
   long long calls = 0;
   long long total = 0;
   std::vector<long long> not_recomputed;
+  // The module is not observed any longer.
+  bool is_off = false;
 
   // The index of this call of the module in this step.
   long long next(long long in_step);

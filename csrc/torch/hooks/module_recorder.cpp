@@ -134,9 +134,9 @@ struct ModuleRecorder {
   py::object node;
   py::object counter;
   HookSites input_sites, output_sites, grad_input_sites, grad_output_sites;
-  bool is_off = false;
 
   HookRecorder& shared() const { return hook_recorder_of(recorder.ptr()); }
+  bool is_off() const { return CallCounter::of(counter).is_off; }
 
   template <class Visit>
   int each(const Visit& visit) const {
@@ -182,7 +182,7 @@ void drop_last(PyObject* stack) {
 
 bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) {
   HookRecorder& of = shared();
-  if (is_off || !of.is_open || torch::autograd::get_current_graph_task_id() != -1) return false;
+  if (is_off() || !of.is_open || torch::autograd::get_current_graph_task_id() != -1) return false;
   const Locked locked(of);
   if (!of.is_open) return false;
   PyObject* const stack = stack_of(of);
@@ -216,7 +216,7 @@ bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) {
 
 bool ModuleRecorder::leave(PyObject* output) {
   HookRecorder& of = shared();
-  if (is_off || !of.is_open) return false;
+  if (is_off() || !of.is_open) return false;
   const Locked locked(of);
   if (!of.is_open) return false;
   PyObject* const stack = stack_of(of);
@@ -297,7 +297,7 @@ PyObject* new_module_recorder(PyTypeObject* type, PyObject* arguments, PyObject*
     CallCounter::of(counter);
     return ModuleObject::make(type, borrowed(recorder), borrowed(node), borrowed(counter),
                               HookSites(borrowed(sites[0])), HookSites(borrowed(sites[1])),
-                              HookSites(borrowed(sites[2])), HookSites(borrowed(sites[3])), false);
+                              HookSites(borrowed(sites[2])), HookSites(borrowed(sites[3])));
   });
 }
 
@@ -326,15 +326,9 @@ PyObject* leave(PyObject* self, PyObject* output) {
   return attend(self, [&](ModuleRecorder& module) { return module.leave(output); });
 }
 
-PyObject* switch_off(PyObject* self, PyObject*) {
-  ModuleObject::of(self).is_off = true;
-  Py_RETURN_NONE;
-}
-
 PyMethodDef kModuleMethods[] = {
     {"enter", as_method(&enter), METH_FASTCALL, "enter(self, args, kwargs) -> bool"},
     {"leave", &leave, METH_O, "leave(self, output) -> bool"},
-    {"switch_off", &switch_off, METH_NOARGS, "switch_off(self) -> None"},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -227,8 +227,6 @@ void bind(py::module_& m) {
       .def(
           "set_api", [](OpObserver&, std::int64_t api) { OpObserver::set_api(api); },
           py::arg("api"))
-      .def(
-          "pause", [](OpObserver&, int delta) { OpObserver::pause(delta); }, py::arg("delta"))
       .def("read", read, py::arg("tensor"), py::arg("site"), py::arg("call") = 0,
            py::arg("flags") = 0)
       .def("reach", reach, py::arg("tensors"), py::arg("places"))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fastcheck.record.format import DTYPES
+from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.readable import freed_reason
 
 __all__ = ["TensorArgument", "arguments_of"]
@@ -24,7 +25,7 @@ def arguments_of(
     kernels are launched. Conjugate and negative views, which hold other bits than they show, are
     written out. ValueError for a tensor whose memory was freed.
     """
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+    with no_grad(), torch._C.DisableTorchFunctionSubclass():
         kept = [_resolved(tensor) for tensor in tensors]
         return [(x.data_ptr(), _CODES[x.dtype], x.shape, x.stride()) for x in kept], kept
 

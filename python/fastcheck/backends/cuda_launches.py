@@ -17,6 +17,7 @@ import torch
 
 from fastcheck.record.exponents import EXPONENT_WORDS
 from fastcheck.record.format import RECORD_BYTES
+from fastcheck.utils.torch.own_operators import no_grad
 
 from .arguments import TensorArgument, arguments_of
 
@@ -109,7 +110,7 @@ class Launches:
         CPU for no tensors.
         """
         device = tensors[0].device if tensors else torch.device("cpu")
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
+        with no_grad(), torch._C._DisableTorchDispatch():
             found = torch.zeros((), dtype=torch.float32, device=device)
 
         def launch(part: list[TensorArgument], _: int, *where: Any) -> None:
@@ -137,7 +138,7 @@ class Launches:
                 f"expected a floating-point or complex dtype, got {tensor.dtype}, which has no "
                 "exponents"
             )
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
+        with no_grad(), torch._C._DisableTorchDispatch():
             words = torch.empty(EXPONENT_WORDS, dtype=torch.int64, device=tensor.device)
 
         def launch(part: list[TensorArgument], _: int, *where: Any) -> None:
@@ -172,7 +173,7 @@ class Launches:
         # Memory for buffers is plain memory, whatever the caller's modes.
         with (
             self._api.device(device),
-            torch.no_grad(),
+            no_grad(),
             torch._C._DisableTorchDispatch(),
             self._lock,
         ):

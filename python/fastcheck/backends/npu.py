@@ -27,6 +27,7 @@ import torch
 
 from fastcheck.backends.portable.formats import FORMATS
 from fastcheck.record.format import RECORD_BYTES, Depth, DeviceMode
+from fastcheck.utils.torch.own_operators import no_grad
 
 from .backend import Backend, OverflowStatus
 
@@ -138,14 +139,14 @@ def _read_status(device: torch.device) -> torch.Tensor:
     # float32 on a 910, which writes to the tensor it is given; int32 on a 910B. torch_npu looks at
     # the first number, and so does this.
     module, operators = _modules()
-    with module.device(device), torch.no_grad():
+    with module.device(device), no_grad():
         words: torch.Tensor = operators.npu_get_float_status(_numbers(device))
         return words[:1]
 
 
 def _clear_status(device: torch.device) -> None:
     module, operators = _modules()
-    with module.device(device), torch.no_grad():
+    with module.device(device), no_grad():
         operators.npu_clear_float_status(_numbers(device))
 
 

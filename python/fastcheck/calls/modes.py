@@ -131,11 +131,11 @@ class ApiCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         local, set_api = self._local, self._set_api
         before = local.current
-        local.current = (name, local.counts[name])
-        local.counts[name] += 1
-        if set_api is not None:
-            set_api(intern_call(*local.current))
         try:
+            local.current = (name, local.counts[name])
+            local.counts[name] += 1
+            if set_api is not None:
+                set_api(intern_call(*local.current))
             return func(*args, **kwargs)
         finally:
             local.current = before

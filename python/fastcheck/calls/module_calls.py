@@ -50,6 +50,8 @@ class CallCounter:
 
     def __init__(self) -> None:
         self.total = 0
+        #: The module is not observed any longer.
+        self.is_off = False
         self._step = -1
         self._calls = 0
         self._not_recomputed: list[int] = []
@@ -102,8 +104,6 @@ class ModuleNode:
         # At op level excluded modules have nodes too, so that the operators in them are recognised.
         self.is_selected = True
         self.enabled = True
-        # The C++ fast path of its hooks, where there is one.
-        self.recorder: Optional[ModuleRecorder] = None
         # A ModuleList is never called; summary() does not list it as unused.
         forward = getattr(module.forward, "__func__", None)
         self.is_callable = forward is not torch.nn.Module.forward
@@ -127,8 +127,9 @@ class ModuleNode:
     def switch_off(self) -> None:
         """Ends the observation of the module."""
         self.enabled = False
-        if self.recorder is not None:
-            self.recorder.switch_off()
+        # For the C++ path of its hooks. The node has no reference to that: a Call has one to the
+        # node, and is not seen by the garbage collector, so what refers to calls would stay.
+        self.counter.is_off = True
 
     @property
     def total_calls(self) -> int:
@@ -259,12 +260,9 @@ class CallLog:
 
 class ModuleRecorder(Protocol):
     """The C++ fast path of one module. False: nothing was recorded, and the ModuleObserver records
-    the call. Raises a stop that is due.
+    the call; always once ``node.counter.is_off``. Raises a stop that is due.
     """
 
     def enter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> bool: ...
 
     def leave(self, output: Any, /) -> bool: ...
-
-    def switch_off(self) -> None:
-        """From now on both do nothing."""

@@ -20,7 +20,7 @@ import torch
 from fastcheck.record.format import DTYPES
 from fastcheck.statistics.elements import compare_elements
 from fastcheck.statistics.thresholds import EXACT, make_thresholds, rounding_unit
-from fastcheck.utils.torch.own_operators import unobserved
+from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.run_on_device import Elsewhere, compute
 
 from .dump_writer import DumpSession
@@ -60,7 +60,7 @@ class Reference:
             self._dtype == "auto" and all(tensor.is_cpu for tensor in made)
         )
         if not reason:
-            with unobserved(), torch.no_grad():
+            with unobserved(), no_grad():
                 expected, reason = _compute_elsewhere(info, call.func, args, kwargs, is_wide)
         if not reason and [tuple(t.shape) for t in expected] != [tuple(t.shape) for t in made]:
             reason = "the CPU returns tensors of other shapes"
@@ -68,7 +68,7 @@ class Reference:
             if reason:
                 self._session.leave_out(call.info.name, reason)
                 return
-            with unobserved(), torch.no_grad():
+            with unobserved(), no_grad():
                 movements = functools.lru_cache(maxsize=None)(
                     lambda: movement(info, call.func, args, kwargs)
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Optional
@@ -29,6 +29,9 @@ class History:
     def __init__(self, steps: int, max_step_records: int = MAX_STEP_RECORDS) -> None:
         self._closed: deque[np.ndarray] = deque(maxlen=steps)
         self._open: list[np.ndarray] = []
+        # Their first sequence numbers, and how many records they have together.
+        self._starts: list[int] = []
+        self._open_count = 0
         self._unlogged: list[np.ndarray] = []
         self._max_step_records = max_step_records
         self.dropped_records = 0
@@ -36,12 +39,14 @@ class History:
     @property
     def is_full(self) -> bool:
         """Whether the open step holds more records than the limit; drop_oldest() removes some."""
-        return sum(len(chunk) for chunk in self._open) > self._max_step_records
+        return self._open_count > self._max_step_records
 
     def add(self, records: np.ndarray) -> None:
         """Adds to the open step."""
         if len(records):
             self._open.append(records)
+            self._starts.append(int(records["seq"][0]))
+            self._open_count += len(records)
             self._unlogged.append(records)
 
     @property
@@ -50,17 +55,23 @@ class History:
         return self._open
 
     def drop_oldest(self) -> None:
-        """Drops the oldest records of the open step until it fits; those with a verdict stay."""
-        excess = sum(len(chunk) for chunk in self._open) - self._max_step_records
+        """Drops the oldest records of the open step until a quarter of what fits is free. Those
+        with a verdict stay, but no more of them than half of what fits.
+        """
+        before, most = self._open_count, self._max_step_records
+        excess = before - most * 3 // 4
         kept: list[np.ndarray] = []
         while self._open and excess > 0:
             chunk = self._open.pop(0)
             judged = chunk[(chunk["flags"] >> 8) != 0]
             excess -= len(chunk) - len(judged)
-            self.dropped_records += len(chunk) - len(judged)
             if len(judged):
-                kept.append(judged.copy())
-        self._open[:0] = kept
+                kept.append(judged)
+        if kept:
+            self._open.insert(0, _join(kept)[-(most // 2) :].copy())
+        self._starts = [int(chunk["seq"][0]) for chunk in self._open]
+        self._open_count = sum(map(len, self._open))
+        self.dropped_records += before - self._open_count
 
     def close_step(self) -> None:
         """The open step becomes the youngest closed one; the oldest closed one may go."""
@@ -68,7 +79,7 @@ class History:
             self._closed.append(self._open[0] if len(self._open) == 1 else _join(self._open))
             while len(self._closed) > 1 and sum(map(len, self._closed)) > MAX_RECORDS:
                 self._closed.popleft()
-        self._open = []
+        self._open, self._starts, self._open_count = [], [], 0
         self._unlogged = []
 
     def take_unlogged(self) -> np.ndarray:
@@ -80,19 +91,25 @@ class History:
 
     def set_flags(self, seq: int, flags: int) -> None:
         """Adds flag bits to a record of the open step, in place. Verdict bits are replaced."""
-        found = _find(reversed(self._open), seq)
+        found = self._find_open(seq)
         if found is not None:
             chunk, index = found
             chunk["flags"][index] = (int(chunk["flags"][index]) & 0xFF) | flags
 
     def find(self, seq: int) -> Optional[np.void]:
         """The record with this sequence number, while it is held."""
-        for chunks in (reversed(self._open), reversed(self._closed)):
-            found = _find(chunks, seq)
-            if found is not None:
-                record: np.void = found[0][found[1]].copy()
-                return record
-        return None
+        found = self._find_open(seq) or _find(reversed(self._closed), seq)
+        if found is None:
+            return None
+        record: np.void = found[0][found[1]].copy()
+        return record
+
+    def _find_open(self, seq: int) -> Optional[tuple[np.ndarray, int]]:
+        # At op level each pass is a piece. Only where a device is read from several threads may
+        # another one hold it than the one that it falls into.
+        at = bisect_right(self._starts, seq) - 1
+        likely = iter(self._open[at : at + 1] if at >= 0 else ())
+        return _find(likely, seq) or _find(reversed(self._open), seq)
 
     def between(self, first: int, stop: int) -> np.ndarray:
         """The records of the open step with these sequence numbers, oldest first."""
@@ -176,7 +193,8 @@ def _join(parts: list[np.ndarray]) -> np.ndarray:
 
 def _find(chunks: Iterator[np.ndarray], seq: int) -> Optional[tuple[np.ndarray, int]]:
     for chunk in chunks:
-        index = int(np.searchsorted(chunk["seq"], seq))
-        if index < len(chunk) and chunk["seq"][index] == seq:
+        numbers = chunk["seq"]
+        index = bisect_left(numbers, seq)  # not searchsorted(), which copies the column first
+        if index < len(numbers) and numbers[index] == seq:
             return chunk, index
     return None

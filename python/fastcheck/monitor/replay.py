@@ -232,10 +232,11 @@ class Replayer:
     def _aside(self) -> Iterator[None]:
         """Within it the monitor sees and counts nothing."""
         session = self._session
-        with session.lock:
-            was, session.removed = session.removed, True
-            session.recorder.close()
+        was = session.removed
         try:
+            with session.lock:
+                session.removed = True
+                session.recorder.close()
             yield
         finally:
             with session.lock:

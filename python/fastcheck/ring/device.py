@@ -19,6 +19,7 @@ import torch
 from fastcheck.backends.backend import Backend, Observe
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.record.format import BOX_DTYPE, Identity
+from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.streams import DeviceStreams
 
 from .cursor import Cursor
@@ -99,7 +100,7 @@ class DeviceRing:
         segment = self._segment()
         if segment is None:
             self.lost_count += 1
-            with torch.no_grad():
+            with no_grad():
                 self._reserve.observe(tensor, Identity(*identity))
             return
         if not is_known_stream or segment is not self._last_used:
@@ -149,7 +150,7 @@ class DeviceRing:
                     self.observe(tensor, identity)
                 return
             segment.use_on(self._streams.current())
-            with torch.no_grad():
+            with no_grad():
                 self.backend.observe_list(part, segment.slots, first, self._depth)
             stop = first + len(part)
             segment.identities[first:stop] = np.fromiter(
@@ -195,7 +196,7 @@ class DeviceRing:
             return
         self.lost_count += len(slots.identities)
         identities = [Identity(*each) for each in slots.identities]
-        with torch.no_grad():
+        with no_grad():
             rows = torch.cat(slots.pieces())[1:]
             self._reserve.keep(
                 rows, [each._replace(seq=each.seq + shift, step=step) for each in identities]

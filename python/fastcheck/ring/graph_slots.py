@@ -23,6 +23,7 @@ from fastcheck.record.format import (
     identify,
     nonfinite,
 )
+from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.streams import DeviceStreams
 
 from .segment import Segment
@@ -70,7 +71,7 @@ class GraphSlots:
         while done < len(tensors):
             block, row = self._next()
             part = tensors[done : done + len(block) - row]
-            with torch.no_grad():
+            with no_grad():
                 self.backend.observe_list(part, block, row, self._depth)
             self.identities += identities[done : done + len(part)]
             done += len(part)
@@ -78,14 +79,14 @@ class GraphSlots:
     def end_capture(self) -> None:
         """Captures the counter's increment, as the last launch of the graph."""
         if self._blocks:
-            with torch.no_grad():
+            with no_grad():
                 self._counter.add_(1)
 
     def start(self) -> None:
         """Prepares for the first replay. Called after the capture."""
         if not self._blocks:
             return
-        with torch.no_grad():
+        with no_grad():
             self._counter.zero_()
         self._template = np.zeros(len(self.identities), RECORD_DTYPE)
         mode = self.backend.device_mode
@@ -160,7 +161,7 @@ class GraphCopy(Segment):
         """
         self._shift, self._step, self._number = shift, step, self._of.replays
         self.use_on(self._streams.current())
-        with torch.no_grad():
+        with no_grad():
             done = 0
             for piece in self._of.pieces():
                 self.slots[done : done + len(piece)].copy_(piece, non_blocking=True)

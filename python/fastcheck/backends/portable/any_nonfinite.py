@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from fastcheck.utils.torch.own_operators import no_grad
+
 from .formats import FORMATS
 
 __all__ = ["any_nonfinite"]
@@ -19,7 +21,7 @@ def any_nonfinite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     tensors' device (on the CPU for an empty list). Integer tensors are skipped. No synchronisation.
     """
     # Outside of autograd and of tensor subclasses.
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+    with no_grad(), torch._C.DisableTorchFunctionSubclass():
         return _any_nonfinite(tensors)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from fastcheck.backends.backend import Backend
 from fastcheck.record.format import VALUE_BYTES, DeviceMode
+from fastcheck.utils.torch.own_operators import no_grad
 
 from .any_nonfinite import any_nonfinite
 from .many import write_list_values
@@ -44,7 +45,7 @@ def observe(
     """Writes bytes [0, 112) of ``slots[index]``, uint8 (n, 192) on the tensor's
     device. The tensor is readable (``utils.torch.readable``). No synchronisation.
     """
-    with torch.no_grad(), _as_plain_tensors():
+    with no_grad(), _as_plain_tensors():
         x = traverse(tensor, logical)
         write_values(x, slots[index].view(torch.int64), tensor.numel(), depth, temporary_bytes)
 
@@ -72,7 +73,7 @@ def observe_list(
     """
     if not tensors:
         return
-    with torch.no_grad(), _as_plain_tensors():
+    with no_grad(), _as_plain_tensors():
         rows = slots[first : first + len(tensors)].view(torch.int64)
         xs = [traverse(tensor, logical) for tensor in tensors]
         numels = [tensor.numel() for tensor in tensors]

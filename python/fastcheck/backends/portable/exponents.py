@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from fastcheck.utils.torch.own_operators import no_grad
+
 from .constants import constant, counting
 from .formats import MANTISSA_BITS, TILE, Format
 from .one import TEMPORARY_BYTES, usable
@@ -47,7 +49,7 @@ def count_exponents(
     tensor: torch.Tensor, logical: bool = False, temporary_bytes: int = TEMPORARY_BYTES
 ) -> torch.Tensor:
     """int64 (328,) on the tensor's device. The tensor is readable, of floating-point components."""
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+    with no_grad(), torch._C.DisableTorchFunctionSubclass():
         x = traverse(tensor, logical)
         layout = _Layout(x.format)
         totals = _Totals(layout, tensor.device)

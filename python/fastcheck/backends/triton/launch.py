@@ -19,6 +19,7 @@ from fastcheck.backends.portable import checksum as sum64
 from fastcheck.backends.portable.formats import FORMATS, TILE, Format
 from fastcheck.backends.portable.traversal import Traversal, traverse
 from fastcheck.record.format import Depth
+from fastcheck.utils.torch.own_operators import no_grad
 
 from . import components as kinds
 from . import kernels
@@ -94,7 +95,7 @@ def launch_record(
     tensor's device. The tensor is readable, and of a dtype that :func:`reads` names. No
     synchronisation. ``chunk_bytes`` and ``copied_bytes`` are powers of two from 8 * 4096 on.
     """
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), on(tensor.device):
+    with no_grad(), torch._C.DisableTorchFunctionSubclass(), on(tensor.device):
         x = traverse(tensor, logical)
         slot = slots[index].view(torch.int32)
         numel = tensor.numel()

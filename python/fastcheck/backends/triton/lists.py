@@ -17,6 +17,7 @@ from fastcheck.backends.portable import checksum as sum64
 from fastcheck.backends.portable.constants import stream_key, upload
 from fastcheck.backends.portable.formats import FORMATS
 from fastcheck.backends.portable.traversal import Traversal
+from fastcheck.utils.torch.own_operators import no_grad
 
 from . import kernels
 from .launch import CHUNK_BYTES, Reader, Target, on
@@ -60,7 +61,7 @@ def launch_records(
     of one dtype and device and :func:`takes` names. uint8 (n, 192) ``slots`` on that device.
     """
     device = slots.device
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), on(device):
+    with no_grad(), torch._C.DisableTorchFunctionSubclass(), on(device):
         sizes = tuple((place, x.components) for place, x in zip(places, xs))
         name = xs[0].format.info.name
         plan = _plan(device, stream_key(device), name, target_key(target), sizes)

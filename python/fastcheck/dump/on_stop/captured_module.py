@@ -15,6 +15,7 @@ import torch
 
 from fastcheck.statistics.functions import found_nonfinite
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
+from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_materialised
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.training_state import Generators
@@ -98,7 +99,7 @@ class ModuleWatch:
             if self.problem or torch._C._current_graph_task_id() != -1:
                 return  # a recompute of checkpointing: its call was seen in forward
             try:
-                with torch.no_grad():
+                with no_grad():
                     hook(*args)
             except Exception as error:
                 self.problem = f"{type(error).__name__}: {error}"
@@ -166,7 +167,7 @@ class ModuleWatch:
         gradient: torch.Tensor,
     ) -> None:
         try:
-            with torch.no_grad():
+            with no_grad():
                 before = found.get(key)
                 kept = local(gradient).detach().clone()
                 found[key] = kept if before is None else before + kept

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 import torch
 
 from fastcheck.extension import extension
 from fastcheck.utils.torch.operators import OpInfo, inputs_of, op_info, outputs_of, replaced
+from fastcheck.utils.torch.own_operators import unread
 from fastcheck.utils.torch.training_state import Generators
 
 __all__ = ["CapturedOp", "OpCaptures"]
@@ -90,7 +89,7 @@ class OpCaptures:
         try:
             call = CapturedOp(func, op_info(func), args, kwargs, self._observer.next_seq())
             if call.info.written or call.info.is_random:
-                with self._paused():
+                with unread():
                     call.keep_what_changes()
             return call
         except Exception:  # out of memory, say: the operator itself may yet run
@@ -103,7 +102,7 @@ class OpCaptures:
         if call is None:
             return
         try:
-            with self._paused():
+            with unread():
                 call.finish(result, self._observer.next_seq())
             self._current = call
         except Exception:
@@ -115,7 +114,7 @@ class OpCaptures:
         if call is None:
             return
         try:
-            with self._paused():
+            with unread():
                 size = call.freeze()
         except Exception:
             self.lost_count += 1
@@ -141,12 +140,3 @@ class OpCaptures:
         self._current = None
         self._kept.clear()
         self._bytes = 0
-
-    @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
-        """Pauses the observer, which numbers the records."""
-        self._observer.pause(1)
-        try:
-            yield
-        finally:
-            self._observer.pause(-1)

@@ -293,12 +293,12 @@ class RankAgreement(LoneRank):
         ``ranks``: who else is in such a section, and leaves it at the same time. When these are all
         ranks, they wait for each other at its end, and go on with the same number.
         """
-        with self._lock:
-            self._is_away = True
-            if self._proxy is not None:
-                self._proxy.wake()
         is_whole = False
         try:
+            with self._lock:
+                self._is_away = True
+                if self._proxy is not None:
+                    self._proxy.wake()
             yield
             is_whole = self._channel is not None and list(ranks or ()) == self._channel.ranks
         finally:

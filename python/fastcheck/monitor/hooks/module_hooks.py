@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional, Protocol
 
 import torch
 
-from fastcheck.calls.module_calls import Call, ModuleNode
+from fastcheck.calls.module_calls import Call, ModuleNode, ModuleRecorder
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
@@ -63,11 +63,14 @@ class _ModuleHook:
     )
 
     def __init__(
-        self, observer: Optional[CallObserver] = None, node: Optional[ModuleNode] = None
+        self,
+        observer: Optional[CallObserver] = None,
+        node: Optional[ModuleNode] = None,
+        recorder: Optional[ModuleRecorder] = None,
     ) -> None:
         self._observer = observer
         self._node = node
-        self._recorder = None if node is None else node.recorder
+        self._recorder = recorder
         # How compiled code finds the two; None: it is not observed.
         self.address: Optional[torch.Tensor] = None
         self.is_outermost = False

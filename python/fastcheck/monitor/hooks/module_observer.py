@@ -72,8 +72,8 @@ class ModuleObserver:
 
     def attach(self, node: ModuleNode) -> tuple[ForwardPreHook, ForwardHook]:
         """The hooks for this module."""
-        node.recorder = make_module_recorder(self.recorder, node)
-        return ForwardPreHook(self, node), ForwardHook(self, node)
+        recorder = make_module_recorder(self.recorder, node)
+        return ForwardPreHook(self, node, recorder), ForwardHook(self, node, recorder)
 
     # Forward
 

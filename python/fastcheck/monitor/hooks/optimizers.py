@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from fastcheck.utils.torch.own_operators import unread
 from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.versions import GradScaler
 
@@ -74,15 +75,6 @@ def tell_step_end() -> None:
 def _tell(what: str, method: Callable[..., bool], *args: Any) -> None:
     for watcher in watchers:
         watcher.guarded(what, method, *args)
-
-
-@contextlib.contextmanager
-def _unread() -> Iterator[None]:
-    """Within it no watcher reads the ops of this thread."""
-    with contextlib.ExitStack() as stack:
-        for watcher in watchers:
-            stack.enter_context(watcher.session.unread())
-        yield
 
 
 def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -167,8 +159,8 @@ def _told(scaler: Any, name: str) -> Iterator[bool]:
     if not scaler.is_enabled() or key in _running.calls:
         yield False
         return
-    _running.calls.add(key)
     try:
+        _running.calls.add(key)
         yield True
     finally:
         _running.calls.discard(key)
@@ -183,7 +175,7 @@ def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
             outputs = args[0] if args else kwargs.get("outputs")
             _tell("loss scaling", StepWatcher.scaling, self, outputs)
             # A loss that overflows when it is scaled is no event: the scaler sees to its gradients.
-            with _unread():
+            with unread():
                 result = original(self, *args, **kwargs)
                 _tell("loss scaling", StepWatcher.scaled, self, outputs, result)
             return result
@@ -201,7 +193,7 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 result = original(self, optimizer, *args, **kwargs)
                 found = _found_inf(self, optimizer)
-                with _unread():  # for every watcher: one keeps what another would see
+                with unread():  # for every watcher: one keeps what another would see
                     _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer, found)
             finally:
                 for watcher in watchers:

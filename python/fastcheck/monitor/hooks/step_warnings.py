@@ -1,5 +1,5 @@
 """What is warned of at the end of a step: weights that don't move or are not protected, modules
-that are observed from now on, learning rates.
+that are observed from now on, a step that nothing ends, learning rates.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Optional
 
 from fastcheck.errors import LearningRateWarning, warn
+from fastcheck.monitor.hooks.boundaries.endless import EndlessSteps
 from fastcheck.monitor.hooks.protect.protection import WeightProtection
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.run_meta import RunMeta
@@ -20,6 +21,7 @@ def warn_of_step(
     state: StateReader,
     meta: Optional[RunMeta],
     protection: WeightProtection,
+    endless: EndlessSteps,
     tree: Optional[ModuleTree],
     notes: dict[str, None],
 ) -> None:
@@ -29,6 +31,9 @@ def warn_of_step(
     if news:
         notes[news] = None
         warnings.append(news)
+    unended = endless.take_warning()
+    if unended:
+        warnings.append(unended)
     for text in warnings:
         warn(text)
     rates = "" if meta is None else meta.schedule.take_warning()

@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from fastcheck.monitor.hooks.boundaries.endless import EndlessSteps
 from fastcheck.monitor.hooks.boundaries.turns import Turns, other_optimizers
 from fastcheck.monitor.hooks.boundaries.unfinished import UnfinishedSteps
 from fastcheck.monitor.hooks.protect.closures import Evaluations
@@ -58,6 +59,7 @@ class StepWatcher:
         scaler = session.config.training.scaler
         self._losses = LossReader(session, state)
         self._unfinished = UnfinishedSteps(session, state.parameters)
+        self._endless = EndlessSteps(session)
         if session.config.level == "module":
             session.ended_before = self._ended_before
         self.protection = WeightProtection(session)
@@ -216,7 +218,15 @@ class StepWatcher:
             self._apart("unfinished steps", self._unfinished.after_backward)
         if backward is not None:
             self._apart("consequences", self.session.backward_ended)
+            if is_ours or not self.session.is_active:
+                self._apart("endless steps", self._end_endless)
         return is_ours or self._sees_all
+
+    def _end_endless(self) -> None:
+        is_within = self._gradients.evaluating is not None or self.session.tape is not None
+        if not is_within and self._endless.after_backward():
+            self.session.close_step()
+            self._turns.reset()
 
     def backward_left(self) -> None:
         """backward() has raised."""
@@ -356,7 +366,8 @@ class StepWatcher:
 
     def emit_warnings(self) -> None:
         """Outside of all locks."""
-        warn_of_step(self._state, self._meta, self.protection, self.tree, self.session.notes)
+        meta, notes = self._meta, self.session.notes
+        warn_of_step(self._state, meta, self.protection, self._endless, self.tree, notes)
         for listener in self.session.event_store.listeners:
             listener.at_boundary()
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -38,11 +37,6 @@ from .stored import NothingSeen
 from .unobserved import describing, unread_ops
 
 __all__ = ["OpSession"]
-
-_MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.PythonTLSSnapshot
-)
-
 
 # A token for what was not read; no finding has it.
 _UNREAD = 2**62
@@ -208,7 +202,7 @@ class OpSession(OpReadings):
             self._ops.set_active(self.is_active)
 
     def close_step(self) -> None:
-        with self._aside():
+        with unobserved():
             super().close_step()
         before, rows = self._unread_ops, self.unread_ops()
         # Once for each operator and reason: the file is written anew each time.
@@ -237,14 +231,6 @@ class OpSession(OpReadings):
     def loss_given(self, loss: Any) -> None:
         self.consequences.loss(loss)
 
-    @contextlib.contextmanager
-    def unread(self) -> Iterator[None]:
-        self._ops.pause(1)
-        try:
-            yield
-        finally:
-            self._ops.pause(-1)
-
     def scaled_by(self, scaler: Any) -> None:
         super().scaled_by(scaler)
         self._ops.set_backward_flags(int(Flag.SCALED))
@@ -262,7 +248,7 @@ class OpSession(OpReadings):
             # No loss is infinite on purpose.
             if not self._has_open and kind != "loss":
                 return
-        with self._aside():
+        with unobserved():
             found = [(clause, one) for clause, tensor in tensors for one in plain_tensors(tensor)]
             if found:
                 number = self.event_store.places.number

@@ -4,8 +4,7 @@ CPU, through the drain on a device.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import RECORD_DTYPE, overflowed
 from fastcheck.ring.device import DeviceRing
+from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.verdict.journal import BadRecords, Journal
 from fastcheck.verdict.op_level.incident import Incident
 from fastcheck.verdict.op_level.judge import OpIncident, OpJudge
@@ -24,11 +24,6 @@ from .launch import why_not
 from .sites import OpSites
 
 __all__ = ["OpReadings"]
-
-_MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.PythonTLSSnapshot
-)
-
 
 # A token for what was not read; no finding has it.
 _UNREAD = 2**62
@@ -67,7 +62,7 @@ class OpReadings(Session):
         if self._sites is None or not self.is_running:
             return
         if self.is_deferred:
-            with self._aside():
+            with unobserved():
                 self.drain.process()
             return
         with self.event_store.lock:
@@ -97,14 +92,6 @@ class OpReadings(Session):
             self.event_store.judge(step, OpIncident(incident), known)
 
     # On a device
-
-    @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Within it, ops of this thread are fastcheck's own: not read, and not seen by any dispatch
-        mode.
-        """
-        with self.unread(), torch._C._ExcludeDispatchKeyGuard(_MODES):
-            yield
 
     def ring_for(self, tensor: torch.Tensor, site: int) -> Optional[DeviceRing]:
         """The ring of its device; None if it passes unread."""
@@ -149,7 +136,7 @@ class OpReadings(Session):
     def submit(self, closes_step: bool = False) -> None:
         if self._sites is None or self.tape is not None:  # after the capture
             return
-        with self._aside():
+        with unobserved():
             self._gather()
             step = self.step
             journal, step.journal = step.journal, Journal()

@@ -14,6 +14,7 @@ from fastcheck.backends.table import guarded_streams
 from fastcheck.record.exponents import EXPONENT_WORDS, Exponents
 from fastcheck.record.precision import PrecisionAdvice, advise
 from fastcheck.record.site import SiteTable
+from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.streams import DeviceStreams
 
 __all__ = ["ExponentReadings"]
@@ -87,7 +88,7 @@ class ExponentReadings:
             streams = guarded_streams(device)
             assert streams is not None
             mirror = streams.pinned(len(items), EXPONENT_WORDS * 8)
-            with streams.on(stream), torch.no_grad():
+            with streams.on(stream), no_grad():
                 rows = torch.stack([words for _, words in items])
                 mirror.copy_(rows.view(torch.uint8), non_blocking=True)
                 copied = streams.new_event()

@@ -207,13 +207,12 @@ def set_aside(models: Sequence[torch.nn.Module]) -> Iterator[None]:
         for watcher in optimizer_hooks.watchers
         if any(id(parameter) in owned for parameter in watcher.parameters())
     ]
-    were = []
-    for session in sessions:
-        with session.lock:
-            were.append(session.removed)
-            session.removed = True
-            session.recorder.close()
+    were = [session.removed for session in sessions]
     try:
+        for session in sessions:
+            with session.lock:
+                session.removed = True
+                session.recorder.close()
         yield
     finally:
         for session, was in zip(sessions, were):

@@ -7,7 +7,6 @@ other belong to one step.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -202,10 +201,6 @@ class Session(SessionReadings):
 
     def loss_given(self, loss: Any) -> None:
         """``monitor.step(loss=)`` was called with these tensors."""
-
-    def unread(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, ops of this thread pass unread where they are read at all."""
-        return contextlib.nullcontext()
 
     # The loss, and other numbers
 

@@ -26,11 +26,13 @@ class MemoryRef:
     __slots__ = ("_free", "_offset", "_storage")
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        # The address of the StorageImpl; 0: the tensor has none, or an interrupt came first.
+        self._storage: int = 0
         storage, self._offset = _memory_of(tensor)
-        # The address of the StorageImpl; 0: the tensor has none.
-        self._storage: int = 0 if storage is None else storage._weak_ref()
         # At the interpreter's end the module may be gone before this object is.
         self._free = _STORAGE._free_weak_ref
+        if storage is not None:
+            self._storage = storage._weak_ref()
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` has the same memory; False where it has none."""

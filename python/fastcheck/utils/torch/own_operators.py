@@ -1,16 +1,21 @@
-"""Marks the operators that fastcheck itself runs, so that no mode of fastcheck observes them."""
+"""States of a thread within which fastcheck runs operators of its own.
+
+The compiled ones are entered and left in one piece. One in Python can be interrupted (Ctrl-C)
+between its change and the ``with`` statement, which then undoes nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any, Callable
 
 import torch
 
 from fastcheck.extension import status
 
-__all__ = ["is_unobserved", "unobserved"]
+_State = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class _Unobserved(threading.local):
@@ -20,26 +25,35 @@ class _Unobserved(threading.local):
 _unobserved = _Unobserved()
 
 
-def is_unobserved() -> bool:
-    """Whether this thread is within unobserved()."""
-    return _unobserved.depth > 0
-
-
 @contextlib.contextmanager
-def unobserved() -> Iterator[None]:
-    """Operators within this context are observed by no dump, no other mode and no monitor."""
-    observer = None if status.module is None else status.module.op_observer()
-    is_watched = observer is not None and observer.run() != 0
-    _unobserved.depth += 1
-    try:
-        with contextlib.ExitStack() as stack:
-            if torch._C._len_torch_dispatch_stack():
-                from torch.utils._python_dispatch import _disable_current_modes
+def _portable() -> Iterator[None]:
+    from torch.utils._python_dispatch import _disable_current_modes
 
-                stack.enter_context(_disable_current_modes())
-            if is_watched and observer is not None:
-                observer.pause(1)
-                stack.callback(observer.pause, -1)
+    try:
+        _unobserved.depth += 1
+        if torch._C._len_torch_dispatch_stack():
+            with _disable_current_modes():
+                yield
+        else:
             yield
     finally:
         _unobserved.depth -= 1
+
+
+#: Operators within it are observed by no dump, no other mode and no monitor.
+unobserved: _State
+#: Operators within it are left out at op level alone.
+unread: _State
+#: torch.no_grad
+no_grad: _State
+#: Whether this thread is within unobserved().
+is_unobserved: Callable[[], bool]
+
+if status.module is not None:
+    unobserved, unread = status.module.Unobserved, status.module.Unread
+    no_grad, is_unobserved = status.module.NoGrad, status.module.is_unobserved
+else:
+    unobserved, unread, no_grad = _portable, contextlib.nullcontext, torch.no_grad
+
+    def is_unobserved() -> bool:
+        return _unobserved.depth > 0

@@ -14,7 +14,7 @@ import torch
 from fastcheck.errors import first_line
 
 from .operators import OpInfo, inputs_of, op_info, outputs_of, tensors_of
-from .own_operators import unobserved
+from .own_operators import no_grad, unobserved
 
 __all__ = ["Elsewhere", "compute"]
 
@@ -49,14 +49,14 @@ class Elsewhere:
             return self._dropout(func, args, kwargs)
         moved: Any = None
         try:
-            with unobserved(), torch.no_grad():
+            with unobserved(), no_grad():
                 # Before it runs: it may write to them.
                 moved = self.moved(info, args, kwargs)
         except Exception as error:
             reason = f"its arguments can't be taken there: {first_line(error)}"
         result = func(*args, **kwargs)
         if not reason:
-            with unobserved(), torch.no_grad():
+            with unobserved(), no_grad():
                 made = outputs_of(info, args, kwargs, result)
                 reason = self._replace(made, info, func, *moved)
         return result, reason
@@ -97,7 +97,7 @@ class Elsewhere:
         """With the mask that was drawn here."""
         result = func(*args, **kwargs)
         x, p = args[0], float(args[1])
-        with unobserved(), torch.no_grad():
+        with unobserved(), no_grad():
             there, mask = self._moved([x, result[1]], {}, frozenset())
             scale = 0.0 if p >= 1.0 else 1.0 / (1.0 - p)
             result[0].copy_(there * mask * scale)

@@ -6,7 +6,7 @@ from typing import Optional
 
 import torch
 
-from .own_operators import unobserved
+from .own_operators import no_grad, unobserved
 
 __all__ = ["values_of"]
 
@@ -18,6 +18,6 @@ def values_of(tensor: torch.Tensor) -> Optional[torch.Tensor]:
     is_coo = tensor.layout is torch.sparse_coo
     if not is_coo and tensor.layout not in _COMPRESSED:
         return None
-    with unobserved(), torch.no_grad():
+    with unobserved(), no_grad():
         held = tensor._values() if is_coo else tensor.values()
         return held.detach()

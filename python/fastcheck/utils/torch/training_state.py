@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .own_operators import no_grad
 from .readable import is_materialised
 from .versions import GradScaler
 
@@ -87,11 +88,11 @@ class SavedTensors:
     """Copies of the values of some tensors, of those that have values."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        with torch.no_grad():
+        with no_grad():
             self._pairs = [(t, t.detach().clone()) for t in tensors if is_materialised(t)]
 
     def put_back(self) -> None:
-        with torch.no_grad():
+        with no_grad():
             for tensor, kept in self._pairs:
                 if tensor.shape == kept.shape:
                     tensor.detach().copy_(kept)

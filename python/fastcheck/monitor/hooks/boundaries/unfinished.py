@@ -12,7 +12,7 @@ import torch
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_at
 from fastcheck.monitor.session.session import Session
-from fastcheck.utils.torch.own_operators import unobserved
+from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 
@@ -106,5 +106,5 @@ def _is_cleared(node: ModuleNode, name: str, version: int) -> bool:
     is_plain = gradient.is_cpu and can_read(gradient) and has_memory(gradient)
     if not is_plain or gradient._version == version:
         return False
-    with unobserved(), torch.no_grad():
+    with unobserved(), no_grad():
         return not bool(gradient.any())

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fastcheck.errors import UnsupportedTensorError
+from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.versions import is_compiling
 
 __all__ = ["UpdateGuard", "gradients_by_device", "has_step_of_torch"]
@@ -117,7 +118,7 @@ class UpdateGuard:
         if self.why_unguarded is not None:
             return None
         is_first = update is None
-        with torch.no_grad():
+        with no_grad():
             if update is None:
                 update = self._begin(optimizer)
             if update is None:
@@ -141,7 +142,7 @@ class UpdateGuard:
             return
         _put_back(optimizer, update)
         if update.momentum_starts:
-            with torch.no_grad():
+            with no_grad():
                 _start_momentum(optimizer, update)
 
     def close(self) -> None:
@@ -328,7 +329,7 @@ def _honours_found_inf(kind: Any, device: torch.device) -> bool:
     optimizer = kind([parameter], lr=1.0, fused=True)
     optimizer.found_inf = torch.ones((), device=device)
     try:
-        with torch.no_grad():
+        with no_grad():
             # Without its hooks, which are for the steps of the training loop.
             inspect.unwrap(kind.step)(optimizer)
         return parameter.item() == 1.0

@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Sequence
 from typing import Callable, Optional
 
-from torch import Tensor, no_grad
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fastcheck.errors import UnsupportedTensorError
+from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.versions import is_compiling
 
 from .found_inf import gradients_by_device

@@ -11,7 +11,7 @@ import torch
 
 from fastcheck.backends.table import backend_for
 from fastcheck.monitor.session.session import Session
-from fastcheck.utils.torch.own_operators import unobserved
+from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_found_inf
 
 from .found_inf import UpdateGuard, gradients_by_device, has_step_of_torch
@@ -102,7 +102,7 @@ class WeightProtection:
         if step != self._clipped_in:
             self._clipped_in = step
             self._clipped.clear()
-        with torch.no_grad(), unobserved():
+        with no_grad(), unobserved():
             self._clipped.append((frozenset(map(id, strided)), _norm(strided)))
 
     def changed_by_loop(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_at
 from fastcheck.utils.torch.memory_ref import MemoryRef
-from fastcheck.utils.torch.own_operators import unobserved
+from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 
@@ -142,5 +142,5 @@ def _first(gradient: torch.Tensor) -> Optional[torch.Tensor]:
     is_plain = gradient.is_cpu and can_read(gradient) and has_memory(gradient)
     if not is_plain or not gradient.is_contiguous():
         return None
-    with unobserved(), torch.no_grad():
+    with unobserved(), no_grad():
         return gradient.view(-1)[:_ELEMENTS].clone()

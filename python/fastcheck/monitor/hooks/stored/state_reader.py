@@ -15,6 +15,7 @@ from fastcheck.monitor.weight_updates.squares import LargeSquares
 from fastcheck.monitor.weight_updates.stalled import StalledWeights
 from fastcheck.monitor.weight_updates.updates import UpdateWatcher
 from fastcheck.record.format import VALUE_BYTES, Depth, Flag, nonfinite
+from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.readable import can_read, has_memory, is_plain
 from fastcheck.utils.torch.sharding import is_part, local
 from fastcheck.utils.torch.sparse import values_of
@@ -199,7 +200,7 @@ class StateReader:
         return True
 
     def _has_nonfinite(self, tensors: Sequence[torch.Tensor]) -> bool:
-        with torch.no_grad():
+        with no_grad():
             return bool(tensors) and bool(backend_for(tensors[0].device).found_nonfinite(tensors))
 
     def were_clipped(self, gradients: Sequence[torch.Tensor]) -> bool:

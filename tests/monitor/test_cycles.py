@@ -1,0 +1,96 @@
+"""install() in a loop: what a monitor has held goes with it, by remove() or with its model."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from fastcheck.record.format import RECORD_DTYPE
+from fastcheck.ring.device import _FIRST_SEGMENTS, SEGMENT_SLOTS
+from fastcheck.ring.host import CAPACITY
+
+ON_FAKE = os.environ.get("FASTCHECK_FAKE_DEVICE") == "1"
+pytestmark = [
+    pytest.mark.fake_accelerator,
+    pytest.mark.usefixtures("op_observer", "fake_accelerator" if ON_FAKE else "one_thread"),
+]
+
+CYCLES = 25 if ON_FAKE else 100
+RING = (CAPACITY + ON_FAKE * 2 * _FIRST_SEGMENTS * SEGMENT_SLOTS) * RECORD_DTYPE.itemsize
+
+
+def new_model() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    if not ON_FAKE:
+        return model
+    from support.devices.training_on_fake import NAME
+
+    return model.to(NAME)
+
+
+def train(model: nn.Module) -> None:
+    """Two steps, and one that is open."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.ones(4, 8).to(next(model.parameters()).device)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    model(x).square().mean().backward()
+
+
+def removed(model: nn.Module, level: str) -> None:
+    with fastcheck.install(model, level=level):
+        train(model)
+
+
+def dropped(_: nn.Module, level: str) -> None:
+    model = new_model()
+    fastcheck.install(model, level=level)
+    train(model)
+    del model
+    gc.collect()  # one monitor at a time at op level
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def live() -> Counter[str]:
+    gc.collect()
+    kinds = (type(one) for one in gc.get_objects())
+    return Counter(kind.__name__ for kind in kinds if str(kind.__module__).startswith("fastcheck"))
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("cycle", [removed, dropped])
+def test_nothing_stays(cycle: Callable[[nn.Module, str], None], level: str) -> None:
+    """Of the memory that tracemalloc does not see, too: the rings' records, and what C++ holds."""
+    gc.freeze()  # each collection would go through all that was imported
+    model = new_model()
+    for _ in range(CYCLES):
+        cycle(model, level)
+    before, memory = live(), resident()
+    for _ in range(CYCLES):
+        cycle(model, level)
+    # Half of one for each cycle: the drain's thread may hold the last ones a little longer.
+    assert {kind: n for kind, n in (live() - before).items() if n >= CYCLES // 2} == {}
+    assert resident() - memory < CYCLES // 2 * RING
+
+
+def test_the_variable_lives_on() -> None:
+    """Until the next monitor takes its place, which is all that is left of the first."""
+    model, before = new_model(), live()
+    for _ in range(3):
+        monitor = fastcheck.install(model)
+        train(model)
+        monitor.remove()
+    assert monitor.step_index == 2 and live()["Monitor"] - before["Monitor"] == 1
