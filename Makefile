@@ -54,20 +54,19 @@ help:
 demo: $(if $(wildcard $(VENV)/.built),$(VENV)/.built,$(VENV)/.demo)
 	$(PY) -m fastcheck demo
 
-# Without TESTS= in two processes, for two cores: the output of the second follows that of the first.
-HALF := tests/backends tests/fakes tests/monitor
+# Without TESTS= in two processes, for two cores: $(2) takes about as long as the others. Its output follows theirs.
 define run_tests
 $(if $(filter-out tests,$(TESTS)),$(PY) -m pytest $(1) $(TESTS),
-	@mkdir -p build; $(PY) -m pytest $(1) $(HALF) > build/half.log 2>&1 & half=$$!; status=0; \
-	$(PY) -m pytest $(1) tests $(HALF:%=--ignore=%) || status=$$?; \
+	@mkdir -p build; $(PY) -m pytest $(1) $(2) > build/half.log 2>&1 & half=$$!; status=0; \
+	$(PY) -m pytest $(1) tests $(2:%=--ignore=%) || status=$$?; \
 	wait $$half || status=$$?; cat build/half.log; exit $$status)
 endef
 
 test: $(VENV)/.built $(VENV)/.tools
-	$(call run_tests)
+	$(call run_tests,,tests/backends tests/fakes tests/watch tests/monitor/distributed)
 
 test-quick: $(VENV)/.built $(VENV)/.tools
-	$(call run_tests,-m "not slow")
+	$(call run_tests,-m "not slow",tests/monitor tests/watch)
 
 # FASTCHECK_WHOLE=1: tests/support/sampling.py takes all cases, and hypothesis more examples.
 test-release: export FASTCHECK_WHOLE = 1
