@@ -175,6 +175,7 @@ SLOW = (
     "monitor/test_bounded.py::test_nan_weights_for_ever",
     "monitor/test_cycles.py",
     "monitor/test_healthy.py",
+    "monitor/test_interrupts.py::test_an_interrupt",
     "monitor/test_open_step.py",
     "monitor/test_process_exit.py",
     "monitor/test_ended_early.py",
