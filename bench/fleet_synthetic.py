@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from fastcheck.fleet.collector import rank_row, site_row
 from fastcheck.fleet.schema import (
     COUNT_COLUMNS,
     FLOAT_COLUMNS,
@@ -31,7 +32,6 @@ from fastcheck.fleet.schema import (
     table_bytes,
 )
 from fastcheck.fleet.store import Folder
-from fastcheck.fleet.tables import rank_row, site_row
 from fastcheck.record.site import Site
 
 RANKS_PER_HOST = 8

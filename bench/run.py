@@ -53,6 +53,7 @@ BENCHES = (
     Bench("exponents.py", "Exponent counts", needs=(COMPILER,)),
     Bench("train_step.py", "A training step"),
     Bench("op_level.py", "Operators", needs=(COMPILER,)),
+    Bench("path.py", "The path of a NaN"),
     Bench("dump.py", "Dumps"),
     Bench("movement.py", "Weights that do not move"),
     Bench("watch_cost.py", "The watch"),

@@ -33,6 +33,7 @@ pybind11_add_module(_C MODULE NO_EXTRAS
   ${CMAKE_CURRENT_LIST_DIR}/op_level/op_results.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/provenance.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/readability.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/op_level/scopes.cpp
   ${CMAKE_CURRENT_LIST_DIR}/operators/filter.cpp
   ${CMAKE_CURRENT_LIST_DIR}/operators/op_table.cpp
   ${CMAKE_CURRENT_LIST_DIR}/python/cursor.cpp
@@ -40,7 +41,6 @@ pybind11_add_module(_C MODULE NO_EXTRAS
   ${CMAKE_CURRENT_LIST_DIR}/python/lock.cpp
   ${CMAKE_CURRENT_LIST_DIR}/python/observe.cpp
   ${CMAKE_CURRENT_LIST_DIR}/python/rows.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/python/scopes.cpp
   ${CMAKE_CURRENT_LIST_DIR}/python/tensors.cpp
   ${CMAKE_CURRENT_LIST_DIR}/read/observe.cpp
   ${CMAKE_CURRENT_LIST_DIR}/read/seen_tensors.cpp

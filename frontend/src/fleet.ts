@@ -27,7 +27,7 @@ export interface FleetHeader {
   findings: Finding[];
 }
 
-/** See python/fastcheck/fleet/page/document.py for the codes. */
+/** See python/fastcheck/fleet/page.py for the codes. */
 const CODE = { none: 0, ordinary: 1, least: 2, most: 250, replicas: 254, nonfinite: 255 } as const;
 const MOST_ROWS = 60;
 /** Of the colour of an outlier of a rank that no finding names: among many ranks chance makes some. */

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import fastcheck
-from fastcheck.cli import demo, demo_gpt
+from fastcheck.cli import demo
 from fastcheck.cli.main import main as command_line
 from support.records import record_builder as build
 
@@ -36,7 +36,7 @@ def own_folder(
 
 @pytest.fixture(scope="module")
 def text() -> torch.Tensor:
-    return demo_gpt.standard_library_text()
+    return demo.standard_library_text()
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def steep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_text_is_the_standard_library(text: torch.Tensor) -> None:
-    assert text.dtype == torch.int64 and text.shape == (demo_gpt.TEXT_BYTES,)
+    assert text.dtype == torch.int64 and text.shape == (demo.TEXT_BYTES,)
     assert "def __init__(self" in bytes(text.tolist()).decode("ascii", "replace")
 
 
@@ -63,8 +63,8 @@ def test_bytes_beyond_ascii_share_the_last_token(
 ) -> None:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     (tmp_path / "b.py").write_bytes(b"\xc3\xa9")
-    (tmp_path / "a.py").write_bytes(b"a" * demo_gpt.CONTEXT)
-    assert demo_gpt.standard_library_text().tolist()[-3:] == [97, 127, 127]
+    (tmp_path / "a.py").write_bytes(b"a" * demo.CONTEXT)
+    assert demo.standard_library_text().tolist()[-3:] == [97, 127, 127]
 
 
 def test_without_sources_it_says_so(
@@ -76,17 +76,17 @@ def test_without_sources_it_says_so(
 
 
 def test_targets_are_the_next_tokens(text: torch.Tensor) -> None:
-    tokens, targets = demo_gpt.random_batch(text, torch.Generator().manual_seed(3))
-    again, _ = demo_gpt.random_batch(text, torch.Generator().manual_seed(3))
-    assert tokens.shape == targets.shape == (demo_gpt.BATCH, demo_gpt.CONTEXT)
+    tokens, targets = demo.random_batch(text, torch.Generator().manual_seed(3))
+    again, _ = demo.random_batch(text, torch.Generator().manual_seed(3))
+    assert tokens.shape == targets.shape == (demo.BATCH, demo.CONTEXT)
     assert torch.equal(tokens[:, 1:], targets[:, :-1])
     assert torch.equal(tokens, again)
 
 
 def test_batches_reach_the_last_token() -> None:
-    shortest = torch.arange(demo_gpt.CONTEXT + 1)
-    _, targets = demo_gpt.random_batch(shortest, torch.Generator().manual_seed(0))
-    assert (targets[:, -1] == demo_gpt.CONTEXT).all()
+    shortest = torch.arange(demo.CONTEXT + 1)
+    _, targets = demo.random_batch(shortest, torch.Generator().manual_seed(0))
+    assert (targets[:, -1] == demo.CONTEXT).all()
 
 
 def test_the_cure_is_one_call(text: torch.Tensor) -> None:
@@ -94,24 +94,24 @@ def test_the_cure_is_one_call(text: torch.Tensor) -> None:
     models = {}
     for norm_forgotten in (True, False):
         torch.manual_seed(0)
-        models[norm_forgotten] = demo_gpt.GPT(norm_forgotten=norm_forgotten)
+        models[norm_forgotten] = demo.GPT(norm_forgotten=norm_forgotten)
     for one, other in zip(models[True].state_dict().items(), models[False].state_dict().items()):
         assert one[0] == other[0] and torch.equal(one[1], other[1])
-    tokens = text[None, : demo_gpt.CONTEXT]
+    tokens = text[None, : demo.CONTEXT]
     for norm_forgotten, model in models.items():
         calls: list[torch.nn.Module] = []
         for block in model.blocks:
             block.norm2.register_forward_hook(lambda module, *_, calls=calls: calls.append(module))
-        assert model(tokens).shape == (1, demo_gpt.CONTEXT, demo_gpt.VOCABULARY)
+        assert model(tokens).shape == (1, demo.CONTEXT, demo.VOCABULARY)
         assert calls == ([] if norm_forgotten else [block.norm2 for block in model.blocks])
 
 
 def test_attention_is_causal(text: torch.Tensor) -> None:
     torch.manual_seed(0)
-    model = demo_gpt.GPT(norm_forgotten=False)
-    tokens = text[None, : demo_gpt.CONTEXT].clone()
+    model = demo.GPT(norm_forgotten=False)
+    tokens = text[None, : demo.CONTEXT].clone()
     before = model(tokens)
-    tokens[0, 40] = (tokens[0, 40] + 1) % demo_gpt.VOCABULARY
+    tokens[0, 40] = (tokens[0, 40] + 1) % demo.VOCABULARY
     after = model(tokens)
     torch.testing.assert_close(before[:, :40], after[:, :40])
     assert not torch.allclose(before[:, 40:], after[:, 40:])

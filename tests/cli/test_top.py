@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fastcheck.cli import keys, top
+from fastcheck.cli import top
 from fastcheck.cli.main import main
 from support.programs import synthetic_logs
 from support.programs.command_line import run
@@ -71,7 +71,7 @@ def test_without_rich_a_hint(
 def test_keys_are_parsed() -> None:
     sent = "\x1b[A\x1bOB\x1b[5~\x1b[6~\x1b[H\x1b[1~\x1b[1;5Cjé\r\n\x7f\x08\x03\x1b"
     named = ["up", "down", "pageup", "pagedown", "home", "home"]
-    assert keys.parse_keys(sent) == [
+    assert top.parse_keys(sent) == [
         *named, "j", "é", "enter", "enter", "backspace", "backspace", "escape",
     ]  # fmt: skip
 
@@ -192,7 +192,7 @@ def test_without_keys_it_goes_on_until_it_is_interrupted(
         if len(waits) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(keys.time, "sleep", sleep)
+    monkeypatch.setattr(top.time, "sleep", sleep)
     assert main(["top", str(tmp_path)]) == 130
     out = terminal.close()
     assert "q quit" not in out

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import fastcheck
+from fastcheck.comparison.sources.checkpoint import matching_prefixes
 from fastcheck.comparison.sources.formats import format_of
-from fastcheck.comparison.sources.wrappers import matching_prefixes
 from support.fuzzing.limits import limited_memory
 
 

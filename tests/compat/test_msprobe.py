@@ -14,8 +14,8 @@ from torch import nn
 
 import fastcheck
 from fastcheck.compat import msprobe
-from fastcheck.compat._msprobe_config import read_config
 from fastcheck.compat._options import _warned
+from fastcheck.compat.msprobe import read_config
 from fastcheck.log.reader import read_log
 from support.programs.compat import calls_of, overflows_of, run_script
 

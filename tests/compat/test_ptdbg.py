@@ -18,7 +18,7 @@ from fastcheck.cli.main import main
 from fastcheck.compat import ptdbg
 from fastcheck.compat._options import _warned
 from fastcheck.compat._overflows import _usable_level
-from fastcheck.compat._ptdbg_switch import dump_plan, whole_call
+from fastcheck.compat.ptdbg import dump_plan, whole_call
 from fastcheck.log.reader import read_log
 from fastcheck.utils.names.api import api_names
 from support.programs.compat import calls_of, overflows_of, overflows_on_rank_1, run_script

@@ -15,10 +15,9 @@ import pytest
 from fastcheck.cli.main import main
 from fastcheck.errors import ConfigError
 from fastcheck.fleet import questions
-from fastcheck.fleet.chance import fewest_by_chance, usual_count
 from fastcheck.fleet.engines import open_engine, printed_sql
 from fastcheck.fleet.findings import FleetReport
-from fastcheck.fleet.judgement import examine
+from fastcheck.fleet.judgement import examine, fewest_by_chance, usual_count
 from fastcheck.fleet.questions import ANSWERS, DIALECTS, TABLES_IN_ORDER
 from fastcheck.fleet.schema import small_table, table_bytes
 from fastcheck.fleet.store import Folder

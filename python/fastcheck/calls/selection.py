@@ -245,7 +245,7 @@ def make_selection(
     logged: tuple[list[Wanted], list[Wanted]] = ([], []),
 ) -> Selection:
     """ConfigError for what can be known to match nothing. ``logged``: operators and modules that a
-    log names (dump/from_log.py).
+    log names (dump/dumper.py).
     """
     wanted_ops = [read_op(name) for name in string_list("ops", ops)]
     wanted_modules = [read_module(name) for name in string_list("modules", modules)]

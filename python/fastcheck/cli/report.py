@@ -78,6 +78,6 @@ def _report(options: argparse.Namespace, log: str, path: str, size: int) -> int:
 
 def _write_dump(dump: str, path: str) -> int:
     # Here: it imports torch, which `fastcheck --help` can do without.
-    from fastcheck.dump.page.write import write_dump_page
+    from fastcheck.dump.page import write_dump_page
 
     return write_dump_page(dump, path)

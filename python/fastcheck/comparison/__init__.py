@@ -5,10 +5,10 @@ same ``names`` for the same tensors; ``over_time`` pairs the steps; ``align`` ma
 two Blocks; ``measure`` computes how far each pair is apart, and ``noise`` finds differences that
 rounding explains; ``run`` does so block by block, and ``tally`` collects the outcome.
 ``compared`` is a step with what was found, which ``page`` makes an HTML file of.
-``nested_diff`` compares environments and hyper-parameters. ``questions`` and ``notes`` turn the
-outcome into answers and remarks; ``result``, ``comparison``, ``row``, ``render`` and ``csv_file``
-present them. ``compare`` is the public function. The package is not called compare, because
-importing it would replace the function ``fastcheck.compare`` by a module.
+``nested_diff`` compares environments and hyper-parameters. ``questions`` turns the outcome into
+answers; ``result``, ``row`` and ``render`` present them. ``compare`` is the public function, with
+what it returns and remarks. The package is not called compare, because importing it would replace
+the function ``fastcheck.compare`` by a module.
 
 Imports ``dump``, ``log``, ``record``, ``report``, ``statistics`` and ``utils``.
 """

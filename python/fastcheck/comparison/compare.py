@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional, TextIO, Union
 
 from fastcheck.comparison.over_time.losses import LOSS_DRIFT, drift_start
 from fastcheck.comparison.over_time.schedules import parted
@@ -14,23 +15,189 @@ from fastcheck.comparison.page.write import write_comparison
 from fastcheck.comparison.sources.checkpoint import look_through_wrappers
 from fastcheck.comparison.sources.log import LogSource
 from fastcheck.comparison.sources.open import open_source
-from fastcheck.errors import CompareError, ConfigError, did_you_mean, explain, near_matches
+from fastcheck.errors import (
+    CompareError,
+    ConfigError,
+    did_you_mean,
+    explain,
+    near_matches,
+    printable,
+)
+from fastcheck.notebook import block_html, fields_html, guarded_html, lines_html, table_html
 from fastcheck.statistics.thresholds import make_thresholds
 from fastcheck.utils.reading import read_json
-from fastcheck.utils.text.numbers import format_steps
+from fastcheck.utils.text.csv_cells import csv_text
+from fastcheck.utils.text.numbers import format_shape, format_steps
 
 from .block import Kind, Phase, Source
-from .comparison import Comparison
-from .csv_file import CsvRows
 from .measure import State
 from .names import Renaming
 from .nested_diff import Setting, differing_settings
-from .notes import expects_bits, notes_of
 from .questions import ACCEPTABLE, Answer, Questions
+from .render import render_comparison
+from .result import Result
+from .row import COLUMNS, Row
 from .run import Runner
 from .tally import COMPUTED, Found, Tally
 
 __all__ = ["compare"]
+
+
+def expects_bits(
+    actual: Source, reference: Source, settings: Mapping[Phase, Optional[list[Setting]]]
+) -> bool:
+    """Whether both sides were computed by the same code: environments that are known and equal, and
+    as many modules compiled. If not, rounding may differ anywhere.
+    """
+    if actual.kind.family != "run":
+        return True
+    return settings.get(Phase.ENVIRONMENT) == [] and (
+        actual.compiled_modules == reference.compiled_modules
+    )
+
+
+def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
+    """What belongs into a report beside its answers."""
+    found = []
+    if tally.reordered:
+        found.append(
+            f"{tally.reordered:,} calls came in another order among the calls of their module"
+        )
+    if tally.moved:
+        found.append(f"{tally.moved:,} inputs were read by another module first, equal to the bit")
+    if tally.lookalikes:
+        mine, other = next(iter(tally.lookalikes.items()))
+        found.append(
+            f"{len(tally.lookalikes):,} names only in actual hold what names only in reference "
+            f"hold: {mine} is {other}, ... If they are renamed, give rename= (--rename FILE)"
+        )
+    for (mine, other), count in tally.dtypes.items():
+        found.append(f"{count:,} tensors are {mine} in actual and {other} in reference")
+    if tally.parts:
+        found.append(
+            f"{tally.parts:,} gradients of inputs differ and are not held against each other: "
+            "msprobe has what one module adds to a gradient, fastcheck the whole of it"
+        )
+    if tally.cancelled:
+        found.append(
+            f"{len(tally.cancelled):,} gradients are sums whose terms cancel, "
+            f"{next(iter(tally.cancelled))} first: their error is relative to what was summed"
+        )
+    if not tally.has_bits:
+        found.append(
+            "not all tensors have checksums or values on both sides: of the others, the "
+            "statistics are compared"
+        )
+    return found + _seeds(actual, reference) + _compiled(actual, reference)
+
+
+def _compiled(actual: Source, reference: Source) -> list[str]:
+    counts = (actual.compiled_modules, reference.compiled_modules)
+    if counts[0] == counts[1]:
+        return []
+    return [
+        f"{counts[0]:,} modules ran compiled in actual and {counts[1]:,} in reference: equality to "
+        "the bit is not expected"
+    ]
+
+
+def _seeds(actual: Source, reference: Source) -> list[str]:
+    """A note, not a setting: a run without random numbers is the same under any seed."""
+    seeds = []
+    for side in (actual, reference):
+        environment = side.settings.get(Phase.ENVIRONMENT)
+        where = environment.get("where") if isinstance(environment, dict) else None
+        seeds.append(where.get("initial_seed") if isinstance(where, dict) else None)
+    if None in seeds or seeds[0] == seeds[1]:
+        return []
+    return [f"torch's seeds are {seeds[0]} in actual and {seeds[1]} in reference"]
+
+
+class CsvRows:
+    """Writes rows to a file. CompareError when that can't be written."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            self._file: TextIO = open(path, "w", newline="", encoding="utf-8")  # noqa: SIM115  (closed by close())
+        except OSError as error:
+            raise self._failed(error) from error
+        self._writer = csv.writer(self._file)
+        self._writer.writerow(COLUMNS)
+
+    def write(self, row: Row) -> None:
+        values = row.to_dict()
+        try:
+            self._writer.writerow([_cell(values[column]) for column in COLUMNS])
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> CompareError:
+        return CompareError(
+            explain(
+                "the CSV can't be written",
+                expected="a file that can be created, and room for it",
+                got=f"{self._path}: {error.strerror or error}",
+            )
+        )
+
+
+def _cell(value: object) -> object:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return format_shape(value)
+    if isinstance(value, float):
+        return repr(value)
+    return csv_text(printable(value)) if isinstance(value, str) else value
+
+
+class Comparison(Result):
+    """A Result whose ``str()`` is the report."""
+
+    def __str__(self) -> str:
+        return render_comparison(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the verdict, the answers, and the first rows that differ. Reads nothing;
+        never raises.
+        """
+        return guarded_html(self, lambda: _comparison_html(self))
+
+
+def _comparison_html(found: Comparison) -> str:
+    fields: list[tuple[str, object]] = [
+        ("actual", found.actual),
+        ("reference", found.reference),
+        ("compared", found.kind),
+        ("first difference", None if found.first is None else _place(found.first.row)),
+        ("losses drift from step", found.drifts_from),
+    ]
+    answers = [[answer.question, answer.answer, answer.text] for answer in found.answers]
+    bad = [answer.answer == "no" for answer in found.answers]
+    rows: list[list[object]] = [
+        [row.step, row.name, row.phase.name.lower(), row.state.name.lower(), row.error, row.reason]
+        for row in found.rows
+    ]
+    header = ["step", "tensor", "question", "state", "error", "reason"]
+    return block_html(
+        found.verdict,
+        fields_html(fields),
+        table_html(["question", "equal", ""], answers, bad),
+        table_html(header, rows, total=len(found.rows) + found.more_rows),
+        lines_html(found.notes),
+    )
+
+
+def _place(row: Row) -> str:
+    return f"{row.name}, step {row.step:,}, error {row.error:.3g}"
+
 
 Rename = Union[str, os.PathLike[str], Mapping[str, str], None]
 Accept = Union[str, Iterable[str]]

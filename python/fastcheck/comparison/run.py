@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Callable, Optional
 
 import numpy as np
@@ -11,7 +11,7 @@ from fastcheck.comparison.over_time.losses import Loss, loss_of
 from fastcheck.record.format import DTYPES, Depth
 from fastcheck.statistics.elements import Elements, compare_elements
 from fastcheck.statistics.functions import crc32
-from fastcheck.statistics.thresholds import Threshold, coarser_of
+from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS, Threshold, coarser_of
 
 from .align import Alignment, align
 from .block import Block, Kind, Phase, Source
@@ -27,15 +27,55 @@ from .measure import (
     State,
     measure_records,
 )
-from .missing import missing_of
 from .names import Name, NameTable, Renaming
 from .noise.drift import Drift
 from .noise.excuse import Measures, excuse, excuse_parts
-from .noise.formats import inherited_formats
 from .row import Row, make_row
 from .tally import COMPUTED, KEPT_STEPS, Found, Tally
 
 __all__ = ["Runner"]
+
+
+def inherited_formats(
+    codes: np.ndarray, is_exact: np.ndarray, before: Optional[int]
+) -> tuple[np.ndarray, Optional[int]]:
+    """By pair, the code of the coarsest dtype among itself and what was computed before it with
+    other last bits: a float32 that is made of bfloat16 carries the rounding of bfloat16.
+
+    ``before`` is that of the steps before; the second result is the same for the steps after.
+    """
+    own = COARSENESS[codes]
+    start = 0 if before is None else COARSENESS[before]
+    reached = np.maximum.accumulate(np.r_[start, np.where(is_exact, 0, own)])
+    # What holds no rounding inherits none.
+    inherits = (reached[:-1] > own) & (own > 0)
+    found: np.ndarray = np.where(inherits, BY_COARSENESS[reached[:-1]], codes)
+    return found, int(BY_COARSENESS[reached[-1]]) if reached[-1] else before
+
+
+def missing_of(
+    sources: tuple[Source, Source], ours: Block, theirs: Block, pairs: Alignment
+) -> Iterator[tuple[State, Block, int, Phase]]:
+    """State, block, position in it and question of each. ``sources``: actual and reference."""
+    actual, reference = sources
+    sides = (
+        (State.ONLY_ACTUAL, ours, pairs.only_ours, pairs.ours, reference, theirs.step),
+        (State.ONLY_REFERENCE, theirs, pairs.only_theirs, pairs.theirs, actual, ours.step),
+    )
+    for state, block, indices, matched, other, step in sides:
+        end = len(block)
+        if other.is_cut(step, block.rank):
+            # The other side ends within this step: what it didn't come to is not missing.
+            end = int(matched.max()) if len(matched) else 0
+        # A log has first weights twice: before the forward, and before the update.
+        weights = set(block.names[matched[block.phases[matched] == Phase.WEIGHTS]].tolist())
+        for index in indices.tolist():
+            phase = Phase(int(block.phases[index]))
+            phase = Phase.FORWARD if phase is Phase.ARRIVED else phase
+            if index > end or (phase is Phase.WEIGHTS and int(block.names[index]) in weights):
+                continue
+            yield state, block, index, phase
+
 
 _TRAIL = 8
 # Statistics that went through text in float32, as msprobe's do.

@@ -1,9 +1,8 @@
 """Adapters for scripts of ptdbg_ascend, msprobe and Cambricon Catch: only the import changes.
 
 ``ptdbg``, ``msprobe`` and ``catch`` provide the names of those tools over install(), Dumper,
-seed_all() and compare(). ``_options`` checks options, ``_ptdbg_switch`` translates the modes of
-set_dump_switch(), ``_msprobe_config`` reads config.json, ``_overflows`` counts overflows,
-``_dumps`` writes dumps.
+seed_all() and compare(). ``_options`` checks options, ``_overflows`` counts overflows, ``_dumps``
+writes dumps.
 
 Imports ``calls``, ``comparison``, ``dump``, ``log``, ``monitor``, ``record``, ``reproducibility``
 and ``utils``.

@@ -6,21 +6,284 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from fastcheck.dump.options import Models, check_models
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError, choice, explain
 from fastcheck.reproducibility.seeds import seed_all as _seed_all
+from fastcheck.utils.names.api import api_names, is_function
 from fastcheck.utils.torch.rank import own_rank
 
 from ._dumps import Dumps
-from ._msprobe_config import read_config
-from ._options import check_names, compare_paths, warn_once
+from ._options import check_names, compare_paths, raise_config_error, warn_once
 from ._overflows import OverflowWatch
 
 __all__ = ["PrecisionDebugger", "compare", "seed_all"]
+
+
+TASKS = ("statistics", "tensor", "md5", "overflow_check")
+LEVELS = ("L0", "L1", "mix")
+#: Tasks of msprobe without a counterpart, and what to use instead.
+_OTHER_TASKS = {
+    "acc_check": 'Dumper(reference="cpu") holds every operator against the CPU',
+    "run_ut": 'Dumper(reference="cpu") holds every operator against the CPU',
+    "free_benchmark": 'Dumper(reference="cpu") holds every operator against the CPU',
+    "grad_probe": "install(log_dir=...) records every gradient",
+    "nan_analyze": 'task="overflow_check" finds where it began',
+    "structure": "fastcheck.inventory(model) lists a model's modules",
+    "exception_dump": 'task="overflow_check" names what overflows',
+}
+_TOP = {"task", "dump_path", "rank", "step", "level"}
+# Keys that have no effect, and what to use instead.
+_UNUSED = {
+    "seed": "call seed_all()",
+    "is_deterministic": "call seed_all(mode=True)",
+    "enable_dataloader": "call start(), stop() and step()",
+    "async_dump": "values are written by a thread in any case",
+    "extra_info": "the line of each call has it",
+    "precision": "sums and extremes are computed as docs/record-format.md describes",
+    "acl_config": "CANN's own operators are not dumped",
+}
+_TASK_KEYS = {
+    "statistics": {"scope", "list", "data_mode", "summary_mode", "tensor_list", "device"},
+    "md5": {"scope", "list", "data_mode", "summary_mode", "tensor_list", "device"},
+    "tensor": {"scope", "list", "data_mode", "summary_mode", "file_format", "backward_input"},
+    "overflow_check": {"overflow_nums", "check_mode"},
+}
+_STATISTICS = ("max", "min", "mean", "l2norm")
+_DATA_MODES = ("all", "forward", "backward", "input", "output")
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """``ranks`` and ``steps``: None for all of them."""
+
+    task: str
+    dump_path: str
+    level: str
+    ranks: Optional[frozenset[int]]
+    steps: Optional[frozenset[int]]
+    names: tuple[str, ...]
+    #: Names of functions, each with the names that their calls may have.
+    spellings: Mapping[str, tuple[str, ...]]
+    ends: tuple[str, ...]
+    record: str
+    overflow_nums: int
+
+    @property
+    def plans(self) -> dict[str, dict[str, Any]]:
+        """Options of Dumpers, by the directory that each has below ``dump_path``."""
+        of_levels = {"L0": ("module",), "L1": ("op",), "mix": ("module", "op")}[self.level]
+        plans: dict[str, dict[str, Any]] = {}
+        for level in of_levels:
+            names = [
+                name
+                for one in self.names
+                if self._belongs(one, level)
+                for name in (self.spellings.get(one, (one,)) if level == "op" else (one,))
+            ]
+            ends = [one for one in self.ends if self._belongs(one, level)]
+            if len(of_levels) > 1 and (self.names or self.ends) and not (names or ends):
+                continue
+            plan: dict[str, Any] = {"level": level, "record": self.record}
+            plan["tensors"] = self.task == "tensor"
+            if names:
+                plan["ops" if level == "op" else "modules"] = names
+            if ends:
+                plan["first"], plan["last"] = ends[0], ends[-1]
+            plans[{"module": "L0", "op": "L1"}[level] if len(of_levels) > 1 else ""] = plan
+        return plans
+
+    def _belongs(self, name: str, level: str) -> bool:
+        """With mix, names of modules are for the one dump and those of APIs for the other."""
+        if self.level != "mix":
+            return True
+        return name.startswith(("Module.", "Cell.")) == (level == "module")
+
+
+def read_config(
+    path: Union[str, os.PathLike[str], None],
+    *,
+    task: Optional[str],
+    dump_path: Union[str, os.PathLike[str], None],
+    level: Optional[str],
+    step: Any,
+) -> ProbeConfig:
+    """The file at ``path``, if one is given; the other arguments take precedence over it."""
+    given = {} if path is None else _load_config(os.fspath(path))
+    known = (*_TOP, *_UNUSED, *_TASK_KEYS, *_OTHER_TASKS)
+    check_names("key of config.json", given, known)
+    for key, instead in _UNUSED.items():
+        if given.get(key) not in (None, "", False):
+            warn_once(f'"{key}" is not used: {instead}')
+    chosen = _task(given.get("task", "statistics") if task is None else task)
+    part = given.get(chosen, {})
+    if not isinstance(part, dict):
+        raise_config_error(
+            f'"{chosen}" of config.json must be an object', got=part, expected="{...}", hint=""
+        )
+    check_names(f'key of "{chosen}"', part, _TASK_KEYS[chosen])
+    chosen_level = _level(given.get("level", "L1") if level is None else level)
+    place = given.get("dump_path") if dump_path is None else os.fspath(dump_path)
+    if not isinstance(place, str) or not place:
+        raise_config_error(
+            "dump_path is missing",
+            expected="a directory, in config.json or as PrecisionDebugger(dump_path=...)",
+            got=place,
+            hint='"dump_path": "./dump"',
+        )
+    if part.get("check_mode") not in (None, "", "all"):
+        warn_once('"check_mode" is not used: values are read instead of a register of the device')
+    names, ends = _listed_names(part), _ends(part)
+    if names and ends:
+        warn_once(
+            '"list" and "scope" together: dumps the calls of "list" between the two of "scope"'
+        )
+    return ProbeConfig(
+        task=chosen,
+        dump_path=str(place),
+        level=chosen_level,
+        ranks=_number_set("rank", given.get("rank")),
+        steps=_number_set("step", given.get("step") if step is None else step),
+        names=names,
+        spellings={one: tuple(api_names(one)) for one in names if is_function(one)},
+        ends=ends,
+        record=_record_option(chosen, part),
+        overflow_nums=_overflow_nums(part.get("overflow_nums", 1)),
+    )
+
+
+def _load_config(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            explain(
+                "config.json can't be read",
+                expected="an existing file that holds a JSON object",
+                got=f"{path}: {getattr(error, 'strerror', None) or error}",
+            )
+        ) from error
+    if not isinstance(found, dict):
+        raise_config_error(
+            "config.json must be a JSON object", expected="{...}", got=found, hint=""
+        )
+    return dict(found)
+
+
+def _task(task: Any) -> str:
+    if isinstance(task, str) and task in _OTHER_TASKS:
+        raise_config_error(
+            f'task="{task}" has no counterpart in fastcheck',
+            expected=" or ".join(f'"{one}"' for one in TASKS),
+            got=task,
+            hint=_OTHER_TASKS[task],
+        )
+    return str(choice("task", task, TASKS))
+
+
+def _level(level: Any) -> str:
+    if level in ("L2", "debug"):
+        raise_config_error(
+            f'level="{level}" has no counterpart in fastcheck',
+            expected=" or ".join(f'"{one}"' for one in LEVELS),
+            got=level,
+            hint='"L1" is every operator that torch runs; fastcheck.stats(x) reads one tensor',
+        )
+    return str(choice("level", level, LEVELS))
+
+
+def _listed_names(part: Mapping[str, Any]) -> tuple[str, ...]:
+    if part.get("tensor_list"):
+        warn_once('"tensor_list" is not used: task "tensor" with that "list" dumps the values')
+    for key, usual in (("backward_input", []), ("file_format", "npy"), ("device", "host")):
+        if part.get(key) not in (None, usual):
+            warn_once(f'"{key}" is not used: values are safetensors, as they ran')
+    modes = _texts("data_mode", part.get("data_mode"))
+    check_names("entry of data_mode", modes, _DATA_MODES)
+    if modes and list(modes) != ["all"]:
+        warn_once('"data_mode" is not used: inputs, outputs and gradients are dumped, all of them')
+    return _texts("list", part.get("list"))
+
+
+def _ends(part: Mapping[str, Any]) -> tuple[str, ...]:
+    ends = _texts("scope", part.get("scope"))
+    if len(ends) in (0, 2):
+        return ends
+    raise ConfigError(
+        explain(
+            '"scope" must be a pair of names',
+            expected="two names, the first and the last call, or none",
+            got=repr(list(ends)),
+            hint='"list" dumps single calls',
+        )
+    )
+
+
+def _texts(name: str, given: Any) -> tuple[str, ...]:
+    found = [given] if isinstance(given, str) else [] if given is None else given
+    if isinstance(found, (list, tuple)) and all(isinstance(one, str) for one in found):
+        return tuple(found)
+    raise ConfigError(
+        explain(f'"{name}" must be a list of names', expected='["..."]', got=repr(given))
+    )
+
+
+def _record_option(task: str, part: Mapping[str, Any]) -> str:
+    """What is computed of each tensor: a checksum only where the config names it."""
+    mode = part.get("summary_mode", "md5" if task == "md5" else "statistics")
+    if isinstance(mode, list):
+        check_names("entry of summary_mode", mode, _STATISTICS)
+        return "full" if task in ("md5", "tensor") else "stats"
+    choice("summary_mode", mode, ("statistics", "md5", "xor"))
+    if mode in ("md5", "xor"):
+        warn_once(
+            f'"{mode}" is fastcheck\'s checksum of 64 bits, which sees order and sign; it is no CRC'
+        )
+    return "full" if mode != "statistics" or task in ("md5", "tensor") else "stats"
+
+
+def _overflow_nums(given: Any) -> int:
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    if is_number and (given == -1 or given > 0):
+        return int(given)
+    raise ConfigError(
+        explain(
+            '"overflow_nums" must be a positive int, or -1',
+            expected="how many overflows end the run, or -1 for never",
+            got=repr(given),
+        )
+    )
+
+
+def _number_set(name: str, given: Any) -> Optional[frozenset[int]]:
+    """``[0, 3, "5-8"]``; None where none is given, which is all of them."""
+    if given is None or given == []:
+        return None
+    items = [given] if isinstance(given, (int, str)) and not isinstance(given, bool) else given
+    found: set[int] = set()
+    for item in items if isinstance(items, (list, tuple)) else (given,):
+        span = re.fullmatch(r"(\d+)-(\d+)", item) if isinstance(item, str) else None
+        if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
+            found.add(item)
+        elif span and int(span.group(1)) <= int(span.group(2)):
+            found.update(range(int(span.group(1)), int(span.group(2)) + 1))
+        else:
+            raise ConfigError(
+                explain(
+                    f'"{name}" must be a list of ints >= 0',
+                    expected='numbers from 0 on, and spans of them: [0, 3, "5-8"]',
+                    got=repr(item),
+                )
+            )
+    return frozenset(found)
+
 
 Path = Union[str, "os.PathLike[str]"]
 

@@ -1,10 +1,9 @@
 """Dumper: the inputs and outputs of operators or modules of a step, written to disk.
 
-``dumper`` is the context manager, ``options`` and ``from_log`` its options. ``python_op_calls`` (in
-C++: ``recorded_op_calls``) and ``module_calls`` record calls, ``stored`` records parameters,
-buffers and gradients. ``reference`` runs operators again on the CPU, and ``rounding`` estimates the
-difference that rounding explains. All of them write through ``dump_writer`` to the files of
-``storage``. ``on_stop`` dumps the call that stopped a run. ``page`` makes an HTML file of a dump.
+``dumper`` is the context manager, which records parameters, buffers and gradients; ``options`` are
+its options. ``python_op_calls`` (in C++: ``recorded_op_calls``) and ``module_calls`` record calls.
+``reference`` runs operators again on the CPU, and estimates the difference that rounding explains.
+All of them write through ``dump_writer`` to the files of ``storage``. ``on_stop`` dumps the call that stopped a run. ``page`` makes an HTML file of a dump.
 
 Imports ``backends``, ``calls``, ``log``, ``record``, ``report``, ``reproducibility``,
 ``statistics`` and ``utils``.

@@ -4,30 +4,150 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Optional, Union
 
+import torch
+
 from fastcheck.calls.modes import ApiCalls
-from fastcheck.calls.selection import Names, make_selection
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.calls.selection import CallName, Names, Selection, make_selection
+from fastcheck.calls.stored import StoredTensor, gradients_of, parameter_ids, parameters_of
 from fastcheck.calls.tracker import Listener, ModuleTracker
 from fastcheck.dump.storage.files import claim, place_of
 from fastcheck.errors import ConfigError, LogError, explain, local_path, warn
+from fastcheck.log.reader import find_logs, read_log
+from fastcheck.log.view import first_event
+from fastcheck.record.naming import OUTSIDE
 from fastcheck.reproducibility.environment import environment_or_error
+from fastcheck.reproducibility.inventory import describe_optimizer
+from fastcheck.utils.names.patterns import Wanted
 from fastcheck.utils.torch.mode_stack import take_off
+from fastcheck.utils.torch.operators import describe_tensor
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.rank import own_rank
+from fastcheck.utils.torch.readable import can_read, has_memory, is_materialised
+from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.versions import eager_stance
 
 from .dump_writer import DumpSession
-from .from_log import names_of_log
 from .module_calls import ModuleCalls
 from .options import Models, Options, check_models, check_options
 from .python_op_calls import PythonOpCalls
 from .recorded_op_calls import RecordedOpCalls
 from .reference import Reference
-from .stored import DumpedState
 
 __all__ = ["Dumper"]
+
+
+class DumpedState(Listener):
+    """Reads the parameters, buffers and gradients of the modules that are dumped."""
+
+    def __init__(self, session: DumpSession, selection: Selection) -> None:
+        self._session = session
+        self._selection = selection
+        self._optimizers: list[dict[str, Any]] = []
+        self._optimizer_ids: set[int] = set()
+        self._has_gradients = False
+        self.tracker: Optional[ModuleTracker] = None
+
+    def met_root(self, nodes: Sequence[ModuleNode]) -> None:
+        found: list[tuple[StoredTensor, str]] = []
+        for node in nodes:
+            module = node.module()
+            if module is None or not self._is_wanted(node):
+                continue
+            for name, parameter in module._parameters.items():
+                if parameter is not None and is_materialised(parameter):
+                    found.append(((node, name, parameter), "param"))
+            for name, buffer in module._buffers.items():
+                if buffer is not None and is_materialised(buffer):
+                    found.append(((node, name, buffer), "buffer"))
+        self._read("stored", found)
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) not in self._optimizer_ids:
+            self._optimizer_ids.add(id(optimizer))
+            names = {
+                id(parameter): _full_name(node, name)
+                for module, node in self._nodes()
+                for name, parameter in module._parameters.items()
+                if parameter is not None
+            }
+            self._optimizers.append(describe_optimizer(optimizer, names))
+            self._session.add_meta(optimizers=self._optimizers)
+        self._read_gradients(parameter_ids(optimizer))
+
+    def at_end(self) -> None:
+        """The gradients that no optimizer has taken within the dump."""
+        if not self._has_gradients:
+            self._read_gradients(None)
+
+    def _read_gradients(self, owned: Optional[set[int]]) -> None:
+        wanted = [node for _, node in self._nodes() if self._is_wanted(node)]
+        gradients = gradients_of(parameters_of(wanted, owned))
+        found = [(stored, "param_grad") for stored in gradients]
+        self._has_gradients |= bool(found)
+        self._read("gradients", found)
+
+    def _is_wanted(self, node: ModuleNode) -> bool:
+        return self._selection.wants_state(CallName("", node.path, 0, "optimizer"))
+
+    def _nodes(self) -> list[tuple[torch.nn.Module, ModuleNode]]:
+        return [] if self.tracker is None else self.tracker.nodes
+
+    def _read(self, kind: str, found: list[tuple[StoredTensor, str]]) -> None:
+        entries = []
+        for (node, name, tensor), role in found:
+            inner = local(tensor)
+            if inner.layout is torch.sparse_coo:
+                inner = inner._values()
+            entry = {"label": _full_name(node, name), **describe_tensor(inner), "role": role}
+            if can_read(inner) and has_memory(inner):
+                entry.update(self._session.read(inner, node.site(role, name, 0), 0))
+            entries.append(entry)
+        if entries:
+            self._session.add_call(
+                {"kind": kind, "direction": "optimizer", "in": entries, "out": []}
+            )
+
+
+def _full_name(node: ModuleNode, name: str) -> str:
+    return f"{node.path}.{name}" if node.path else name
+
+
+def names_of_log(path: str) -> tuple[list[Wanted], list[Wanted]]:
+    """(ops, modules) of the counted events of the newest log at ``path``: of all events when none
+    is counted. ConfigError when there is no log, or no event in it.
+    """
+    try:
+        logs = find_logs(path)
+        view = read_log(logs[-1] if logs else path)
+    except LogError as error:
+        raise ConfigError(f"from_log= can't be read\n{error}") from error
+    start = first_event(view.events)
+    if start is None:
+        raise ConfigError(
+            explain(
+                "the log given as from_log= has no event",
+                expected="a log with at least one event",
+                got=view.directory,
+                hint="fastcheck show prints what a log holds",
+            )
+        )
+    ops: dict[Wanted, None] = {}
+    modules: dict[Wanted, None] = {}
+    for event in view.events:
+        if event.counted != start.counted:
+            continue
+        site = event.site
+        where = OUTSIDE if site.module_type == OUTSIDE else site.module
+        if site.op:
+            ops[Wanted(str(site), op=site.op, module=where, call=int(event.record["call"]))] = None
+        elif site.role != "loss":
+            modules[Wanted(str(site), module=where)] = None
+    return list(ops), list(modules)
 
 
 class Dumper:

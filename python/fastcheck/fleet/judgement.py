@@ -2,26 +2,114 @@
 
 A rank is accused of being an outlier when it is one in so many steps that chance does not explain
 it, given how often rows of this fleet are outliers at all: the expected number of ranks that get
-there by chance is below 0.0001 (``chance.py``).
+there by chance is below 0.0001.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fastcheck.errors import ConfigError, LogError, explain
 
-from .cells import cell_answers, is_any_bad, unusual_cells
-from .chance import Chance, fewest_by_chance, usual_count
 from .engines import Engine
-from .findings import Finding, FleetRank, FleetReport, Suspect
-from .questions import ALL_OUTLYING, ANSWERS, RANK_LIMIT, TABLES_IN_ORDER, statement
+from .findings import Cell, Finding, FleetRank, FleetReport, Suspect
+from .questions import ALL_OUTLYING, ANSWERS, CELL_ANSWERS, RANK_LIMIT, TABLES_IN_ORDER, statement
 from .schema import KEYS
 
 __all__ = ["examine"]
+
+
+_BY_CHANCE = 1e-4
+_FEWEST_STEPS = 3
+CountedRow = Mapping[str, Any]
+
+
+class Chance:
+    """In how many steps a rank is an outlier at one site by chance, in this fleet."""
+
+    def __init__(self, answers: Mapping[str, list[dict[str, Any]]]) -> None:
+        found = answers["looked_at"][0]
+        rows, steps = int(found["row_count"] or 0), int(found["step_count"] or 0)
+        outlying = sum(int(row["steps"]) for row in answers["outliers"])
+        self._fewest = math.inf
+        if rows:
+            self._fewest = fewest_by_chance(outlying / rows * steps, rows / steps)
+
+    def excludes(self, place: CountedRow) -> bool:
+        """Whether chance does not explain this row of the outliers."""
+        return int(place["steps"]) >= self._fewest
+
+
+def fewest_by_chance(mean: float, tries: float) -> int:
+    """The smallest number, three at least, that fewer than ``_BY_CHANCE`` of ``tries`` Poisson
+    variables of this mean reach or exceed, as expected.
+    """
+    term, below, number = math.exp(-mean), 0.0, 0
+    tail = 1.0
+    while number < _FEWEST_STEPS or tail * tries > _BY_CHANCE:
+        below += term
+        number += 1
+        term *= mean / number
+        # Beyond the mean the tail is at most a geometric series, which cancels nothing.
+        tail = 1.0 - below if number <= mean + 1 else term / (1.0 - mean / (number + 1))
+        if number > 1_000_000:
+            break
+    return number
+
+
+def usual_count(values: Iterable[int]) -> float:
+    """The mean of the lower three quarters, doubled, and 0.3: what is usual, whatever some ranks
+    do. At least the mean of ``values`` where these are Poisson variables.
+    """
+    ordered = sorted(values)
+    kept = ordered[: max(1, math.ceil(len(ordered) * 0.75))]
+    # The rest lies above by construction; doubled it covers the mean of a Poisson variable. Where
+    # three quarters are 0 that mean is up to ln(4 / 3) = 0.288.
+    return 2 * sum(kept) / len(kept) + 0.3
+
+
+_MOST_CELLS = 1_000_000
+Answers = Mapping[str, list[dict[str, Any]]]
+
+
+def is_any_bad(engine: Engine) -> bool:
+    """Whether a NaN or an infinity was found, which was not judged harmless."""
+    return bool(engine.ask("SELECT count(first_bad) AS ranks FROM progress")[0]["ranks"])
+
+
+def cell_answers(engine: Engine) -> dict[str, list[dict[str, Any]]]:
+    """The answers that only the heat map needs."""
+    return {
+        name: engine.ask(statement(text, engine.dialect))
+        for name, text in CELL_ANSWERS.items()
+        if name != "bad_cells" or is_any_bad(engine)
+    }
+
+
+def unusual_cells(answers: Answers) -> tuple[Cell, ...]:
+    """Those of most weight, if there are more than a page can hold; none where the questions of the
+    page were not asked.
+    """
+    if "step_list" not in answers:
+        return ()
+    found = sorted(_cells(answers), key=lambda one: -one.z)
+    return tuple(found[:_MOST_CELLS])
+
+
+def _cells(answers: Answers) -> Iterator[Cell]:
+    for row in answers["outlying_steps"]:
+        yield _cell(row, "outlying", float(row["z"]))
+    for name, kind in (("replica_cells", "replicas"), ("bad_cells", "nonfinite")):
+        for row in answers.get(name, ()):
+            yield _cell(row, kind, math.inf)
+
+
+def _cell(row: Mapping[str, Any], kind: str, z: float) -> Cell:
+    return Cell(int(row["rank"]), int(row["step"]), kind, z, int(row["site_count"]))
+
 
 # Of all ranks: beyond this it is no fault of ranks.
 _MOST_ACCUSED = 0.25

@@ -2,9 +2,9 @@
 
 ``rules`` is the table of what is unusual; docs/watch.md has it in words. ``watcher`` takes the
 records of some steps, holds them to the table and returns events. ``signals`` makes arrays of the
-records, ``view`` puts them beside their past (``bands``, ``forecast``), ``numbers`` does that with
-the numbers of a step. ``movers`` has the order in which tensors left their ranges, from which
-``causes`` finds the cause.
+records, ``view`` puts them beside their past (``bands``), ``numbers`` does that with the numbers of
+a step. ``movers`` has the order in which tensors left their ranges, from which the watcher finds
+the cause.
 
 Imports ``log``, ``record`` and ``utils``.
 """

@@ -13,9 +13,8 @@ import torch
 
 import fastcheck
 from fastcheck.cli.main import main
-from fastcheck.dump.page import operators
-from fastcheck.dump.page.histogram import BINS, value_histogram
-from fastcheck.dump.page.write import dump_page, write_dump_page
+from fastcheck.dump import page as page_of_dump
+from fastcheck.dump.page import BINS, dump_page, value_histogram, write_dump_page
 from fastcheck.errors import LogError
 from support.browser import PROGRAM, Tab, browser
 from support.page_data import PageData
@@ -66,8 +65,8 @@ def test_the_culprit_made_it_of_finite_inputs(dump: Path) -> None:
 def test_of_many_calls_those_around_the_culprit_are_shown(
     dump: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operators, "_MOST", 3)
-    monkeypatch.setattr(operators, "_BEFORE", 1)
+    monkeypatch.setattr(page_of_dump, "_MOST", 3)
+    monkeypatch.setattr(page_of_dump, "_BEFORE", 1)
     page = dump_page(dump / "step3")
     assert [call["number"] for call in header_of(page)["calls"]] == [1, 2, 3]
     assert "Calls 1 to 3 of 5 are on this page; 2 are left out." in page

@@ -24,8 +24,8 @@ import torch
 from fakes import fake_device
 from fakes.cuda_on_cpu import driver
 from fakes.fake_device.build import compile_flags
-from fastcheck.backends import cuda_launches
 from fastcheck.backends import table as backends
+from fastcheck.backends.cuda import Launches
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build" / "cuda_on_fake"
@@ -150,7 +150,7 @@ def python_entry() -> backends.Backend:
     """The backend that Python launches."""
     handle = operator.attrgetter("native_handle")
     kernels = _load(KERNELS, build_kernels)
-    return backends.cuda.backend_of(cuda_launches.Launches(kernels, fake_device.load(), handle))
+    return backends.cuda.backend_of(Launches(kernels, fake_device.load(), handle))
 
 
 def use() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fastcheck.cli.main import main
 from fastcheck.fleet.findings import Cell, Finding, FleetRank, FleetReport, Suspect
-from fastcheck.fleet.page.write import write_fleet_page
+from fastcheck.fleet.page import write_fleet_page
 from fastcheck.fleet.store import Folder
 from support.browser import PROGRAM, Tab, browser
 from support.paths import ROOT

@@ -10,9 +10,15 @@ import pytest
 from fastcheck.log.follow import LogFollower
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.site import SiteTable
-from fastcheck.report.live.frame import Picture, View, picture, waiting_picture
+from fastcheck.report.live.frame import (
+    Picture,
+    View,
+    cell_count,
+    fit_cells,
+    picture,
+    waiting_picture,
+)
 from fastcheck.report.live.state import LiveState
-from fastcheck.utils.text.cells import cell_count, fit_cells
 from support.programs import synthetic_logs
 from support.records import record_builder as build
 

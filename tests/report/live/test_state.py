@@ -15,6 +15,7 @@ from fastcheck.log.follow import LogFollower
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.format import Verdict
 from fastcheck.record.site import SiteTable
+from fastcheck.report.live import state as state_of_log
 from fastcheck.report.live.state import LiveState
 from support.programs import synthetic_logs
 from support.records import record_builder as build
@@ -177,11 +178,9 @@ def test_events_of_several_ranks_begin_with_the_first(tmp_path: Path) -> None:
 
 
 def test_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastcheck.report.live import events
-
-    monkeypatch.setattr(events, "_MOST_LINES", 10)
-    monkeypatch.setattr(events, "_MOST_RECORDS", 10)
-    held = events.RankEvents(0)
+    monkeypatch.setattr(state_of_log, "_MOST_LINES", 10)
+    monkeypatch.setattr(state_of_log, "_MOST_RECORDS", 10)
+    held = state_of_log.RankEvents(0)
     lines = [
         {"step": n, "seq": n, "site": 0, "verdict": 1, "counted": True, "reason": "r"}
         for n in range(50)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.report.page import watched
+from fastcheck.report.page import write
 from fastcheck.report.page.write import page_of_log
 from support.page_data import PageData
 from support.programs import synthetic_logs
@@ -37,7 +37,7 @@ def test_events_have_their_rows_and_the_steps_of_a_forecast(tmp_path: Path) -> N
 def test_of_many_events_those_that_warn_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "_MOST", 2)
+    monkeypatch.setattr(write, "_MOST_WATCHED", 2)
     synthetic_logs.write(tmp_path, 40, 100, watch=True)
     header = header_of(tmp_path)
     assert [event["kind"] for event in header["watched"]] == ["headroom", "loss_spike"]

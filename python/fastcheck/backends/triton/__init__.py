@@ -1,4 +1,4 @@
 """Records from Triton kernels: GPUs without the CUDA extension, and NPUs with triton-ascend.
 
-Imports ``backends``, ``backends.portable`` and ``record``.
+Imports ``backends``, ``backends.portable``, ``record`` and ``utils``.
 """

@@ -16,8 +16,8 @@ import triton.language as tl
 
 from fastcheck.record.format import RECORD_BYTES
 
-from .parts import COLUMNS, fold, store_part
-from .read import read
+from .components import INT_MAX, INT_MIN
+from .read import add_exactly, joined, read
 from .record import store_extremes, store_pair, store_sums, store_zeros, with_length
 
 __all__ = [
@@ -29,6 +29,200 @@ __all__ = [
     "part_list_kernel",
     "whole_kernel",
 ]
+
+
+#: Columns of partials, int32: seven counts, four halves of extremes, seven sums, two of checksum.
+COLUMNS = 20
+_RANGE = tl.constexpr(7)
+_SUMS = tl.constexpr(11)
+_CHECKSUM = tl.constexpr(18)
+
+
+@triton.jit
+def store_part(
+    words,
+    tail,
+    row,  # where this program's partials begin; a column is ``stride`` long
+    stride,
+    body,
+    tail_count,
+    components,
+    seed_a,
+    seed_b,
+    rows,
+    program,  # of the tensor's ``programs``
+    programs,
+    SIZE: tl.constexpr,
+    KIND: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    (
+        nan,
+        posinf,
+        neginf,
+        zero,
+        subnormal,
+        negative,
+        saturated,
+        low,
+        low_second,
+        high,
+        high_second,
+        sum_rest,
+        sum_big,
+        abs_rest,
+        abs_big,
+        square_mid,
+        square_big,
+        square_low,
+        a,
+        b,
+    ) = read(
+        words,
+        tail,
+        body,
+        tail_count,
+        components,
+        seed_a,
+        seed_b,
+        rows,
+        program,
+        programs,
+        SIZE,
+        KIND,
+        MANTISSA,
+        DEPTH,
+        GROUPS,
+    )
+    tl.store(row, nan)
+    tl.store(row + stride, posinf)
+    tl.store(row + 2 * stride, neginf)
+    tl.store(row + 3 * stride, zero)
+    tl.store(row + 4 * stride, subnormal)
+    tl.store(row + 5 * stride, negative)
+    tl.store(row + 6 * stride, saturated)
+    if DEPTH >= 2:
+        ends = row + _RANGE * stride
+        tl.store(ends, low)
+        tl.store(ends + stride, low_second)
+        tl.store(ends + 2 * stride, high)
+        tl.store(ends + 3 * stride, high_second)
+        sums = row + _SUMS * stride
+        tl.store(sums, sum_rest.to(tl.int32, bitcast=True))
+        tl.store(sums + stride, sum_big.to(tl.int32, bitcast=True))
+        tl.store(sums + 2 * stride, abs_rest.to(tl.int32, bitcast=True))
+        tl.store(sums + 3 * stride, abs_big.to(tl.int32, bitcast=True))
+        tl.store(sums + 4 * stride, square_mid.to(tl.int32, bitcast=True))
+        tl.store(sums + 5 * stride, square_big.to(tl.int32, bitcast=True))
+        tl.store(sums + 6 * stride, square_low.to(tl.int32, bitcast=True))
+    if DEPTH >= 3:
+        halves = row + _CHECKSUM * stride
+        tl.store(halves, a)
+        tl.store(halves + stride, b)
+
+
+@triton.jit
+def _folded_halves(partials, stride, count, column: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of the lower and of the upper 16 bits. Below 2^47 in all, nothing passes 2^31."""
+    place = tl.arange(0, BLOCK)
+    lower = tl.zeros([BLOCK], tl.int32)
+    upper = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, count, BLOCK):
+        x = tl.load(partials + column * stride + first + place, mask=first + place < count, other=0)
+        lower += x & 0xFFFF
+        upper += ((x >> 16) & 0xFFFF) + (lower >> 16)
+        lower &= 0xFFFF
+    return tl.sum(upper, 0), tl.sum(lower, 0)
+
+
+@triton.jit
+def _folded_sum(partials, stride, count, column: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    rest = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, count, BLOCK):
+        x = tl.load(partials + column * stride + first + place, mask=first + place < count, other=0)
+        total, rest = add_exactly(total, rest, x.to(tl.float32, bitcast=True))
+    return tl.sum(total + rest, 0)
+
+
+@triton.jit
+def _folded_extreme(
+    partials, stride, count, column: tl.constexpr, IS_LOW: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The smallest or largest pair of column and the one behind it."""
+    NOTHING: tl.constexpr = INT_MAX if IS_LOW else INT_MIN
+    place = tl.arange(0, BLOCK)
+    best = tl.zeros([BLOCK], tl.int32) + NOTHING
+    best_second = tl.zeros([BLOCK], tl.int32) + NOTHING
+    for first in range(0, count, BLOCK):
+        at = partials + column * stride + first + place
+        x = tl.load(at, mask=first + place < count, other=NOTHING)
+        second = tl.load(at + stride, mask=first + place < count, other=NOTHING)
+        if IS_LOW:
+            better = (x < best) | ((x == best) & (second < best_second))
+        else:
+            better = (x > best) | ((x == best) & (second > best_second))
+        best = tl.where(better, x, best)
+        best_second = tl.where(better, second, best_second)
+    if IS_LOW:
+        first_half = tl.min(best, 0)
+        second_half = tl.min(tl.where(best == first_half, best_second, NOTHING), 0)
+    else:
+        first_half = tl.max(best, 0)
+        second_half = tl.max(tl.where(best == first_half, best_second, NOTHING), 0)
+    return first_half, second_half
+
+
+@triton.jit
+def fold(
+    partials,
+    slot,
+    stride,
+    count,  # rows of partials
+    numel_low,
+    numel_high,
+    length_a,
+    length_b,
+    SIZE: tl.constexpr,
+    KIND: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    store_pair(slot, 0, numel_low, numel_high)
+    for k in tl.static_range(7):
+        upper, lower = _folded_halves(partials, stride, count, k, BLOCK)
+        store_pair(slot, k + 1, joined(upper, lower), (upper + (lower >> 16)) >> 16)
+    if DEPTH >= 2:
+        low, low_second = _folded_extreme(partials, stride, count, _RANGE, True, BLOCK)
+        high, high_second = _folded_extreme(partials, stride, count, _RANGE + 2, False, BLOCK)
+        store_extremes(slot, low, low_second, high, high_second, SIZE, KIND, MANTISSA)
+        store_sums(
+            slot,
+            _folded_sum(partials, stride, count, _SUMS, BLOCK),
+            _folded_sum(partials, stride, count, _SUMS + 1, BLOCK),
+            _folded_sum(partials, stride, count, _SUMS + 2, BLOCK),
+            _folded_sum(partials, stride, count, _SUMS + 3, BLOCK),
+            _folded_sum(partials, stride, count, _SUMS + 4, BLOCK),
+            _folded_sum(partials, stride, count, _SUMS + 5, BLOCK),
+            _folded_sum(partials, stride, count, _SUMS + 6, BLOCK),
+            SIZE,
+            KIND,
+            MANTISSA,
+        )
+    else:
+        store_zeros(slot, 8, 13)
+    if DEPTH >= 3:
+        upper, lower = _folded_halves(partials, stride, count, _CHECKSUM, BLOCK)
+        a = with_length(joined(upper, lower), length_a)
+        upper, lower = _folded_halves(partials, stride, count, _CHECKSUM + 1, BLOCK)
+        store_pair(slot, 13, a, with_length(joined(upper, lower), length_b))
+    else:
+        store_zeros(slot, 13, 14)
+
 
 #: int32 of a list's table for each tensor: body, tail_count, components, rows (see read()), the
 #: first row of partials, their count, the halves of numel, the lengths' terms, the slot.

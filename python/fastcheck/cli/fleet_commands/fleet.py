@@ -11,7 +11,7 @@ from fastcheck.errors import printable
 from fastcheck.fleet.damage import naming_damage
 from fastcheck.fleet.engines import ENGINES, open_engine, printed_sql, run_of
 from fastcheck.fleet.judgement import examine
-from fastcheck.fleet.page.write import write_fleet_page
+from fastcheck.fleet.page import write_fleet_page
 from fastcheck.fleet.questions import DIALECTS
 from fastcheck.fleet.store import Folder
 from fastcheck.utils.text.numbers import to_json

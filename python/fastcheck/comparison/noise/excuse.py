@@ -4,17 +4,184 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Optional
 
 import numpy as np
 
 from fastcheck.comparison.block import Phase
 from fastcheck.comparison.measure import CANCELLED, DRIFTED, MEASURED, PART, State
 from fastcheck.comparison.names import Name, NameTable
+from fastcheck.record.statistics import extreme_values
+from fastcheck.statistics.thresholds import rounding_unit
 
-from .cancellation import Cancellation
 from .drift import Drift
 
 __all__ = ["Measures", "excuse", "excuse_parts"]
+
+
+#: Where the noise of another gradient arrives, it may be this much larger.
+_SPREAD = 4.0
+#: The norm of a layer's input over that of its output per weight, at least.
+_INPUT = 2.0
+#: How many gradients before one are looked at for what it was computed from.
+_WINDOW = 8
+_GRADIENTS = ("grad_input", "grad_output", "param_grad")
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "attention", "linear", "matmul")
+
+
+class Cancellation:
+    """Of one step of one rank. ``names``: by pair; ``formats``: the codes of the dtypes whose
+    rounding the pairs carry; ``errors``: of those that are close.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[Name],
+        left: np.ndarray,
+        right: np.ndarray,
+        formats: np.ndarray,
+        errors: np.ndarray,
+    ) -> None:
+        self._names = names
+        self._left, self._right, self._formats = left, right, formats
+        self._errors = errors
+        # Of the larger side: one may have cancelled further than the other.
+        self._norms = np.sqrt(
+            np.maximum(np.nan_to_num(left["sum_sq"]), np.nan_to_num(right["sum_sq"]))
+        )
+        # Of statistics that have none, the most that the norm allows.
+        most = self._norms * np.sqrt(np.maximum(right["numel"], 1))
+        magnitudes = np.maximum(left["abs_sum"], right["abs_sum"])
+        self._magnitudes = np.where(np.isnan(magnitudes), most, magnitudes)
+        self._places: dict[tuple[str, str, str, str], list[int]] = {}
+        for index, name in enumerate(self._names):
+            key = (name.module, name.op, name.role, name.label)
+            self._places.setdefault(key, []).append(index)
+        self._gradients = [
+            index
+            for index, name in enumerate(self._names)
+            if name.role in _GRADIENTS or name.direction == "backward"
+        ]
+        self._outputs: dict[str, list[int]] = {}
+        for index in self._gradients:
+            if self._names[index].role == "grad_output":
+                self._outputs.setdefault(self._names[index].module, []).append(index)
+        #: The relative error of each gradient that was found to be noise.
+        self._noise: dict[int, float] = {}
+
+    def explains(self, index: int, apart: float) -> Optional[float]:
+        """The error of a pair relative to what was summed where that explains it; None where not.
+
+        ``apart``: ``||a - b||``. Called in the order of the pairs.
+        """
+        unit = rounding_unit(int(self._formats[index]))
+        name = self._names[index]
+        is_gradient = name.role in _GRADIENTS or name.direction == "backward"
+        if not unit or not is_gradient or not np.isfinite(apart):
+            return None
+        allowed = 0.0
+        for source, summed in self._summed(index):
+            noise = self._noise.get(source)
+            # What was computed from noise is noise; what was from rounded numbers has their error.
+            inherited = float(self._errors[source]) if noise is None else _SPREAD * min(noise, 1.0)
+            allowed = max(allowed, (unit + inherited) * summed)
+        if not apart <= allowed:
+            return None
+        own = max(float(self._norms[index]), np.finfo(np.float64).tiny)
+        self._noise[index] = apart / own
+        return unit * apart / allowed if allowed else 0.0
+
+    def distance(self, index: int) -> float:
+        """The least ``||a - b||`` that the statistics allow; NaN where they have no number."""
+        left, right = self._left[index : index + 1], self._right[index : index + 1]
+        root = np.sqrt(max(int(right["numel"][0]), 1))
+        with np.errstate(all="ignore"):  # of a damaged record anything may be infinite
+            parts = [np.sqrt(left["sum_sq"]) - np.sqrt(right["sum_sq"])]
+            parts += [(left[field] - right[field]) / root for field in ("sum", "abs_sum")]
+            for end in ("min", "max"):
+                parts.append(extreme_values(left, end) - extreme_values(right, end))
+        apart = np.abs(np.concatenate(parts))
+        return float(np.fmax.reduce(apart))  # nanmax() without its warning where all are NaN
+
+    def _summed(self, index: int) -> list[tuple[int, float]]:
+        """(a gradient before it, the norm of the sums of magnitudes if it was made of that)."""
+        name = self._names[index]
+        if name.op:
+            return self._summed_by_op(index, name)
+        if name.role == "param_grad":
+            return self._summed_for_parameter(index, name)
+        found = []
+        own = self._forward_norm(name)
+        position = int(np.searchsorted(self._gradients, index))
+        for source in self._gradients[max(position - _WINDOW, 0) : position]:
+            of = self._names[source]
+            if of.op or of.role == "param_grad":
+                continue
+            through = self._forward_norm(of)
+            gain = through / own if own and through else 1.0
+            found.append((source, float(self._norms[source]) * gain))
+        return found
+
+    def _summed_for_parameter(self, index: int, name: Name) -> list[tuple[int, float]]:
+        sources = self._gradients_of_outputs(name.module)
+        label = name.label.partition(".")[0]
+        count = np.sqrt(max(int(self._right["numel"][index]), 1))
+        found = []
+        for source in sources:
+            if label.endswith("bias"):
+                found.append((source, float(self._magnitudes[source]) / count))
+                continue
+            weights = self._places.get((name.module, "", "param", label), [])
+            weight = max((float(self._norms[place]) for place in weights), default=0.0)
+            made = self._forward_norm(self._names[source])
+            # Of the input's norm a part shows in the output's.
+            gain = _INPUT * made / weight if made and weight else 1.0
+            found.append((source, float(self._norms[source]) * gain))
+        return found
+
+    def _gradients_of_outputs(self, module: str) -> list[int]:
+        """Of the module, or of the nearest around it that has some."""
+        while module and module not in self._outputs:
+            module = module.rpartition(".")[0]
+        return self._outputs.get(module, [])
+
+    def _forward_norm(self, name: Name) -> float:
+        """Of the tensor that the gradient is of."""
+        role = {"grad_output": "output", "grad_input": "input"}.get(name.role, "")
+        places = self._places.get((name.module, name.op, role, name.label), [])
+        if not places and role == "output":
+            places = self._places.get((name.module, name.op, role, "output[0]"), [])
+        return max((float(self._norms[place]) for place in places), default=0.0)
+
+    def _summed_by_op(self, index: int, name: Name) -> list[tuple[int, float]]:
+        """An operator's inputs stand right before its outputs."""
+        inputs = []
+        for place in range(index - 1, -1, -1):
+            other = self._names[place]
+            if (other.module, other.op) != (name.module, name.op):
+                break
+            if other.role in ("input", "grad_output"):
+                inputs.append(place)
+            elif inputs:
+                break
+        if not inputs:
+            return []
+        numel = max(int(self._right["numel"][index]), 1)
+        largest = max(inputs, key=lambda place: float(self._norms[place]))
+        extents = [_extent(self._right[place]) for place in inputs if place != largest]
+        summed = float(self._norms[largest]) * max([1.0, *extents])
+        for place in inputs:
+            if int(self._right["numel"][place]) > numel:
+                summed = max(summed, float(self._magnitudes[place]) / np.sqrt(numel))
+        if any(word in name.op or word in name.label for word in _PRODUCTS):
+            norms = sorted(float(self._norms[place]) for place in inputs)
+            summed = max(summed, norms[-1] * (norms[-2] if len(norms) > 1 else 1.0))
+        return [(place, summed) for place in inputs]
+
+
+def _extent(record: np.void) -> float:
+    ends = [float(extreme_values(np.array([record]), end)[0]) for end in ("min", "max")]
+    return max((abs(end) for end in ends if np.isfinite(end)), default=0.0)
 
 
 @dataclass(frozen=True)

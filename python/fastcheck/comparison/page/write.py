@@ -2,20 +2,257 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
-from typing import Union
+from typing import Any, Optional, Union
 
-from fastcheck.comparison.names import NameTable
+import numpy as np
+
+from fastcheck._version import __version__
+from fastcheck.comparison.block import Phase
+from fastcheck.comparison.measure import REASONS
+from fastcheck.comparison.names import Name, NameTable
+from fastcheck.comparison.over_time.losses import LOSS_DRIFT
 from fastcheck.comparison.render import sections
 from fastcheck.comparison.result import Result
+from fastcheck.comparison.row import Row
+from fastcheck.errors import printable
+from fastcheck.log.step_table import StepRow
+from fastcheck.report.page.container import Container
+from fastcheck.report.page.parts import add_grid, dtype_list, json_numbers, step_columns
 from fastcheck.report.page.shell import page_html, text_html, write_html
 from fastcheck.utils.text.layout import Part, Section, Table
+from fastcheck.utils.text.numbers import to_json
 
-from .document import comparison_data
 from .gather import Gathered
+from .pair_rows import NEVER
 
 __all__ = ["comparison_html", "write_comparison"]
+
+
+_SIGNALS = ("learning_rate", "loss", "scale", "gradient_norm", "overflow")
+_PAGE_TITLES = {
+    "learning_rate": "learning rate",
+    "scale": "loss scale",
+    "gradient_norm": "gradient norm",
+    "overflow": "skipped update",
+}
+
+
+def parted_signals(
+    actual: Sequence[StepRow], reference: Sequence[StepRow], allowed: float = LOSS_DRIFT
+) -> list[dict[str, Any]]:
+    """Of each number that differs anywhere: the first step where it is not equal, with both values,
+    and the first where it differs by more than ``allowed`` of the reference. On the lowest rank.
+    """
+    ranks = {row.rank for row in actual} & {row.rank for row in reference}
+    if not ranks:
+        return []
+    rank = min(ranks)
+    ours, theirs = (
+        {row.step: row for row in rows if row.rank == rank} for rows in (actual, reference)
+    )
+    steps = sorted(ours.keys() & theirs.keys())
+    found = []
+    for name in _SIGNALS:
+        pairs = [(step, getattr(ours[step], name), getattr(theirs[step], name)) for step in steps]
+        apart = [(step, mine, other) for step, mine, other in pairs if not _same(mine, other)]
+        if apart:
+            step, mine, other = apart[0]
+            far = (step for step, mine, other in apart if _distance(mine, other) > allowed)
+            found.append(
+                {
+                    "signal": _PAGE_TITLES.get(name, name),
+                    "first_inexact": step,
+                    "first_different": next(far, None),
+                    "actual": _cell(mine),
+                    "reference": _cell(other),
+                    "row": -1,
+                }
+            )
+    return found
+
+
+def _same(mine: Optional[float], other: Optional[float]) -> bool:
+    if mine is None or other is None:
+        return True  # one side has not read it
+    return mine == other or (math.isnan(mine) and math.isnan(other))
+
+
+def _distance(mine: float, other: float) -> float:
+    apart = abs(float(mine) - float(other))
+    if not math.isfinite(apart) or not other:
+        return math.inf
+    return apart / abs(other)
+
+
+def _cell(value: Any) -> Any:
+    return ("yes" if value else "no") if isinstance(value, bool) else value
+
+
+_MOST_ROWS = 500
+_QUESTIONS = {
+    Phase.BATCHES: "batches",
+    Phase.WEIGHTS: "initial weights",
+    Phase.FORWARD: "forward",
+    Phase.LOSS: "loss",
+    Phase.GRADIENTS: "gradients",
+    Phase.UPDATE: "update",
+}
+#: Of signals that part at one step: causes before effects.
+_ORDER = (
+    "learning rate",
+    "tensors: batches",
+    "tensors: initial weights",
+    "tensors: forward",
+    "tensors: loss",
+    "loss",
+    "tensors: gradients",
+    "gradient norm",
+    "loss scale",
+    "skipped update",
+    "tensors: update",
+)
+_SIDE = ("dtype", "numel", "nan_count", "posinf_count", "neginf_count", "min", "max", "mean")
+
+
+def comparison_data(comparison: Result, gathered: Gathered, names: NameTable) -> tuple[str, str]:
+    """The header and the arrays in base64."""
+    container = Container()
+    columns = gathered.rows.columns()
+    count = gathered.rows.count
+    actual, reference = gathered.steps()
+    ranks = sorted(set(columns["rank"].tolist())) or [0]
+    header: dict[str, Any] = {
+        "format": 1,
+        "kind": "comparison",
+        "fastcheck": __version__,
+        "directory": printable(comparison.actual),
+        "records": int(columns["records"].sum()),
+        "damaged": 0,
+        "dropped_bytes": 0,
+        "dtypes": dtype_list(),
+        "verdicts": [],
+        "sites": _name_columns([names[number] for number in range(len(names))]),
+        "rows": {name: json_numbers(column) for name, column in columns.items()},
+        "bad": [],
+        "steps": to_json({rank: step_columns(actual, rank) for rank in ranks}),
+        "events": [],
+        "event_count": 0,
+        "spread": {"count": 0, "places": []},
+        "meta": {str(rank): {} for rank in ranks},
+        "around": None,
+    }
+    if gathered.sides is None:
+        header.update(axis={"width": 1, "starts": []}, coarse={"width": 1, "starts": []})
+        header["exact"] = True
+    else:
+        header.update(add_grid(container, gathered.sides[0], count))
+        add_grid(container, gathered.sides[1], count, "reference.", with_bad=False)
+        seen = np.logical_or.reduce(gathered.sides[0].seen[:count], axis=0)
+        excess = gathered.excess[:count, seen]
+        if header["exact"]:
+            container.add_f64("excess", excess)
+        else:
+            container.add_log("excess", excess, 8)
+    header["first"] = _first_row(comparison, columns, names)
+    header["comparison"] = {
+        "kind": comparison.kind,
+        "actual": printable(comparison.actual),
+        "reference": printable(comparison.reference),
+        "verdict": comparison.verdict,
+        "is_timed": gathered.is_timed,
+        "questions": {int(phase): text for phase, text in _QUESTIONS.items()},
+        "reasons": list(REASONS),
+        "reference_steps": to_json({rank: step_columns(reference, rank) for rank in ranks}),
+        "parted": _in_causal_order(
+            to_json(parted_signals(actual, reference)) + _parted_questions(columns)
+        ),
+        "pairs": [] if gathered.is_timed else to_json(_pairs(comparison)),
+        "pair_count": len(comparison.rows) + comparison.more_rows,
+    }
+    return container.to_text(header)
+
+
+def _name_columns(names: list[Name]) -> dict[str, list[str]]:
+    return {
+        "module": [name.module for name in names],
+        "type": ["" if name.module or name.op else "the model" for name in names],
+        "direction": [name.direction for name in names],
+        "role": [name.role for name in names],
+        "name": [_tensor_of(name) for name in names],
+        "op": [name.op for name in names],
+    }
+
+
+def _tensor_of(name: Name) -> str:
+    return str(name).rpartition(" · ")[2]
+
+
+def _first_row(
+    comparison: Result, columns: dict[str, np.ndarray], names: NameTable
+) -> Optional[dict[str, int]]:
+    """The row of the first difference; of the first inexact one where that is all there is."""
+    found = comparison.first or comparison.first_inexact
+    if found is None:
+        given = [answer.found for answer in comparison.answers if answer.found is not None]
+        found = given[0] if given else None
+    if found is None:
+        return None
+    at = [
+        row
+        for row, (site, rank) in enumerate(zip(columns["site"].tolist(), columns["rank"].tolist()))
+        if rank == found.row.rank and str(names[site]) == found.row.name
+    ]
+    return {"rank": found.row.rank, "step": found.row.step, "row": at[0] if at else -1}
+
+
+def _parted_questions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Of each question with a difference: its first steps, and the first row of the earliest."""
+    found = []
+    for phase, text in _QUESTIONS.items():
+        mine = columns["phase"] == phase
+        inexact = np.flatnonzero(mine & (columns["first_inexact"] != NEVER))
+        if not len(inexact):
+            continue
+        different = np.flatnonzero(mine & (columns["different"] > 0))
+        steps = columns["first_inexact"][inexact]
+        row, far = int(inexact[np.argmin(steps)]), None
+        if len(different):
+            firsts = columns["first_different"][different]
+            row, far = int(different[np.argmin(firsts)]), int(firsts.min())
+        found.append(
+            {
+                "signal": f"tensors: {text}",
+                "first_inexact": int(steps.min()),
+                "first_different": far,
+                "actual": None,
+                "reference": None,
+                "row": row,
+            }
+        )
+    return found
+
+
+def _in_causal_order(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(found, key=lambda one: _ORDER.index(one["signal"]))
+
+
+def _pairs(comparison: Result) -> list[dict[str, Any]]:
+    """The first pairs that differ, in the order of the computation."""
+    return [_pair(row) for row in comparison.rows[:_MOST_ROWS]]
+
+
+def _pair(row: Row) -> dict[str, Any]:
+    whole = row.to_dict()
+    measures = ("step", "rank", "question", "call", "state", "error", "reason")
+    made = {name: whole[name] for name in (*measures, "cosine", "max_abs", "max_ulp", "differing")}
+    made["name"] = printable(row.name)
+    for side, values in (("actual", row.actual), ("reference", row.reference)):
+        made[side] = None if values is None else {name: values[name] for name in (*_SIDE, "shape")}
+    return made
+
 
 _TITLES = {
     "compare": "What was compared",

@@ -6,14 +6,17 @@ kinds, nor of what is done with them.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
-from fastcheck.comparison.block import Source
+from fastcheck.comparison.block import Block, Kind, Phase, Source
+from fastcheck.comparison.names import NameTable, Renaming
 from fastcheck.errors import CompareError, did_you_mean, explain
+from fastcheck.utils.reading import read_json
 
 from .checkpoint import CheckpointSource, MemorySource
 from .dump import DumpSource, is_dump
@@ -21,9 +24,60 @@ from .files import flatten_checkpoint
 from .formats import format_of
 from .log import LogSource, is_log
 from .msprobe import MsprobeSource, is_msprobe
-from .settings import SettingsSource, read_settings, settings_kind
 
 __all__ = ["open_source"]
+
+
+_KINDS = {"environment": Kind.ENVIRONMENT, "inventory": Kind.INVENTORY}
+# No result of these is as long; a JSON of another kind may be, and is not read whole.
+_MAX_BYTES = 256 * 1024 * 1024
+
+
+def settings_kind(value: object) -> Optional[Kind]:
+    """The kind that a dictionary's "fastcheck" entry names."""
+    kind = value.get("fastcheck") if isinstance(value, Mapping) else None
+    return _KINDS.get(kind) if isinstance(kind, str) else None
+
+
+def read_settings(path: str) -> Optional[dict[str, Any]]:
+    """The dictionary in a JSON file that environment() or inventory() made; None when it is
+    anything else.
+    """
+    try:
+        found = read_json(path, _MAX_BYTES)
+    except (OSError, ValueError):
+        return None
+    return found if settings_kind(found) is not None else None
+
+
+class SettingsSource:
+    """One result of environment() or inventory()."""
+
+    compiled_modules = 0
+    is_partial = False
+
+    def __init__(self, title: str, value: Mapping[str, Any]) -> None:
+        kind = settings_kind(value)
+        assert kind is not None
+        self.title = title
+        self.kind = kind
+        self.notes: list[str] = []
+        # The same form as the other side's, whichever of them went through a file.
+        plain = json.loads(json.dumps(dict(value), default=str))
+        phase = Phase.ENVIRONMENT if kind is Kind.ENVIRONMENT else Phase.HYPERPARAMETERS
+        self.settings: dict[Phase, Any] = {phase: plain}
+
+    def places(self) -> list[tuple[int, int]]:
+        return []
+
+    def is_cut(self, step: int, rank: int) -> bool:
+        return False
+
+    def block(
+        self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
+    ) -> Block:
+        raise NotImplementedError("settings have no tensors")
+
 
 _TAKEN = (
     "a record log, a dump, a checkpoint (torch, safetensors, NumPy, or a directory of them), an "

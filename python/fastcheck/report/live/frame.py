@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
@@ -10,7 +11,6 @@ from typing import Optional
 from fastcheck.errors import printable
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.statistics import statistics_of
-from fastcheck.utils.text.cells import cell_count, fit_cells
 from fastcheck.utils.text.layout import sparkline, to_ascii, wrap
 from fastcheck.utils.text.numbers import format_number
 from fastcheck.utils.text.sizes import format_bytes
@@ -18,6 +18,37 @@ from fastcheck.utils.text.sizes import format_bytes
 from .state import SORTS, LiveState, RankState, SiteRow
 
 __all__ = ["Line", "Picture", "View", "picture", "waiting_picture"]
+
+
+def cell_count(text: str) -> int:
+    """How many cells ``text`` takes."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
+
+
+def fit_cells(text: str, width: int, cut_front: bool = False, mark: str = "…") -> str:
+    """``text`` in exactly ``width`` cells: filled with spaces at its end, or cut with ``mark``
+    at its end or front.
+    """
+    missing = width - cell_count(text)
+    if missing >= 0:
+        return text + " " * missing
+    mark = mark[: max(width, 0)]
+    kept, room = [], max(width, 0) - len(mark)
+    for one in reversed(text) if cut_front else text:
+        room -= _cells(one)
+        if room < 0:
+            break
+        kept.append(one)
+    part = "".join(reversed(kept) if cut_front else kept)
+    padding = " " * (width - len(mark) - cell_count(part))
+    return mark + part + padding if cut_front else part + mark + padding
+
+
+def _cells(one: str) -> int:
+    if unicodedata.combining(one):
+        return 0
+    return 2 if unicodedata.east_asian_width(one) in "WF" else 1
+
 
 #: Pieces of text, each with a style of paint(), "" for none.
 Line = list[tuple[str, str]]

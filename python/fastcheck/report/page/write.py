@@ -3,20 +3,334 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
+import numpy as np
+
+from fastcheck._version import __version__
+from fastcheck.errors import printable
+from fastcheck.log.reader import read_watch
+from fastcheck.record.event import Event
+from fastcheck.record.format import VERDICT_MASK, VERDICT_SHIFT, Verdict
+from fastcheck.record.site import Site
+from fastcheck.report.advice.choose import advise
 from fastcheck.report.from_log import report_from_log
+from fastcheck.report.render import headline, report_sections
 from fastcheck.report.stop_report import StopReport
 from fastcheck.utils.names.style import STYLES
+from fastcheck.utils.text.numbers import format_steps, to_json
 
-from .collect import collect, newest_log
-from .document import page_data
+from .collect import Collected, collect, newest_log
+from .container import Container
 from .evidence import event_of
-from .shell import page_html, write_html
-from .verdict import healthy_html, title_of, verdict_html
+from .grid import values_of
+from .parts import add_grid, dtype_list, json_numbers, step_columns
+from .shell import page_html, text_html, write_html
 
 __all__ = ["newest_log", "page_of_log", "write_page"]
+
+
+_MOST_WATCHED = 500
+# A forecast beyond it is no place on an axis.
+_MOST_STEPS = 1 << 53
+
+
+def watched_events(found: Collected) -> dict[str, Any]:
+    """``watched``: the first events by step, where there are more than 500 those that warn first;
+    ``watch_count``: how many there are. What is no such event is left out.
+    """
+    lines = [line for line in read_watch(found.directory) if _is_whole(line)]
+    if not lines:
+        return {"watched": [], "watch_count": 0}
+    chosen = sorted(lines, key=lambda line: not line.get("is_warning"))[:_MOST_WATCHED]
+    row_of = {(rank, str(site)): row for (rank, site), row in found.row_of.items()}
+    shown = [_event_fields(line, row_of) for line in sorted(chosen, key=lambda one: one["step"])]
+    return {"watched": shown, "watch_count": len(lines)}
+
+
+def _is_whole(line: Mapping[str, Any]) -> bool:
+    return (
+        type(line["step"]) is int
+        and abs(line["step"]) < _MOST_STEPS
+        and type(line.get("rank")) is int
+        and isinstance(line.get("kind"), str)
+    )
+
+
+def _event_fields(line: Mapping[str, Any], row_of: Mapping[tuple[int, str], int]) -> dict[str, Any]:
+    rank, where = line["rank"], _site_text(line.get("site"))
+    return {
+        "step": line["step"],
+        "rank": rank,
+        "kind": printable(line["kind"]),
+        "row": row_of.get((rank, where), -1),
+        "where": printable(where),
+        "value": _number(line.get("value")),
+        "reference": _number(line.get("reference")),
+        "score": _number(line.get("score")),
+        "is_warning": line.get("is_warning") is True,
+        "cause": printable(str(line.get("cause") or "")),
+        "interval": _interval(line["step"], line.get("interval")),
+        "mover": _mover(rank, line.get("movers"), row_of),
+        "text": printable(line["text"]),
+    }
+
+
+def _site_text(fields: Any) -> str:
+    try:
+        return "" if fields is None else str(Site.from_dict(fields))
+    except (AttributeError, TypeError):
+        return ""
+
+
+def _mover(
+    rank: int, movers: Any, row_of: Mapping[tuple[int, str], int]
+) -> Optional[dict[str, Any]]:
+    """The first mover."""
+    first = movers[0] if isinstance(movers, list) and movers else None
+    if not isinstance(first, dict) or type(first.get("step")) is not int:
+        return None
+    site = first.get("site")
+    name = site if isinstance(site, str) else "the loss"
+    text = f"{name} ({first.get('signal')}, step {first['step']:,})"
+    return {
+        "row": row_of.get((rank, name), -1),
+        "step": first["step"],
+        "text": printable(text),
+    }
+
+
+def _interval(step: int, interval: Any) -> Optional[list[float]]:
+    """The steps between which a forecast lies, of the numbers of steps from here."""
+    if not isinstance(interval, list) or len(interval) != 2:
+        return None
+    ends = [float(_number(end) or 0) for end in interval]
+    if any(end != end for end in ends):
+        return None
+    return [float(max(min(step + end, _MOST_STEPS), -_MOST_STEPS)) for end in ends]
+
+
+def _number(value: Any) -> Any:
+    """For JSON: text for what is not finite, None for what is no number."""
+    if isinstance(value, str):
+        return value if value in ("nan", "inf", "-inf") else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return to_json(float(value) if abs(value) < 1e308 or isinstance(value, float) else "inf")
+
+
+_WIDTH = 96
+_TITLES = {
+    "what": "What",
+    "where": "Where",
+    "replay": "Run again",
+    "when": "When",
+    "numbers": "Numbers",
+    "inputs": "Inputs",
+    "spread": "Spread",
+    "trend": "Trend",
+    "dump": "Dump",
+    "log": "Log",
+}
+
+
+def verdict_html(report: StopReport) -> str:
+    """The report's headline, what to try, and its other sections."""
+    parts = [f'<p class="headline bad">{text_html(headline(report))}</p>', "<h3>Try</h3>", "<ol>"]
+    for item in advise(report):
+        code = f"<pre><code>{text_html(item.code)}</code></pre>" if item.code else ""
+        parts.append(f"<li>{text_html(item.text)}{code}</li>")
+    parts.append("</ol>")
+    for label, lines in report_sections(report, _WIDTH):
+        if label in _TITLES and (label != "log" or report.log_path is not None):
+            parts.append(_section(_TITLES[label], lines, is_open=label in ("what", "where")))
+    return "\n".join(parts)
+
+
+def healthy_html(found: Collected, harmless: int) -> str:
+    """Of a log without a counted event."""
+    bad = len(found.bad)
+    if not found.records:
+        text = "This log holds no records."
+    elif harmless or bad:
+        text = (
+            f"No event is counted. {bad:,} records hold a NaN or an infinity, "
+            f"{harmless:,} of them with a verdict."
+        )
+    else:
+        text = "Every number that was read is finite."
+    steps = sorted({int(step) for step in found.rows.columns()["last_step"].tolist()})
+    last = f" up to {format_steps(steps[-1:])}" if steps else ""
+    more = f"{found.records:,} records of {found.rows.count:,} tensors{last}."
+    return f'<p class="headline good">{text_html(text)}</p>\n<p>{text_html(more)}</p>'
+
+
+def title_of(found: Collected, report: Optional[StopReport]) -> str:
+    """The page's title."""
+    if report is not None:
+        return headline(report)
+    return f"fastcheck: {found.directory}"
+
+
+def _section(title: str, lines: Iterable[str], is_open: bool) -> str:
+    text = text_html("\n".join(lines))
+    opened = " open" if is_open else ""
+    return (
+        f"<details{opened}><summary>{title}</summary>"
+        f'<div class="scrolling" tabindex="0" role="region" aria-label="{title}">'
+        f"<pre>{text}</pre></div></details>"
+    )
+
+
+_MOST = 400
+# How the reason of a verdict ends, where it is another finding's (verdict/step_findings.py).
+_FOLLOWS = "it follows from "
+
+
+def passed_places(found: Collected, events: Sequence[Event]) -> dict[str, Any]:
+    """The tensors of the first event's step that overflowed, in the order of the device.
+
+    Each has the numbers of the places that it came from: ``read``, what the operator that made it
+    had read, as op level records it; else ``follows``, which finding the verdict derives it from.
+    """
+    first, records = found.evidence.first, found.evidence.spread()
+    if first is None:
+        return {"count": 0, "places": []}
+    of_step = {
+        int(event.record["seq"]): event
+        for event in events
+        if (event.rank, event.step) == (first.rank, first.step)
+    }
+    shown = records[:_MOST]
+    number_of = {int(seq): number for number, seq in enumerate(shown["seq"].tolist())}
+    # The first of those with one name: the verdict names tensors, not calls.
+    named: dict[str, int] = {}
+    for seq, found_event in of_step.items():
+        if seq in number_of:
+            named.setdefault(str(found_event.site), number_of[seq])
+    rows = found.rows.find(first.rank, shown["site"])
+    places = []
+    for number, (record, row) in enumerate(zip(shown, rows.tolist())):
+        seq = int(record["seq"])
+        event = of_step.get(seq)
+        read = [] if event is None else [number_of.get(seq) for _, seq in event.inputs]
+        cause = None if event is None else named.get(event.reason.partition(_FOLLOWS)[2])
+        verdict = (int(record["flags"]) & VERDICT_MASK) >> VERDICT_SHIFT
+        places.append(
+            {
+                "row": row,
+                "seq": seq,
+                "call": int(record["call"]),
+                "verdict": verdict if event is None else int(event.verdict),
+                "counts": [int(record[f"{kind}_count"]) for kind in ("nan", "posinf", "neginf")],
+                "read": sorted({one for one in read if one is not None and one != number}),
+                "follows": [] if cause is None or cause == number else [cause],
+            }
+        )
+    return {"count": len(records), "places": places}
+
+
+_MOST_EVENTS, _MOST_AROUND = 500, 40
+
+
+def page_data(found: Collected, events: Sequence[Event]) -> tuple[str, str]:
+    """The header and the arrays in base64. ``events``: those of the log, with their records."""
+    container = Container()
+    columns = found.rows.columns()
+    header: dict[str, Any] = {
+        "format": 1,
+        "fastcheck": __version__,
+        "directory": printable(found.directory),
+        "records": found.records,
+        "damaged": found.damaged,
+        "dropped_bytes": found.dropped_bytes,
+        "dtypes": dtype_list(),
+        "verdicts": [verdict.name.lower() for verdict in Verdict],
+        "sites": _site_columns(found.sites),
+        "rows": {name: json_numbers(column) for name, column in columns.items()},
+        "bad": found.bad.T.tolist(),
+        "steps": to_json({rank: step_columns(found.steps, rank) for rank in sorted(found.meta)}),
+        "events": [_event(event, found) for event in events[:_MOST_EVENTS]],
+        "event_count": len(events),
+        "first": _first(found),
+        "spread": passed_places(found, events),
+        **watched_events(found),
+        "meta": to_json({rank: _options(meta) for rank, meta in found.meta.items()}),
+    }
+    header.update(add_grid(container, found.grid, len(columns["site"])))
+    header["around"] = _add_around(container, found)
+    return container.to_text(header)
+
+
+def _site_columns(sites: Sequence[Site]) -> dict[str, list[str]]:
+    return {
+        "module": [site.module for site in sites],
+        "type": [site.module_type for site in sites],
+        "direction": [site.direction for site in sites],
+        "role": [site.role for site in sites],
+        "name": [site.tensor_name for site in sites],
+        "op": [site.op or "" for site in sites],
+    }
+
+
+def _add_around(container: Container, found: Collected) -> Optional[dict[str, Any]]:
+    """Exact values of the first event's step, and of the steps around it, of the sites that it
+    reached on its rank; None without an event.
+    """
+    first = found.evidence.first
+    records = found.evidence.around()
+    if first is None or not len(records):
+        return None
+    reached = [first.site, *found.evidence.spread()["site"].tolist()]
+    sites = list(dict.fromkeys(reached))[:_MOST_AROUND]
+    records = records[np.isin(records["site"], sites)]
+    if not len(records):
+        return None
+    steps, at = np.unique(records["step"], return_inverse=True)
+    rows = np.array([sites.index(site) for site in records["site"].tolist()])
+    values = values_of(records)
+    for name in ("abs_max", "rms", "mean", "zero_share"):
+        plane = np.full((len(sites), len(steps)), np.nan)
+        # The largest of several calls.
+        np.fmax.at(plane, (rows, at.reshape(-1)), values[name])
+        container.add_f64(f"around.{name}", plane)
+    numbers = found.rows.find(first.rank, np.array(sites))
+    return {"rows": numbers.tolist(), "steps": steps.tolist()}
+
+
+def _event(event: Event, found: Collected) -> dict[str, Any]:
+    return {
+        "step": event.step,
+        "rank": event.rank,
+        "row": _row_of(found, event.rank, event.site),
+        "where": str(event.site),
+        "verdict": int(event.verdict),
+        "counted": event.counted,
+        "reason": event.reason,
+        "line": event.line,
+        "counts": [int(event.record[f"{kind}_count"]) for kind in ("nan", "posinf", "neginf")],
+    }
+
+
+def _first(found: Collected) -> Optional[dict[str, int]]:
+    first = found.evidence.first
+    if first is None:
+        return None
+    row = int(found.rows.find(first.rank, np.array([first.site]))[0])
+    return {"rank": first.rank, "step": first.step, "row": row}
+
+
+def _row_of(found: Collected, rank: int, site: Site) -> int:
+    """-1 for a site without records on this rank: a gradient is blamed on who read it."""
+    return found.row_of.get((rank, site), -1)
+
+
+def _options(meta: dict[str, Any]) -> dict[str, Any]:
+    """Without the rows of steps, which the page has already."""
+    left_out = {name for name in ("steps", "scaling") if isinstance(meta.get(name), list)}
+    return {name: value for name, value in meta.items() if name not in left_out}
 
 
 def page_of_log(

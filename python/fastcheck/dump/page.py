@@ -1,4 +1,4 @@
-"""Chooses the calls of a dump that its page shows, and collects what each read and returned."""
+"""Writes the page of a dump: the operators around the culprit, and the script to run it again."""
 
 from __future__ import annotations
 
@@ -6,23 +6,51 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
+import torch
 
-from fastcheck.dump.storage.files import REFERENCE
+from fastcheck._version import __version__
+from fastcheck.dump.storage.files import REFERENCE, places_in
 from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
 from fastcheck.errors import CompareError, LogError, explain, printable
 from fastcheck.log.reader import log_parts
 from fastcheck.log.record_file import read_pieces
 from fastcheck.record.format import NONFINITE_COUNTS, nonfinite
 from fastcheck.record.statistics import statistics_of
+from fastcheck.report.page.container import Container
+from fastcheck.report.page.shell import page_html, text_html, write_html
 from fastcheck.utils.reading import read_json_lines
 from fastcheck.utils.text.numbers import to_json
 
-from .histogram import value_histogram
+__all__ = ["dump_page", "write_dump_page"]
 
-__all__ = ["DumpedCalls", "collect_calls"]
+
+BINS = 40
+
+
+def value_histogram(values: torch.Tensor) -> Optional[dict[str, Any]]:
+    """``low`` and ``high``: the smallest and the largest finite value; ``counts``: of BINS
+    intervals of equal width between them, one where all are equal. None without a finite value.
+
+    ``values`` on the host, of any dtype; of complex numbers both parts are counted.
+    """
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    flat = values.detach().reshape(-1).to(torch.float64)
+    finite = flat[torch.isfinite(flat)]
+    if not finite.numel():
+        return None
+    low, high = float(finite.min()), float(finite.max())
+    if low == high:
+        return {"low": low, "high": high, "counts": [finite.numel()]}
+    # Halved: the distance of the two ends of float64 is no float64.
+    share = (finite / 2 - low / 2) / (high / 2 - low / 2)
+    bins = (share * BINS).to(torch.int64).clamp_(0, BINS - 1)
+    counts = torch.bincount(bins, minlength=BINS)
+    return {"low": low, "high": high, "counts": counts.tolist()}
+
 
 # Calls on the page, and how many of them before the culprit.
 _MOST, _BEFORE = 80, 20
@@ -246,3 +274,131 @@ class _Values:
         except (CompareError, RuntimeError):
             self.left_out += 1
             return None
+
+
+_SCRIPT = "replay.py"
+_MOST_SCRIPT = 1 << 18
+_MOST_PLACES = 20
+
+
+def dump_page(path: Union[str, os.PathLike[str]]) -> str:
+    """The page of a dump, of a step of one, or of a rank of a step, as HTML. Of several steps and
+    ranks it shows the first that has a culprit, and names the others.
+
+    Raises:
+        LogError: there is no dump, or it can't be read.
+    """
+    places = [place for _, _, place in sorted(places_in(os.fspath(path)))]
+    if not places:
+        raise LogError(
+            explain(
+                "there is no dump here",
+                expected="a directory that Dumper or Stop(dump=) has written",
+                got=os.fspath(path),
+            )
+        )
+    found = collect_calls(places[0])
+    for place in places[1:]:
+        if found.culprit is not None:
+            break
+        other = collect_calls(place)
+        found = other if other.culprit is not None else found
+    header: dict[str, Any] = {
+        "format": 1,
+        "kind": "dump",
+        "fastcheck": __version__,
+        "culprit": found.culprit,
+        "reason": found.reason,
+        "calls": found.calls,
+    }
+    name = os.path.relpath(found.place, os.path.dirname(os.path.abspath(os.fspath(path))))
+    verdict = _verdict(found, [place for place in places if place != found.place])
+    return page_html(f"fastcheck: {name}", name, verdict, Container().to_text(header))
+
+
+def write_dump_page(
+    path: Union[str, os.PathLike[str]], target: Union[str, os.PathLike[str]]
+) -> int:
+    """Writes the page to ``target``, which it replaces; returns its size in bytes. Raises as
+    dump_page() does, and LogError where the file can't be written.
+    """
+    return write_html(target, dump_page(path))
+
+
+def _verdict(found: DumpedCalls, others: list[str]) -> str:
+    style = "good" if found.culprit is None else "bad"
+    parts = [f'<p class="headline {style}">{text_html(_headline(found))}</p>']
+    parts += [f"<p>{text_html(line)}</p>" for line in _notes(found)]
+    if others:
+        names = "\n".join(others[:_MOST_PLACES])
+        more = len(others) - _MOST_PLACES
+        names += f"\nand {more:,} more" if more > 0 else ""
+        parts.append(_details("Other steps and ranks of this dump", names))
+    parts.append(_replay(found.place))
+    return "\n".join(parts)
+
+
+def _headline(found: DumpedCalls) -> str:
+    if found.culprit is None:
+        if found.compared:
+            return f"All is finite, and all {found.compared:,} outputs agree with the reference."
+        return "Everything that this dump holds is finite."
+    call = next(one for one in found.calls if one["number"] == found.culprit)
+    name = " · ".join(filter(None, (call["module"], call["op"] or call["kind"], call["direction"])))
+    what = {
+        "made": "made the first value that is not finite, of finite inputs",
+        "read": "is the first that read or returned a value that is not finite",
+        "different": "is the first whose result differs from the reference",
+    }[found.reason]
+    return f"Call {found.culprit:,}, {name}, {what}."
+
+
+def _notes(found: DumpedCalls) -> list[str]:
+    lines = [printable(found.place)]
+    shown = found.last - found.first + 1
+    if shown < found.count:
+        lines.append(
+            f"Calls {found.first:,} to {found.last:,} of {found.count:,} are on this page; "
+            f"{found.count - shown:,} are left out. `fastcheck show` has the records of all."
+        )
+    else:
+        calls = "1 call" if found.count == 1 else f"{found.count:,} calls, all of them"
+        lines.append(f"{calls} on this page.")
+    if found.compared:
+        lines.append(
+            f"{found.different:,} of {found.compared:,} compared outputs differ from the "
+            "reference. The dump holds the distances, beside each output, not the other values."
+        )
+    if found.without_histogram:
+        lines.append(
+            f"{found.without_histogram:,} stored tensors have no histogram: they are damaged, or "
+            "beyond the 512 MiB of values that are read for a page."
+        )
+    if not found.index.get("is_complete"):
+        lines.append("The dump has no end: it was interrupted.")
+    return lines
+
+
+def _replay(place: str) -> str:
+    path = os.path.join(place, _SCRIPT)
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(_MOST_SCRIPT)
+    except OSError:
+        why = "A script that runs a call again is written where a run is stopped (Stop(dump=))."
+        return f"<p>{why}</p>"
+    command = f"python {printable(path)}"
+    return (
+        "<h3>Run the call again</h3>"
+        f"<pre><code>{text_html(command)}</code></pre>"
+        f"{_details(_SCRIPT, text)}"
+    )
+
+
+def _details(title: str, text: str) -> str:
+    label = text_html(title)
+    return (
+        f"<details><summary>{label}</summary>"
+        f'<div class="scrolling" tabindex="0" role="region" aria-label="{label}">'
+        f"<pre>{text_html(text)}</pre></div></details>"
+    )

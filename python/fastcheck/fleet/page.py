@@ -1,24 +1,22 @@
-"""The data of a fleet's page: its ranks, its findings, and a plane of ranks by steps.
-
-A cell of ``state`` is 0 where the rank has no record, 1 where it is as its peers, 255 where a value
-is not finite, 254 where replicas hold other bits; between them ``2 + 16 log2(z / 4)`` of the
-largest number of robust standard deviations. ``sites``: at how many sites, 255 at most.
-"""
+"""Writes the page of a fleet: one HTML file that loads nothing."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
 from fastcheck._version import __version__
 from fastcheck.errors import printable
-from fastcheck.fleet.findings import Cell, Finding, FleetReport
+from fastcheck.fleet.findings import Cell, Finding, FleetReport, Suspect
 from fastcheck.report.page.container import Container
+from fastcheck.report.page.shell import page_html, text_html, write_html
 
-__all__ = ["fleet_page_data"]
+__all__ = ["write_fleet_page"]
+
 
 # Ranks by columns.
 _MOST_CELLS = 4_000_000
@@ -58,7 +56,7 @@ def fleet_page_data(report: FleetReport) -> tuple[str, str]:
         "fastcheck": __version__,
         "ranks": columns,
         "axis": {"width": width, "starts": starts},
-        "findings": [_finding(one) for one in report.findings],
+        "findings": [_finding_data(one) for one in report.findings],
     }
     return container.to_text(header)
 
@@ -90,7 +88,7 @@ def _code(cell: Cell) -> int:
     return min(_LEAST + round(min(16 * octaves, 255.0)), _MOST)
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding_data(finding: Finding) -> dict[str, Any]:
     return {
         "kind": finding.kind,
         "accuses": finding.is_accusation,
@@ -102,3 +100,75 @@ def _finding(finding: Finding) -> dict[str, Any]:
             for one in finding.suspects
         ],
     }
+
+
+#: Of one finding; the others are in the table of ranks.
+_MOST_SUSPECTS = 32
+_COLUMNS = ("rank", "host", "device", "serial", "from step", "where", "evidence")
+
+
+def fleet_headline(report: FleetReport) -> str:
+    """One line: who is suspect."""
+    accused = report.accused
+    if not accused:
+        return f"{report.run}: no rank of {len(report.ranks):,} is suspect"
+    if len(accused) == 1:
+        return f"{report.run}: rank {accused[0]} of {len(report.ranks):,} is suspect"
+    named = ", ".join(map(str, accused[:8])) + (", ..." if len(accused) > 8 else "")
+    return f"{report.run}: {len(accused)} ranks of {len(report.ranks):,} are suspect: {named}"
+
+
+def fleet_verdict_html(report: FleetReport) -> str:
+    """The headline, what was looked at, and each finding with its ranks and with what to do."""
+    colour = "bad" if report.accused else "good"
+    parts = [
+        f'<p class="headline {colour}">{text_html(fleet_headline(report))}</p>',
+        f"<p>{text_html(report.extent)}</p>",
+    ]
+    for number, finding in enumerate(report.findings, 1):
+        parts += _finding(report, finding, f"Ranks of finding {number}")
+    return "\n".join(parts)
+
+
+def _finding(report: FleetReport, finding: Finding, label: str) -> list[str]:
+    kind = "Suspect" if finding.is_accusation else "Remark"
+    tag = ' class="bad"' if finding.is_accusation else ""
+    parts = [f"<h3><span{tag}>{kind}:</span> {text_html(finding.what)}</h3>"]
+    if finding.suspects:
+        head = "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS)
+        rows = "".join(_row(report, one) for one in finding.suspects[:_MOST_SUSPECTS])
+        parts.append(
+            f'<div class="scrolling" tabindex="0" role="region" aria-label="{label}">'
+            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        )
+        left = len(finding.suspects) - _MOST_SUSPECTS
+        if left > 0:
+            parts.append(f'<p class="hint">and {left:,} more ranks, in the table of ranks</p>')
+    parts.append(f"<p><strong>Try:</strong> {text_html(finding.advice)}</p>")
+    return parts
+
+
+def _row(report: FleetReport, suspect: Suspect) -> str:
+    at = report.ranks.get(suspect.rank)
+    place = [None, None, None] if at is None else [at.host, at.device, at.serial]
+    cells = [
+        str(suspect.rank),
+        *(text or "unknown" for text in place),
+        f"{suspect.first_step:,}",
+        suspect.site,
+        suspect.evidence,
+    ]
+    return "<tr>" + "".join(f"<td>{text_html(cell)}</td>" for cell in cells) + "</tr>"
+
+
+def write_fleet_page(report: FleetReport, path: Union[str, os.PathLike[str]]) -> int:
+    """Writes the page of ``report``, which examine() has made with its cells, to ``path``, which it
+    replaces as a whole; returns its size in bytes.
+
+    Raises:
+        LogError: the file can't be written.
+    """
+    page = page_html(
+        fleet_headline(report), report.run, fleet_verdict_html(report), fleet_page_data(report)
+    )
+    return write_html(path, page)

@@ -1,4 +1,4 @@
-#include "torch/python/scopes.h"
+#include "torch/op_level/scopes.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
