@@ -16,16 +16,17 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: help demo test test-quick test-fake-device test-fake-accelerator test-fake-hooks test-fake-statistics test-fake-cuda \
-	test-fake-npu test-fake-mlu test-neon test-sanitizers test-triton test-npu-lab test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 lint types \
-	format build wheel sdist test-wheel clean frontend frontend-check screenshots
+.PHONY: help demo test test-quick test-release test-fake-device test-fake-accelerator test-fake-hooks \
+	test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu test-fake-triton test-neon test-sanitizers test-triton test-npu-lab \
+	test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 lint types format build wheel sdist test-wheel clean frontend frontend-check screenshots
 help:
 	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
 	@echo "make test              run the tests; TESTS=... selects"
-	@echo "make test-quick        those of them that take little, in under 90 seconds"
+	@echo "make test-quick        those of them that take little, in under a minute"
+	@echo "make test-release      all that needs no hardware, with whole sweeps where the others take samples; an hour"
 	@echo "make test-fake-device  tests of accelerators, on a fake accelerator"
 	@echo "make test-neon         the AArch64 kernel, emulated; skipped where no emulator can be had"
-	@echo "make test-sanitizers   the CPU kernels with address, undefined-behaviour and thread sanitizers"
+	@echo "make test-sanitizers   all CPU kernels with address, undefined-behaviour and thread sanitizers"
 	@echo "make test-triton       the Triton kernels, in Triton's interpreter"
 	@echo "make test-npu-lab      torch_npu's own wheel over a substitute runtime; the Triton kernels through"
 	@echo "                       Ascend's compiler, as far as it goes without CANN"
@@ -53,13 +54,26 @@ help:
 demo: $(if $(wildcard $(VENV)/.built),$(VENV)/.built,$(VENV)/.demo)
 	$(PY) -m fastcheck demo
 
+# Without TESTS= in two processes, for two cores: $(2) takes about as long as the others. Its output follows theirs.
+define run_tests
+$(if $(filter-out tests,$(TESTS)),$(PY) -m pytest $(1) $(TESTS),
+	@mkdir -p build; $(PY) -m pytest $(1) $(2) > build/half.log 2>&1 & half=$$!; status=0; \
+	$(PY) -m pytest $(1) tests $(2:%=--ignore=%) || status=$$?; \
+	wait $$half || status=$$?; cat build/half.log; exit $$status)
+endef
+
 test: $(VENV)/.built $(VENV)/.tools
-	$(PY) -m pytest $(TESTS)
+	$(call run_tests,,tests/backends tests/fakes tests/watch tests/monitor/distributed)
 
 test-quick: $(VENV)/.built $(VENV)/.tools
-	$(PY) -m pytest -m "not slow" $(TESTS)
+	$(call run_tests,-m "not slow",tests/monitor tests/watch)
 
-test-fake-device: test-fake-accelerator test-fake-hooks test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu
+# FASTCHECK_WHOLE=1: tests/support/sampling.py takes all cases, and hypothesis more examples.
+test-release: export FASTCHECK_WHOLE = 1
+test-release: test test-fake-device test-triton test-neon
+
+test-fake-device: test-fake-accelerator test-fake-hooks test-fake-statistics test-fake-cuda test-fake-npu \
+	test-fake-mlu test-fake-triton
 
 FAKE := FASTCHECK_FAKE_DEVICE=1
 test-fake-accelerator: $(VENV)/.built $(VENV)/.tools
@@ -80,15 +94,17 @@ test-fake-npu: $(VENV)/.built $(VENV)/.tools
 test-fake-mlu: $(VENV)/.built $(VENV)/.tools
 	$(FAKE) FAKE_DEVICE_NAME=mlu $(PY) -m pytest -m fake_mlu tests
 
+test-fake-triton: $(VENV)/.built $(VENV)/.tools
+	$(FAKE) FASTCHECK_TRITON=on TRITON_INTERPRET=1 $(PY) -m pytest -m fake_triton tests
+
 test-neon: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/lab/neon.sh
 
 test-sanitizers: $(VENV)/.built $(VENV)/.tools
-	FASTCHECK_ALL_SANITIZERS=1 $(PY) -m pytest tests/backends/test_sanitizers.py
+	FASTCHECK_WHOLE=1 $(PY) -m pytest tests/backends/test_sanitizers.py
 
 test-triton: $(VENV)/.built $(VENV)/.tools
-	TRITON_INTERPRET=1 $(PY) -m pytest tests/backends/triton/test_kernels.py tests/backends/triton/test_lists.py
-	FASTCHECK_FAKE_DEVICE=1 FASTCHECK_TRITON=on TRITON_INTERPRET=1 $(PY) -m pytest tests/backends/triton/test_device.py
+	TRITON_INTERPRET=1 $(PY) -m pytest -m triton tests
 
 test-npu-lab:
 	PYTHON=$(PYTHON) TORCH_INDEX_URL=$(TORCH_INDEX_URL) tests/lab/torch_npu.sh
@@ -110,6 +126,7 @@ test-s3: $(VENV)/.built $(VENV)/.tools
 test-any-torch: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) TORCH_INDEX_URL=$(TORCH_INDEX_URL) tests/lab/any_torch.sh
 
+test-cuda12: export FASTCHECK_WHOLE = 1
 test-cuda12: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/lab/cuda12.sh
 

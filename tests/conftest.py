@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -23,7 +24,11 @@ TESTS = Path(__file__).resolve().parent
 
 # No deadline: a slow machine is not a defect. What fails is printed so that it can be replayed.
 hypothesis.settings.register_profile(
-    "fastcheck", deadline=None, max_examples=60, print_blob=True, database=None
+    "fastcheck",
+    deadline=None,
+    max_examples=200 if os.environ.get("FASTCHECK_WHOLE") == "1" else 15,
+    print_blob=True,
+    database=None,
 )
 hypothesis.settings.load_profile("fastcheck")
 
@@ -94,20 +99,27 @@ SLOW = (
     "accuracy/",
     "backends/cuda/test_build.py",
     "backends/cuda/test_core.py",
+    "backends/cuda/test_exponents.py",
     "backends/cuda/test_extension_build.py",
+    "backends/cuda/test_instructions.py",
     "backends/cuda/test_kernels.py",
     "backends/cuda/test_ptx.py",
+    "backends/cuda/test_ptx_exponents.py",
+    "backends/cuda/test_record_and_exponents.py",
     "backends/portable/test_reading.py",
     "backends/portable/test_values.py",
+    "backends/test_any_torch.py",
     "backends/test_extension.py",
     "backends/test_pure_python.py::TestInAProcessOfItsOwn",
     "backends/test_sanitizers.py",
     "backends/triton/test_backend.py::test_importing_and_using",
     "backends/triton/test_compilers.py",
+    "callbacks/test_accelerate.py",
     "callbacks/test_docs_programs.py",
     "callbacks/test_huggingface.py",
     "callbacks/test_lightning.py",
     "callbacks/test_package.py",
+    "callbacks/test_seals.py::test_weights_of_fsdp",
     "callbacks/test_torchtitan.py",
     "callbacks/test_trl.py",
     "cli/test_commands.py::test_doctor_says_which_variable",
@@ -117,62 +129,87 @@ SLOW = (
     "cli/test_run.py",
     "cli/test_show.py::test_a_closed_pipe",
     "cli/test_show.py::test_an_ascii_terminal",
+    "comparison/page/test_two_logs_in_a_browser.py",
     "comparison/test_machines.py",
+    "comparison/test_untrusted_pickles.py::test_no_module_is_imported",
     "compat/test_catch.py",
     "compat/test_msprobe.py",
     "compat/test_ptdbg.py",
+    "dump/page/",
     "dump/test_dumper.py::test_the_filters_of_warnings_are_as_before",
+    "dump/test_dumper.py::test_a_compiled_model",
     "dump/test_files.py",
     "dump/test_on_stop.py",
     "dump/test_on_stop_conditions.py",
     "fakes/",
+    "fleet/page/test_fleet_page_in_a_browser.py",
+    "fleet/test_collector.py::test_killed_at_any_write",
+    "fleet/test_compaction.py::test_killed_at_any_change",
+    "fleet/test_damage.py",
+    "fleet/test_judgement.py",
     "log/test_damaged.py",
     "log/test_failures.py::test_kill_9",
     "monitor/distributed/test_agreement.py",
+    "monitor/distributed/test_hostile_store.py",
     "monitor/distributed/test_replicas.py",
     "monitor/distributed/test_blame.py",
     "monitor/distributed/test_meeting.py",
     "monitor/distributed/test_training.py",
     "monitor/hooks/boundaries/",
+    "monitor/hooks/protect/test_protect_optimizers.py::test_a_compiled_step_runs_as_ever",
     "monitor/hooks/test_compile.py",
     "monitor/hooks/test_compile_again.py",
+    "monitor/hooks/test_modules.py::TestModes::test_a_compiled_model_still_runs",
     "monitor/hooks/test_observe_compiled.py",
     "monitor/hooks/test_loss_scaling.py::TestGradScaler",
     "monitor/hooks/test_steps.py::test_the_boundaries_go_with_a_model_that_is_dropped",
     "monitor/on_request/test_asking.py::test_by_another_process",
     "monitor/on_request/test_observed.py::test_of_a_compiled_model",
     "monitor/on_request/test_ranks.py",
+    "monitor/op_level/test_runs.py::test_a_served_model",
+    "monitor/op_level/test_runs.py::test_compiled_code",
     "monitor/reruns/test_ranks.py",
     "monitor/op_level/test_consequences.py",
     "monitor/op_level/test_unobserved.py::test_compiled_code",
     "monitor/test_bit_identical.py",
     "monitor/test_bounded.py::test_nan_weights_for_ever",
     "monitor/test_cycles.py",
+    "monitor/test_healthy.py",
+    "monitor/test_interrupts.py::test_an_interrupt",
     "monitor/test_open_step.py",
     "monitor/test_process_exit.py",
     "monitor/test_ended_early.py",
     "monitor/test_robustness.py::TestLeaks",
     "monitor/test_transformers.py",
+    "monitor/test_watching.py::test_the_log_holds_the_events",
     "monitor/weight_updates/test_movement.py",
-    "package/test_benches.py::test_all_run_in_small",
+    "package/test_benches.py::test_they_run_in_small",
     "package/test_exported_members.py::test_import_loads_nothing_heavy",
     "package/test_markers.py",
+    "package/test_rooms.py::test_the_last_paragraph",
+    "package/test_sampling.py::test_time_of_forked",
     "package/test_wheels.py",
     "record/test_bit_patterns.py",
     "record/test_properties.py",
+    "report/page/test_page_in_a_browser.py",
     "report/test_console.py::test_the_command_on_a_terminal",
+    "report/test_message.py::test_every_report_comes_back",
     "reproducibility/test_environment.py::test_asking_starts_no_device",
     "reproducibility/test_environment.py::test_every_switch_shows",
     "reproducibility/test_environment.py::test_workers_draw_the_same_again_and_each_its_own",
     "ring/test_native_types.py::TestLock",
     "sealing/test_distributed.py",
+    "sealing/test_parts.py::test_shards_of_all_ranks",
     "selftest/test_checks.py",
     "statistics/test_checksum.py",
     "statistics/test_elements.py",
+    "statistics/test_exponents.py",
     "statistics/test_flush_denormal.py",
     "statistics/test_stats_api.py::test_ops_compile",
     "statistics/test_stats_values.py",
     "substitution/test_bisect.py",
+    "watch/test_numbers.py",
+    "watch/test_watcher.py",
 )
 
 
@@ -238,12 +275,17 @@ RUNS = (
     "fake_mlu",
     "fake_npu",
     "fake_statistics",
+    "fake_triton",
+    "triton",
 )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
-    """A run of one marker imports no file without it."""
+    """A run of one marker imports no file without it, ``make test-quick`` none of slow tests."""
     run = config.getoption("markexpr")
+    if run == "not slow" and collection_path.suffix == ".py":
+        name = collection_path.relative_to(TESTS).as_posix()
+        return name.startswith(tuple(entry for entry in SLOW if "::" not in entry)) or None
     if run in RUNS and collection_path.suffix == ".py":
         return (
             f"pytest.mark.{run}" not in re.findall(r"[\w.]+", collection_path.read_text()) or None
@@ -268,7 +310,30 @@ def pytest_pycollect_makemodule(module_path: Path, parent: Any) -> Optional[pyte
     return module
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slowest-files",
+        type=int,
+        default=0,
+        metavar="N",
+        help="print the N files that took the most processor time",
+    )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    sampling = sys.modules.get("support.sampling")
+    if sampling is not None and sampling.left_out:
+        terminalreporter.line(
+            f"sweeps left out {sampling.left_out} of {sampling.total} cases; make test-release, or "
+            "FASTCHECK_WHOLE=1, runs all"
+        )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--slowest-files"):
+        from support.file_times import FileTimes
+
+        config.pluginmanager.register(FileTimes(config.getoption("--slowest-files")))
     # A shell without job control starts what follows it with `&` (.ci/run) with SIGINT ignored, and
     # processes of tests that are interrupted on purpose would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""Each suite of this folder runs to its end on a small sample."""
+"""Each suite of this folder runs to its end on a small sample; long ones, in whole runs alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from support.paths import ROOT, TESTS
 from support.processes import run_python
+from support.sampling import IS_WHOLE
 
 SAMPLES = {
     "compare_healthy": [],
@@ -22,7 +23,12 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("suite", SAMPLES)
+#: They start an interpreter for each machine, and a fleet of ranks. tests/comparison (its
+#: test_machines.py) compares as the first does, tests/fleet judges as the second.
+LONG = ("compare_healthy", "fleet_true")
+
+
+@pytest.mark.parametrize("suite", [name for name in SAMPLES if IS_WHOLE or name not in LONG])
 def test_a_sample(suite: str, tmp_path: Path) -> None:
     environment = {
         "PYTHONPATH": f"{TESTS}:{ROOT / 'bench'}",

@@ -20,6 +20,7 @@ from fastcheck import _kernels
 from fastcheck.record.reference import DTYPES, FLOAT_NAMES, VALUE_BYTES, pattern
 from support.helpers import SIZES, assert_same, even, every_isa, kernel, kinds, tensor_of
 from support.records.vectors import PATH
+from support.sampling import sample
 
 pytestmark = pytest.mark.skipif(not driver.CXX, reason="make test-neon runs these")
 
@@ -78,7 +79,8 @@ def test_vectors(isa: str) -> None:
 
 @pytest.mark.parametrize("dtype", ALL)
 def test_sizes_and_depths(dtype: str) -> None:
-    sizes = sorted({even(n, dtype) for n in (*SIZES, *range(3, 40), 2048 + 31, 4096 + 130)})
+    every = {even(n, dtype) for n in (*SIZES, *range(3, 40), 2048 + 31, 4096 + 130)}
+    sizes = sample(sorted(every), 12)
     tensors = [
         tensor_of(pattern(kind, dtype, count, count), dtype)
         for kind, count in itertools.product(kinds(dtype), sizes)
@@ -91,7 +93,7 @@ def test_sizes_and_depths(dtype: str) -> None:
 def test_alignment(dtype: str) -> None:
     count = even(4096 + 333, dtype)
     tensors = [tensor_of(pattern(kind, dtype, count, 21), dtype) for kind in kinds(dtype)]
-    check([Case(x, alignment=a) for x in tensors for a in (*range(17), 31, 33, 63)])
+    check([Case(x, alignment=a) for x in tensors for a in sample((*range(17), 31, 33, 63), 6)])
 
 
 @pytest.mark.parametrize("dtype", ALL)
@@ -101,7 +103,9 @@ def test_layouts(dtype: str) -> None:
     check(
         [
             Case(view(flat), order=order, alignment=alignment)
-            for view, order, alignment in itertools.product(LAYOUTS.values(), orders, (0, 4))
+            for view, order, alignment in sample(
+                itertools.product(LAYOUTS.values(), orders, (0, 4)), 20
+            )
         ]
     )
 
@@ -124,7 +128,7 @@ def test_special_tiles(dtype: str) -> None:
     )
     cases = []
     for bits, place in itertools.product(
-        sorted(special | {b | top for b in special}),
+        sample(sorted(special | {b | top for b in special}), 6),
         (4096 + 5, 4096 + 64, 3 * 4096 + 6, slice(4096, 8192), slice(None)),
     ):
         x = base.copy()
@@ -150,11 +154,11 @@ def test_scale_rule(dtype: str) -> None:
     check(cases)
 
 
-@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("dtype", sample(ALL, 5))
 def test_threads(dtype: str) -> None:
     count = even((1 << 18) + 4096 + 77, dtype)
     x = tensor_of(pattern(kinds(dtype)[-1], dtype, count, 5), dtype)
-    check([Case(x, threads=threads) for threads in (1, 2, 3, 7)])
+    check([Case(x, threads=threads) for threads in sample((1, 2, 3, 7), 2)])
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -1,6 +1,7 @@
 """The CPU kernels under the address and the undefined-behaviour sanitizer, held to the scalar one.
 
-``make test-sanitizers`` has all instruction sets compiled with them, and adds the thread sanitizer.
+``make test-sanitizers`` and ``make test-release`` have all instruction sets compiled with them, and
+add the thread sanitizer.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from support.paths import ROOT
+from support.sampling import IS_WHOLE
 
 SOURCE = Path(__file__).parent / "sanitized"
-HAS_ALL = os.environ.get("FASTCHECK_ALL_SANITIZERS") == "1"
 
 
 def built(sanitizers: str) -> Path:
@@ -24,9 +25,9 @@ def built(sanitizers: str) -> Path:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     cmake, ninja = (shutil.which(name, path=path) for name in ("cmake", "ninja"))
     assert cmake and ninja, "both are in requirements-build.txt"
-    build = ROOT / "build" / "sanitized" / f"{sanitizers.partition(',')[0]}-{int(HAS_ALL)}"
+    build = ROOT / "build" / "sanitized" / f"{sanitizers.partition(',')[0]}-{int(IS_WHOLE)}"
     options = [f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DSANITIZERS={sanitizers}"]
-    if HAS_ALL:
+    if IS_WHOLE:
         options.append("-DSANITIZED=avx2;avx512;avx512_vnni;neon")
     must(cmake, "-S", SOURCE, "-B", build, "-G", "Ninja", *options)
     must(cmake, "--build", build, "--parallel", "2")
@@ -47,6 +48,6 @@ def test_kernels_read_within_their_tensors_at_any_alignment() -> None:
     assert must("env", "ASAN_OPTIONS=detect_leaks=0", program).strip(), "no kernel but scalar"
 
 
-@pytest.mark.skipif(not HAS_ALL, reason="make test-sanitizers runs this")
+@pytest.mark.skipif(not IS_WHOLE, reason="make test-sanitizers runs this")
 def test_threads_share_tensors_and_kernels() -> None:
     must(built("thread"), "threads")

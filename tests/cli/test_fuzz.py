@@ -49,7 +49,6 @@ def test_every_case_is_fuzzed(corpus: dict[str, Case]) -> None:
 def test_a_mutated_file_is_a_result_or_a_documented_error(
     name: str, corpus: dict[str, Case], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @hypothesis.settings(max_examples=25)
     @hypothesis.given(st.data())
     def check(data: st.DataObject) -> None:
         def choose(below: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -157,7 +157,6 @@ def made(rng: np.random.Generator, count: int, steps: int) -> np.ndarray:
     return records
 
 
-@settings(max_examples=40)
 @given(
     st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 4), st.booleans(), st.integers(0, 59)
 )
@@ -187,7 +186,6 @@ def test_any_order_of_the_calls_is_identical_and_any_change_is_not(
     assert exact.agrees == (not changes)
 
 
-@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(2, 60), st.sets(st.integers(0, 59), max_size=8))
 def test_what_is_missing_is_counted_and_the_rest_is_put_together(
     tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, dropped: set[int]

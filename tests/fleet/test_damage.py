@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from fastcheck.log.writer import RecordLog
 from fastcheck.record.format import NONFINITE_COUNTS
 from support.logs import site_table
 from support.records import record_builder as build
+from support.sampling import sample
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -116,14 +118,13 @@ def check(
         assert code == 0 or path.name in err, err
 
 
-@pytest.mark.parametrize("name", RECORD_TABLES)
+@pytest.mark.parametrize("name", sample(RECORD_TABLES, 12))
 def test_a_file_of_records(place: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     RECORD_TABLES[name](place / RECORDS)
     check(place, place / RECORDS, capsys, is_needless=name[len("no ") :] in UNASKED)
 
 
-@pytest.mark.parametrize("kind", ["sites", "ranks"])
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(("name", "kind"), sample(itertools.product(TABLES, ("sites", "ranks")), 6))
 def test_a_small_table(
     place: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str
 ) -> None:
@@ -161,7 +162,7 @@ MANIFESTS = [
 ]
 
 
-@pytest.mark.parametrize("text", MANIFESTS, ids=range(len(MANIFESTS)))
+@pytest.mark.parametrize("text", sample(MANIFESTS, 6), ids=itertools.count())
 def test_a_manifest(place: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     path = place / RUN / "_nodes" / "node=n1.json"
     path.write_bytes(text.encode(errors="surrogateescape"))
@@ -177,7 +178,9 @@ def fields(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
         yield from fields(value[key], (*path, key))
 
 
-@pytest.mark.parametrize("value", [None, -1, 1.5, "x", [], {}, {"x": []}, float("inf"), 1 << 70])
+@pytest.mark.parametrize(
+    "value", sample((None, -1, 1.5, "x", [], {}, {"x": []}, float("inf"), 1 << 70), 4)
+)
 def test_a_field_of_a_manifest(
     place: Path, capsys: pytest.CaptureFixture[str], value: object
 ) -> None:
@@ -203,7 +206,7 @@ def test_a_field_of_a_manifest(
 NOTES = [*MANIFESTS, '{"format":1,"batch":"x","files":[],"replaced":[]}']
 
 
-@pytest.mark.parametrize("text", NOTES, ids=range(len(NOTES)))
+@pytest.mark.parametrize("text", sample(NOTES, 5), ids=itertools.count())
 def test_a_note_on_a_merge(place: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     assert main(["compact", str(place)]) == 0
     (path,) = (place / RUN / "_merged").iterdir()

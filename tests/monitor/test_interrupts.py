@@ -15,8 +15,8 @@ from torch import nn
 
 import fastcheck
 from fastcheck.utils.torch.own_operators import is_unobserved, no_grad, unobserved
-from support.devices.training_on_fake import NAME
 from support.interrupts import Points
+from support.sampling import IS_WHOLE
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_start"),
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 # All points take minutes for each case: a run before a release tries them.
-_TRIED = None if os.environ.get("FASTCHECK_WHOLE") else 6
+_TRIED = None if IS_WHOLE else 6
 
 _CASES = [
     (kind, options)
@@ -127,11 +127,15 @@ def test_an_interrupt_leaves_nothing_behind(case: int) -> None:
 
 
 @pytest.mark.fake_accelerator
+@pytest.mark.skipif(
+    os.environ.get("FASTCHECK_FAKE_DEVICE") != "1", reason="make test-fake-device runs it"
+)
 @pytest.mark.parametrize("options", [{}, {"level": "op"}, {"record": "range"}, {"sync": "call"}])
 def test_on_a_device(options: dict[str, Any], fake_accelerator: Any) -> None:
-    module: Any = getattr(torch, NAME)
+    name = fake_accelerator.name()
+    module: Any = getattr(torch, name)
 
     def state() -> tuple[object, ...]:
         return *thread_state(), module.current_device(), module.current_stream()
 
-    interrupt(Training("plain", NAME, **options), 1, state)
+    interrupt(Training("plain", name, **options), 1, state)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from support.paths import TESTS
+from support.processes import run_python
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
@@ -21,14 +19,10 @@ def run(directory: Path, required: str) -> tuple[int, str]:
     (directory / "test_it.py").write_text(
         "import pytest\n@pytest.mark.gpu\ndef test_it() -> None:\n    assert False, 'it ran'\n"
     )
-    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "--strict-markers"]
-    done = subprocess.run(
-        [*command, str(directory)],
+    done = run_python(
+        *("-m", "pytest", "-rs", "-p", "no:cacheprovider", "--strict-markers", directory),
         cwd=directory,
-        env={**os.environ, "FASTCHECK_REQUIRE_GPU": required},
-        capture_output=True,
-        text=True,
-        check=False,
+        env={"FASTCHECK_REQUIRE_GPU": required, "PYTEST_ADDOPTS": ""},
     )
     return done.returncode, done.stdout
 

@@ -19,7 +19,7 @@ from fastcheck.record.reference import (
     pattern,
     record_of_bytes,
 )
-from support.helpers import assert_same, every_isa, kernel, tensor_of
+from support.helpers import assert_same, every_isa, kernel, swept, tensor_of
 from support.records.special_codes import special_codes
 
 pytestmark = pytest.mark.fake_statistics
@@ -30,7 +30,7 @@ def test_every_code_in_every_place(dtype: str) -> None:
     """All codes in sequence; the start shifts, so that a code meets other lanes, rows and tails."""
     codes = 1 << (8 * DTYPES[dtype].itemsize)
     shifts = range(0, 256, 5) if codes == 256 else (0, 1, 77, 4095, 32768)
-    for shift in shifts:
+    for shift in swept(shifts, 5):
         raw = pattern("counter", dtype, codes + shift % 67, shift)
         x = tensor_of(raw, dtype, shift % 64 // 2 * 2)
         wanted = record_of_bytes(raw, dtype)
@@ -40,7 +40,7 @@ def test_every_code_in_every_place(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", [n for n, row in DTYPES.items() if row.itemsize == 1])
 def test_every_code_alone(dtype: str) -> None:
-    for code in range(256):
+    for code in swept(range(256), 32):
         raw = bytes([code])
         wanted = record_of_bytes(raw, dtype)
         for isa in every_isa():
@@ -51,7 +51,7 @@ def test_every_code_alone(dtype: str) -> None:
 def test_special_codes_alone_and_among_others(dtype: str) -> None:
     row = DTYPES[dtype]
     unit = row.components
-    for code in special_codes(dtype):
+    for code in swept(special_codes(dtype), 12):
         component = code.to_bytes(row.itemsize, "little")
         alone = component + bytes(row.itemsize) * (unit - 1)
         moderate = "exponent:-7" if row.exponent_bits == 4 else "exponent:-8"

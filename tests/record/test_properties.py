@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastcheck.record.reference import (
@@ -98,7 +98,6 @@ def test_counts_min_and_max_do_not_care_about_order(case: tuple[str, bytes], see
     seed=seeds,
     exponent=st.integers(-100, 90),
 )
-@settings(max_examples=40)
 def test_aligned_groups_of_tiles_merge_to_the_whole(
     dtype: str, tiles: int, tail: int, level: int, seed: int, exponent: int
 ) -> None:

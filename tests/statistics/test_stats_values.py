@@ -32,6 +32,7 @@ from support.helpers import (
     expected,
     kernel,
     kinds,
+    swept,
     tensor_of,
 )
 from support.processes import run_code
@@ -49,7 +50,7 @@ ALL = sorted(DTYPES)
 @pytest.mark.parametrize("dtype", ALL)
 def test_sizes(dtype: str, isa: str) -> None:
     for kind in kinds(dtype):
-        for size in SIZES:
+        for size in swept(SIZES, 6):
             count = even(size, dtype)
             x = tensor_of(pattern(kind, dtype, count, size), dtype)
             for name in every_isa([isa]):
@@ -77,7 +78,9 @@ def test_alignment(dtype: str) -> None:
     for kind in kinds(dtype)[:2]:
         raw = pattern(kind, dtype, count, 21)
         wanted = expected(kind, dtype, count, 21)
-        for offset in (*range(17), 31, 33, 63):  # odd ones: not even aligned to the component
+        for offset in swept(
+            (*range(17), 31, 33, 63), 6
+        ):  # odd ones: not even aligned to the component
             x = tensor_of(raw, dtype, offset)
             assert x.data_ptr() % 64 == offset
             for isa in every_isa():
@@ -93,7 +96,7 @@ def test_threads(dtype: str, torch_threads: None) -> None:
     kind = kinds(dtype)[-1]
     x = tensor_of(pattern(kind, dtype, count, 5), dtype)
     wanted = expected(kind, dtype, count, 5)
-    for threads in (1, 2, 3, 7):
+    for threads in swept((1, 2, 3, 7), 1):
         torch.set_num_threads(threads)
         for isa in every_isa():
             assert_same(kernel(x), wanted, (isa, threads))
@@ -176,7 +179,7 @@ def test_tiles_whose_scale_is_not_that_of_the_tiles_before(dtype: str) -> None:
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_layouts(layout: str) -> None:
-    for dtype in ALL:
+    for dtype in swept(ALL, 5):
         kind = kinds(dtype)[min(1, len(kinds(dtype)) - 1)]
         x = LAYOUTS[layout](tensor_of(pattern(kind, dtype, even(26001, dtype), 8), dtype))
         for order in ("storage", "logical"):
@@ -199,7 +202,7 @@ def test_a_large_strided_tensor_on_threads(torch_threads: None) -> None:
     base = tensor_of(pattern("exponent:-8", "float32", 1300 * 1024, 2), "float32").view(1300, 1024)
     for view in (base[:, 1:], base[::2].t(), base[:, ::2], base[0].expand(700, 1024)):
         wanted = record(view, order="logical")
-        for threads in (1, 2, 5):
+        for threads in swept((1, 2, 5), 1):
             torch.set_num_threads(threads)
             for isa in every_isa():
                 assert_same(kernel(view, order="logical"), wanted, (isa, threads, view.stride()))

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 import torch
@@ -32,6 +32,7 @@ from fastcheck.record.reference import (
     record_of_bytes,
 )
 from support.records.torch_dtypes import torch_dtype
+from support.sampling import Case, sample
 
 #: Where tensors are read: "cpu", or the type of another device.
 DEVICE = os.environ.get("FASTCHECK_TEST_DEVICE", "cpu")
@@ -56,6 +57,11 @@ SIZES = (0, 1, 2, 63, 64, 65, 1023, 1024, 1025, 4095, 4096, 4097, 3 * 4096 + 100
 ISAS = (
     tuple(name for name, supported, _ in _kernels.cpu_isas() if supported) if ON_CPU else (DEVICE,)
 )
+
+
+def swept(cases: Iterable[Case], count: int) -> list[Case]:
+    """All of the cases, or a sample where a stand-in for a device reads them, which takes long."""
+    return list(cases) if DEVICE in ("cpu", "cuda") else sample(cases, count)
 
 
 def tensor_of(raw: bytes, dtype: str, offset: int = 0) -> torch.Tensor:

@@ -22,6 +22,7 @@ from fakes.layouts import LAYOUTS
 from fastcheck.record.reference import FLOAT_NAMES, pattern
 from support.helpers import even, tensor_of
 from support.records.special_codes import special_codes
+from support.sampling import sample
 
 pytestmark = pytest.mark.skipif(driver.compiler() is None, reason="no C++ compiler")
 
@@ -38,7 +39,7 @@ def alone(x: torch.Tensor, order: str = "storage") -> tuple[bytes, list[int]]:
 @pytest.mark.parametrize("name", FLOAT_NAMES)
 def test_sizes(name: str) -> None:
     cuts = itertools.cycle(CHUNKS)
-    for count in SIZES:
+    for count in sample(SIZES, 4):
         for x in (
             normal(name, count),
             normal(name, count, torch.arange(count) % 3 != 0),
@@ -89,7 +90,7 @@ def test_layouts(layout: str) -> None:
 def test_alignment(name: str) -> None:
     raw = pattern("exponent:-3", name, TILE + 333, 21)
     expected = alone(tensor_of(raw, name))
-    for offset in range(1, 17):
+    for offset in sample(range(1, 17), 6):
         x = tensor_of(raw, name, offset)
         assert record_and_exponents(x, cut=Cut(seed=offset)) == expected, offset
 

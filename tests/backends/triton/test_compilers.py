@@ -4,6 +4,7 @@ no wide loads of 64-bit integers, and no register spilled.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -21,6 +22,7 @@ from triton.compiler import ASTSource
 
 from fastcheck.backends.triton import launch
 from support.devices.triton_sources import KERNELS, source
+from support.sampling import sample
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -60,7 +62,7 @@ def check_portable(ttir: str) -> None:
     assert "f64" not in ttir and not re.search(r"tensor<[0-9x]*xi64>", ttir)
 
 
-@pytest.mark.parametrize("target", sorted(TARGETS))
+@pytest.mark.parametrize("target", sample(sorted(TARGETS), 2))
 def test_targets(target: str) -> None:
     binary = "hsaco" if target.startswith("gfx") else "cubin"
     for name in KERNELS:
@@ -69,8 +71,9 @@ def test_targets(target: str) -> None:
         assert len(asm[binary]) > 1000
 
 
-@pytest.mark.parametrize("name", ["whole", "part_list"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "name"), sample(itertools.product(DTYPES, ("whole", "part_list")), 4)
+)
 def test_dtypes(dtype: str, name: str, tmp_path: Path) -> None:
     asm = compiled(name, dtype, "sm_90")
     check_portable(asm["ttir"])

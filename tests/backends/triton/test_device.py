@@ -1,6 +1,6 @@
 """The Triton backend end to end on the fake accelerator: the kernels run in Triton's interpreter,
 which uses the host; the backend's own launches and waits are counted without the kernels. `make
-test-triton`.
+test-fake-triton` runs it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from support.helpers import assert_same, tensor_of
 fake: Any = fake_device.load()
 NAME = fake.name()
 
-pytestmark = pytest.mark.usefixtures("fake_accelerator")
+pytestmark = [pytest.mark.fake_triton, pytest.mark.usefixtures("fake_accelerator")]
 
 
 def test_the_table_has_it() -> None:

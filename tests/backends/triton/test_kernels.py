@@ -36,6 +36,9 @@ from support.helpers import assert_same, kinds, tensor_of
 from support.records.special_codes import special_codes
 from support.records.torch_dtypes import torch_dtype
 from support.records.views import LAYOUTS
+from support.sampling import sample
+
+pytestmark = pytest.mark.triton
 
 READ = [name for name in sorted(DTYPES) if launch.reads(torch_dtype(name))]
 FLOATS = [name for name in READ if DTYPES[name].kind == "float"]
@@ -93,7 +96,7 @@ def test_what_is_read() -> None:
 @pytest.mark.parametrize("dtype", READ)
 def test_sizes(dtype: str) -> None:
     first, *others = kinds(dtype)
-    for size in (0, 1, 3, 63, 65, 4096, 4097, 3 * 4096 + 1003):
+    for size in sample((0, 1, 3, 63, 65, 4096, 4097, 3 * 4096 + 1003), 4):
         check(tensor_of(pattern(first, dtype, size, size), dtype), (first, size))
     for kind in others:
         for size in (3, 4097):
@@ -116,7 +119,7 @@ def test_several_chunks(dtype: str) -> None:
         check(x, count, target=WIDE, chunk_bytes=CHUNK)
 
 
-@pytest.mark.parametrize("dtype", [n for n in READ if DTYPES[n].itemsize <= 2])
+@pytest.mark.parametrize("dtype", sample([n for n in READ if DTYPES[n].itemsize <= 2], 3))
 def test_every_code(dtype: str) -> None:
     codes = 1 << (8 * DTYPES[dtype].itemsize)
     check(tensor_of(pattern("counter", dtype, codes, 0), dtype))
@@ -133,7 +136,8 @@ def test_special_codes(dtype: str) -> None:
     assert len(nonfinite) > 5
     check(of_bits(nonfinite, dtype), "nothing finite")
     check(of_bits(range(1, 1 << min(7, DTYPES[dtype].mantissa_bits)), dtype), "subnormals")
-    for code in (0, 1, 1 << 8 * DTYPES[dtype].itemsize - 1, codes[3], nonfinite[-1]):
+    every = (0, 1, 1 << 8 * DTYPES[dtype].itemsize - 1, codes[3], nonfinite[-1])
+    for code in sample(every, 3):
         check(of_bits([code], dtype), hex(code))
 
 
@@ -147,7 +151,8 @@ def test_every_exponent_of_float32() -> None:
             for sign in (0, 1 << 31)
         ]
         check(of_bits(codes, "float32"), exponents)
-    for code in (x << 23 | y for x in (0, 1, 78, 79, 80, 168, 169, 170, 254) for y in (0, 5)):
+    every = [x << 23 | y for x in (0, 1, 78, 79, 80, 168, 169, 170, 254) for y in (0, 5)]
+    for code in sample(every, 5):
         check(of_bits([code] * 70, "float32"), hex(code))
 
 
@@ -177,7 +182,7 @@ def test_runs_too_small_to_change_what_is_there() -> None:
     check(x, depth="stats", target=one_program)
 
 
-@pytest.mark.parametrize("dtype", [n for n in READ if DTYPES[n].kind == "int"])
+@pytest.mark.parametrize("dtype", sample([n for n in READ if DTYPES[n].kind == "int"], 4))
 def test_ends_of_integers(dtype: str) -> None:
     width = 8 * DTYPES[dtype].itemsize
     top = (1 << width) - 1
@@ -213,7 +218,7 @@ def test_depths() -> None:
     check(torch.empty(0), depth="health")
 
 
-@pytest.mark.parametrize("layout", sorted(LAYOUTS)[::4])
+@pytest.mark.parametrize("layout", sample(sorted(LAYOUTS), 4))
 def test_layouts(layout: str) -> None:
     """What lies how is the traversal's to know (tests/backends/portable/test_values.py); here, that
     it is asked.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import os
@@ -83,21 +84,32 @@ def shared_library(
     library = folder / path.name
     if library.exists():
         return library
-    folder.mkdir(parents=True, exist_ok=True)
 
     def compile_one(source: str) -> str:
-        target = folder / (Path(source).stem + f".{os.getpid()}.o")
+        target = folder / (Path(source).stem + ".o")
         run([cxx, "-x", "c++", *flags, "-c", source, "-o", str(target)], root)
         return str(target)
 
-    with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, sources))
-    unfinished = folder / f"{os.getpid()}.so"
-    run([cxx, "-shared", "-o", str(unfinished), *objects], root)
-    unfinished.replace(library)
-    for item in objects:
-        os.unlink(item)
+    with locked(folder):
+        if library.exists():
+            return library
+        with ThreadPoolExecutor(2) as pool:
+            objects = list(pool.map(compile_one, sources))
+        unfinished = folder / "unfinished.so"
+        run([cxx, "-shared", "-o", str(unfinished), *objects], root)
+        unfinished.replace(library)
+        for item in objects:
+            os.unlink(item)
     return library
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Makes the folder; of processes that want to build there at once, one does and others wait."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def fingerprint(command: Sequence[str], patterns: Sequence[str], root: Path) -> str:

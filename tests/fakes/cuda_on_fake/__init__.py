@@ -13,7 +13,6 @@ import functools
 import importlib.machinery
 import importlib.util
 import operator
-import os
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,13 +105,14 @@ def _build(
     target = folder / f"{name}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder / f"{name}.cpp"
-    source.write_text("".join(f'#include "{path}"\n' for path in sources))
-    unfinished = target.with_suffix(f".{os.getpid()}")
-    shared = ["-shared", str(source), str(kernels), f"-Wl,-rpath,{kernels.parent}"]
-    driver.run([*command, *shared, *link, "-o", str(unfinished)], ROOT)
-    unfinished.replace(target)
+    with driver.locked(folder):
+        if not target.exists():
+            source = folder / f"{name}.cpp"
+            source.write_text("".join(f'#include "{path}"\n' for path in sources))
+            unfinished = target.with_suffix(".part")
+            shared = ["-shared", str(source), str(kernels), f"-Wl,-rpath,{kernels.parent}"]
+            driver.run([*command, *shared, *link, "-o", str(unfinished)], ROOT)
+            unfinished.replace(target)
     return target
 
 

@@ -56,37 +56,30 @@ def _digest(*parts: str) -> str:
 
 
 def build() -> Path:
-    """The path of the compiled module; compiles what has changed, one file at a time.
+    """The path of the compiled module, compiled unless it is there: all sources as one file, since
+    most of the time goes into torch's headers.
 
     Needs a C++20 compiler ($CXX, else g++). RuntimeError with the compiler's output when it fails.
     """
     compiler = os.environ.get("CXX", "g++")
     flags = compile_flags()
-    base = _digest(torch.__version__, compiler, sys.version, *flags)
-    headers = "\0".join(p.read_text() for p in sorted(SOURCE.glob("*.h")))
-    units = {
-        unit: BUILD / f"{unit}-{_digest(base, headers, (SOURCE / f'{unit}.cpp').read_text())}.o"
-        for unit in UNITS
-    }
-    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
-    target = BUILD / _digest(*(str(path) for path in units.values())) / f"{NAME}{suffix}"
+    texts = [path.read_text() for path in sorted(SOURCE.iterdir())]
+    digest = _digest(torch.__version__, compiler, sys.version, *flags, *UNITS, *texts)
+    target = BUILD / digest / f"{NAME}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     if target.exists():
         return target
-    BUILD.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "lock", "w") as lock:  # several test processes may start at once
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for unit, path in units.items():
-            if not path.exists():
-                part = path.with_suffix(".part")
-                _run([compiler, *flags, "-c", str(SOURCE / f"{unit}.cpp"), "-o", str(part)])
-                part.rename(path)
-        target.parent.mkdir(exist_ok=True)
-        libraries = Path(torch.__file__).parent / "lib"
-        part = target.with_suffix(".part")
-        link = ["-shared", "-o", str(part), *map(str, units.values()), f"-L{libraries}"]
-        link += [f"-Wl,-rpath,{libraries}", "-ltorch", "-ltorch_cpu", "-lc10", "-pthread"]
-        _run([compiler, *link])
-        part.rename(target)
+        if not target.exists():
+            whole = target.with_name("whole.cpp")
+            whole.write_text("".join(f'#include "{unit}.cpp"\n' for unit in UNITS))
+            libraries = Path(torch.__file__).parent / "lib"
+            part = target.with_suffix(".part")
+            link = ["-shared", "-o", str(part), str(whole), f"-L{libraries}"]
+            link += [f"-Wl,-rpath,{libraries}", "-ltorch", "-ltorch_cpu", "-lc10", "-pthread"]
+            _run([compiler, *flags, *link])
+            part.rename(target)
     return target
 
 

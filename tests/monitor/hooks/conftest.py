@@ -8,6 +8,8 @@ import os
 
 import pytest
 
+from support.sampling import IS_WHOLE
+
 FAKE = bool(os.environ.get("FASTCHECK_FAKE_DEVICE"))
 
 if FAKE:
@@ -21,7 +23,8 @@ else:
 
 @pytest.fixture(
     params=[
-        "cpu",
+        # It has run in `make test` already.
+        pytest.param("cpu", marks=pytest.mark.skipif(FAKE and not IS_WHOLE, reason="a sample")),
         pytest.param(
             "device", marks=pytest.mark.skipif(not FAKE, reason="make test-fake-device runs it")
         ),

@@ -8,21 +8,21 @@
 namespace fake {
 namespace {
 
-struct Globals {  // leaked: threads count until the very end
+struct CountersGlobals {  // leaked: threads count until the very end
   std::mutex mutex;
   std::map<std::uint64_t, std::array<std::atomic<std::int64_t>, kCounters>> counts;
   Counts ended{};  // of threads whose identifier a later thread was given
   std::atomic<bool> sync_debug{false};
 };
 
-Globals& globals() {
-  static Globals* const instance = new Globals;
+CountersGlobals& counters_globals() {
+  static CountersGlobals* const instance = new CountersGlobals;
   return *instance;
 }
 
 std::array<std::atomic<std::int64_t>, kCounters>& my_counts() {
   thread_local auto* const mine = [] {
-    Globals& g = globals();
+    CountersGlobals& g = counters_globals();
     const std::lock_guard<std::mutex> lock(g.mutex);
     auto& counts = g.counts[static_cast<std::uint64_t>(pthread_self())];
     for (int i = 0; i < kCounters; ++i) g.ended[i] += counts[i].exchange(0);
@@ -63,14 +63,14 @@ void count_synchronisation(Counter counter) {
     throw std::runtime_error(std::string("fake device: ") + name_of(counter) +
                              " inside a kernel would wait for itself");
   count(counter);
-  if (globals().sync_debug && counter != Counter::event_synchronize)
+  if (counters_globals().sync_debug && counter != Counter::event_synchronize)
     throw std::runtime_error(std::string("fake device: a synchronising call (") + name_of(counter) +
                              ") while set_sync_debug_mode(\"error\")");
   check_not_capturing(name_of(counter));
 }
 
 std::map<std::uint64_t, Counts> counts_by_thread() {
-  Globals& g = globals();
+  CountersGlobals& g = counters_globals();
   const std::lock_guard<std::mutex> lock(g.mutex);
   std::map<std::uint64_t, Counts> result;
   result[0] = g.ended;
@@ -80,14 +80,14 @@ std::map<std::uint64_t, Counts> counts_by_thread() {
 }
 
 void reset_counts() {
-  Globals& g = globals();
+  CountersGlobals& g = counters_globals();
   const std::lock_guard<std::mutex> lock(g.mutex);
   for (auto& entry : g.counts)
     for (auto& value : entry.second) value = 0;
   g.ended = {};
 }
 
-void set_sync_debug(bool raise) { globals().sync_debug = raise; }
-bool sync_debug() { return globals().sync_debug; }
+void set_sync_debug(bool raise) { counters_globals().sync_debug = raise; }
+bool sync_debug() { return counters_globals().sync_debug; }
 
 }  // namespace fake

@@ -257,7 +257,7 @@ void record_stream(Tensor& self, c10::Stream stream) {
 // A device tensor's memory for kernels written in Python; see launch() in device_module.py.
 Tensor kernel_view(const Tensor& t) { return on_device(t) ? alias_of(t) : t; }
 
-at::Generator default_generator(int64_t device) {
+at::Generator generator_of(int64_t device) {
   return at::globalContext().defaultGenerator(
       c10::Device(kType, static_cast<c10::DeviceIndex>(device)));
 }
@@ -344,6 +344,6 @@ TORCH_LIBRARY_IMPL(aten, Negative, m) {
 TORCH_LIBRARY(fake_device, m) {
   m.def("kernel_view(Tensor(a) t) -> Tensor(a)",
         torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, &kernel_view));
-  m.def("default_generator(int device) -> Generator?", &default_generator);
+  m.def("default_generator(int device) -> Generator?", &generator_of);
   m.def("unknown_ops() -> str[]", &list_unknown_ops);
 }

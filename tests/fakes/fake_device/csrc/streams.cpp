@@ -13,7 +13,7 @@ namespace fake {
 namespace {
 
 // Leaked on purpose: worker threads and destructors of tensors may outlive static destruction.
-struct Globals {
+struct StreamsGlobals {
   std::mutex mutex;
   std::array<std::array<std::unique_ptr<Stream>, kStreams>, kDevices> streams;
   std::array<int, kDevices> next_stream{};
@@ -26,14 +26,14 @@ struct Globals {
   const pid_t pid = getpid();
 };
 
-Globals& globals() {
-  static Globals* const instance = new Globals;
+StreamsGlobals& streams_globals() {
+  static StreamsGlobals* const instance = new StreamsGlobals;
   return *instance;
 }
 
 thread_local bool worker_thread = false;
 thread_local int device_now = 0;
-thread_local std::array<int, kDevices> stream_now{};
+thread_local std::array<int, kDevices> current_stream_ids{};
 
 void require_device(int device) {
   if (device < 0 || device >= kDevices)
@@ -74,13 +74,14 @@ bool Completion::query() {
 void Completion::wait() {
   std::unique_lock<std::mutex> lock(mutex);
   // The poll is for shutdown only: streams that wait for a held one must be able to end.
-  while (!done && !globals().stopping) changed.wait_for(lock, std::chrono::milliseconds(50));
+  while (!done && !streams_globals().stopping)
+    changed.wait_for(lock, std::chrono::milliseconds(50));
 }
 
-void set_around_wait(AroundWait around) { globals().around_wait = around; }
+void set_around_wait(AroundWait around) { streams_globals().around_wait = around; }
 
 void Completion::wait_on_host() {
-  const AroundWait around = globals().around_wait;
+  const AroundWait around = streams_globals().around_wait;
   if (around == nullptr)
     wait_and_warn();
   else
@@ -90,7 +91,7 @@ void Completion::wait_on_host() {
 void Completion::wait_and_warn() {
   std::unique_lock<std::mutex> lock(mutex);
   const auto begin = std::chrono::steady_clock::now();
-  for (bool told = false; !done && !globals().stopping;) {
+  for (bool told = false; !done && !streams_globals().stopping;) {
     changed.wait_for(lock, std::chrono::milliseconds(200));
     if (done || told || std::chrono::steady_clock::now() - begin < std::chrono::seconds(10))
       continue;
@@ -135,7 +136,7 @@ double elapsed_ms(Event& start, Event& end) {
 // ---------------------------------------------------------------------------------------------------
 
 bool Stream::submit(TaskKind kind, std::string name, std::function<void()> work) {
-  Globals& g = globals();
+  StreamsGlobals& g = streams_globals();
   if (getpid() != g.pid)
     throw std::runtime_error("fake device: not usable in a forked child; use spawn");
   if (worker_thread && kind == TaskKind::kernel)
@@ -251,7 +252,7 @@ void Stream::stop() {
 void Stream::loop() {
   worker_thread = true;
   device_now = device_;
-  stream_now[device_] = id_;
+  current_stream_ids[device_] = id_;
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     if (!may_run()) trailing_ = false;
@@ -267,13 +268,13 @@ void Stream::loop() {
     if (task.kind == TaskKind::kernel) stumble();
     try {
       // Events complete all the same, so that no thread waits for ever.
-      if (task.kind == TaskKind::marker || !globals().lost[device_]) task.work();
+      if (task.kind == TaskKind::marker || !streams_globals().lost[device_]) task.work();
     } catch (const std::exception& error) {
       // Spelt before the lock: what() of a Python error takes the GIL, whose owner may want the
       // lock.
       std::string message =
           "fake device: kernel " + task.name + " failed (reported asynchronously): " + error.what();
-      Globals& g = globals();
+      StreamsGlobals& g = streams_globals();
       const std::lock_guard<std::mutex> guard(g.mutex);
       if (g.errors[device_].empty()) g.errors[device_] = std::move(message);
       g.failed[device_] = true;
@@ -291,7 +292,7 @@ Stream& stream(int device, int id) {
   require_device(device);
   if (id < 0 || id >= kStreams)
     throw std::runtime_error("fake device: no stream " + std::to_string(id));
-  Globals& g = globals();
+  StreamsGlobals& g = streams_globals();
   const std::lock_guard<std::mutex> lock(g.mutex);
   auto& slot = g.streams[device][id];
   if (!slot) {
@@ -303,7 +304,7 @@ Stream& stream(int device, int id) {
 
 std::vector<Stream*> all_streams(int device) {
   require_device(device);
-  Globals& g = globals();
+  StreamsGlobals& g = streams_globals();
   const std::lock_guard<std::mutex> lock(g.mutex);
   std::vector<Stream*> result;
   for (auto& slot : g.streams[device])
@@ -313,7 +314,7 @@ std::vector<Stream*> all_streams(int device) {
 
 int next_pool_stream(int device) {
   require_device(device);
-  Globals& g = globals();
+  StreamsGlobals& g = streams_globals();
   const std::lock_guard<std::mutex> lock(g.mutex);
   return 1 + g.next_stream[device]++ % (kStreams - 1);
 }
@@ -331,11 +332,11 @@ void require_current(int device, const char* what) {
 }
 int current_stream(int device) {
   require_device(device);
-  return stream_now[device];
+  return current_stream_ids[device];
 }
 void set_current_stream(int device, int id) {
   require_device(device);
-  stream_now[device] = id;
+  current_stream_ids[device] = id;
 }
 bool on_worker() { return worker_thread; }
 
@@ -345,14 +346,14 @@ void synchronize_device(int device) {
 }
 
 void check_device_lost(int device) {
-  Globals& g = globals();
+  StreamsGlobals& g = streams_globals();
   if (!g.lost[device]) return;
   const std::lock_guard<std::mutex> lock(g.mutex);
   throw std::runtime_error(g.errors[device]);
 }
 
 void check_device_error(int device) {
-  Globals& g = globals();
+  StreamsGlobals& g = streams_globals();
   if (!g.failed[device].load(std::memory_order_relaxed)) return;
   std::string error;
   {
@@ -367,7 +368,7 @@ void check_device_error(int device) {
 void lose_device(Stream& on, const std::string& message) {
   const int device = on.device();
   on.submit(TaskKind::kernel, "kernel that fails", [device, message] {
-    Globals& g = globals();
+    StreamsGlobals& g = streams_globals();
     const std::lock_guard<std::mutex> lock(g.mutex);
     g.errors[device] = message;
     g.failed[device] = g.lost[device] = true;
@@ -375,14 +376,14 @@ void lose_device(Stream& on, const std::string& message) {
 }
 
 void find_device_again(int device) {
-  Globals& g = globals();
+  StreamsGlobals& g = streams_globals();
   const std::lock_guard<std::mutex> lock(g.mutex);
   g.errors[device].clear();
   g.failed[device] = g.lost[device] = false;
 }
 
 void set_default_delay(std::int64_t microseconds) {
-  Globals& g = globals();
+  StreamsGlobals& g = streams_globals();
   const std::lock_guard<std::mutex> lock(g.mutex);
   g.default_delay_us = microseconds;
   for (auto& device : g.streams)
@@ -391,7 +392,7 @@ void set_default_delay(std::int64_t microseconds) {
 }
 
 void shutdown() {
-  Globals& g = globals();
+  StreamsGlobals& g = streams_globals();
   if (getpid() != g.pid) return;
   for (int device = 0; device < kDevices; ++device)
     for (Stream* each : all_streams(device))
@@ -404,14 +405,14 @@ void shutdown() {
 }
 
 void record_launches(bool on) {
-  Globals& g = globals();
+  StreamsGlobals& g = streams_globals();
   const std::lock_guard<std::mutex> lock(g.mutex);
   g.recording = on;
   if (on) g.launches.clear();
 }
 
 std::vector<std::string> take_launches() {
-  Globals& g = globals();
+  StreamsGlobals& g = streams_globals();
   const std::lock_guard<std::mutex> lock(g.mutex);
   return std::exchange(g.launches, {});
 }
