@@ -24,28 +24,6 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Optional, Union
 
-__all__ = [
-    "CompareError",
-    "ConfigError",
-    "ExtensionError",
-    "FastcheckError",
-    "FastcheckWarning",
-    "LearningRateWarning",
-    "LogError",
-    "UnsealedCheckpointWarning",
-    "UnsupportedTensorError",
-    "choice",
-    "did_you_mean",
-    "explain",
-    "first_line",
-    "local_path",
-    "near_matches",
-    "printable",
-    "string_list",
-    "warn",
-    "warn_of_fault",
-]
-
 # Frames that are never the user's: torch and the libraries stand between the user's line and
 # fastcheck's (module and optimizer wrappers, hooks, backward, context managers, imports, threads).
 _INTERNAL_PACKAGES = frozenset(

@@ -18,8 +18,6 @@ from typing import Any, Optional
 
 from .errors import ConfigError, ExtensionError, FastcheckError
 
-__all__ = ["PORTABLE", "Status", "kernels", "status"]
-
 _SWITCH = "FASTCHECK_NO_EXTENSION"
 PORTABLE = "pure Python: portable backend"
 

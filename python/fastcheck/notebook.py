@@ -11,8 +11,6 @@ from typing import Any, Callable, Optional
 
 from .errors import printable
 
-__all__ = ["block_html", "fields_html", "guarded_html", "lines_html", "table_html"]
-
 #: Rows of a table, and characters of a cell.
 MOST_ROWS = 20
 _MOST_CHARACTERS = 300

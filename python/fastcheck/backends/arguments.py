@@ -10,8 +10,6 @@ from fastcheck.record.format import DTYPES
 from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.readable import freed_reason
 
-__all__ = ["TensorArgument", "arguments_of"]
-
 #: (address, dtype code, sizes, strides), of ``csrc/abi3/arguments.h``.
 TensorArgument = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 

@@ -10,8 +10,6 @@ import torch
 
 from fastcheck.record.format import DeviceMode
 
-__all__ = ["Backend", "BlackBox", "Observe", "OverflowStatus"]
-
 #: (tensor, slots, index, depth)
 Observe = Callable[[torch.Tensor, torch.Tensor, int, int], None]
 

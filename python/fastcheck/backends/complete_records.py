@@ -25,8 +25,6 @@ from fastcheck.record.format import (
 from .backend import Observe
 from .table import backend_for
 
-__all__ = ["host_observers", "observe_on_host", "record", "record_list"]
-
 _CPU = torch.device("cpu")
 _FLAGS = offset_of("flags") // 4  # 32-bit cell of the flags
 

@@ -14,8 +14,6 @@ from fastcheck.record.format import RECORD_BYTES, DeviceMode
 from .arguments import arguments_of
 from .backend import Backend
 
-__all__ = ["cpu_backend"]
-
 _HEALTH, _FULL = 1, 3
 
 

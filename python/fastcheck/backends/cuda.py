@@ -24,9 +24,6 @@ from fastcheck.utils.torch.own_operators import no_grad
 from .arguments import TensorArgument, arguments_of
 from .backend import Backend, BlackBox
 
-__all__ = ["cuda_backend", "cuda_problem"]
-
-
 # Of csrc/cuda/launch.h: more tensors of a dtype need a table. A graph's replay would read a table
 # again, from pinned memory that is used for something else by then.
 _WITHOUT_TABLE = 32

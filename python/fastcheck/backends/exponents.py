@@ -7,8 +7,6 @@ import torch
 from .portable.exponents import count_exponents
 from .table import backend_for
 
-__all__ = ["exponent_words", "observe_and_count"]
-
 _FULL = 3
 
 

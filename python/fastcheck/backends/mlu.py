@@ -15,8 +15,6 @@ from fastcheck.record.format import DeviceMode
 
 from .backend import Backend
 
-__all__ = ["mlu_backend"]
-
 
 def mlu_backend(kernels: Backend, device: torch.device) -> Backend:
     """``kernels``, the backend that reads an MLU's tensors, with the MLU's overflow mode."""

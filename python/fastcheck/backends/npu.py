@@ -31,8 +31,6 @@ from fastcheck.utils.torch.own_operators import no_grad
 
 from .backend import Backend, OverflowStatus
 
-__all__ = ["SATURABLE", "npu_backend", "overflow_mode"]
-
 #: Chips by torch_npu's name for them. "Ascend910B", without a digit, is one of the first 910s.
 _EITHER = re.compile(r"Ascend910(B\d|_93)")
 _ALWAYS_IEEE = re.compile(r"Ascend(950|910_95)")

@@ -16,8 +16,6 @@ from .cpu import cpu_backend
 from .portable import backend as portable
 from .triton import backend as triton
 
-__all__ = ["backend_for", "guarded_streams", "prepare"]
-
 
 @functools.cache
 def _of_type(device_type: str, index: Optional[int] = None) -> Backend:

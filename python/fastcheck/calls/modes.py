@@ -15,9 +15,6 @@ from fastcheck.utils.names.api import api_of, intern_call
 from fastcheck.utils.torch.own_operators import is_unobserved
 from fastcheck.utils.torch.versions import is_compiling
 
-__all__ = ["PLAIN_DISPATCH", "ApiCalls", "OpMode", "is_fake", "is_passed_by"]
-
-
 #: The method of tensors that are of no subclass.
 PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
 

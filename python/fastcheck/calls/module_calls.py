@@ -18,16 +18,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from fastcheck.extension import status
 from fastcheck.record.site import Site, SiteTable
 
-__all__ = [
-    "Call",
-    "CallCounter",
-    "CallLog",
-    "ModuleNode",
-    "ModuleRecorder",
-    "new_call",
-    "new_counter",
-]
-
 # Enough for a step of a thousand modules and 64 micro-batches; older calls only cost a less exact
 # reason.
 _MAX_CALLS = 65536

@@ -23,8 +23,6 @@ from .module_calls import ModuleNode
 from .selection import CallName
 from .tracker import ModuleTracker
 
-__all__ = ["CallNamer", "Forward", "NamedCall", "recomputes"]
-
 _current_node: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
 _next_sequence: Any = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 # torch.utils.checkpoint sets saved-tensor hooks where it runs a function again.

@@ -16,8 +16,6 @@ from torch.optim.optimizer import (
 
 from fastcheck.utils.torch.patching import Listeners
 
-__all__ = ["NoOptimizerListener", "OptimizerListener", "optimizer_listeners"]
-
 
 class OptimizerListener(Protocol):
     """Is told of every step of an optimizer."""

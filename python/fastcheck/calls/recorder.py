@@ -14,8 +14,6 @@ from fastcheck.ring.reader import HookReader
 
 from .module_calls import ModuleNode, ModuleRecorder
 
-__all__ = ["HookRecorder", "make_lock", "make_module_recorder", "make_recorder"]
-
 
 class HookRecorder(Protocol):
     """Of one session. It records the calls inside a pass, and gradients, from open() until close();

@@ -20,8 +20,6 @@ from fastcheck.utils.names.patterns import (
     read_op,
 )
 
-__all__ = ["CallName", "Names", "Selection", "make_selection"]
-
 Names = Union[str, Iterable[str], None]
 
 

@@ -9,8 +9,6 @@ import torch
 
 from .module_calls import ModuleNode
 
-__all__ = ["StoredTensor", "gradients_of", "parameter_at", "parameter_ids", "parameters_of"]
-
 #: A module, the tensor's name in it, and the tensor.
 StoredTensor = tuple[ModuleNode, str, torch.Tensor]
 

@@ -23,8 +23,6 @@ from fastcheck.utils.torch.versions import is_compiling
 from .module_calls import ModuleNode
 from .optimizer_steps import optimizer_listeners
 
-__all__ = ["ModuleTracker", "Running"]
-
 
 class Running:
     """A call of a module that is under way; ``is_recompute``: it began within a backward.

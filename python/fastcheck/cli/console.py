@@ -23,8 +23,6 @@ from fastcheck.utils.text.layout import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["has_rich", "progress", "show_sections"]
-
 # Below it tables would be all folds: the terminal breaks the lines instead.
 _NARROWEST = 80
 

@@ -16,8 +16,6 @@ from fastcheck.record.format import Depth, Flag
 from .block import BYTES_BEFORE_SUMS, Block, same_bits
 from .names import NameTable
 
-__all__ = ["Alignment", "align"]
-
 # Of two modules that read one tensor in two threads, whichever comes first has it recorded as its
 # input, and its gradient with it.
 _READ = ("input", "grad_input")

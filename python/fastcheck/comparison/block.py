@@ -18,8 +18,6 @@ from fastcheck.record.format import RECORD_DTYPE, Depth, offset_of
 
 from .names import NameTable, Renaming
 
-__all__ = ["SOME", "UNKNOWN_COUNT", "Block", "Extra", "Kind", "Phase", "Source", "same_bits"]
-
 #: In a count of a record: unknown in this source. (An unknown sum is NaN.)
 UNKNOWN_COUNT = -1
 #: In ``nan_count``: NaN or infinities are present, their counts are unknown.

@@ -40,8 +40,6 @@ from .row import COLUMNS, Row
 from .run import Runner
 from .tally import COMPUTED, Found, Tally
 
-__all__ = ["compare"]
-
 
 def expects_bits(
     actual: Source, reference: Source, settings: Mapping[Phase, Optional[list[Setting]]]

@@ -8,8 +8,6 @@ import numpy as np
 
 from .block import Block
 
-__all__ = ["Compared"]
-
 
 class Compared(NamedTuple):
     """Arrays have one element a pair, in the order of the reference.

@@ -14,8 +14,6 @@ from fastcheck.statistics.thresholds import Threshold, coarser_of
 
 from .block import SOME
 
-__all__ = ["Measured", "State", "measure_records"]
-
 _SUMS = ("sum", "abs_sum", "sum_sq")
 # What the order of summation alone may change in a sum of float32 (docs/determinism.md).
 _ORDER_ONLY = 1e-6

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from fastcheck.errors import ConfigError, did_you_mean, explain
 
-__all__ = ["Name", "NameTable", "Renaming", "plain_label"]
-
 _BUILT_IN: Mapping[str, Mapping[str, str]] = {
     # What MindSpore calls parameters and buffers, and what PyTorch does: last parts of a name.
     "mindspore": {

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from .block import Phase
 from .names import Renaming
 
-__all__ = ["Setting", "differing_settings"]
-
 NOT_THERE = "not there"
 # Where and when something ran explains no difference.
 _NEVER = {"where", "fastcheck", "format"}

@@ -16,8 +16,6 @@ from .measure import State
 from .nested_diff import Setting
 from .tally import COMPUTED, Found, Missing, Tally
 
-__all__ = ["ACCEPTABLE", "Answer", "Questions"]
-
 #: What accept= may name.
 ACCEPTABLE = (
     "environment",

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .questions import Answer
     from .result import Result
 
-__all__ = ["render_comparison", "sections"]
-
 _WIDTH = 100
 _BODY = _WIDTH - 10
 _SETTINGS = 12

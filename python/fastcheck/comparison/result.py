@@ -14,8 +14,6 @@ from .questions import Answer
 from .row import Row
 from .tally import Found, Growth, Missing
 
-__all__ = ["Result"]
-
 
 @dataclass(frozen=True)
 class Result:

@@ -15,8 +15,6 @@ from .block import Block, Phase
 from .measure import REASONS, UNREADABLE, State
 from .names import NameTable
 
-__all__ = ["COLUMNS", "Row", "make_row"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -33,8 +33,6 @@ from .noise.excuse import Measures, excuse, excuse_parts
 from .row import Row, make_row
 from .tally import COMPUTED, KEPT_STEPS, Found, Tally
 
-__all__ = ["Runner"]
-
 
 def inherited_formats(
     codes: np.ndarray, is_exact: np.ndarray, before: Optional[int]

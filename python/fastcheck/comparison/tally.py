@@ -12,8 +12,6 @@ from .block import Phase
 from .measure import State
 from .row import Row
 
-__all__ = ["COMPUTED", "Found", "Growth", "Missing", "Tally"]
-
 KEPT_ROWS = 1000
 KEPT_STEPS = 100_000
 #: The questions that are about what was computed, in the order in which a step computes it.

@@ -11,8 +11,6 @@ from typing import Any
 from fastcheck.dump.dumper import Dumper
 from fastcheck.errors import ConfigError, warn
 
-__all__ = ["Dumps"]
-
 
 class Dumps:
     """``plans``: options of the Dumpers that are open at a time, by the directory below

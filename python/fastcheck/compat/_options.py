@@ -9,8 +9,6 @@ from typing import Any, NoReturn, Union
 from fastcheck.comparison.compare import compare
 from fastcheck.errors import ConfigError, did_you_mean, explain, warn
 
-__all__ = ["check_names", "compare_paths", "raise_config_error", "warn_once"]
-
 _warned: set[str] = set()
 
 

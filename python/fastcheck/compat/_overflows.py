@@ -30,8 +30,6 @@ from fastcheck.utils.torch.rank import own_rank
 
 from ._options import warn_once
 
-__all__ = ["OverflowWatch", "call_name"]
-
 
 def call_name(event: Event) -> str:
     """The name of the call that made it, in msprobe's style: ``Functional.linear.145.backward``. An

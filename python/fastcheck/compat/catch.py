@@ -14,8 +14,6 @@ from fastcheck.dump import dumper as dump
 
 from ._options import raise_config_error
 
-__all__ = ["Dumper"]
-
 # How many Dumpers were made for a directory: one for each iteration.
 _made: Counter[str] = Counter()
 

@@ -19,8 +19,6 @@ from fastcheck.log.files import AppendFile
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.site import SiteTable
 
-__all__ = ["DumpSession"]
-
 _LINES_AT_ONCE = 512
 _LEFT_OUT_NAMES = 10_000
 

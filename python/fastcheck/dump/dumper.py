@@ -38,8 +38,6 @@ from .python_op_calls import PythonOpCalls
 from .recorded_op_calls import RecordedOpCalls
 from .reference import Reference
 
-__all__ = ["Dumper"]
-
 
 class DumpedState(Listener):
     """Reads the parameters, buffers and gradients of the modules that are dumped."""

@@ -16,8 +16,6 @@ from fastcheck.utils.torch.own_operators import is_unobserved
 
 from .dump_writer import DumpSession
 
-__all__ = ["ModuleCalls"]
-
 
 class ModuleCalls(Listener):
     def __init__(self, session: DumpSession, selection: Selection) -> None:

@@ -11,8 +11,6 @@ from fastcheck.errors import ConfigError, choice, explain
 from fastcheck.record.format import DEPTHS, ORDERS
 from fastcheck.utils.text.sizes import parse_bytes
 
-__all__ = ["Models", "Options", "check_models", "check_options"]
-
 Models = Union[torch.nn.Module, Iterable[torch.nn.Module], None]
 
 

@@ -24,9 +24,6 @@ from fastcheck.report.page.shell import page_html, text_html, write_html
 from fastcheck.utils.reading import read_json_lines
 from fastcheck.utils.text.numbers import to_json
 
-__all__ = ["dump_page", "write_dump_page"]
-
-
 BINS = 40
 
 

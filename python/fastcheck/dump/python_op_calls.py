@@ -25,9 +25,6 @@ from .dump_writer import DumpSession
 from .op_call import OpCall
 from .reference import Reference
 
-__all__ = ["OpCalls", "PythonOpCalls"]
-
-
 # Weak references to storages have no public form; torch.multiprocessing.reductions uses these.
 _STORAGE: Any = torch.UntypedStorage
 

@@ -22,8 +22,6 @@ from fastcheck.utils.torch.operators import describe_tensor, plain_value
 from .dump_writer import DumpSession
 from .python_op_calls import OpCalls
 
-__all__ = ["RecordedOpCalls"]
-
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it untyped
     """Whose __torch_dispatch__ is the recorder's dispatch()."""

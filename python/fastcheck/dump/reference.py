@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from .op_call import OpCall
 
-__all__ = ["Reference"]
-
 
 _UNITS = {info.name: rounding_unit(info.code) for info in DTYPES}
 #: Rounding errors of many additions grow beyond that of the terms.

@@ -33,9 +33,6 @@ from .schema import (
 )
 from .store import Folder
 
-__all__ = ["Collector", "Written", "attempts", "follow"]
-
-
 COORDINATES = ("dp", "tp", "pp", "ep", "cp")
 
 

@@ -16,8 +16,6 @@ from .manifest import counted_files, read_merges, record_files, write_merge
 from .schema import RECORD_COLUMNS, need, table_bytes
 from .store import Folder
 
-__all__ = ["Merged", "merge_run"]
-
 #: Of one merged file, and of what is sorted at once: about 1.5 GB.
 _ROWS = 1 << 23
 _MERGED = "merged."

@@ -12,8 +12,6 @@ from .engines import files_of_run
 from .schema import KEYS, RECORD_COLUMNS, TABLES, need
 from .store import Folder
 
-__all__ = ["naming_damage"]
-
 _COLUMNS = {"records": RECORD_COLUMNS, "all_sites": TABLES["sites"], "all_ranks": TABLES["ranks"]}
 
 

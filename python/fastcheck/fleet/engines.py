@@ -15,8 +15,6 @@ from .questions import ANSWERS, DIALECTS, TABLES_IN_ORDER, Dialect, statement
 from .schema import TABLES, need
 from .store import Folder
 
-__all__ = ["ENGINES", "Engine", "files_of_run", "open_engine", "printed_sql", "run_of"]
-
 _SMALL = {"all_sites": "sites", "all_ranks": "ranks"}
 # So many rows of quartiles fit into the processor's caches. But the files of a node hold all steps
 # of their span, and most of them is read again for each part of the steps.

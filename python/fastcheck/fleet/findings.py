@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
-__all__ = ["Cell", "Finding", "FleetRank", "FleetReport", "Suspect"]
-
 
 @dataclass(frozen=True)
 class FleetRank:

@@ -19,9 +19,6 @@ from .findings import Cell, Finding, FleetRank, FleetReport, Suspect
 from .questions import ALL_OUTLYING, ANSWERS, CELL_ANSWERS, RANK_LIMIT, TABLES_IN_ORDER, statement
 from .schema import KEYS
 
-__all__ = ["examine"]
-
-
 _BY_CHANCE = 1e-4
 _FEWEST_STEPS = 3
 CountedRow = Mapping[str, Any]

@@ -19,16 +19,6 @@ from .positions import Position, whole_number
 from .schema import RECORD_FORMAT
 from .store import Folder
 
-__all__ = [
-    "Manifest",
-    "counted_files",
-    "plain_name",
-    "read_merges",
-    "record_files",
-    "runs_in",
-    "write_merge",
-]
-
 _NODES = "_nodes"
 _MERGES = "_merged"
 _RECORD_FILE = re.compile(r"(step=[0-9]+-[0-9]+)/([^/]+)\.parquet")

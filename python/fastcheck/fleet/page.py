@@ -15,9 +15,6 @@ from fastcheck.fleet.findings import Cell, Finding, FleetReport, Suspect
 from fastcheck.report.page.container import Container
 from fastcheck.report.page.shell import page_html, text_html, write_html
 
-__all__ = ["write_fleet_page"]
-
-
 # Ranks by columns.
 _MOST_CELLS = 4_000_000
 _MOST_COLUMNS, _FEWEST_COLUMNS = 1000, 32

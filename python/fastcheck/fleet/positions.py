@@ -22,16 +22,6 @@ from fastcheck.log.writer import is_kept
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.validity import is_valid
 
-__all__ = [
-    "NewRecords",
-    "Position",
-    "is_at_end",
-    "last_step",
-    "next_step",
-    "take_until",
-    "whole_number",
-]
-
 _NUMBER = re.compile(r"-([0-9]{6,18})\.bin$")
 # 12 MiB.
 _PIECE = 1 << 16

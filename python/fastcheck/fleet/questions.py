@@ -12,17 +12,6 @@ from dataclasses import dataclass
 
 from fastcheck.record.format import NONFINITE_COUNTS, Verdict
 
-__all__ = [
-    "ALL_OUTLYING",
-    "ANSWERS",
-    "CELL_ANSWERS",
-    "DIALECTS",
-    "RANK_LIMIT",
-    "TABLES_IN_ORDER",
-    "Dialect",
-    "statement",
-]
-
 #: Robust standard deviations from the median of its peers beyond which a row is an outlier; more
 #: among few peers, whose quartiles are rough.
 Z_LIMIT = 6.0

@@ -18,24 +18,6 @@ from fastcheck.record.format import COUNTS, VERDICT_MASK, VERDICT_SHIFT, Depth
 from fastcheck.record.site import Site
 from fastcheck.record.statistics import component_counts, statistics_columns
 
-__all__ = [
-    "COUNT_COLUMNS",
-    "FLOAT_COLUMNS",
-    "KEYS",
-    "RECORD_COLUMNS",
-    "RECORD_FORMAT",
-    "TABLES",
-    "join_pieces",
-    "need",
-    "record_rows",
-    "record_table",
-    "rounded",
-    "site_id",
-    "small_table",
-    "sorted_rows",
-    "table_bytes",
-]
-
 #: Of the tables; another meaning of a column is another number.
 RECORD_FORMAT = 1
 _ROW_GROUP = 1 << 20

@@ -15,8 +15,6 @@ from fastcheck.utils.text.secrets import without_credentials
 
 from .schema import need
 
-__all__ = ["Folder"]
-
 _TEMPORARY = ".part"
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from fastcheck.utils.private import open_to_append
 
-__all__ = ["AppendFile", "OwnDescriptor", "write_all"]
-
 
 def write_all(descriptor: int, data: Any) -> None:
     """Writes all bytes of ``data``, a bytes-like object.

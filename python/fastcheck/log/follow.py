@@ -22,8 +22,6 @@ from fastcheck.utils.reading import open_regular, parse_json
 from .reader import find_logs, log_parts, read_meta, sites_of_lines
 from .record_file import check_version, read_span
 
-__all__ = ["Growth", "LogFollower"]
-
 # At once: 12 MiB of records, and of lines.
 _RECORDS = 1 << 16
 _LINE_BYTES = 4 << 20

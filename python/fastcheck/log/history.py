@@ -11,8 +11,6 @@ import numpy as np
 
 from fastcheck.record.format import RECORD_DTYPE, Flag
 
-__all__ = ["History"]
-
 # 48 MiB: a hundred steps of some thousand records, fewer of larger steps.
 MAX_RECORDS = 262144
 # A step that never closes (a served model) must not grow for ever: 12 MiB of records.

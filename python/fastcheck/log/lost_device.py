@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["lost_lines", "lost_to_meta"]
-
 _KEY = "lost_device"
 
 

@@ -24,21 +24,6 @@ from fastcheck.utils.reading import open_regular, read_json, read_json_lines
 from .record_file import Piece, read_all
 from .view import LogView, RankLog, merge_ranks
 
-__all__ = [
-    "find_logs",
-    "log_parts",
-    "read_batches",
-    "read_event_lines",
-    "read_log",
-    "read_logs",
-    "read_meta",
-    "read_ranges",
-    "read_schedule",
-    "read_sites_and_meta",
-    "read_watch",
-    "sites_of_lines",
-]
-
 _NAME = re.compile(
     r"(records|events|sites|meta)-rank([0-9]{1,9})(?:-([0-9]{6,18}))?\.(bin|jsonl|json)"
 )

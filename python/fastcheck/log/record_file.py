@@ -13,8 +13,6 @@ from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
 from fastcheck.record.validity import is_valid
 from fastcheck.utils.reading import check_regular, open_regular
 
-__all__ = ["Piece", "count_records", "read_all", "read_pieces", "read_span"]
-
 # 12 MiB.
 _RECORDS = 1 << 16
 

@@ -14,8 +14,6 @@ from fastcheck.record.site import Site, SiteTable
 
 from .view import LogView
 
-__all__ = ["RecentSteps", "StepRow", "StepStream", "StepTable", "step_rows"]
-
 _SCALED_NONFINITE = int(Flag.SCALED) | int(Flag.NONFINITE)
 _NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
 _KEPT = np.dtype(

@@ -25,8 +25,6 @@ from fastcheck.record.statistics import statistics_columns
 from .reader import log_parts, read_sites_and_meta
 from .record_file import read_pieces
 
-__all__ = ["COLUMNS", "log_table", "named_table"]
-
 _PLACE = ("module", "module_type", "op", "direction", "role", "label")
 _STATISTICS = ("min", "max", "sum", "abs_sum", "sum_sq", "mean", "rms", "l2_norm")
 _VERDICTS = np.array([verdict.name.lower() for verdict in Verdict])

@@ -6,9 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["UnreadOp", "from_meta", "to_meta"]
-
-
 _KEY = "not_observed"
 
 

@@ -12,8 +12,6 @@ from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, Verdict
 from fastcheck.record.site import MAX_SITES, Site
 
-__all__ = ["LogView", "RankLog", "first_event", "lost_site", "merge_ranks"]
-
 _INT64 = 1 << 63
 
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from fastcheck.record.event import Event
     from fastcheck.record.site import Site
 
-__all__ = ["RecordLog", "default_directory", "found_at", "save_log", "working_directory"]
-
 FORMAT = 1
 _SEGMENT_BYTES = 64 * 1024 * 1024
 _SEGMENTS_IN_LIMIT = 8

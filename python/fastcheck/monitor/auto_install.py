@@ -18,8 +18,6 @@ from fastcheck.utils.torch.patching import WrappedMethods
 from .install import install
 from .monitor import Monitor
 
-__all__ = ["AutoInstall"]
-
 
 class AutoInstall:
     """A context. Within it, ``torch.optim.Optimizer.__init__`` is followed by install() on each

@@ -13,8 +13,6 @@ from fastcheck.monitor.session.listener import Listener
 from fastcheck.monitor.session.session import Session
 from fastcheck.verdict.step import Step
 
-__all__ = ["NamedBatches"]
-
 
 class _Ended(Listener):
     """Tells the names which step is over."""

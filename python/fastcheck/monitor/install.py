@@ -43,8 +43,6 @@ from .monitor import Monitor
 from .replay import Replayer
 from .watching import Watching, WatchOption, watch_options
 
-__all__ = ["install"]
-
 
 def install(
     model: torch.nn.Module,

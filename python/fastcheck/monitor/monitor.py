@@ -47,9 +47,6 @@ from .results import held_records
 from .stop_dump import make_stop_dumper
 from .watching import Watching, connected
 
-__all__ = ["Monitor"]
-
-
 # One for each monitor, and none that torch hands out: it counts up from 0.
 _hook_ids = itertools.count(-1, -1)
 

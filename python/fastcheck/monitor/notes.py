@@ -17,8 +17,6 @@ from fastcheck.report.spread import harmless, pending_lines
 from fastcheck.report.summary import step_table, summary, unread_lines
 from fastcheck.utils.text.layout import GUTTER, line_width
 
-__all__ = ["compiled_notes", "device_notes", "lost_notes", "monitor_notes", "summary_of"]
-
 _TOP_SITES = 10
 # In the table of steps.
 _NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm", *NUMBER_ROLES)

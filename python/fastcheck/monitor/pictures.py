@@ -24,8 +24,6 @@ from fastcheck.utils.text.layout import sparkline
 from .results import write_report
 from .session.session import Session
 
-__all__ = ["Pictures"]
-
 _EVENTS = 5
 # In the table of steps.
 _NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm", *NUMBER_ROLES)

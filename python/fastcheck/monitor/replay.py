@@ -22,8 +22,6 @@ from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.training_state import Generators, SavedTensors, TrainingState
 from fastcheck.utils.torch.versions import GradScaler
 
-__all__ = ["Replay", "Replayer"]
-
 
 class Replay(ReplayOutcome):
     """What came of running a step again. ``str()`` of it is the whole report."""

@@ -16,8 +16,6 @@ from .install import _install
 from .reruns.result import Rerun
 from .reruns.runner import Runner
 
-__all__ = ["rerun"]
-
 _Models = Union[torch.nn.Module, Sequence[torch.nn.Module]]
 _Optimizers = Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None]
 

@@ -14,8 +14,6 @@ from fastcheck.monitor.session.held import save_held
 from fastcheck.monitor.session.session import Session
 from fastcheck.report.page.write import write_page
 
-__all__ = ["held_records", "write_report"]
-
 
 def held_records(session: Session, log_is_whole: bool) -> np.ndarray:
     """For Monitor.records(). ``log_is_whole``: the log was closed after all was written to it."""

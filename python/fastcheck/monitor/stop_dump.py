@@ -12,8 +12,6 @@ from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
 from fastcheck.monitor.op_level.op_session import OpSession
 from fastcheck.monitor.session.session import Session
 
-__all__ = ["make_stop_dumper"]
-
 
 def make_stop_dumper(
     session: Session, nodes: Sequence[ModuleNode], rank: int

@@ -20,8 +20,6 @@ from fastcheck.watch.event import WatchEvent, check_callback, check_kind, to_tab
 from fastcheck.watch.options import Watch
 from fastcheck.watch.watcher import Watcher
 
-__all__ = ["WatchOption", "Watching", "connected", "watch_options"]
-
 _SUMMARY_EVENTS = 10
 
 

@@ -10,8 +10,6 @@ from fastcheck.notebook import block_html, fields_html, guarded_html
 from fastcheck.record.format import DTYPES, Depth, Verdict, extremes
 from fastcheck.record.site import Site
 
-__all__ = ["Event"]
-
 
 @dataclass(frozen=True)
 class Event:

@@ -16,8 +16,6 @@ from fastcheck.errors import ConfigError, explain
 
 from .number_formats import BlockFormat, NumberFormat, number_format
 
-__all__ = ["EXPONENT_BINS", "EXPONENT_WORDS", "Exponents", "Share"]
-
 EXPONENT_BINS = 64
 #: Words of the header, and where each histogram begins.
 _ABS_MAX, _BOTTOM, _ELEMENTS = 5, 6, 8

@@ -13,8 +13,6 @@ from typing import Optional, Union
 
 from fastcheck.errors import ConfigError, choice, explain
 
-__all__ = ["BLOCK_FORMATS", "NUMBER_FORMATS", "BlockFormat", "NumberFormat", "number_format"]
-
 
 @dataclass(frozen=True)
 class NumberFormat:

@@ -15,8 +15,6 @@ from .exponents import EXPONENT_WORDS, Exponents, Share
 from .number_formats import NUMBER_FORMATS, number_format
 from .site import Site
 
-__all__ = ["PrecisionAdvice", "advice_from_lines", "advise", "candidates", "check_tolerance"]
-
 #: Tried in this order; what is not narrower than the tensor's own dtype is left out.
 CANDIDATES = ("float8_e4m3fn", "float8_e5m2", "mxfp8_e4m3", "float16", "bfloat16")
 _BITS = {

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-__all__ = ["MAX_SITES", "NUMBER_ROLES", "Site", "SiteTable"]
-
 #: Bounds the table of a run whose labels never repeat (a dict keyed by step).
 MAX_SITES = 65536
 #: Of an optimizer: whether its update was skipped, 1.0 or 0.0. In logs of earlier versions, numbers

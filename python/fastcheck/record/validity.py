@@ -18,8 +18,6 @@ from fastcheck.record.format import (
 )
 from fastcheck.record.site import MAX_SITES
 
-__all__ = ["is_valid"]
-
 # More than any memory holds; below it the sums of counts do not overflow.
 _MAX_NUMEL = 1 << 60
 _COMPONENTS = np.array([info.components for info in DTYPES])

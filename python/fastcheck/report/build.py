@@ -13,8 +13,6 @@ from fastcheck.record.site import Site, SiteTable
 
 from .stop_report import StopReport
 
-__all__ = ["Evidence", "Records", "argument_records", "make_report"]
-
 #: Tensors that the culprit was computed from, with their records.
 Evidence = list[tuple[Site, np.void]]
 

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from .stop_report import StopReport
 
 
-__all__ = ["OverflowDetected"]
-
-
 class OverflowDetected(FastcheckError):  # noqa: N818  (a stop that was requested, not a mistake)
     """Training was stopped at a non-finite number. ``str()`` of it is the whole stop report.
 

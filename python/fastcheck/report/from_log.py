@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from .stop_report import StopReport
 
-__all__ = ["report_from_log"]
-
 
 def report_from_log(view: LogView, event: Optional[Event], style: str) -> Optional[StopReport]:
     """None without a counted event."""

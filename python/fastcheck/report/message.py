@@ -19,8 +19,6 @@ from fastcheck.record.validity import is_valid
 from .error import OverflowDetected
 from .stop_report import Dumped, ReplayOutcome, StopReport
 
-__all__ = ["MOST_BYTES", "packed", "unpacked"]
-
 #: A message that is longer is not read.
 MOST_BYTES = 16 << 20
 _MOST_EVENTS = 2048

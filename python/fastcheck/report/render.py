@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from fastcheck.record.event import Event
 
 
-__all__ = ["WIDTH", "brief", "headline", "parts", "render", "report_sections"]
-
-
 _TREND_ROWS = 8
 _INPUT_ROWS = 10
 

@@ -14,8 +14,6 @@ from fastcheck.utils.text.numbers import format_nonfinite
 if TYPE_CHECKING:
     from fastcheck.record.event import Event
 
-__all__ = ["harmless", "is_same_event", "pending_lines", "spread"]
-
 _PLACES = 10
 _HARMLESS = (
     Verdict.INTENDED,

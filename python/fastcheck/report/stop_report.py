@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from fastcheck.record.site import Site
 
 
-__all__ = ["Dumped", "ReplayOutcome", "StopReport"]
-
-
 @dataclass(frozen=True)
 class Dumped:
     """A dump of the culprit.

@@ -20,8 +20,6 @@ from fastcheck.extension import status
 from fastcheck.kernels import status as kernel_status
 from fastcheck.utils.text.secrets import is_secret_name, without_credentials
 
-__all__ = ["environment", "environment_or_error", "package_versions"]
-
 #: Packages that compute, or change what others compute.
 _PACKAGES = (
     "numpy",

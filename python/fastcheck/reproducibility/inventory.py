@@ -11,8 +11,6 @@ from fastcheck.errors import ConfigError, explain
 from fastcheck.utils.text.secrets import without_credentials
 from fastcheck.utils.torch.readable import is_materialised
 
-__all__ = ["describe_optimizer", "inventory"]
-
 Optimizers = Union[torch.optim.Optimizer, Iterable[torch.optim.Optimizer], None]
 
 

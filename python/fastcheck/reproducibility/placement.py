@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["placement"]
-
 _VARIABLE = "FASTCHECK_PLACEMENT"
 #: Ranks that differ in these alone hold the same weights.
 _REPLICATED = ("dp", "dp_replicate", "cp")

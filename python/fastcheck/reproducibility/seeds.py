@@ -12,8 +12,6 @@ import torch
 
 from fastcheck.errors import ConfigError, explain, warn
 
-__all__ = ["Seeds", "seed_all"]
-
 #: What libraries read when they start, for results that don't depend on timing.
 _VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 _NPU_VARIABLES = {

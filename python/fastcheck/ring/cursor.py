@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fastcheck.extension import compiled
 
-__all__ = ["Cursor", "new_cursor"]
-
 
 class Cursor:
     """``seq``: the number of the next record. ``slot``: the slot of the host ring that a record of

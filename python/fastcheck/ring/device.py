@@ -34,9 +34,6 @@ from .cursor import Cursor
 from .graph_slots import GraphSlots
 from .segment import Segment
 
-__all__ = ["DeviceRing"]
-
-
 # From one cut to the next.
 RESERVED_SLOTS = 16
 

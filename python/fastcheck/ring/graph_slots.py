@@ -28,8 +28,6 @@ from fastcheck.utils.torch.streams import DeviceStreams
 
 from .segment import Segment
 
-__all__ = ["GraphCopy", "GraphSlots"]
-
 BLOCK_SLOTS = 1024
 # Of one graph's copies in flight.
 _MAX_BYTES = 12 * 2**20

@@ -18,8 +18,6 @@ from fastcheck.record.format import RECORD_DTYPE, nonfinite
 
 from .cursor import Cursor, new_cursor
 
-__all__ = ["CAPACITY", "HostRing"]
-
 # 768 KiB: several steps of a model of a few hundred modules, so that it is rarely full in a step.
 CAPACITY = 4096
 

@@ -15,21 +15,6 @@ from fastcheck.utils.torch.seen_tensors import SeenTensors
 
 from .host import HostRing
 
-__all__ = [
-    "ELSEWHERE",
-    "IS_BAD",
-    "IS_NEW",
-    "NEEDS_GRADIENT",
-    "NEW_STREAM",
-    "NO_TOKEN",
-    "TOKEN_SHIFT",
-    "UNKNOWN_DEVICE",
-    "UNREAD",
-    "HookReader",
-    "identity_of",
-    "make_reader",
-]
-
 #: read() returns them for a tensor that can't be read, and for one of a type of device that was not
 #: added.
 UNREAD, UNKNOWN_DEVICE = -1, -2

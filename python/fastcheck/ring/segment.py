@@ -14,8 +14,6 @@ from fastcheck.utils.torch.streams import DeviceStreams
 
 from .cursor import new_cursor
 
-__all__ = ["Segment"]
-
 
 class Segment:
     """Slots on the device, their mirror in pinned memory, and the streams that wrote to them."""

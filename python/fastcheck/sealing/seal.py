@@ -28,16 +28,6 @@ from fastcheck.utils.torch.rank import own_rank
 from fastcheck.utils.torch.readable import unreadable_reason
 from fastcheck.utils.torch.sharding import local
 
-__all__ = [
-    "NonFiniteWeightsError",
-    "Part",
-    "Seal",
-    "find_nonfinite",
-    "refusal",
-    "seal",
-    "seal_path",
-]
-
 # 2: some weights are sealed in parts.
 FORMATS = (1, 2)
 _NAME = "fastcheck.json"

@@ -18,8 +18,6 @@ from fastcheck.utils.reading import read_json
 
 from .seal import FORMATS, seal_path
 
-__all__ = ["Verification", "verify"]
-
 # In checkpoints of Lightning: the state of callbacks, whose best score so far begins as infinity.
 _NOT_TRAINED = "callbacks."
 

@@ -31,8 +31,6 @@ from fastcheck.utils.torch.streams import streams_of
 
 from .samples import Sample, copy_to, layouts, sizes, special
 
-__all__ = ["CHECKS", "FAILED", "NOT_CHECKABLE", "PASSED", "Outcome", "run_checks"]
-
 PASSED, FAILED, NOT_CHECKABLE = "passed", "FAILED", "not checkable here"
 
 _SUMS = ("sum", "abs_sum", "sum_sq")

@@ -9,8 +9,6 @@ import torch
 
 from fastcheck.errors import ConfigError, did_you_mean, explain
 
-__all__ = ["find_device"]
-
 #: What registers a device type that torch alone does not have.
 _PLUGINS = {"npu": "torch_npu", "mlu": "torch_mlu"}
 

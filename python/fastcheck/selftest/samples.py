@@ -10,8 +10,6 @@ import torch
 
 from fastcheck.record.reference import DType, finite_max_bits, pattern
 
-__all__ = ["Sample", "copy_to", "layouts", "sizes", "special"]
-
 #: Around the ends of a row of 64, of a run, of a tile of 4096, and of several tiles.
 _SIZES = (0, 1, 63, 65, 1023, 1025, 4095, 4096, 4097, 3 * 4096 + 1000)
 

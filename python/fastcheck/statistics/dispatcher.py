@@ -12,8 +12,6 @@ from fastcheck.extension import status
 from fastcheck.record.format import RECORD_BYTES, offset_of
 from fastcheck.utils.torch.readable import check, check_list
 
-__all__ = ["register"]
-
 _library: Any = None
 
 

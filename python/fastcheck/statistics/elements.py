@@ -9,8 +9,6 @@ from typing import Optional
 
 import torch
 
-__all__ = ["Elements", "compare_elements"]
-
 _CHUNK = 1 << 20
 
 #: The integer type that shows a format's bits.

@@ -10,8 +10,6 @@ from fastcheck.record.exponents import Exponents
 from fastcheck.record.format import ORDERS, Order
 from fastcheck.utils.torch.readable import check, not_a_tensor
 
-__all__ = ["exponents"]
-
 
 def exponents(x: torch.Tensor, *, order: str = "storage") -> Exponents:
     """How many elements of a tensor are in each binade, read where the tensor lies: which share of

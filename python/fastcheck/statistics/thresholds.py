@@ -11,17 +11,6 @@ import numpy as np
 from fastcheck.errors import ConfigError, did_you_mean, explain
 from fastcheck.record.format import DTYPES
 
-__all__ = [
-    "BY_COARSENESS",
-    "COARSENESS",
-    "EXACT",
-    "THRESHOLDS",
-    "Threshold",
-    "coarser_of",
-    "make_thresholds",
-    "rounding_unit",
-]
-
 
 @dataclass(frozen=True)
 class Threshold:

@@ -19,8 +19,6 @@ from fastcheck.utils.torch.run_on_device import Elsewhere
 
 from .override import Override, override
 
-__all__ = ["Bisection", "bisect"]
-
 Place = Union[str, torch.device, None]
 
 _BY: dict[str, Callable[[CallName], str]] = {

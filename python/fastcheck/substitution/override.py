@@ -25,8 +25,6 @@ from fastcheck.utils.torch.operators import op_info
 from fastcheck.utils.torch.run_on_device import Elsewhere
 from fastcheck.utils.torch.versions import eager_stance
 
-__all__ = ["Override", "override"]
-
 Chooser = Callable[[CallName], bool]
 
 

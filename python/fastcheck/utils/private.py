@@ -12,8 +12,6 @@ import os
 import stat
 from typing import BinaryIO
 
-__all__ = ["FILE_MODE", "create_private", "make_private_folders", "new_file", "open_to_append"]
-
 #: The umask may take more away.
 FILE_MODE = 0o600
 _FLAGS = os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)

@@ -9,15 +9,6 @@ import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Union
 
-__all__ = [
-    "MAX_JSON_BYTES",
-    "check_regular",
-    "open_regular",
-    "parse_json",
-    "read_json",
-    "read_json_lines",
-]
-
 Path = Union[str, "os.PathLike[str]"]
 
 #: Of a JSON document that is read as a whole.

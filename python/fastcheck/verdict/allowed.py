@@ -12,8 +12,6 @@ from fastcheck.errors import ConfigError, explain
 from fastcheck.record.site import Site
 from fastcheck.utils.names.patterns import matches_module
 
-__all__ = ["Allowance", "allow_nonfinite", "allowances", "tell_allowances", "why_allowed"]
-
 # What an update applies or keeps is never non-finite on purpose.
 _NEVER = frozenset(("param", "param_grad", "optimizer_state", "loss", "grad_norm"))
 

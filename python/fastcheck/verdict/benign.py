@@ -5,9 +5,6 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import NamedTuple, Optional
 
-__all__ = ["BOUNDED", "WRITERS", "BenignRule", "benign", "why_benign"]
-
-
 #: Ops that make finite values of -Inf, or of any infinity: what is infinite there was not carried
 #: along.
 _NAMES = ("_softmax", "exp", "exp2", "sigmoid", "tanh", "erf", "relu", "hardtanh", "softplus")

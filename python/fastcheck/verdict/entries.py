@@ -21,37 +21,6 @@ from fastcheck.calls.module_calls import Call
 
 from .incident import Incident
 
-__all__ = [
-    "ArgumentKnown",
-    "Batch",
-    "Compiled",
-    "Entered",
-    "Entry",
-    "Gradient",
-    "GradientNorm",
-    "InnerInput",
-    "Journal",
-    "Loss",
-    "LossKnown",
-    "Named",
-    "NamedResult",
-    "Note",
-    "OpStored",
-    "Operator",
-    "OptimizerState",
-    "Output",
-    "Recomputed",
-    "Records",
-    "Returned",
-    "Seen",
-    "Stored",
-    "Task",
-    "UnusedGradients",
-    "UsedGradients",
-    "expanded",
-    "tensors_of",
-]
-
 #: Records that show an overflow, by sequence number.
 Records = Mapping[int, np.void]
 

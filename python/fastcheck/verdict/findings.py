@@ -31,8 +31,6 @@ from fastcheck.record.statistics import statistics_of
 from .allowed import Allowance, why_allowed
 from .entries import Records, tensors_of
 
-__all__ = ["Finding", "Findings", "Outcome", "SiteMemory", "State", "Uses", "is_event"]
-
 #: Where the largest finite number is taken for an overflow, on a device that saturates. A batch or
 #: a weight may hold it on purpose: torch.finfo(dtype).min is a common mask.
 _SATURABLE = frozenset({"output", "loss", "grad_input", "grad_output", "param_grad"})

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from fastcheck.extension import extension
 from fastcheck.utils.names.api import format_call
 
-__all__ = ["HOST", "RANKS", "Incident", "NonfiniteInput", "Place"]
-
 # observer::Direction::kOptimizer
 _OPTIMIZER = 2
 

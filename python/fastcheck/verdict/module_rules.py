@@ -45,8 +45,6 @@ from .entries import (
 from .findings import Finding, Findings, Outcome, State
 from .step import Step
 
-__all__ = ["LOSS_OVERFLOWED", "ModuleRules", "harm", "was_finite"]
-
 LOSS_OVERFLOWED = "every tensor observed in this step was finite: the loss itself overflowed"
 
 _WAITS = "what is made of it decides whether it counts"

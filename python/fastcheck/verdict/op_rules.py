@@ -41,8 +41,6 @@ from .findings import Finding, Findings, Outcome, State, is_event
 from .incident import HOST, RANKS, Incident, Place
 from .module_rules import LOSS_OVERFLOWED, harm, was_finite
 
-__all__ = ["OpMemory", "OpRules"]
-
 # Findings of earlier steps that may still be read: parameters, masks, running statistics.
 _MAX_EARLIER_FINDINGS = 4096
 

@@ -8,8 +8,6 @@ from typing import Optional
 
 from fastcheck.record.format import Verdict
 
-__all__ = ["Counter", "Decision", "Policy"]
-
 
 class Decision(enum.Enum):
     """What follows from an event."""

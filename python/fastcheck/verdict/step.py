@@ -13,8 +13,6 @@ from fastcheck.utils.torch.versions import GradScaler
 from .entries import Entry, Journal, Records, Seen, Task
 from .findings import Finding, Findings
 
-__all__ = ["Rules", "Step", "Tape"]
-
 
 class Rules(Protocol):
     """Gives the findings of a step their verdicts: ModuleRules or OpRules. Whatever has changed is

@@ -14,8 +14,6 @@ import numpy as np
 
 from .columns import Columns
 
-__all__ = ["Bands"]
-
 _MAD_TO_DEVIATION = 1.4826
 # Medians are made again when a signal has so many more values: at each step for one signal in so
 # many. Its own count says when, for not every signal has a value at each step.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["Columns"]
-
 
 class Columns:
     """Each argument is the first column of an array, whose last axis is the number of a tensor; new

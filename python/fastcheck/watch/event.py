@@ -13,19 +13,6 @@ from fastcheck.errors import ConfigError, FastcheckWarning, choice, explain
 from fastcheck.notebook import block_html, fields_html, guarded_html, table_html
 from fastcheck.record.site import Site
 
-__all__ = [
-    "KINDS",
-    "TABLE_DTYPE",
-    "Mover",
-    "PrecisionWarning",
-    "SpikeWarning",
-    "WatchEvent",
-    "WatchWarning",
-    "check_callback",
-    "check_kind",
-    "to_table",
-]
-
 #: The kinds of events, and what each means.
 KINDS: Mapping[str, str] = {
     "loss_spike": "the loss jumped above its range, or stays above it",

@@ -12,8 +12,6 @@ from .columns import Columns
 from .event import Mover
 from .signals import GRADIENT, INPUT, NAMES, Signals
 
-__all__ = ["GAP", "NEVER", "PAST", "Movers"]
-
 #: How far back a first mover is looked for. These are steps that were observed, of which
 #: install(every=10) makes one in ten.
 PAST = 64

@@ -18,8 +18,6 @@ from .bands import Bands
 from .columns import Columns
 from .signals import NOTHING, RMS, WEIGHT, Signals
 
-__all__ = ["Number", "Numbers", "gradient_rms"]
-
 _FIRST, _RECENT = 16, 32
 # Over how many steps the growth of weights is.
 _GROWTH_STEPS = 10

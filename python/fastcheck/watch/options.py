@@ -9,8 +9,6 @@ from typing import Optional
 
 from fastcheck.errors import ConfigError, explain
 
-__all__ = ["Watch"]
-
 # Of window=, warm_up= and horizon=, in steps: a window takes four bytes of each signal and step.
 _LONGEST = 1 << 16
 

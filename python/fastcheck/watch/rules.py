@@ -17,8 +17,6 @@ from .numbers import Number
 from .signals import ABS_MAX, ACTIVATION, GRADIENT, INPUT, NAMES, RMS, WEIGHT
 from .view import BITS, FIRST, LEAST_ELEMENTS, View
 
-__all__ = ["NUMBER_RULES", "RULES", "TENSOR_RULES", "NumberRule", "Rule", "TensorRule"]
-
 # The loss is out of its range only if it is also this much above its median, as a share of it.
 _LOSS_RISE = 0.2
 # It rises so many times as far above the median as the largest of half a window does.

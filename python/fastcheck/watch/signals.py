@@ -13,24 +13,6 @@ from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, Flag
 from fastcheck.record.site import MAX_SITES, Site, SiteTable
 from fastcheck.record.statistics import LARGEST_FINITE, component_counts, extreme_values
 
-__all__ = [
-    "ABS_MAX",
-    "ACTIVATION",
-    "BUFFER",
-    "FUNCTIONS",
-    "GRADIENT",
-    "INPUT",
-    "IS_FLOAT",
-    "NAMES",
-    "NOTHING",
-    "RMS",
-    "WEIGHT",
-    "SignalReader",
-    "Signals",
-    "StepOver",
-    "phase_of",
-]
-
 #: A step that is over: its row in the table of steps, and its records.
 StepOver = tuple[Optional[StepRow], Sequence[np.ndarray]]
 

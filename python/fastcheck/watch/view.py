@@ -23,9 +23,6 @@ from .signals import (
     Signals,
 )
 
-__all__ = ["BITS", "FIRST", "LEAST_ELEMENTS", "Past", "View"]
-
-
 # How many steps a slope is of: a short one follows the last steps, a long one is less noisy.
 _SHORT, _LONG = 12, 48
 # A tensor with more room, in doublings, is not forecast.

@@ -43,9 +43,6 @@ from .signals import (
 )
 from .view import Past, View
 
-__all__ = ["Watcher"]
-
-
 #: Kinds of events that a bad batch makes again where it comes again.
 _OF_BATCH = ("loss_spike", "gradient_spike")
 #: Kinds whose text says what was changed before, and which a fault of the machine explains.

@@ -10,8 +10,6 @@ from fastcheck.utils.torch.own_operators import no_grad
 
 from .formats import FORMATS
 
-__all__ = ["any_nonfinite"]
-
 #: float8 has no norm: this many elements at a time are widened to float16, exactly.
 _FLOAT8_CHUNK = 3 * 1024 * 1024
 

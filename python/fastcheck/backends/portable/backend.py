@@ -13,21 +13,13 @@ from collections.abc import Sequence
 import torch
 
 from fastcheck.backends.backend import Backend
-from fastcheck.record.format import VALUE_BYTES, DeviceMode
+from fastcheck.record.format import DeviceMode
 from fastcheck.utils.torch.own_operators import no_grad
 
 from .any_nonfinite import any_nonfinite
 from .many import write_list_values
 from .one import TEMPORARY_BYTES, write_values
 from .traversal import traverse
-
-__all__ = [
-    "VALUE_BYTES",
-    "observe",
-    "observe_list",
-    "observe_list_logical",
-    "portable_backend",
-]
 
 # Past what a tensor subclass does on each operation. (no_grad: outside autograd.)
 _as_plain_tensors = torch._C.DisableTorchFunctionSubclass

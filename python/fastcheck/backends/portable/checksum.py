@@ -14,23 +14,6 @@ import torch
 
 from .constants import constant
 
-__all__ = [
-    "FINISH",
-    "MULTIPLIERS",
-    "PLACES",
-    "ROTATIONS",
-    "chain_sums",
-    "empty",
-    "join",
-    "length_terms",
-    "row_words",
-    "rows_of",
-    "seeds",
-    "signed",
-    "start",
-    "words_of",
-]
-
 _MASK32 = (1 << 32) - 1
 _RUN_ROWS = 16
 

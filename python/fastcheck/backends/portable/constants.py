@@ -13,8 +13,6 @@ import torch
 
 from fastcheck.utils.torch.streams import stream_handle
 
-__all__ = ["constant", "counting", "stream_key", "upload", "zeros"]
-
 
 def _kept(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """functools.cache, but with one result per key for ever.

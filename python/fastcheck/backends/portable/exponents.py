@@ -16,8 +16,6 @@ from .formats import MANTISSA_BITS, TILE, Format
 from .one import TEMPORARY_BYTES, usable
 from .traversal import traverse
 
-__all__ = ["count_exponents"]
-
 BINS = 64
 # Words of the header.
 _HEADER = 8

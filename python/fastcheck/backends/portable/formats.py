@@ -14,8 +14,6 @@ import torch
 
 from fastcheck.record.format import COUNTS, DTYPES, DTypeInfo, Order
 
-__all__ = ["FORMATS", "LOGICAL", "MANTISSA_BITS", "STORAGE", "TILE", "VALUE_CELLS", "Format"]
-
 #: 64-bit cells of the value fields: counts, min, max, three sums, checksum.
 VALUE_CELLS = 14
 #: Components of a tile, the unit of the checksum.

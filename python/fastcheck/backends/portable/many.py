@@ -23,8 +23,6 @@ from .formats import FORMATS, TILE, VALUE_CELLS, Format
 from .one import checksum_bytes, count_bytes, sum_bytes, usable, write_values
 from .traversal import Traversal
 
-__all__ = ["write_list_values"]
-
 #: Arrangements kept. A training run has one for each optimizer, and one for each kind of list.
 _KEPT = 64
 

@@ -14,15 +14,6 @@ from .constants import constant, counting
 from .formats import TILE, VALUE_CELLS, Format
 from .traversal import Traversal
 
-__all__ = [
-    "TEMPORARY_BYTES",
-    "checksum_bytes",
-    "count_bytes",
-    "sum_bytes",
-    "usable",
-    "write_values",
-]
-
 #: The most that the temporaries of one call take on the device at any moment.
 TEMPORARY_BYTES = 16 * 1024 * 1024
 

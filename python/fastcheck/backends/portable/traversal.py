@@ -18,8 +18,6 @@ from .constants import constant, zeros
 from .formats import FORMATS, LOGICAL, STORAGE, TILE, Format
 from .values import padded_length
 
-__all__ = ["Traversal", "dtype_and_order", "order_of", "pad", "traverse"]
-
 
 @dataclass(frozen=True)
 class Traversal:

@@ -15,16 +15,6 @@ import torch
 from .constants import constant
 from .formats import FORMATS, Format
 
-__all__ = [
-    "GROUP",
-    "chunk_extremes",
-    "count",
-    "finite_sum",
-    "nonfinite_mask",
-    "padded_length",
-    "sums",
-]
-
 #: Components summed side by side before anything is widened: 128 words of eight flags each, so
 #: that no byte passes 255.
 GROUP = 1024

@@ -23,8 +23,6 @@ from fastcheck.backends.portable.traversal import Traversal, traverse
 from fastcheck.errors import ConfigError, explain, first_line, near_matches
 from fastcheck.record.format import RECORD_BYTES, Depth, DeviceMode
 
-__all__ = ["SWITCH", "remarks", "triton_backend", "triton_mode", "triton_problem", "try_triton"]
-
 #: ``auto``: devices without a kernel of their own; ``on``: CUDA too, and with TRITON_INTERPRET=1
 #: every device, in Triton's interpreter; ``off``: none. Read at a device's first tensor.
 SWITCH = "FASTCHECK_TRITON"

@@ -19,23 +19,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "BOOL",
-    "FLOAT",
-    "INT_MAX",
-    "INT_MIN",
-    "SIGNED",
-    "UNSIGNED",
-    "classify",
-    "classify_integer",
-    "classify_wide",
-    "component",
-    "half_value",
-    "scaled_parts",
-    "unsigned_value",
-    "wide_magnitude",
-]
-
 # Kinds of components.
 FLOAT = tl.constexpr(0)
 SIGNED = tl.constexpr(1)

@@ -20,17 +20,6 @@ from .components import INT_MAX, INT_MIN
 from .read import add_exactly, joined, read
 from .record import store_extremes, store_pair, store_sums, store_zeros, with_length
 
-__all__ = [
-    "COLUMNS",
-    "SHAPE_FIELDS",
-    "fold_kernel",
-    "fold_list_kernel",
-    "part_kernel",
-    "part_list_kernel",
-    "whole_kernel",
-]
-
-
 #: Columns of partials, int32: seven counts, four halves of extremes, seven sums, two of checksum.
 COLUMNS = 20
 _RANGE = tl.constexpr(7)

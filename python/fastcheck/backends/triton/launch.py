@@ -24,8 +24,6 @@ from fastcheck.utils.torch.own_operators import no_grad
 from . import components as kinds
 from . import kernels
 
-__all__ = ["CHUNK_BYTES", "Reader", "Target", "launch_record", "on", "reads", "target_of"]
-
 #: Of a launch's words: 2^30 components at most, and byte offsets that fit 32 bits.
 CHUNK_BYTES = 1 << 30
 #: Of what has to be copied before it is read.

@@ -22,8 +22,6 @@ from fastcheck.utils.torch.own_operators import no_grad
 from . import kernels
 from .launch import CHUNK_BYTES, Reader, Target, on
 
-__all__ = ["launch_records", "takes"]
-
 #: Steps that are worth a program of their own: what it leaves behind is a row for the fold.
 _STEPS_EACH = 4
 #: Lists kept. A training run has one for each optimizer, and one for each kind of list.

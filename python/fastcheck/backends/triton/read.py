@@ -33,8 +33,6 @@ from .components import (
     wide_magnitude,
 )
 
-__all__ = ["add_exactly", "joined", "read"]
-
 RUN_ROWS = tl.constexpr(16)
 _PLACE_A, _PLACE_B = (tl.constexpr(signed(p)) for p in PLACES)
 _MULTIPLIER_A, _MULTIPLIER_B = (tl.constexpr(signed(m)) for m in MULTIPLIERS)

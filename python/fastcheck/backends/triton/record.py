@@ -12,8 +12,6 @@ import triton.language as tl
 from .components import FLOAT, INT_MAX, INT_MIN, SIGNED, UNSIGNED
 from .read import joined
 
-__all__ = ["store_extremes", "store_pair", "store_sums", "store_zeros", "with_length"]
-
 
 @triton.jit
 def store_pair(slot, cell: tl.constexpr, low, high):

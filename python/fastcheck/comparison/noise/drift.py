@@ -15,8 +15,6 @@ import numpy as np
 from fastcheck.comparison.block import Phase, Source
 from fastcheck.comparison.names import Name
 
-__all__ = ["Drift"]
-
 #: A drift may be this much larger in what is computed from it.
 _SPREAD = 4.0
 

@@ -16,9 +16,6 @@ from fastcheck.statistics.thresholds import rounding_unit
 
 from .drift import Drift
 
-__all__ = ["Measures", "excuse", "excuse_parts"]
-
-
 #: Where the noise of another gradient arrives, it may be this much larger.
 _SPREAD = 4.0
 #: The norm of a layer's input over that of its output per weight, at least.

@@ -10,8 +10,6 @@ import numpy as np
 
 from fastcheck.record.format import NONFINITE_COUNTS
 
-__all__ = ["LOSS_DRIFT", "Loss", "drift_start", "loss_of", "shown_losses"]
-
 #: Two losses that differ by more than this have drifted apart.
 LOSS_DRIFT = 0.01
 _SHOWN = 12

@@ -8,8 +8,6 @@ from typing import Any, Optional
 
 from fastcheck.comparison.nested_diff import NOT_THERE, Setting
 
-__all__ = ["Schedules", "parted", "schedules_of"]
-
 #: By name: (step, value from there on), in the order of the steps.
 Schedules = Mapping[str, Sequence[tuple[int, float]]]
 

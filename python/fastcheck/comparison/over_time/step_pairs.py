@@ -10,8 +10,6 @@ from fastcheck.comparison.block import Source
 from fastcheck.errors import CompareError, ConfigError, explain
 from fastcheck.utils.text.numbers import format_steps
 
-__all__ = ["Pairing", "Steps", "pair_steps"]
-
 #: What compare(steps=) takes.
 Steps = Union[str, Iterable[tuple[int, int]], None]
 

@@ -16,8 +16,6 @@ from fastcheck.report.page.grid import Axis, Grid, values_of
 
 from .pair_rows import PairRows
 
-__all__ = ["Gathered"]
-
 # The smallest number above 1, in the coarsest codes of a page.
 _ABOVE = 2.0**0.125
 _MOST_EXCESS = 2.0**1000

@@ -7,8 +7,6 @@ import numpy as np
 from fastcheck.comparison.compared import Compared
 from fastcheck.comparison.measure import NONFINITE, State
 
-__all__ = ["NEVER", "PairRows"]
-
 #: No step: the first weights stand at -1, where the first step is 0.
 NEVER = -(1 << 53)
 

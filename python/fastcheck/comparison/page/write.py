@@ -28,9 +28,6 @@ from fastcheck.utils.text.numbers import to_json
 from .gather import Gathered
 from .pair_rows import NEVER
 
-__all__ = ["comparison_html", "write_comparison"]
-
-
 _SIGNALS = ("learning_rate", "loss", "scale", "gradient_norm", "overflow")
 _PAGE_TITLES = {
     "learning_rate": "learning rate",

@@ -22,8 +22,6 @@ from fastcheck.utils.reading import open_regular
 
 from .files import Loader, UntrustedError, load_restricted
 
-__all__ = ["is_distributed_checkpoint", "shard_loaders"]
-
 _METADATA = ".metadata"
 _DCP = "torch.distributed.checkpoint"
 # By module; Megatron Core keeps the plans of its ranks in the metadata.

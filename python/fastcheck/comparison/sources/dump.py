@@ -19,8 +19,6 @@ from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES
 
 from .log import SiteLookup, by_rank
 
-__all__ = ["DumpSource", "is_dump"]
-
 #: The options of Dumper that choose what is dumped.
 _LISTS = ("ops", "modules", "first", "last", "from_log")
 _VALUES = np.dtype(

@@ -26,17 +26,6 @@ from fastcheck.utils.reading import check_regular, open_regular
 
 from .formats import format_of
 
-__all__ = [
-    "LONE",
-    "Loader",
-    "UntrustedError",
-    "flatten_checkpoint",
-    "load_array",
-    "load_file",
-    "load_restricted",
-    "loaders_of",
-]
-
 #: What a file that is one tensor, and nothing else, calls it.
 LONE = "tensor"
 _MAX_DEPTH = 32

@@ -8,8 +8,6 @@ from typing import Optional
 
 from fastcheck.utils.reading import open_regular
 
-__all__ = ["SUFFIXES", "format_of"]
-
 #: Of checkpoint files. Others are recognised by their content too.
 SUFFIXES = (
     ".pt",

@@ -23,8 +23,6 @@ from fastcheck.record.format import DTYPES
 from fastcheck.record.site import NUMBER_ROLES, Site
 from fastcheck.record.validity import is_valid
 
-__all__ = ["LogSource", "SiteLookup", "by_rank", "is_log"]
-
 _STORED = ("param", "buffer", "optimizer_state")
 _GRADIENTS = ("grad_input", "grad_output", "param_grad", "grad_norm", "found_inf", "loss_scale")
 

@@ -25,8 +25,6 @@ from fastcheck.utils.reading import read_json
 from .checkpoint import record_of
 from .files import load_array, load_file
 
-__all__ = ["MsprobeSource", "is_msprobe"]
-
 _MODULE = re.compile(r"(?:Module|Cell)\.(?:(.+)\.)?([^.]+)\.(forward|backward)\.(\d+)")
 _GRADIENT = re.compile(r"(?:Module|Cell)\.(?:(.+)\.)?([^.]+)\.parameters_grad(?:\.\d+)?")
 _API = re.compile(r"([A-Za-z]+\.[^.]+(?:\.[^.]+)*?)\.(\d+)\.(forward|backward)")

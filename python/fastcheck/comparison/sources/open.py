@@ -25,9 +25,6 @@ from .formats import format_of
 from .log import LogSource, is_log
 from .msprobe import MsprobeSource, is_msprobe
 
-__all__ = ["open_source"]
-
-
 _KINDS = {"environment": Kind.ENVIRONMENT, "inventory": Kind.INVENTORY}
 # No result of these is as long; a JSON of another kind may be, and is not read whole.
 _MAX_BYTES = 256 * 1024 * 1024

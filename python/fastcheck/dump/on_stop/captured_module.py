@@ -20,8 +20,6 @@ from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_mate
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.training_state import Generators
 
-__all__ = ["CapturedModule", "ModuleWatch", "pickled"]
-
 # Of calls whose backward is still to come.
 _WAITING = 16
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

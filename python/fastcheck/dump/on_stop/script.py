@@ -12,15 +12,6 @@ import torch
 from fastcheck.dump.storage.shards import Slot
 from fastcheck.errors import printable
 
-__all__ = [
-    "RANDOM",
-    "SCRIPT",
-    "TensorSpec",
-    "UnsupportedArgumentError",
-    "module_script",
-    "op_script",
-]
-
 SCRIPT = "replay.py"
 RANDOM = "random.pt"
 

@@ -36,8 +36,6 @@ from .script import RANDOM, SCRIPT, TensorSpec, UnsupportedArgumentError, module
 if TYPE_CHECKING:
     from fastcheck.record.event import Event
 
-__all__ = ["StoppedCallDumper"]
-
 _PICKLE = "call.pickle"
 
 

@@ -22,18 +22,6 @@ from fastcheck.errors import ConfigError, explain
 from fastcheck.utils.private import create_private, make_private_folders
 from fastcheck.utils.text.numbers import to_json
 
-__all__ = [
-    "CALLS",
-    "INDEX",
-    "REFERENCE",
-    "claim",
-    "is_dump_directory",
-    "json_text",
-    "place_of",
-    "places_in",
-    "write_json",
-]
-
 INDEX = "index.json"
 CALLS = "calls.jsonl"
 REFERENCE = "reference.jsonl"

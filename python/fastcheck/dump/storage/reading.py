@@ -13,8 +13,6 @@ from fastcheck.utils.reading import check_regular, read_json, read_json_lines
 
 from .files import CALLS, INDEX
 
-__all__ = ["StoredValues", "read_calls", "read_index", "value_of"]
-
 _COMPLEX = {"complex64", "complex128"}
 
 

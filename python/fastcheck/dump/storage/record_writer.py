@@ -19,8 +19,6 @@ from fastcheck.utils.torch.readable import can_read, unreadable_reason
 
 from .values import ValueStore
 
-__all__ = ["RecordWriter"]
-
 _SLOTS = 1024
 _IN_FLIGHT = "pinned memory of the host, to which a copy from a device may be under way"
 _NOTHING = contextlib.nullcontext()

@@ -21,8 +21,6 @@ from fastcheck.log.files import OwnDescriptor, write_all
 from fastcheck.statistics.functions import row_major_chunks
 from fastcheck.utils.private import new_file
 
-__all__ = ["MEMORY_BYTES", "ShardWriter", "Slot", "element_dtype"]
-
 #: Limit of the queued bytes; a dump takes these and the tensor that is being cloned.
 MEMORY_BYTES = 256 * 1024 * 1024
 # A larger tensor is written by the training thread, piece by piece, rather than cloned.

@@ -11,8 +11,6 @@ from fastcheck.record.format import VALUE_BYTES
 
 from .shards import ShardWriter, Slot
 
-__all__ = ["ValueStore"]
-
 
 class ValueStore:
     """Recognises a value that was already written by the checksum in its record."""

@@ -39,8 +39,6 @@ from .channel import Agreed, Channel, Pending, decode, encode
 from .lone_rank import LoneRank
 from .proxy_thread import ProxyThread
 
-__all__ = ["Agreed", "RankAgreement"]
-
 # The proxy thread joins for a rank that has not been at a boundary for this long.
 _IDLE_SECONDS = 1.0
 # The interval at which the proxy thread polls whether its rank is awaited, before it was and after.

@@ -29,8 +29,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from fastcheck._version import __version__
 
-__all__ = ["Agreed", "Channel", "Lost", "Pending", "decode", "encode", "spell"]
-
 # Between two looks at the store while a reduction is not complete.
 _SLICE = timedelta(milliseconds=25)
 _POLL_SECONDS = 0.01

@@ -18,8 +18,6 @@ from torch.distributed.algorithms.join import Join
 
 from .agreement import RankAgreement
 
-__all__ = ["follow"]
-
 # Reentrant: the garbage collector may call _drop() in the middle of anything.
 _lock = threading.RLock()
 # In the order of their making, which is the same on every rank: at the end of a Join they align one

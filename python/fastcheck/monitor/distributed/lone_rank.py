@@ -7,8 +7,6 @@ from typing import Optional
 
 from .channel import Agreed, Channel, Lost
 
-__all__ = ["LoneRank"]
-
 # How long a message that must be in the store is waited for.
 _POST_SECONDS = 2.0
 

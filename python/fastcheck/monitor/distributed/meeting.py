@@ -13,8 +13,6 @@ from fastcheck.utils.torch.rank import group_size
 from .agreement import RankAgreement
 from .channel import Channel, Lost, spell
 
-__all__ = ["agreement_for"]
-
 # How long install() waits for the other ranks to come.
 _MEETING_SECONDS = 2.0
 

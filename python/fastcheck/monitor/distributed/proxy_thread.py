@@ -9,8 +9,6 @@ import threading
 import weakref
 from typing import Protocol
 
-__all__ = ["ProxyThread"]
-
 
 class Watched(Protocol):
     """Whose poll() the thread calls."""

@@ -34,8 +34,6 @@ from fastcheck.utils.torch.streams import DeviceStreams
 
 from .channel import Channel, Lost, Pending
 
-__all__ = ["ReplicaCheck", "ReplicaMismatch", "replica_check"]
-
 _HEADER = 1
 # Stands for a tensor that a rank doesn't have now: a gradient that was not computed.
 _ABSENT = -1

@@ -22,8 +22,6 @@ from .module_hooks import ForwardHook, ForwardPreHook, GradientHook
 from .module_observer import ModuleObserver
 from .traced import Traced
 
-__all__ = ["Connection", "connect", "is_available", "keep_out", "set_hook_id"]
-
 # Calls whose gradients may still come; those of older ones pass unread.
 _MAX_CALLS = 16384
 

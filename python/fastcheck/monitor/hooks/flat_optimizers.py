@@ -11,8 +11,6 @@ import torch
 
 from .step_watcher import StepWatcher
 
-__all__ = ["FlatOptimizer", "GradientParts"]
-
 #: A parameter, its gradient or this rank's part of it, and whether it is a part.
 GradientParts = Iterable[tuple[torch.nn.Parameter, torch.Tensor, bool]]
 

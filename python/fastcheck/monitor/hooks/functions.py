@@ -19,8 +19,6 @@ from torch.nn.utils import clip_grad
 from fastcheck.utils.torch.patching import WrappedMethods
 from fastcheck.utils.torch.versions import is_compiling
 
-__all__ = ["wrap_backward", "wrap_clipping"]
-
 #: Called with the gradients that are about to be changed.
 Before = Callable[[Sequence[torch.Tensor]], None]
 #: Called with the gradients after the change, their total norm (or None), and the threshold.

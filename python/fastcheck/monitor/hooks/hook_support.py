@@ -9,8 +9,6 @@ from torch.jit._script import RecursiveScriptModule
 
 from fastcheck.errors import ConfigError, explain
 
-__all__ = ["check_built", "check_hookable", "takes_hooks", "unhookable_note"]
-
 
 def check_built(model: torch.nn.Module) -> None:
     """ConfigError when a module in the model has not called its ``__init__``."""

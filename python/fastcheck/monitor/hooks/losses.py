@@ -20,8 +20,6 @@ from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.verdict.step import Step
 
-__all__ = ["LossReader"]
-
 # A graph is searched so far for a parameter; those of the last layers are a few nodes away.
 _MAX_NODES = 2000
 # After this many graphs without a parameter, of another model perhaps, only a few nodes are met.

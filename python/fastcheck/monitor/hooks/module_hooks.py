@@ -27,8 +27,6 @@ from .module_tree import look_again
 from .other_processes import warn_of_copy
 from .traced import Traced, trace_enter, trace_leave
 
-__all__ = ["CallObserver", "ForwardHook", "ForwardPreHook", "GradientHook"]
-
 
 class CallObserver(Protocol):
     """What a hook needs of the ModuleObserver."""

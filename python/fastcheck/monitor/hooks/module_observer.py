@@ -29,8 +29,6 @@ from fastcheck.verdict.entries import Batch, Gradient, InnerInput, Output, Recom
 from .module_hooks import ForwardHook, ForwardPreHook, GradientHook
 from .traced import Traced
 
-__all__ = ["ModuleObserver", "last_pass"]
-
 _CALL_CODE = torch.nn.Module._call_impl.__code__
 
 

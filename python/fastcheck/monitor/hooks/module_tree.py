@@ -13,8 +13,6 @@ from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.versions import unwrap_compiled
 
-__all__ = ["ModuleTree", "look_again"]
-
 _NAMED_MODULES = 5
 
 _handles: list[Any] = []

@@ -27,8 +27,6 @@ from .functions import wrap_backward, wrap_clipping
 from .protect.closures import closure_of, with_watched_closure
 from .step_watcher import StepWatcher
 
-__all__ = ["step_ends", "tell_step_end", "watchers"]
-
 _handles: list[Any] = []
 # What is called before an evaluation of a closure, and after it.
 _at_evaluations: list[Callable[[torch.optim.Optimizer], None]] = []

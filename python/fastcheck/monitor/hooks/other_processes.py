@@ -15,8 +15,6 @@ from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import warn
 from fastcheck.monitor.session.session import Session
 
-__all__ = ["follow_forks", "warn_of_copy"]
-
 _followed: weakref.WeakKeyDictionary[Session, list[ModuleNode]] = weakref.WeakKeyDictionary()
 _is_registered = False
 _has_warned = False

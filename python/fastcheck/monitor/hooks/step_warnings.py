@@ -14,8 +14,6 @@ from fastcheck.monitor.session.run_meta import RunMeta
 
 from .module_tree import ModuleTree
 
-__all__ = ["warn_in_child", "warn_of_step"]
-
 
 def warn_of_step(
     state: StateReader,

@@ -31,8 +31,6 @@ from .losses import LossReader
 from .module_tree import ModuleTree
 from .step_warnings import warn_in_child, warn_of_step
 
-__all__ = ["StepWatcher"]
-
 
 class StepWatcher:
     """Its methods are called (by ``optimizers.py``) for every optimizer and scaler of the process;

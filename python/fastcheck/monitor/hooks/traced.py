@@ -14,8 +14,6 @@ import torch
 
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 
-__all__ = ["Traced", "scope", "trace_enter", "trace_leave", "trace_named"]
-
 _NOWHERE, _CHECKPOINT, _EVERYWHERE = range(3)
 
 # Bits of what only tracing knows of a tensor.

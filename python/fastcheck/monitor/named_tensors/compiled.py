@@ -14,8 +14,6 @@ from fastcheck.monitor.hooks.traced import Traced
 
 from .reader import NamedGradient
 
-__all__ = ["define"]
-
 # Readings whose gradients may still come; those of older ones pass unread.
 _MAX_READINGS = 16384
 

@@ -16,8 +16,6 @@ from .compiled import define
 from .op_reader import OpNamedTensors
 from .reader import NamedGradient, NamedTensors
 
-__all__ = ["connect", "observe"]
-
 # Whether there is a monitor, and whether compiled code can call it. Dynamo takes both for
 # constants, and compiles again when they change.
 _is_on = False

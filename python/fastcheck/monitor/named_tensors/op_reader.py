@@ -13,8 +13,6 @@ from fastcheck.verdict.entries import NamedResult
 
 from .reader import NamedGradient, NamedTensors, _is_in_backward
 
-__all__ = ["OpNamedTensors"]
-
 
 class OpNamedTensors(NamedTensors):
     """The record of a name comes besides that of the operator, which events go by."""

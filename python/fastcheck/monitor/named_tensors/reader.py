@@ -19,8 +19,6 @@ from fastcheck.utils.torch.readable import can_read, may_be_in_flight
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.verdict.entries import Gradient, Named
 
-__all__ = ["NamedGradient", "NamedTensors"]
-
 # A name that holds the number of the step would never come again.
 _MAX_NAMES = 4096
 

@@ -35,8 +35,6 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.report.stop_report import StopReport
 from fastcheck.utils.torch.rank import own_rank
 
-__all__ = ["Requests"]
-
 # How often the file is looked at, at most.
 _SECONDS = 1.0
 

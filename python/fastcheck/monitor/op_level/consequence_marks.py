@@ -16,8 +16,6 @@ from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.readable import can_hold_nonfinite
 
-__all__ = ["Named", "Reach", "plain_tensors"]
-
 Named = Iterable[tuple[str, torch.Tensor]]
 
 

@@ -18,8 +18,6 @@ from fastcheck.verdict.step import Step
 
 from .sites import OpSites
 
-__all__ = ["DeferredOps", "OpPart"]
-
 
 class LineNumbers(Protocol):
     """The extension's: where Python was when the records of a step were requested."""

@@ -16,8 +16,6 @@ from fastcheck.monitor.session.options import ROLES
 from fastcheck.utils.names.msprobe import is_name, msprobe_api_of
 from fastcheck.utils.names.patterns import op_names, op_patterns, op_spellings
 
-__all__ = ["check_ops", "filter_options"]
-
 # fastcheck::observer::Filter::bit. Parameters and buffers have none: they are read by name, once.
 _ROLE_BITS = dict(zip(ROLES, (1, 2, 4, 8, 16 | 32, 0)))
 _NOT = "!"

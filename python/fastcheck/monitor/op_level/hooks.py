@@ -19,8 +19,6 @@ from fastcheck.monitor.hooks.traced import Traced
 
 from .op_session import OpSession
 
-__all__ = ["OpModuleObserver"]
-
 _CALL = torch.nn.Module._call_impl.__code__
 
 

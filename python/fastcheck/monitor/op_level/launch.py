@@ -18,8 +18,6 @@ from fastcheck.monitor.session.overflow_status import StatusReader
 from fastcheck.ring.device import DeviceRing
 from fastcheck.utils.torch.streams import streams_of
 
-__all__ = ["Launch", "Launcher", "where", "why_not"]
-
 _PACKAGES = ("torch", "fastcheck")
 
 # A tensor to be read, and seq, step, call, site and flags of its record; or, if the last is True,

@@ -9,8 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastcheck.utils.torch.mode_stack import take_off
 
-__all__ = ["CallMode"]
-
 
 class Judging(Protocol):
     """The part of the session that the mode uses."""

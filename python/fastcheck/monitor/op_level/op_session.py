@@ -41,8 +41,6 @@ from .sites import OpSites
 from .stored import NothingSeen
 from .unobserved import describing, unread_ops
 
-__all__ = ["OpSession"]
-
 # A token for what was not read; no finding has it.
 _UNREAD = 2**62
 

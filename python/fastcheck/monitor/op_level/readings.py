@@ -22,8 +22,6 @@ from .deferred import DeferredOps, OpPart
 from .launch import why_not
 from .sites import OpSites
 
-__all__ = ["OpReadings"]
-
 # A token for what was not read; no finding has it.
 _UNREAD = 2**62
 

@@ -12,8 +12,6 @@ from fastcheck.monitor.session.overflow_status import ROLE as STATUS_ROLE
 from fastcheck.record.naming import OUTSIDE
 from fastcheck.record.site import Site, SiteTable
 
-__all__ = ["OpSites"]
-
 _INPUT = 0
 _STATUS = 2
 _DIRECTIONS = ("forward", "backward", "optimizer")

@@ -12,8 +12,6 @@ from fastcheck.monitor.hooks.stored.state_reader import StateReader, stored_in
 from fastcheck.utils.torch.readable import can_hold_nonfinite
 from fastcheck.verdict.entries import OpStored
 
-__all__ = ["NothingSeen", "OpState"]
-
 
 class OpState(StateReader):
     """Stored tensors are read once: every later change of them is an op, which is read itself."""

@@ -8,8 +8,6 @@ from typing import Any, Callable
 
 from fastcheck.log.unobserved import UnreadOp, to_meta
 
-__all__ = ["unread_ops"]
-
 _IN_COMPILED = "compiled code calls no operators: what it takes and returns is read"
 
 

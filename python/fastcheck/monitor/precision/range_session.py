@@ -25,8 +25,6 @@ from fastcheck.utils.torch.rank import Ranks
 
 from .readings import ExponentReadings
 
-__all__ = ["RangeSession"]
-
 #: Of the observed steps, counted from 0: 0, 1, 2, 4, 8, 16, and then each 32nd.
 _PERIOD = 32
 

@@ -17,8 +17,6 @@ from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.streams import DeviceStreams
 
-__all__ = ["ExponentReadings"]
-
 
 @dataclass
 class _Total:

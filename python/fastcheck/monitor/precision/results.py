@@ -12,8 +12,6 @@ from fastcheck.record.precision import PrecisionAdvice, candidates, check_tolera
 
 from .range_session import RangeSession
 
-__all__ = ["PrecisionResults", "advice_of", "check_level", "session_type_for"]
-
 
 def check_level(record: str, level: str) -> None:
     """ConfigError if exponents are to be counted at op level."""

@@ -8,8 +8,6 @@ from typing import Any, Optional
 
 from fastcheck.record.site import Site
 
-__all__ = ["Difference", "Rerun", "earliest", "render_rerun"]
-
 _NAMED = 5
 _STEPS = {
     "forward": "in the forward pass",

@@ -28,8 +28,6 @@ from fastcheck.verdict.step import Step
 from .result import Difference, Rerun, earliest
 from .trace import Trace, differences_between, stored_tensors
 
-__all__ = ["Runner", "set_aside"]
-
 #: Installs a monitor that meets no other rank.
 Install = Callable[[Config, Sequence[torch.nn.Module]], Any]
 

@@ -18,8 +18,6 @@ from fastcheck.utils.torch.sharding import local
 
 from .result import Difference
 
-__all__ = ["Trace", "differences_between", "stored_tensors"]
-
 #: Which tensor: its site, the call, and how many of the same came before.
 _Key = tuple[Site, int, int]
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from threading import Thread, current_thread
 from typing import Optional
 
-__all__ = ["Backward", "Backwards"]
-
 
 class Backward:
     """A call of backward() that is, or may be, about the session's models."""

@@ -11,8 +11,6 @@ import torch
 
 from fastcheck.errors import ConfigError, explain, first_line
 
-__all__ = ["BatchId", "BatchIds", "batch_name"]
-
 #: The name of a batch.
 BatchId = Union[int, str]
 

@@ -13,8 +13,6 @@ from fastcheck.record.format import DEPTHS, Depth
 from .options import Filter, Log, Patterns, Stop, Training, at_least_one, pattern_tuple
 from .request_options import OnRequest
 
-__all__ = ["RECORDS", "Config", "unknown_option"]
-
 _GROUPS = {"stop": Stop, "log": Log, "filter": Filter, "training": Training}
 #: What ``record=`` may be: a depth, or all of a record and the exponents of some steps.
 RECORDS = (*DEPTHS, "range")

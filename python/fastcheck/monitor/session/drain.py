@@ -26,8 +26,6 @@ from fastcheck.verdict.step import Step
 from .event_store import EventStore
 from .faults import Faults
 
-__all__ = ["Drain", "Part"]
-
 # How often the thread looks whether a copy is done; only while one is under way.
 _POLL_SECONDS = 0.001
 # How long the end of the process waits for a device that may hang.

@@ -35,8 +35,6 @@ from fastcheck.verdict.step import Rules, Step
 from .config import Config
 from .listener import Listener
 
-__all__ = ["Due", "EventStore"]
-
 # A served model never closes a step: what is remembered of it is renewed at these sizes.
 _MAX_FINDINGS = 4096
 _MAX_EVENTS = 16384

@@ -14,8 +14,6 @@ from fastcheck.verdict.step import Step
 
 from .session import Session
 
-__all__ = ["are_skipped", "build_report", "report_of_step"]
-
 
 def build_report(
     session: Session, finding: Finding, step: Step, log_path: Optional[str], world_size: int

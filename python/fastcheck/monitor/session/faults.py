@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .event_store import EventStore
 
-__all__ = ["Faults"]
-
 
 class Observing(Protocol):
     """The part of a session that is used here."""

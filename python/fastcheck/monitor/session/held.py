@@ -10,8 +10,6 @@ from fastcheck.record.site import SiteTable
 from .batches import BatchIds
 from .event_store import EventStore
 
-__all__ = ["save_held"]
-
 
 def save_held(
     event_store: EventStore,

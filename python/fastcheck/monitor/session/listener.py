@@ -12,8 +12,6 @@ from fastcheck.record.event import Event
 from fastcheck.report.stop_report import StopReport
 from fastcheck.verdict.step import Step
 
-__all__ = ["Listener"]
-
 
 class Listener:
     """A part of a monitor that is told of what the others do; it is connected by being added to

@@ -13,8 +13,6 @@ from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.verdict.step import Step
 
-__all__ = ["StepNumbers"]
-
 
 class _Session(Protocol):
     """What is needed of the Session."""

@@ -15,21 +15,6 @@ from fastcheck.utils.names.style import check_style
 from fastcheck.utils.text.sizes import parse_bytes
 from fastcheck.utils.torch.versions import GradScaler
 
-__all__ = [
-    "ROLES",
-    "Action",
-    "Filter",
-    "Log",
-    "Optimizers",
-    "Patterns",
-    "ScalerLike",
-    "Stop",
-    "Training",
-    "at_least_one",
-    "check_bool",
-    "pattern_tuple",
-]
-
 Action = Union[str, Callable[..., Any]]
 Optimizers = Union[torch.optim.Optimizer, Iterable[torch.optim.Optimizer], None]
 Patterns = Union[str, Iterable[str], None]

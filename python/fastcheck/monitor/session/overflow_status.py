@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .config import Config
     from .event_store import EventStore
 
-__all__ = ["ROLE", "Hit", "StatusReader"]
-
 ROLE = "overflow_status"
 
 _NOTHING = np.zeros(0, np.int64)

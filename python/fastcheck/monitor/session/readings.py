@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from fastcheck.utils.torch.seen_tensors import SeenTensors
     from fastcheck.verdict.step import Step, Tape
 
-__all__ = ["SessionReadings"]
-
 # What is held may come out long after its step; of older ones no update is known.
 _UPDATED_STEPS = 1024
 

@@ -11,8 +11,6 @@ from fastcheck.errors import ConfigError, choice, explain, local_path
 
 from .options import at_least_one, check_bool
 
-__all__ = ["OnRequest"]
-
 
 @dataclass(frozen=True)
 class OnRequest:

@@ -17,8 +17,6 @@ from .config import Config
 from .event_store import EventStore
 from .schedule import Schedule
 
-__all__ = ["RunMeta"]
-
 
 class RunMeta:
     """Gathers what goes into the meta file. Costs nothing until it is written."""

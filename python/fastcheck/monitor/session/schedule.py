@@ -10,8 +10,6 @@ import torch
 
 from .event_store import EventStore
 
-__all__ = ["STILL_STEPS", "Schedule"]
-
 # A warm-up's first step, and the end of a schedule, have fewer.
 STILL_STEPS = 10
 

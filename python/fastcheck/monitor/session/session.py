@@ -30,8 +30,6 @@ from .config import Config
 from .numbers import StepNumbers
 from .readings import SessionReadings
 
-__all__ = ["Session"]
-
 # A served model never closes a step: what is remembered of it is renewed at this size.
 _MAX_SEEN = 65536
 

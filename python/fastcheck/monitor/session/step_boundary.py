@@ -11,8 +11,6 @@ from fastcheck.monitor.distributed.replicas import ReplicaCheck, ReplicaMismatch
 from .session import Session
 from .stop_handler import StopHandler
 
-__all__ = ["StepBoundary"]
-
 
 class StepBoundary:
     """Called outside the session's lock, by the thread that closed the step."""

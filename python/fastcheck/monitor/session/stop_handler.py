@@ -33,8 +33,6 @@ from .options import Action
 from .session import Session
 from .stop_page import with_page, write_stop_page
 
-__all__ = ["StopHandler"]
-
 Sink = Callable[[StopReport], None]
 
 _BEGINNINGS = (Verdict.ORIGIN, Verdict.ARRIVED)

@@ -9,8 +9,6 @@ from fastcheck.log.reader import log_parts
 from fastcheck.report.page.write import write_page
 from fastcheck.report.stop_report import StopReport
 
-__all__ = ["PAGE", "with_page", "write_stop_page"]
-
 #: Its name in the directory of the log.
 PAGE = "report.html"
 # About a second of work. `fastcheck report` makes the page of a larger log.

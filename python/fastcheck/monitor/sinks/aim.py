@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Aim", "active", "library"]
-
 
 def library() -> Any:
     """The module; ImportError if aim is not installed."""

@@ -20,8 +20,6 @@ from .scalars import StepFacts, step_scalars
 from .sink import ScalarSink
 from .writer import Entry, SinkWriter
 
-__all__ = ["SinkConnection"]
-
 _SITE = "fastcheck/least_headroom"
 
 

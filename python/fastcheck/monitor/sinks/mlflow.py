@@ -9,8 +9,6 @@ from typing import Any
 
 from fastcheck.errors import ConfigError, explain
 
-__all__ = ["Mlflow", "active", "library"]
-
 
 def library() -> Any:
     """The module; ImportError if mlflow is not installed."""

@@ -12,8 +12,6 @@ from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import DTYPES, Depth, DeviceMode, nonfinite
 from fastcheck.record.statistics import LARGEST_FINITE
 
-__all__ = ["StepFacts", "step_scalars"]
-
 _BYTES = np.array([one.components * one.component_bytes for one in DTYPES], np.int64)
 
 

@@ -11,8 +11,6 @@ from fastcheck.utils.torch.rank import own_rank
 
 from .tensorboard import TensorBoard
 
-__all__ = ["ScalarSink", "Sinks", "open_sinks"]
-
 _NAMES = ("tensorboard", "wandb", "mlflow", "trackio", "aim")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
-__all__ = ["TensorBoard", "active", "library"]
-
 
 def library() -> Any:
     """The module; ImportError if tensorboard is not installed."""

@@ -8,8 +8,6 @@ from typing import Any
 
 from fastcheck.errors import ConfigError, explain
 
-__all__ = ["Trackio", "active", "library"]
-
 
 def library() -> Any:
     """The module; ImportError if trackio is not installed."""

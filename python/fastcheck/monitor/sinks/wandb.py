@@ -14,8 +14,6 @@ from typing import Any
 
 from fastcheck.errors import ConfigError, explain
 
-__all__ = ["Wandb", "active", "library"]
-
 
 def library() -> Any:
     """The module; ImportError if wandb is not installed."""

@@ -13,8 +13,6 @@ from typing import Any, Callable, Optional
 
 from .sink import ScalarSink
 
-__all__ = ["Entry", "SinkWriter"]
-
 # Steps that may wait to be written; the ones that find no room are left out.
 _MOST = 1024
 # How long the end of a run waits for what is still to be written.

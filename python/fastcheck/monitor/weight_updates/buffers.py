@@ -8,8 +8,6 @@ import numpy as np
 
 from .updates import UPDATES, UpdateInfo, Watch
 
-__all__ = ["ConstantBuffers"]
-
 
 class ConstantBuffers:
     """Arrays with a place for each buffer of the last Look."""

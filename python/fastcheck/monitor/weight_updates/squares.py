@@ -8,8 +8,6 @@ from fastcheck.log.history import History
 from fastcheck.record.format import DTYPES, Depth
 from fastcheck.record.statistics import FLOAT_FORMATS
 
-__all__ = ["LargeSquares"]
-
 # By the number of a dtype: the square root of its largest number. Integers have no gradients.
 _LIMITS = np.array(
     [FLOAT_FORMATS[row.name].max ** 0.5 if row.kind == "f8" else np.inf for row in DTYPES]

@@ -20,8 +20,6 @@ from fastcheck.record.site import Site, SiteTable
 from .buffers import ConstantBuffers
 from .updates import UPDATES, ParameterDetails, UpdateInfo, Watch
 
-__all__ = ["StalledWeights"]
-
 # Updates where nothing of what an optimizer holds has moved: perhaps it does nothing yet, on
 # purpose.
 _UPDATES_OF_NONE = 100

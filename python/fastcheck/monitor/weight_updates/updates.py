@@ -20,14 +20,6 @@ from fastcheck.utils.torch.readable import is_materialised
 from fastcheck.utils.torch.sharding import local
 from fastcheck.verdict.step import Step
 
-__all__ = [
-    "UPDATES",
-    "ParameterDetails",
-    "UpdateInfo",
-    "UpdateWatcher",
-    "Watch",
-]
-
 #: Updates in a row that have to agree before a warning; also the interval at which parameters that
 #: no optimizer holds are looked for.
 UPDATES = 10

@@ -24,8 +24,6 @@ from .case import Advice, Case
 if TYPE_CHECKING:
     from fastcheck.report.stop_report import StopReport
 
-__all__ = ["Advice", "advise"]
-
 
 def stored(case: Case) -> Iterator[Advice]:
     name = case.site.key

@@ -17,8 +17,6 @@ from fastcheck.utils.text.sizes import format_bytes
 
 from .state import SORTS, LiveState, RankState, SiteRow
 
-__all__ = ["Line", "Picture", "View", "picture", "waiting_picture"]
-
 
 def cell_count(text: str) -> int:
     """How many cells ``text`` takes."""

@@ -25,9 +25,6 @@ from fastcheck.utils.names.style import row_name
 
 from .trends import STEPS, SiteTrends
 
-__all__ = ["SORTS", "LiveState", "Pace", "RankState", "SiteRow"]
-
-
 _MOST_LINES, _MOST_WATCH, _MOST_RECORDS = 4096, 256, 4096
 
 Key = tuple[int, int, int]

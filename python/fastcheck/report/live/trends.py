@@ -7,8 +7,6 @@ import numpy as np
 from fastcheck.record.format import NONFINITE_COUNTS, RECORD_DTYPE, Depth, overflowed
 from fastcheck.record.statistics import LARGEST_FINITE, component_counts, extreme_values
 
-__all__ = ["STEPS", "SiteTrends"]
-
 #: How many steps are held.
 STEPS = 32
 

@@ -21,9 +21,6 @@ from fastcheck.record.site import Site
 from .evidence import Evidence
 from .grid import Axis, Grid, values_of
 
-__all__ = ["Collected", "collect", "newest_log"]
-
-
 _FIELDS = {
     "rank": np.int64,
     "site": np.int64,

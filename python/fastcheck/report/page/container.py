@@ -25,8 +25,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Container"]
-
 _ZERO, _LEAST, _MOST = -32767, -32000, 32000
 
 

@@ -13,8 +13,6 @@ from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, overflowed
 from fastcheck.record.site import Site
 
-__all__ = ["EventLines", "Evidence", "Finding"]
-
 EventLines = list[dict[str, Any]]
 
 # Records before the event, and around it; events of a rank whose records are looked for.

@@ -13,8 +13,6 @@ import numpy as np
 from fastcheck.record.format import COUNTS, Depth, DeviceMode, Flag
 from fastcheck.record.statistics import component_counts, statistics_columns
 
-__all__ = ["BAD_EVENT", "BAD_NAN", "BAD_NEGINF", "BAD_POSINF", "BAD_SATURATED", "Axis", "Grid"]
-
 #: Bits of the plane ``bad``.
 BAD_NAN, BAD_POSINF, BAD_NEGINF, BAD_SATURATED, BAD_EVENT = 1, 2, 4, 8, 16
 

@@ -16,8 +16,6 @@ from fastcheck.utils.text.numbers import to_json
 from .container import Container
 from .grid import Grid
 
-__all__ = ["add_grid", "dtype_list", "json_numbers", "step_columns"]
-
 # Cells that are written exactly. Where there are more: codes an octave, levels of means between the
 # ends of a row, and of shares.
 _EXACT_CELLS, _FINE_CELLS = 16_000, 100_000

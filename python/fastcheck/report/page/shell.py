@@ -12,8 +12,6 @@ from typing import Union
 from fastcheck.errors import LogError, explain, printable
 from fastcheck.utils.private import create_private
 
-__all__ = ["page_html", "text_html", "write_html"]
-
 _ASSETS = os.path.join(os.path.dirname(__file__), "assets")
 # Nothing is loaded, and no script or style runs but those of this page.
 _POLICY = (

@@ -9,8 +9,6 @@ import torch
 
 from fastcheck.errors import ConfigError, did_you_mean, explain
 
-__all__ = ["api_names", "api_of", "format_call", "intern_call", "is_function"]
-
 _CALL_BITS = 32
 
 _lock = threading.Lock()

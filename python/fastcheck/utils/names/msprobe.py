@@ -22,16 +22,6 @@ from fastcheck.errors import ConfigError, did_you_mean, explain
 from fastcheck.record.naming import OUTSIDE
 from fastcheck.record.site import Site
 
-__all__ = [
-    "TensorName",
-    "has_api_name",
-    "is_name",
-    "msprobe_api_of",
-    "msprobe_name",
-    "name_of",
-    "parse",
-]
-
 KINDS = ("Functional", "Tensor", "Torch", "VF", "Aten", "Distributed", "Custom", "Module")
 
 #: What kernels are called, and what people call them by.

@@ -16,17 +16,6 @@ from fastcheck.errors import ConfigError, did_you_mean, explain
 
 from .msprobe import TensorName, is_name, parse
 
-__all__ = [
-    "Wanted",
-    "matches_module",
-    "matches_op",
-    "op_names",
-    "op_patterns",
-    "op_spellings",
-    "read_module",
-    "read_op",
-]
-
 _DIRECTIONS = ("forward", "backward", "optimizer")
 # As a stop message heads: "12 NaN in output of aten.sqrt #0 in decoder.gate (Gate) at step 4".
 _HEADLINE = re.compile(

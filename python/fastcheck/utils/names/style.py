@@ -10,8 +10,6 @@ from fastcheck.record.site import Site
 
 from .msprobe import msprobe_name, name_of
 
-__all__ = ["STYLES", "check_style", "row_name", "tensor_place"]
-
 STYLES = ("fastcheck", "msprobe")
 
 

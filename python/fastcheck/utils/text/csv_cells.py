@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["csv_text"]
-
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

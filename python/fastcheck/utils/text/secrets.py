@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_secret_name", "without_credentials"]
-
 # The short ones are also parts of other words (`PASSES` of a compiler, `PATH`): they count alone.
 _SECRET = (
     r"(?:TOKEN|KEY|SECRET|PASSW|PASSPHRASE|PWD|CREDENTIAL|CREDS|AUTH|BEARER|COOKIE|PRIVATE|SIGNATURE"

@@ -6,9 +6,6 @@ import re
 
 from fastcheck.errors import ConfigError, explain
 
-__all__ = ["format_bytes", "parse_bytes"]
-
-
 LEAST_LIMIT_BYTES = 64 * 1024
 
 

@@ -6,8 +6,6 @@ import sys
 from types import FrameType
 from typing import Optional
 
-__all__ = ["is_dry_run"]
-
 _PIPELINING = "torch.distributed.pipelining.stage"
 # Of torch 2.5 to 2.12, and of later ones.
 _FUNCTIONS = frozenset(

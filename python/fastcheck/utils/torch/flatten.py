@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["flatten", "flatten_arguments"]
-
 # Containers can hold themselves; what is nested deeper than this is not looked at.
 _MAX_DEPTH = 8
 

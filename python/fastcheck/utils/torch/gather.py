@@ -9,8 +9,6 @@ import torch
 
 from .rank import group_size
 
-__all__ = ["of_all_ranks"]
-
 _MOST_BYTES = 1 << 30
 
 

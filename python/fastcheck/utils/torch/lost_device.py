@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["is_lost"]
-
 # Texts of cudaGetErrorString and hipGetErrorString. After any of these every call on the device
 # fails until the process ends (CUDA runtime API, cudaError_t).
 _TEXTS = (

@@ -9,8 +9,6 @@ import torch
 from .sharding import local
 from .sparse import values_of
 
-__all__ = ["MemoryRef"]
-
 # Weak references to storages have no public form; torch.multiprocessing.reductions uses these.
 _STORAGE: Any = torch.UntypedStorage
 

@@ -11,8 +11,6 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-__all__ = ["take_off"]
-
 
 def take_off(mode: TorchDispatchMode) -> None:
     """Takes it off, from under any other. On another thread's stack it stays."""

@@ -8,19 +8,6 @@ from typing import Any, Callable
 
 import torch
 
-__all__ = [
-    "OpInfo",
-    "describe_tensor",
-    "inputs_of",
-    "op_info",
-    "others_of",
-    "outputs_of",
-    "plain_value",
-    "replaced",
-    "tensors_of",
-]
-
-
 # In place, and without regard for what was there.
 _OVERWRITING = re.compile(
     r"aten\.(copy|fill|zero|normal|uniform|bernoulli|random|exponential|log_normal|cauchy|geometric"

@@ -7,8 +7,6 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Callable, Generic, TypeVar
 
-__all__ = ["Listeners", "WrappedMethods"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Ranks", "group_size", "own_rank"]
-
 
 class Ranks(NamedTuple):
     """This process among others: its rank, how many stop ``together`` with it (1: it decides

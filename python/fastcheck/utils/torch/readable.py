@@ -13,23 +13,6 @@ from fastcheck.extension import status
 from fastcheck.kernels import kernels
 from fastcheck.record.format import DTYPES
 
-__all__ = [
-    "can_hold_nonfinite",
-    "can_read",
-    "check",
-    "check_devices",
-    "check_list",
-    "freed_reason",
-    "has_memory",
-    "is_dense",
-    "is_materialised",
-    "is_plain",
-    "may_be_in_flight",
-    "not_a_tensor",
-    "unreadable_reason",
-    "without_bytes",
-]
-
 _READABLE = frozenset(getattr(torch, row.name) for row in DTYPES if hasattr(torch, row.name))
 _NONFINITE = frozenset(t for t in _READABLE if t.is_floating_point or t.is_complex)
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__

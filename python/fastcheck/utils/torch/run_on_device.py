@@ -16,8 +16,6 @@ from fastcheck.errors import first_line
 from .operators import OpInfo, inputs_of, op_info, outputs_of, tensors_of
 from .own_operators import no_grad, unobserved
 
-__all__ = ["Elsewhere", "compute"]
-
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _DROPOUT = torch.ops.aten.native_dropout.default
 

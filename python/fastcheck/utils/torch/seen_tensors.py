@@ -12,8 +12,6 @@ from fastcheck.extension import compiled
 
 from .readable import is_dense
 
-__all__ = ["PythonSeenTensors", "SeenTensors", "make_seen"]
-
 # Weak references to storages have no public form; torch.multiprocessing.reductions uses these.
 _STORAGE: Any = torch.UntypedStorage
 

@@ -15,17 +15,6 @@ import torch.distributed as dist
 
 from .zero3 import kept_part
 
-__all__ = [
-    "Shard",
-    "is_part",
-    "is_sharded",
-    "join_reduction",
-    "local",
-    "reduce_found_inf",
-    "shard_groups",
-    "shard_of",
-]
-
 
 class Shard(NamedTuple):
     """What this rank has of a tensor that is in parts: ``length`` of dimension ``dim``, from

@@ -8,8 +8,6 @@ import torch
 
 from .own_operators import no_grad, unobserved
 
-__all__ = ["values_of"]
-
 _COMPRESSED = frozenset((torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 
 

@@ -8,8 +8,6 @@ from typing import Any, Callable, Optional
 
 import torch
 
-__all__ = ["DeviceStreams", "stream_handle", "streams_of"]
-
 # cudaStreamCaptureModeRelaxed
 _RELAXED = 2
 

@@ -19,8 +19,6 @@ from .own_operators import no_grad
 from .readable import is_materialised
 from .versions import GradScaler
 
-__all__ = ["Generators", "SavedTensors", "Stateful", "TrainingState", "is_stateful"]
-
 # Attributes of modules that a step may count up. What is mutable is left to state_dict().
 _PLAIN = (bool, int, float, str, type(None))
 

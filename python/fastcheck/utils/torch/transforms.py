@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["in_transform", "untransformed", "unwrapped"]
-
 _functorch: Any = torch._C._functorch
 
 

@@ -6,8 +6,6 @@ from typing import Any, Optional
 
 import torch
 
-__all__ = ["kept_part", "without_padding"]
-
 
 def kept_part(tensor: Any) -> Optional[torch.Tensor]:
     """What this rank keeps of a parameter that is not gathered now, flat; None of any other tensor.

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from fastcheck.monitor.session.session import Session
 
-__all__ = ["EndlessSteps"]
-
 # Above what gradients are accumulated over. What a step has read is kept, and searched, until it
 # ends.
 _MOST_PASSES = 1000

@@ -14,8 +14,6 @@ from torch.optim import Optimizer
 
 from fastcheck.calls.stored import parameter_ids
 
-__all__ = ["Turns", "other_optimizers"]
-
 
 class Turns:
     """An iteration is over when each optimizer has stepped that is expected to.

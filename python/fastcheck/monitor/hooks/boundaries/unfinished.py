@@ -16,8 +16,6 @@ from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 
-__all__ = ["UnfinishedSteps"]
-
 #: A module, the name of a parameter in it, and the version of its gradient.
 _Probe = tuple[ModuleNode, str, int]
 

@@ -20,8 +20,6 @@ from fastcheck.utils.torch.streams import DeviceStreams, streams_of
 
 from .captured_journal import CapturedJournal, GraphSegment, Replayed
 
-__all__ = ["GraphFollower", "followers"]
-
 # Where torch keeps them: module, class, type of device (None: the accelerator, whatever it is).
 _CLASSES = (
     ("cuda", "CUDAGraph", "cuda"),

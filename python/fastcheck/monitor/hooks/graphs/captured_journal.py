@@ -22,8 +22,6 @@ from fastcheck.verdict.step import Step
 if TYPE_CHECKING:
     from fastcheck.monitor.session.session import Session
 
-__all__ = ["FIRST_SEQ", "CapturedJournal", "GraphSegment", "Replayed"]
-
 #: What is read at a capture is numbered from here on, so that no other number passes for one.
 FIRST_SEQ = 2**40
 # How far to look for a step that steps= has read.

@@ -15,8 +15,6 @@ from fastcheck.monitor.session.session import Session
 from .found_inf import UpdateGuard
 from .protection import WeightProtection
 
-__all__ = ["Evaluations", "closure_of", "with_watched_closure"]
-
 
 class Evaluations:
     """Those of the closures of steps under way. Every method expects the session's lock to be held.

@@ -24,8 +24,6 @@ from fastcheck.errors import UnsupportedTensorError
 from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.versions import is_compiling
 
-__all__ = ["UpdateGuard", "gradients_by_device", "has_step_of_torch"]
-
 #: The classes with fused kernels, and where the step() is defined that hands them found_inf.
 _FUSED_CLASSES = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 _FUSED_MODULES = frozenset(f"torch.optim.{name}" for name in ("adam", "adamw", "sgd", "adagrad"))

@@ -19,8 +19,6 @@ from fastcheck.utils.torch.versions import is_compiling
 
 from .found_inf import gradients_by_device
 
-__all__ = ["HostGuard"]
-
 _Taken = list[tuple[Tensor, Tensor]]
 
 # What was taken from each optimizer whose step is under way, by whichever guard.

@@ -17,8 +17,6 @@ from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_fo
 from .found_inf import UpdateGuard, gradients_by_device, has_step_of_torch
 from .hold_back import HostGuard
 
-__all__ = ["WeightProtection"]
-
 
 class WeightProtection:
     """Every method expects the session's lock to be held."""

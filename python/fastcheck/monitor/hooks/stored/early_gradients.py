@@ -12,8 +12,6 @@ import torch
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.sharding import local
 
-__all__ = ["FINITE", "EarlyGradients"]
-
 #: In the place of a record's number.
 FINITE = -1
 

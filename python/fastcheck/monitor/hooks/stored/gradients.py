@@ -17,8 +17,6 @@ from fastcheck.utils.torch.sharding import is_part
 
 from .state_reader import StateReader
 
-__all__ = ["GradientWatcher"]
-
 
 class GradientWatcher:
     """Of one session. Every method expects the session's lock to be held; those that return a bool

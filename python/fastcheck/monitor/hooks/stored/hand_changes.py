@@ -15,8 +15,6 @@ from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 
-__all__ = ["HandChanges"]
-
 _PROBES = 3
 # Of a loop that never updates anything no more backward passes are looked at.
 _MOST_PASSES = 64

@@ -27,8 +27,6 @@ from fastcheck.verdict.entries import OptimizerState, Seen, Stored, UnusedGradie
 from .early_gradients import FINITE, EarlyGradients
 from .hand_changes import HandChanges
 
-__all__ = ["StateReader", "stored_in"]
-
 
 class _Batch:
     """Tensors to be read in one call, with their sites and roles."""
