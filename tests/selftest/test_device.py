@@ -19,6 +19,7 @@ from fastcheck.cli.main import main
 from fastcheck.selftest import checks
 from fastcheck.selftest.checks import FAILED, NOT_CHECKABLE, PASSED, Outcome, run_checks
 from fastcheck.selftest.devices import find_device
+from fastcheck.utils.torch.streams import DeviceStreams
 
 pytestmark = [pytest.mark.fake_accelerator, pytest.mark.fake_cuda]
 
@@ -150,6 +151,18 @@ def test_a_device_without_a_watch_is_still_watched(monkeypatch: pytest.MonkeyPat
         breaking(patch, waiting(wait_for_an_event))
         (outcome,) = run_checks(find_device(NAME))
         assert outcome.status == FAILED
+
+
+def test_a_stream_that_is_never_busy_leaves_the_watch_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checks, "_enqueue_work", lambda *_: None)
+    monkeypatch.setattr(DeviceStreams, "is_done", lambda *_: True)
+    assert one("no-wait", monkeypatch).status == PASSED
+    with monkeypatch.context() as patch:
+        patch.delattr(fake, "set_sync_debug_mode")
+        (outcome,) = run_checks(find_device(NAME))
+    assert outcome.status == NOT_CHECKABLE and "as soon as it was queued" in outcome.detail
 
 
 def test_a_device_without_streams_is_not_checkable(monkeypatch: pytest.MonkeyPatch) -> None:
