@@ -25,7 +25,7 @@ import fastcheck
 import harness
 
 _ROOT = str(Path(fastcheck.__file__).parent)
-_PAGE = ("report/page/", "monitor/session/stop_page.py")
+_PAGE = ("report/page/",)
 BARS = {"files": 15, "moves": 170}
 POISONED_STEP = 2
 

@@ -19,8 +19,7 @@ from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.named_tensors.observe import observe
 from fastcheck.monitor.rerun import rerun
 from fastcheck.monitor.reruns.result import Rerun
-from fastcheck.monitor.session.options import Filter, Log, Stop, Training
-from fastcheck.monitor.session.request_options import OnRequest
+from fastcheck.monitor.session.options import Filter, Log, OnRequest, Stop, Training
 from fastcheck.record.event import Event
 from fastcheck.record.exponents import Exponents, Share
 from fastcheck.record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Verdict

@@ -27,7 +27,7 @@ ENDS = r"monitor\.step\(\)"
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """20 backward passes in the place of 1,000."""
-    monkeypatch.setattr("fastcheck.monitor.hooks.boundaries.endless._MOST_PASSES", 20)
+    monkeypatch.setattr("fastcheck.monitor.hooks.boundaries.unfinished._MOST_PASSES", 20)
 
 
 def new_model() -> nn.Module:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.monitor.hooks import module_tree, other_processes
+from fastcheck.monitor.hooks import hook_support
 from fastcheck.utils.torch.patching import Listeners
 from support.programs.training import Net, train
 
@@ -94,9 +94,9 @@ def test_healthy_changes_of_a_tree() -> None:
 
 def test_nothing_is_left_of_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without the monitors that other tests may have left.
-    monkeypatch.setattr(module_tree, "_handles", [])
-    own = Listeners[module_tree.ModuleTree](module_tree._begin, module_tree._end)
-    monkeypatch.setattr(module_tree, "_trees", own)
+    monkeypatch.setattr(hook_support, "_handles", [])
+    own = Listeners[hook_support.ModuleTree](hook_support._begin, hook_support._end)
+    monkeypatch.setattr(hook_support, "_trees", own)
     hooks = torch.nn.modules.module._global_module_registration_hooks
     before = len(hooks)
     monitor = fastcheck.install(Net())
@@ -117,8 +117,8 @@ def sent(model: torch.nn.Module) -> bytes:
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has neither called install() nor warned."""
-    monkeypatch.setattr(other_processes, "_has_warned", False)
-    monkeypatch.setattr(other_processes, "_followed", WeakKeyDictionary())
+    monkeypatch.setattr(hook_support, "_has_warned", False)
+    monkeypatch.setattr(hook_support, "_followed", WeakKeyDictionary())
 
 
 @pytest.mark.usefixtures("nothing_installed")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fastcheck.errors import FastcheckWarning
+from fastcheck.monitor.session.stop_handler import CallbackSink, ConsoleSink, RaisingSink
 from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import statistics_of
-from fastcheck.report.actions import CallbackSink, ConsoleSink, RaisingSink
 from fastcheck.report.advice.choose import advise
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.render import brief, render

@@ -11,7 +11,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck import Verdict
-from fastcheck.verdict.policy import Counter
+from fastcheck.verdict.step import Counter
 from support.programs.training import Apply, Net, poison, stopped, train
 
 pytestmark = pytest.mark.usefixtures("fresh_start")

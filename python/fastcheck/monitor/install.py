@@ -15,23 +15,22 @@ from fastcheck.backends.table import prepare
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, did_you_mean, explain, warn
 from fastcheck.monitor.hooks.hook_support import (
+    ModuleTree,
     check_built,
     check_hookable,
+    follow_forks,
     takes_hooks,
     unhookable_note,
 )
 from fastcheck.monitor.hooks.module_hooks import ForwardPreHook
-from fastcheck.monitor.hooks.module_tree import ModuleTree
-from fastcheck.monitor.hooks.other_processes import follow_forks
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
 from fastcheck.monitor.named_tensors.observe import connect as connect_named
 from fastcheck.monitor.on_request.requests import Requests
-from fastcheck.monitor.op_level.filter import check_ops
 from fastcheck.monitor.op_level.launch import why_not
+from fastcheck.monitor.op_level.op_session import check_ops
 from fastcheck.monitor.precision.results import check_level
 from fastcheck.monitor.session.config import Config, unknown_option
-from fastcheck.monitor.session.options import Filter, Log, Patterns, Stop, Training
-from fastcheck.monitor.session.request_options import OnRequest
+from fastcheck.monitor.session.options import Filter, Log, OnRequest, Patterns, Stop, Training
 from fastcheck.monitor.sinks.connection import SinkConnection
 from fastcheck.monitor.sinks.sink import ScalarSink, Sinks, open_sinks
 from fastcheck.record.site import SiteTable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
@@ -12,12 +13,13 @@ import numpy as np
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.dump.on_stop.captured_op import OpCaptures
+from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
 from fastcheck.errors import ConfigError, explain, warn
 from fastcheck.log.step_table import StepRow
 from fastcheck.log.table import named_table
 from fastcheck.log.writer import RecordLog
-from fastcheck.monitor.distributed.join import follow
-from fastcheck.monitor.distributed.meeting import agreement_for
+from fastcheck.monitor.distributed.join import agreement_for, follow
 from fastcheck.monitor.distributed.replicas import ReplicaMismatch, replica_check
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
@@ -31,21 +33,97 @@ from fastcheck.monitor.op_level.stored import OpState
 from fastcheck.monitor.precision.results import PrecisionResults, session_type_for
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.run_meta import RunMeta
-from fastcheck.monitor.session.step_boundary import StepBoundary
-from fastcheck.monitor.session.stop_handler import StopHandler
+from fastcheck.monitor.session.stop_handler import StepBoundary, StopHandler
 from fastcheck.record.event import Event
 from fastcheck.record.site import SiteTable
 from fastcheck.report.error import OverflowDetected
 from fastcheck.utils.names.style import check_style
 from fastcheck.utils.torch.rank import Ranks, group_size, own_rank
+from fastcheck.verdict.step import Step
 
-from .batch_names import NamedBatches
 from .notes import compiled_notes, device_notes, lost_notes, monitor_notes, summary_of
 from .pictures import Pictures
 from .replay import Replay, Replayer
 from .results import held_records
-from .stop_dump import make_stop_dumper
+from .session.listener import Listener
+from .session.run_meta import BatchId, BatchIds, batch_name
+from .session.session import Session
 from .watching import Watching, connected
+
+
+class _Ended(Listener):
+    """Tells the names which step is over."""
+
+    def __init__(self, batches: BatchIds) -> None:
+        self._batches = batches
+
+    def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
+        self._batches.ended(step.index, int(chunks[-1]["seq"].max()))
+
+
+class NamedBatches:
+    """What a Monitor adds for loops that name their batches."""
+
+    _session: Session
+    _names_batches = False
+
+    def batch(self, batch_id: Any) -> None:
+        """Names what the next forward pass trains on, so that a stop report and the events of
+        ``watch=`` name it too: an index, or any small object with a short text. Of a step of
+        several micro-batches each may be named. Does not end a step, and costs nothing more.
+
+        ``monitor.step(batch_id=)`` names the batch of the step that it ends; a stop within that
+        step has been raised by then.
+
+        Raises:
+            ConfigError: a tensor that is large, or not on the CPU.
+        """
+        name, session = batch_name(batch_id), self._session
+        with session.lock:
+            if not session.removed:
+                self._name_batch(name, session.step.index + session.is_closed, session.next_seq)
+
+    def _name_ended(self, batch_id: Any) -> None:
+        """The batch of the step that is about to end."""
+        name, session = batch_name(batch_id), self._session
+        with session.lock:
+            if not session.removed:
+                self._name_batch(name, session.step.index, None)
+
+    def _name_batch(self, name: BatchId, step: int, seq: Any) -> None:
+        session = self._session
+        if not self._names_batches:
+            self._names_batches = True
+            batches, store = session.batches, session.event_store
+
+            def write(step: int, name: BatchId) -> None:
+                with store.lock:
+                    if store.log is not None:
+                        store.log.append_line("batches", {"step": step, "batch": name})
+
+            with store.lock:
+                batches.on_change = write
+                # Before those that ask for the name of the step.
+                store.listeners = [_Ended(batches), *store.listeners]
+        session.batches.add(step, name, seq)
+
+
+def make_stop_dumper(
+    session: Session, nodes: Sequence[ModuleNode], rank: int
+) -> Optional[StoppedCallDumper]:
+    """None without Stop(dump=)."""
+    config = session.config
+    if config.stop.dump is None:
+        return None
+    directory = os.fspath(config.stop.dump)
+    if isinstance(session, OpSession):
+        captures = session.captures = OpCaptures()
+        return StoppedCallDumper(directory, rank, nodes, captures)
+    why = "the step is not known: run it by monitor.run(step, batch)"
+    if session.world_size > 1:
+        why = "several ranks train together, of which none runs a step again alone"
+    return StoppedCallDumper(directory, rank, nodes, None, why)
+
 
 # One for each monitor, and none that torch hands out: it counts up from 0.
 _hook_ids = itertools.count(-1, -1)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from fastcheck.backends.triton import backend as triton
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.monitor.op_level.op_session import OpSession
-from fastcheck.monitor.session.evidence import report_of_step
-from fastcheck.monitor.session.schedule import STILL_STEPS
+from fastcheck.monitor.session.run_meta import STILL_STEPS
 from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.stop_handler import report_of_step
 from fastcheck.record.site import NUMBER_ROLES
 from fastcheck.report.render import WIDTH, parts
 from fastcheck.report.spread import harmless, pending_lines

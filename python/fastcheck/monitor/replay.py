@@ -13,9 +13,9 @@ import torch
 from fastcheck.dump.on_stop.captured_module import ModuleWatch
 from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
 from fastcheck.errors import FastcheckError
-from fastcheck.monitor.session.evidence import are_skipped
 from fastcheck.monitor.session.options import Stop, Training
 from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.stop_handler import are_skipped
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.stop_report import Dumped, ReplayOutcome
 from fastcheck.utils.torch.flatten import flatten

@@ -10,8 +10,8 @@ import numpy as np
 
 from fastcheck.errors import LogError
 from fastcheck.log.reader import read_log
-from fastcheck.monitor.session.held import save_held
 from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.stop_handler import save_held
 from fastcheck.report.page.write import write_page
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fastcheck.monitor.distributed.channel import decode, encode
-from fastcheck.monitor.distributed.meeting import agreement_for
+from fastcheck.monitor.distributed.join import agreement_for
 from support.ranks import ranks_workers as work
 from support.ranks.ranks_harness import GUARD_SECONDS, run_ranks, values
 

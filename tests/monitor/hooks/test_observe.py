@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fastcheck
 from fastcheck import ConfigError, Flag, observe
-from fastcheck.monitor.named_tensors import reader as reader_of_names
+from fastcheck.monitor.named_tensors import observe as reader_of_names
 from fastcheck.record.statistics import statistics_of
 from support.programs.observing import EXPECTED, net, readings, train
 from support.programs.training import Apply, batches, names, nan_gradient, poison, stopped, where

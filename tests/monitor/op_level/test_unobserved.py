@@ -80,7 +80,7 @@ def unread(monitor: fastcheck.Monitor) -> dict[str, tuple[str, int]]:
 @pytest.mark.parametrize(("op", "reason", "use"), CASES, ids=[case[1] for case in CASES])
 def test_the_reason_is_told(op: str, reason: str, use: Any, monkeypatch: Any) -> None:
     # As in a process that has compiled nothing.
-    monkeypatch.setattr("fastcheck.monitor.op_level.unobserved._has_traced", lambda: False)
+    monkeypatch.setattr("fastcheck.monitor.op_level.op_session._has_traced", lambda: False)
     with fastcheck.install(Net(), level="op") as monitor:
         use()
         use()

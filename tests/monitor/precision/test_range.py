@@ -16,7 +16,7 @@ from fastcheck import ConfigError, PrecisionAdvice, backends
 from fastcheck.backends.table import backend_for
 from fastcheck.cli.main import main
 from fastcheck.monitor.precision import range_session
-from fastcheck.monitor.precision.readings import ExponentReadings
+from fastcheck.monitor.precision.range_session import ExponentReadings
 from fastcheck.monitor.session.session import Session
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.monitor.sinks import writer
+from fastcheck.monitor.sinks import connection
 from support.programs.training import Apply, Net, chain, poison, stopped, train
 from support.trackers import Kept
 
@@ -171,7 +171,7 @@ def test_headroom_is_that_of_the_narrowest_tensor(value: float, bits: Any) -> No
 
 
 def test_rows_that_find_no_room_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_MOST", 2)
+    monkeypatch.setattr(connection, "_MOST", 2)
     may_write, model = threading.Event(), Net()
 
     class Slow(Kept):
@@ -190,7 +190,7 @@ def test_rows_that_find_no_room_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_sink_that_hangs_does_not_keep_remove(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer.SinkWriter.close, "__defaults__", (0.05,))
+    monkeypatch.setattr(connection.SinkWriter.close, "__defaults__", (0.05,))
     release, model = threading.Event(), Net()
 
     class Hanging:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fastcheck
-from fastcheck.monitor.distributed import meeting
+from fastcheck.monitor.distributed import join
 from support.programs.training import where
 
 
@@ -139,7 +139,7 @@ def meets(rank: int) -> Any:
             refused.append(str(error).splitlines()[0])
     hooks_left = len(model._forward_hooks)
     fastcheck.install(model, overflow_nums=-1).remove()
-    meeting._MEETING_SECONDS = 0.3
+    join._MEETING_SECONDS = 0.3
     dist.barrier()
     if rank == 1:
         time.sleep(1.0)

@@ -23,8 +23,7 @@ from fastcheck.utils.torch.sparse import values_of
 from fastcheck.utils.torch.transforms import in_transform, untransformed, unwrapped
 from fastcheck.utils.torch.versions import is_compiling, is_dynamo_compiling
 
-from .module_tree import look_again
-from .other_processes import warn_of_copy
+from .hook_support import look_again, warn_of_copy
 from .traced import Traced, trace_enter, trace_leave
 
 

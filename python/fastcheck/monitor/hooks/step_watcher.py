@@ -2,7 +2,7 @@
 
 An optimizer step that is not run by a GradScaler closes the step, and so does GradScaler.update():
 a step that the scaler skips never reaches the optimizer. Of several optimizers that take turns it
-is the last one (``boundaries/turns.py``). Once monitor.step() was called, only it does.
+is the last one (``boundaries/unfinished.py``). Once monitor.step() was called, only it does.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from fastcheck.monitor.hooks.boundaries.endless import EndlessSteps
-from fastcheck.monitor.hooks.boundaries.turns import Turns, other_optimizers
-from fastcheck.monitor.hooks.boundaries.unfinished import UnfinishedSteps
+from fastcheck.errors import LearningRateWarning, warn
+from fastcheck.monitor.hooks.boundaries.unfinished import (
+    EndlessSteps,
+    Turns,
+    UnfinishedSteps,
+    other_optimizers,
+)
 from fastcheck.monitor.hooks.protect.closures import Evaluations
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
 from fastcheck.monitor.hooks.protect.protection import WeightProtection
@@ -27,9 +31,42 @@ from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
 
+from .hook_support import ModuleTree
 from .losses import LossReader
-from .module_tree import ModuleTree
-from .step_warnings import warn_in_child, warn_of_step
+
+
+def warn_of_step(
+    state: StateReader,
+    meta: Optional[RunMeta],
+    protection: WeightProtection,
+    endless: EndlessSteps,
+    tree: Optional[ModuleTree],
+    notes: dict[str, None],
+) -> None:
+    """Called outside of all locks."""
+    warnings = protection.take_warnings()
+    news = "" if tree is None else tree.take_news()
+    if news:
+        notes[news] = None
+        warnings.append(news)
+    unended = endless.take_warning()
+    if unended:
+        warnings.append(unended)
+    for text in warnings:
+        warn(text)
+    rates = "" if meta is None else meta.schedule.take_warning()
+    if rates:
+        warn(rates, LearningRateWarning)
+    stalled_weights = state.stalled_weights
+    for text in () if stalled_weights is None else stalled_weights.take_warnings():
+        warn(text)
+
+
+def warn_in_child() -> None:
+    warn(
+        "this process was forked from the one that called fastcheck.install(), and trains: "
+        "nothing is observed here. Call install() in it"
+    )
 
 
 class StepWatcher:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Callable, Optional, Protocol
 
 import numpy as np
 import torch
 
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError, did_you_mean, explain
 from fastcheck.extension import extension
-from fastcheck.log.unobserved import UnreadOp
+from fastcheck.log.unobserved import UnreadOp, to_meta
 from fastcheck.monitor.session.config import Config
+from fastcheck.monitor.session.options import ROLES
 from fastcheck.record.format import Flag
 from fastcheck.record.site import SiteTable
+from fastcheck.utils.names.msprobe import is_name, msprobe_api_of
+from fastcheck.utils.names.patterns import op_names, op_patterns, op_spellings
+from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.rank import Ranks
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
@@ -32,14 +38,186 @@ from fastcheck.verdict.entries import (
 )
 from fastcheck.verdict.incident import Place
 
-from .consequence_marks import Named, Reach, plain_tensors
-from .filter import filter_options
 from .launch import Launcher, where
 from .mode import CallMode, Captures
-from .readings import OpReadings
-from .sites import OpSites
+from .readings import OpReadings, OpSites
 from .stored import NothingSeen
-from .unobserved import describing, unread_ops
+
+# fastcheck::observer::Filter::bit. Parameters and buffers have none: they are read by name, once.
+_ROLE_BITS = dict(zip(ROLES, (1, 2, 4, 8, 16 | 32, 0)))
+_NOT = "!"
+
+
+def filter_options(config: Config, nodes: Sequence[ModuleNode]) -> dict[str, Any]:
+    """The arguments of OpObserver.start()."""
+    ops = tuple(config.filter.ops or ())
+    chosen = [name for name in ops if not name.startswith(_NOT)]
+    left_out = [name[len(_NOT) :] for name in ops if name.startswith(_NOT)]
+    return {
+        "ops": [pattern for name in chosen for pattern in op_patterns(name)],
+        "not_ops": [pattern for name in left_out for pattern in op_patterns(name)],
+        "modules": [int(node.is_selected) for node in nodes],
+        # What runs in no module can't be in one that was asked for.
+        "outside": config.include is None,
+        "roles": sum(_ROLE_BITS[role] for role in set(config.filter.roles or ROLES)),
+    }
+
+
+def check_ops(patterns: Iterable[str]) -> None:
+    """Raises ConfigError for a pattern that no registered operator matches."""
+    registered = {op: op_spellings(op) for op in op_names()} if patterns else {}
+    for pattern in patterns:
+        name = pattern[len(_NOT) :] if pattern.startswith(_NOT) else pattern
+        wanted = op_patterns(name)
+        if any(
+            fnmatchcase(spelt, one)
+            for spellings in registered.values()
+            for spelt in spellings
+            for one in wanted
+        ):
+            continue
+        if is_name(name):
+            known = {".".join(msprobe_api_of(op)) for op in registered}
+        else:
+            known = {spellings[1 if "." in name else 3] for spellings in registered.values()}
+        raise ConfigError(
+            explain(
+                f"ops pattern {pattern!r} matches no operator",
+                expected="a name of torch's dispatcher (aten._softmax, aten.add.Tensor, mm), one "
+                'of msprobe\'s style (Functional.softmax), or a pattern; "!" before it leaves out',
+                got=repr(pattern),
+                hint=did_you_mean(name, sorted(known))
+                or "names are those of the records: monitor.sites[...].op",
+            )
+        )
+
+
+Named = Iterable[tuple[str, torch.Tensor]]
+
+
+class Reaching(Protocol):
+    """The part of the session that this file uses."""
+
+    def reach(self, kind: str, tensors: Named) -> None: ...
+
+
+class Reach:
+    """The places of one session's models."""
+
+    def __init__(self, session: Reaching, nodes: Sequence[ModuleNode]) -> None:
+        self._session = session
+        self._nodes = nodes
+
+    def output(self, outputs: Named) -> None:
+        """A model returned these."""
+        self._session.reach("output", (("the model returned it", tensor) for _, tensor in outputs))
+
+    def loss(self, loss: Any) -> None:
+        """backward() is about to be called on this, or it is given to the scaler."""
+        tensors = (tensor for _, tensor in flatten(loss, "loss") if tensor.numel() == 1)
+        self._session.reach("loss", (("it reached the loss", tensor) for tensor in tensors))
+
+    def gradients(self) -> None:
+        """A backward pass is over."""
+        named = ((name, p.grad) for name, p in self._parameters() if p.grad is not None)
+        self._session.reach(
+            "gradient", ((f"it reached the gradient of {name}", grad) for name, grad in named)
+        )
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is about to use its gradients."""
+        names = {id(p): name for name, p in self._parameters()}
+        self._session.reach(
+            "update",
+            (
+                (f"it reached the gradient of {names.get(id(p), 'a parameter')}", p.grad)
+                for p in _parameters_of(optimizer)
+                if p.grad is not None
+            ),
+        )
+
+    def state(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer has updated its parameters and its state."""
+        self._session.reach("state", self._state_of(optimizer))
+
+    def _state_of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+        kind = type(optimizer).__name__
+        names = {id(p): name for name, p in self._parameters()}
+        for p in _parameters_of(optimizer):
+            name = names.get(id(p), "a parameter")
+            yield f"{kind} wrote it to {name}", p
+            for label, tensor in flatten(optimizer.state.get(p), ""):
+                yield f"{kind} keeps it in its state{label} of {name}", tensor
+
+    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for node in self._nodes:
+            module = node.module()
+            for name, p in () if module is None else module._parameters.items():
+                if p is not None:
+                    yield f"{node.path}.{name}" if node.path else name, p
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if isinstance(p, torch.Tensor):
+                yield p
+
+
+def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors whose memory holds its values: those within functorch's wrappers, a DTensor or
+    another subclass, or a sparse tensor.
+    """
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    if not can_hold_nonfinite(tensor):
+        return []
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._values()]
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return [tensor]
+    within = getattr(tensor, "__tensor_flatten__", None)
+    if within is None:
+        return [tensor]
+    inner = [getattr(tensor, name) for name in within()[0]]
+    return [one for part in inner if isinstance(part, torch.Tensor) for one in plain_tensors(part)]
+
+
+_IN_COMPILED = "compiled code calls no operators: what it takes and returns is read"
+
+
+def unread_ops(observer: Any, compiled: dict[str, int]) -> list[UnreadOp]:
+    """Most calls first. ``compiled``: how often modules were called within compiled code."""
+    rows = [
+        UnreadOp(op, reason, calls)
+        for op, reason, calls, has_no_values in observer.unread()
+        # What is traced runs on fake tensors first, and then for good.
+        if not (has_no_values and _has_traced())
+    ]
+    rows += [
+        UnreadOp(f"{name} (compiled)", _IN_COMPILED, calls) for name, calls in compiled.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.calls, row.op))
+
+
+def describing(
+    describe: Callable[[], dict[str, Any]], rows: weakref.WeakMethod[Callable[[], list[UnreadOp]]]
+) -> Callable[[], dict[str, Any]]:
+    """A function that returns ``describe()`` and the rows of that moment."""
+
+    def both() -> dict[str, Any]:
+        method = rows()
+        return {**describe(), **to_meta([] if method is None else method())}
+
+    return both
+
+
+def _has_traced() -> bool:
+    utils = sys.modules.get("torch._dynamo.utils")
+    counters: Any = getattr(utils, "counters", None)
+    return bool(counters and counters.get("frames", {}).get("total"))
+
 
 # A token for what was not read; no finding has it.
 _UNREAD = 2**62

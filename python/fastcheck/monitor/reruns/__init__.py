@@ -1,6 +1,6 @@
 """Runs a training step again from the same state, and compares the checksums of every tensor.
 
-``trace`` has what one run left, ``runner`` makes the runs, ``result`` is what came of them.
+``runner`` makes the runs, ``result`` is what came of them.
 
 Imports ``log``, ``monitor.hooks``, ``monitor.session``, ``record``, ``statistics``, ``utils`` and
 ``verdict``.

@@ -10,8 +10,7 @@ from typing import Any, Optional, Union
 from fastcheck.errors import ConfigError, choice, did_you_mean, explain
 from fastcheck.record.format import DEPTHS, Depth
 
-from .options import Filter, Log, Patterns, Stop, Training, at_least_one, pattern_tuple
-from .request_options import OnRequest
+from .options import Filter, Log, OnRequest, Patterns, Stop, Training, at_least_one, pattern_tuple
 
 _GROUPS = {"stop": Stop, "log": Log, "filter": Filter, "training": Training}
 #: What ``record=`` may be: a depth, or all of a record and the exponents of some steps.

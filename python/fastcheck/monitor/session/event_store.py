@@ -29,8 +29,7 @@ from fastcheck.verdict.entries import Entry, Journal, Records, expanded
 from fastcheck.verdict.findings import Finding, Findings, SiteMemory
 from fastcheck.verdict.module_rules import ModuleRules
 from fastcheck.verdict.op_rules import OpMemory, OpRules
-from fastcheck.verdict.policy import Decision, Policy
-from fastcheck.verdict.step import Rules, Step
+from fastcheck.verdict.step import Decision, Policy, Rules, Step
 
 from .config import Config
 from .listener import Listener

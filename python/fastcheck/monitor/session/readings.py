@@ -39,9 +39,8 @@ from fastcheck.utils.torch.streams import streams_of
 from fastcheck.verdict.entries import Entry, Journal, Note, Returned, Seen
 
 from .config import Config
-from .drain import Drain, Part
+from .drain import Drain, Faults, Part
 from .event_store import EventStore
-from .faults import Faults
 from .overflow_status import StatusReader
 
 if TYPE_CHECKING:

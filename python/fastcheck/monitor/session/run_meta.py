@@ -2,20 +2,225 @@
 
 from __future__ import annotations
 
+import numbers
+import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from numbers import Integral
+from typing import Any, Callable, Optional, Union
 
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.errors import ConfigError, explain, first_line
 from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.reproducibility.inventory import describe_optimizer
 from fastcheck.reproducibility.placement import placement
 
 from .config import Config
 from .event_store import EventStore
-from .schedule import Schedule
+
+#: The name of a batch.
+BatchId = Union[int, str]
+
+_MOST_STEPS = 4096
+_MOST_CHARACTERS = 200
+# Of a step that has more micro-batches the first and the last are named.
+_MOST_SHOWN = 4
+
+
+class BatchIds:
+    """Of one monitor; for any thread. Empty, and without a cost, until the first name is given.
+
+    A name is given before the forward pass, when the step that it opens has not begun yet, or with
+    ``monitor.step()``. Of several names of a step (micro-batches) all are kept.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # By step, oldest first: the names, and how many tensors had been read when each was given.
+        self._names: OrderedDict[int, list[tuple[BatchId, Optional[int]]]] = OrderedDict()
+        #: Called with each step whose name is known or has changed; set by Monitor where it logs.
+        self.on_change: Callable[[int, BatchId], None] = lambda step, name: None
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def add(self, step: int, name: BatchId, seq: Optional[int] = None) -> None:
+        """The step trains on ``name``. ``seq``: of the next tensor that is read, where ``step`` is
+        only what it seems to belong to: a step whose update the loop leaves out is still open then.
+        """
+        with self._lock:
+            names = self._names.setdefault(step, [])
+            if name not in [one for one, _ in names]:
+                names.append((name, seq))
+            while len(self._names) > _MOST_STEPS:
+                self._names.popitem(last=False)
+        self._tell(step)
+
+    def ended(self, step: int, last_seq: int) -> None:
+        """The step is over, with this tensor as its last: what was named after that is the next
+        one's.
+        """
+        with self._lock:
+            names = self._names.get(step, [])
+            late = [one for one in names if one[1] is not None and one[1] > last_seq]
+            if not late:
+                return
+            self._names[step] = [one for one in names if one not in late]
+            self._names.setdefault(step + 1, []).extend(late)
+        self._tell(step + 1)
+
+    def of(self, step: int) -> Optional[BatchId]:
+        """The name of a step's batch; several as one text. None: it was given none."""
+        with self._lock:
+            names = [name for name, _ in self._names.get(step, ())]
+        if len(names) < 2:
+            return names[0] if names else None
+        if len(names) > _MOST_SHOWN:
+            return f"{names[0]}, {names[1]}, ..., {names[-1]} ({len(names)} batches)"
+        return ", ".join(map(str, names))
+
+    def lines(self) -> list[dict[str, Any]]:
+        """As in the log: a step and its batch each, oldest first."""
+        with self._lock:
+            steps = list(self._names)
+        return [{"step": step, "batch": self.of(step)} for step in steps]
+
+    def _tell(self, step: int) -> None:
+        name = self.of(step)
+        if name is not None:
+            self.on_change(step, name)
+
+
+def batch_name(batch_id: Any) -> BatchId:
+    """``batch_id`` as it is kept: an int as it is, anything else as a text of at most 200
+    characters.
+
+    Raises:
+        ConfigError: a tensor of a device, whose value would have to be waited for.
+    """
+    if isinstance(batch_id, torch.Tensor):
+        if not batch_id.is_cpu or batch_id.numel() > _MOST_CHARACTERS:
+            raise ConfigError(
+                explain(
+                    "batch_id can't be used",
+                    expected="an int, a text, or another small object with a short text",
+                    got=f"a tensor of {batch_id.numel():,} elements on {batch_id.device}",
+                    hint="batch_id=index, with the index that the sampler or the loop counts",
+                )
+            )
+        batch_id = batch_id.tolist()
+    if isinstance(batch_id, Integral):  # NumPy's too
+        return int(batch_id)
+    try:
+        text = str(batch_id)
+    except Exception as error:  # of the object's own
+        text = f"{type(batch_id).__name__}, without a text ({first_line(error)})"
+    text = " ".join(text.split())
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+
+
+# A warm-up's first step, and the end of a schedule, have fewer.
+STILL_STEPS = 10
+
+_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps")
+
+
+class Schedule:
+    """Writes a line to the log whenever one of them changes."""
+
+    def __init__(self, event_store: EventStore) -> None:
+        self._event_store = event_store
+        self._last: dict[str, Any] = {}
+        self._rates = _RateWatch()
+
+    def take_warning(self) -> str:
+        """That no learning rate is other than 0, once; empty where there is nothing to tell."""
+        warning, self._rates.warning = self._rates.warning, ""
+        return warning
+
+    def follow(self, step: int, number: int, optimizer: torch.optim.Optimizer) -> None:
+        """Looks at the groups of an optimizer that is about to step. Its first values are in the
+        meta file.
+        """
+        rates: list[float] = []
+        kind = type(optimizer).__name__.lower()
+        # Divides by the root of a mean of squares.
+        is_adam = "adam" in kind and kind != "adamax"
+        for group, options in enumerate(optimizer.param_groups):
+            for name, value in _numbers(options):
+                if name == "lr":
+                    rates.append(value)
+                full_name = f"optimizers[{number}].groups[{group}].{name}"
+                self._note(step, full_name, value, False, is_adam)
+
+        # Of a rate that a device has nothing is known.
+        self._rates.follow(step, not any(rates) and len(rates) == len(optimizer.param_groups))
+
+    def clipped(self, step: int, threshold: Any) -> None:
+        """Gradients were clipped to ``threshold``."""
+        for _, value in _numbers({"lr": threshold}):
+            self._note(step, "clipping.threshold", value, True)
+
+    def _note(
+        self, step: int, name: str, value: float, tells_first: bool, is_adam: bool = False
+    ) -> None:
+        is_first = name not in self._last
+        if not is_first and self._last[name] == value:
+            return
+        if not is_first or is_adam:
+            with self._event_store.lock:
+                for listener in self._event_store.listeners:
+                    listener.setting_changed(name, self._last.get(name), value)
+        self._last[name] = value
+        log = self._event_store.log
+        if log is not None and (tells_first or not is_first):
+            with self._event_store.lock:
+                log.append_line("schedule", {"step": step, "name": name, "value": value})
+
+
+class _RateWatch:
+    """Counts the steps in a row in which every learning rate is 0."""
+
+    def __init__(self) -> None:
+        self.warning = ""
+        self._is_done = False
+        self._moved = self._last = -1
+        self._since = self._steps = 0
+
+    def follow(self, step: int, is_still: bool) -> None:
+        """An optimizer steps, whose learning rates are all 0 or not."""
+        if self._is_done:
+            return
+        if not is_still:
+            self._moved, self._steps = step, 0
+        elif step not in (self._moved, self._last):
+            self._since = self._since if self._steps else step
+            self._steps += 1
+            self._last = step
+        if self._steps > STILL_STEPS:  # in the last of these another optimizer might move something
+            self._is_done = True
+            when = f"has been 0 since step {self._since:,}: no weight moves any more"
+            if self._moved < 0:
+                when = f"was 0 in the first {STILL_STEPS} steps: no weight has moved"
+            self.warning = f"the learning rate of every parameter group {when}"
+
+
+def _numbers(options: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for name in _OPTIONS:
+        value = options.get(name)
+        if isinstance(value, (tuple, list)):
+            parts = [(f"{name}[{place}]", part) for place, part in enumerate(value)]
+        else:
+            parts = [(name, value)]
+        for label, part in parts:
+            # Reading a tensor on a device would make the host wait.
+            if isinstance(part, torch.Tensor):
+                part = part.item() if part.is_cpu and part.numel() == 1 else None
+            if isinstance(part, numbers.Real) and not isinstance(part, bool):
+                yield label, float(part)
 
 
 class RunMeta:

@@ -7,28 +7,179 @@ other belong to one step.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from numbers import Real
+from threading import Thread, current_thread
+from types import FrameType
+from typing import Any, Optional, Protocol
 
 import torch
 
 from fastcheck.errors import ConfigError, explain
 from fastcheck.record.format import Flag
-from fastcheck.record.site import SiteTable
-from fastcheck.utils.torch.dry_runs import is_dry_run
+from fastcheck.record.site import Site, SiteTable
+from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.rank import Ranks
+from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import in_transform
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.allowed import Allowance, tell_allowances
 from fastcheck.verdict.entries import GradientNorm, Loss, LossKnown
+from fastcheck.verdict.step import Step
 
-from .backwards import Backwards
-from .batches import BatchIds
 from .config import Config
-from .numbers import StepNumbers
 from .readings import SessionReadings
+from .run_meta import BatchIds
+
+
+class Backward:
+    """A call of backward() that is, or may be, about the session's models."""
+
+    __slots__ = ("is_alone",)
+
+    def __init__(self, is_alone: bool) -> None:
+        #: No other one was under way at any time: the gradients that have come are from this one.
+        self.is_alone = is_alone
+
+
+class Backwards:
+    """Every method expects the session's lock to be held. A backward() that begins on another
+    thread waits for it, so what is answered holds as long as the lock is held.
+    """
+
+    def __init__(self) -> None:
+        # In the last step in which any did.
+        self._callers: set[Thread] = set()
+        self._called_in = -1
+        self._trainers: set[Thread] = set()
+        self._under_way: dict[Thread, Backward] = {}
+
+    def called(self, step: int) -> None:
+        """This thread calls a model, in the step of this index."""
+        if step != self._called_in:
+            self._called_in = step
+            self._callers.clear()
+        self._callers.add(current_thread())
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether only other threads call the models: what this one does is about others, unless
+        a graph shows that it is not.
+        """
+        return bool(self._callers) and current_thread() not in self._callers
+
+    @property
+    def owns_gradients(self) -> bool:
+        """Whether this thread may look at the gradients of the models: no other one trains them."""
+        if len(self._trainers) > 1:
+            self._trainers = {thread for thread in self._trainers if thread.is_alive()}
+        return self._trainers <= {current_thread()}
+
+    def began(self, is_ours: bool) -> bool:
+        """This thread begins one. ``is_ours``: its graph leads to parameters of the models. Whether
+        it may be about them.
+        """
+        thread = current_thread()
+        self._under_way.pop(thread, None)
+        if not is_ours and thread not in self._callers:
+            return False
+        self._trainers.add(thread)
+        for other in self._under_way.values():
+            other.is_alone = False
+        self._under_way[thread] = Backward(is_alone=not self._under_way)
+        return True
+
+    def ended(self) -> Optional[Backward]:
+        """This thread's is over, by an exception or not. None: it was about other models."""
+        return self._under_way.pop(current_thread(), None)
+
+
+class _Session(Protocol):
+    """What is needed of the Session."""
+
+    step: Step
+    sites: SiteTable
+
+    @property
+    def reads_numbers(self) -> bool: ...
+
+    def read_number(self, number: torch.Tensor, site: int, /) -> int: ...
+
+
+class StepNumbers:
+    """Of one session. Methods expect its lock to be held, and a step that is observed."""
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+
+    def loss_scale(self, scale: Any) -> None:
+        """The loss of this step is multiplied by ``scale``, a number or a tensor."""
+        with unobserved():
+            own = scale.detach().clone() if _is_tensor(scale) else float(scale)
+        self._session.step.scale = own
+        self._read(scale, Site("", "", "optimizer", "loss_scale", 0, "loss scale"))
+
+    def found_inf(self, word: torch.Tensor) -> int:
+        """What a GradScaler has found in the gradients of one device; the number of its record."""
+        site = Site("", "GradScaler", "optimizer", "found_inf", 0, "found_inf")
+        return self._session.read_number(word, self._session.sites.intern(site))
+
+    def skipped(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Whether the optimizer is about to skip its update: 1.0 or 0.0, on its device."""
+        site = Site(
+            "", type(optimizer).__name__, "optimizer", "skipped_update", 0, "skipped update"
+        )
+        self._session.read_number(word, self._session.sites.intern(site))
+
+    def learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Those of the groups, as the optimizer is about to use them."""
+        kind = type(optimizer).__name__
+        rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
+        site = Site("", kind, "optimizer", "learning_rate", 0, "lr")
+        elsewhere = [rate for rate in rates if _is_tensor(rate) and not rate.is_cpu]
+        here = [float(r) for r in rates if isinstance(r, Real) or (_is_tensor(r) and r.is_cpu)]
+        if here:
+            self._read(here, site)
+        for rate in elsewhere:
+            self._read(rate, site)
+
+    def _read(self, number: Any, site: Site) -> None:
+        session = self._session
+        if not session.reads_numbers:
+            return
+        if not _is_tensor(number):
+            values: Sequence[float] = number if isinstance(number, list) else [float(number)]
+            with unobserved():
+                number = torch.tensor(values, dtype=torch.float64, device="cpu")
+        if number.is_cpu or streams_of(number.device) is not None:
+            session.read_number(number, session.sites.intern(site))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+_PIPELINING = "torch.distributed.pipelining.stage"
+# Of torch 2.5 to 2.12, and of later ones.
+_FUNCTIONS = frozenset(
+    ("_shape_inference", "_forward_metadata_inference", "_backward_metadata_inference")
+)
+
+
+def is_dry_run() -> bool:
+    """Whether this thread is within a pipeline stage's inference of shapes."""
+    if _PIPELINING not in sys.modules:
+        return False
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _FUNCTIONS and frame.f_globals.get("__name__") == _PIPELINING:
+            return True
+        frame = frame.f_back
+    return False
+
 
 # A served model never closes a step: what is remembered of it is renewed at this size.
 _MAX_SEEN = 65536

@@ -2,36 +2,298 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Optional, Protocol, Union
+from typing import Any, Callable, NoReturn, Optional, Protocol, Union
 
 import numpy as np
 
+from fastcheck.calls.module_calls import Call
 from fastcheck.errors import warn
-from fastcheck.log.writer import default_directory, found_at, is_default, working_directory
+from fastcheck.log.reader import log_parts
+from fastcheck.log.writer import (
+    default_directory,
+    found_at,
+    is_default,
+    save_log,
+    working_directory,
+)
 from fastcheck.monitor.distributed.agreement import RankAgreement
 from fastcheck.monitor.distributed.channel import Agreed
+from fastcheck.monitor.distributed.replicas import ReplicaCheck, ReplicaMismatch
 from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, Verdict
-from fastcheck.record.site import Site
-from fastcheck.report.actions import CallbackSink, ConsoleSink, RaisingSink
+from fastcheck.record.site import Site, SiteTable
+from fastcheck.report.build import Evidence, argument_records, make_report
+from fastcheck.report.error import OverflowDetected
 from fastcheck.report.message import packed, unpacked
+from fastcheck.report.page.write import write_page
+from fastcheck.report.render import brief
 from fastcheck.report.spread import pending_lines
 from fastcheck.report.stop_report import Dumped, StopReport
+from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.findings import Finding
-from fastcheck.verdict.policy import Decision
-from fastcheck.verdict.step import Step
+from fastcheck.verdict.step import Decision, Step
 
 from .config import Config
-from .event_store import Due
-from .evidence import build_report
-from .held import save_held
+from .event_store import Due, EventStore
 from .options import Action
+from .run_meta import BatchIds
 from .session import Session
-from .stop_page import with_page, write_stop_page
+
+
+class CallbackSink:
+    """Calls ``function(event)``. Its exceptions reach the training loop; its result is ignored."""
+
+    def __init__(self, function: Callable[[Event], Any]) -> None:
+        self.function = function
+
+    def __call__(self, report: StopReport) -> None:
+        if report.dump is not None:
+            # The function is given the event, which does not name the dump.
+            text = " ".join(report.dump.lines(1000))
+            warn(f"fastcheck: {text}")
+        self.function(report.culprit)
+
+
+class ConsoleSink:
+    """Warns (FastcheckWarning) about the report's culprit, in a few lines.
+
+    The text names the step, so Python's rule of showing equal warnings once hides none of them.
+    """
+
+    def __call__(self, report: StopReport) -> None:
+        text = brief(report)
+        if report.dump is not None:
+            text += "\n  dump: " + " ".join(report.dump.lines(1000))
+        if report.log_path is not None:
+            text += f"\n  log: {report.log_path}"
+        warn(text)
+
+
+class RaisingSink:
+    """Raises OverflowDetected, whose text is the whole report."""
+
+    def __call__(self, report: StopReport) -> NoReturn:
+        raise OverflowDetected(report)
+
+
+class StepBoundary:
+    """Called outside the session's lock, by the thread that closed the step."""
+
+    def __init__(self, session: Session, stop_handler: StopHandler) -> None:
+        self.check: Optional[ReplicaCheck] = None
+        self.mismatches: list[ReplicaMismatch] = []
+        # Closed after the last stop was delivered; install() adds to it.
+        self.at_end = contextlib.ExitStack()
+        self._session = session
+        self._stop_handler = stop_handler
+
+    def __call__(self) -> None:
+        """Raises what the ranks agree on."""
+        if self.check is not None:
+            self._compare(self.check.boundary)
+        self._stop_handler.at_step_boundary()
+
+    def finish(self, waits: bool) -> None:
+        """There will be no further boundary. ``waits``: for what the last ones have begun."""
+        if not waits:
+            self._stop_handler.close()
+            return
+        if self.check is not None:
+            self._compare(self.check.finish)
+        self._stop_handler.at_step_boundary(is_last=True)
+
+    def _compare(self, advance: Callable[[int], Optional[ReplicaMismatch]]) -> None:
+        found = advance(self._session.step.index)
+        if found is not None:
+            self.mismatches.append(found)
+            for listener in self._session.event_store.listeners:
+                listener.replicas_differ(found.step, str(found))
+            warn(str(found))
+
+
+def build_report(
+    session: Session, finding: Finding, step: Step, log_path: Optional[str], world_size: int
+) -> StopReport:
+    """Expects both locks to be held, and the records of ``step`` in the history (collect())."""
+    event_store = session.event_store
+    culprit = event_store.event(finding)
+    if session.config.level == "op":
+        inputs = argument_records(event_store.history, culprit, session.sites)
+    else:
+        inputs = _module_inputs(session, finding, step)
+    return make_report(
+        event_store.history,
+        culprit,
+        map(event_store.event, step.findings.all),
+        inputs,
+        event_count=event_store.policy.counter.total,
+        overflow_nums=session.config.overflow_nums,
+        log_path=log_path,
+        batch=session.batches.of(step.index),
+        scale=_loss_scale(session, step),
+        world_size=world_size,
+        style=session.config.stop.style,
+        learning_rates=session.learning_rates(),
+        left_out_by=session.config.left_out_by,
+        **_update(session, finding, step),
+    )
+
+
+def _update(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
+    """Whether the weights were updated in the step of the finding, and what with."""
+    began = int(finding.record["step"])
+    if began < step.index:  # what came of it was seen in a later step
+        if began not in session.updated_steps:
+            return {}
+        why = f"what came of it was seen in step {step.index}"
+        return {"weights_intact": False, "why_updated": why}
+    is_by_hand = session.is_explicit and not session.updated_steps
+    if is_by_hand and not step.update_count:
+        return {}  # the loop may update weights without an optimizer
+    if step.is_partly_updated:
+        return {"weights_intact": False, "why_updated": "its closure was evaluated several times"}
+    if not step.update_count and (step is session.step or not step.guarded_count):
+        return {"weights_intact": True if step is session.step else None}
+    if step.why_updated or step.update_count > step.guarded_count > 0:
+        return {"weights_intact": False, "why_updated": step.why_updated}
+    if are_skipped(step):
+        return {"weights_intact": True}
+    if step.guarded_count and (session.config.level == "op" or _has_bad_gradient(step)):
+        return {}  # no gradient is read as that of a parameter; some of several were skipped
+    why = "its gradients were finite" if step.guarded_count else ""
+    return {"weights_intact": False, "why_updated": why}
+
+
+def are_skipped(step: Step) -> bool:
+    """Whether all updates of the step skipped themselves: the words that decide are on a device,
+    and made of the gradients that were read.
+    """
+    is_one = step.guarded_count >= 1 >= step.update_count  # of several each has its own word
+    return is_one and _has_bad_gradient(step)
+
+
+def _has_bad_gradient(step: Step) -> bool:
+    return any(finding.role == "param_grad" for finding in step.findings.all)
+
+
+def _loss_scale(session: Session, step: Step) -> Optional[float]:
+    """That of the step, where it is known; reads a device value."""
+    if step.scale is not None:
+        return float(step.scale)
+    given = session.step.scaler
+    scaler = session.config.training.scaler if given is None else given()
+    if scaler is None:
+        return None
+    if isinstance(scaler, GradScaler):
+        return float(scaler.get_scale())
+    return float(scaler()) if callable(scaler) else float(scaler)
+
+
+def _module_inputs(session: Session, finding: Finding, step: Step) -> Evidence:
+    call = finding.blamed_call
+    if call is None:
+        return []
+    found: Evidence = []
+    if finding.is_gradient:
+        found += _gradients_of_outputs(session, call, step)
+    for token, site in zip(call.inputs, call.input_sites):
+        record = session.event_store.history.find(token)
+        if record is not None:
+            found.append((session.sites[site], record))
+    return found + _parameters(session, call, step)
+
+
+def report_of_step(session: Session, step: Step, log_path: Optional[str]) -> Optional[StopReport]:
+    """The report of a step with counted events, as long as its records are held."""
+    counted = [f for f in step.findings.all if f.counted]
+    began = [f for f in counted if f.verdict in (Verdict.ORIGIN, Verdict.ARRIVED)]
+    culprit = min(began or counted, key=lambda f: f.seq, default=None)
+    return None if culprit is None else build_report(session, culprit, step, log_path, 1)
+
+
+def _gradients_of_outputs(session: Session, call: Call, step: Step) -> Evidence:
+    found: Evidence = []
+    for token in call.outputs:
+        seq = step.gradients.get(token)
+        record = None if seq is None else session.event_store.history.find(seq)
+        if record is not None:
+            found.append((session.sites[int(record["site"])], record))
+    return found
+
+
+def _parameters(session: Session, call: Call, step: Step) -> Evidence:
+    module = call.node.module()
+    found: Evidence = []
+    for name in () if module is None else module._parameters:
+        number = call.node.site("param", name, 0)
+        record = session.event_store.history.latest(number)
+        # One of an earlier step was changed by an update since.
+        if record is not None and record["step"] == step.index:
+            found.append((session.sites[number], record))
+    return found
+
+
+def save_held(
+    event_store: EventStore,
+    sites: SiteTable,
+    directory: str,
+    batches: Optional[BatchIds] = None,
+) -> Optional[str]:
+    """The records of the last steps, the events, the rows of all steps, and the names of their
+    batches. Returns the directory of the log; never raises: warns and returns None when it can't be
+    written. The caller holds the store's lock.
+    """
+    named = {"batches": batches.lines()} if batches else {}
+    rows = [row.to_dict() for row in event_store.all_steps()]
+    steps = {"steps": rows} if rows else {}
+    return save_log(
+        directory,
+        event_store.rank,
+        event_store.history.all(),
+        event_store.events,
+        sites,
+        {**event_store.describe(), **steps, **named},
+    )
+
+
+#: Its name in the directory of the log.
+PAGE = "report.html"
+# About a second of work. `fastcheck report` makes the page of a larger log.
+_MOST_BYTES = 128 << 20
+
+
+def with_page(report: StopReport) -> StopReport:
+    """The report with the path that its page is to have: none without a log, or with one of more
+    than 128 MiB. All ranks that stop together name the same one.
+
+    Raises:
+        FastcheckError, OSError: the log can't be read.
+    """
+    log = report.log_path
+    if log is None or report.is_lost:
+        return report
+    # Of several ranks that hold their records in memory none has written any yet.
+    parts = log_parts(log) if os.path.isdir(log) else {}
+    if sum(os.path.getsize(path) for paths in parts.values() for path in paths) > _MOST_BYTES:
+        return report
+    return replace(report, page=os.path.join(log, PAGE))
+
+
+def write_stop_page(report: StopReport, rank: int) -> None:
+    """Writes the page that the report names, if ``rank``, this one, is that of the culprit: it has
+    the records of the event.
+
+    Raises:
+        FastcheckError, OSError: the log can't be read, or the page can't be written.
+    """
+    if report.page is not None and report.log_path is not None and report.rank == rank:
+        write_page(report.log_path, report.page, report.style, report=report)
+
 
 Sink = Callable[[StopReport], None]
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import queue
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Optional, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional, Protocol
 
 import numpy as np
 
@@ -12,13 +17,210 @@ from fastcheck.errors import printable, warn
 from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.session.listener import Listener
 from fastcheck.monitor.session.session import Session
+from fastcheck.record.format import DTYPES, Depth, DeviceMode, nonfinite
+from fastcheck.record.statistics import LARGEST_FINITE
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.stop_report import StopReport
 from fastcheck.verdict.step import Step
 
-from .scalars import StepFacts, step_scalars
 from .sink import ScalarSink
-from .writer import Entry, SinkWriter
+
+# Steps that may wait to be written; the ones that find no room are left out.
+_MOST = 1024
+# How long the end of a run waits for what is still to be written.
+_CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is to be written of one step; ``alert``: a title and a text."""
+
+    step: int
+    scalars: dict[str, float] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    alert: Optional[tuple[str, str]] = None
+
+
+class SinkWriter:
+    """``on_failure(sink, error)`` is called once for each sink that fails, which gets nothing from
+    then on.
+    """
+
+    def __init__(
+        self, sinks: Sequence[ScalarSink], on_failure: Callable[[ScalarSink, Exception], None]
+    ) -> None:
+        self._sinks = list(sinks)
+        self._on_failure = on_failure
+        self._queue: queue.SimpleQueue[Optional[Callable[[], Entry]]] = queue.SimpleQueue()
+        self._thread: Optional[threading.Thread] = None
+        self._is_closed = False
+        #: Steps that were left out because the queue was full.
+        self.dropped = 0
+        weakref.finalize(self, self._queue.put, None)
+
+    def put(self, make: Callable[[], Entry], may_drop: bool = True) -> None:
+        """``make()`` is called and what it returns is written, on the thread; after close() at
+        once, for a report at the end of the process.
+        """
+        if self._is_closed:
+            _write(make, self._sinks, self._on_failure)
+            return
+        if may_drop and self._queue.qsize() >= _MOST:
+            self.dropped += 1
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_run,
+                args=(self._queue, self._sinks, self._on_failure),
+                name="fastcheck-sinks",
+                daemon=True,
+            )
+            self._thread.start()
+            _live.add(self)
+        self._queue.put(make)
+
+    def close(self, seconds: float = _CLOSE_SECONDS) -> bool:
+        """Waits until all is written, not longer than ``seconds``. False: some of it is not yet."""
+        self._is_closed = True
+        thread, self._thread = self._thread, None
+        if thread is None or thread is threading.current_thread():
+            return True
+        self._queue.put(None)
+        thread.join(seconds)
+        return not thread.is_alive()
+
+
+_live: weakref.WeakSet[SinkWriter] = weakref.WeakSet()
+
+
+def _run(
+    waiting: queue.SimpleQueue[Optional[Callable[[], Entry]]],
+    sinks: list[ScalarSink],
+    on_failure: Callable[[ScalarSink, Exception], None],
+) -> None:
+    """The thread. It does not hold the writer, which a deleted model takes along."""
+    while True:
+        make = waiting.get()
+        if make is None:
+            break
+        _write(make, sinks, on_failure)
+        del make  # it holds the session while the thread waits
+    for sink in list(sinks):
+        _attempt(sinks, sink, on_failure, getattr(sink, "close", lambda: None))
+
+
+def _write(
+    make: Callable[[], Entry],
+    sinks: list[ScalarSink],
+    on_failure: Callable[[ScalarSink, Exception], None],
+) -> None:
+    made: list[Entry] = []  # by the first sink's attempt: an error in it is one of all sinks
+    for sink in list(sinks):
+        _attempt(sinks, sink, on_failure, _write_to, sink, make, made)
+
+
+def _write_to(sink: Any, make: Callable[[], Entry], made: list[Entry]) -> None:
+    if not made:
+        made.append(make())
+    entry = made[0]
+    if entry.scalars:
+        sink.log(entry.scalars, entry.step)
+    if hasattr(sink, "text"):
+        for name, text in entry.texts.items():
+            sink.text(name, text, entry.step)
+    if entry.alert is not None and hasattr(sink, "alert"):
+        sink.alert(*entry.alert, entry.step)
+
+
+def _attempt(
+    sinks: list[ScalarSink],
+    sink: ScalarSink,
+    on_failure: Callable[[ScalarSink, Exception], None],
+    method: Callable[..., Any],
+    *args: Any,
+) -> None:
+    try:
+        method(*args)
+    except Exception as error:
+        sinks.remove(sink)
+        with contextlib.suppress(Exception):  # a warning may be an error here
+            on_failure(sink, error)
+
+
+@atexit.register
+def _close_all() -> None:
+    for writer in list(_live):
+        writer.close()
+
+
+_BYTES = np.array([one.components * one.component_bytes for one in DTYPES], np.int64)
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """A step that is over. ``chunks``: its records. The numbers of the run until then: ``skipped``
+    steps, counted ``events``, ``findings`` of any verdict, ``waits`` of the host for a device,
+    ``lost`` tensors; ``watched``: the numbers of the watch by name. ``lag``: how many steps the
+    training was further when the records arrived.
+    """
+
+    row: StepRow
+    chunks: Sequence[np.ndarray]
+    skipped: int
+    events: int
+    findings: int
+    lag: int
+    waits: int
+    lost: int
+    watched: Mapping[str, float] = field(default_factory=dict)
+
+
+def step_scalars(facts: StepFacts) -> tuple[dict[str, float], Optional[int]]:
+    """The scalars by name, and the number of the site with the least headroom."""
+    row, bits, site = facts.row, np.inf, None
+    tensors, read, bad = 0, 0, 0
+    for records in facts.chunks:
+        tensors += len(records)
+        read += int((records["numel"] * _BYTES[records["dtype"]]).sum())
+        bad += int(nonfinite(records).sum())
+        left = _headroom(records)
+        least = int(np.argmin(left))
+        if left[least] < bits:
+            bits, site = float(left[least]), int(records["site"][least])
+    values = {
+        "loss": row.loss,
+        "loss_scale": row.scale,
+        "learning_rate": row.learning_rate,
+        "gradient_norm": row.gradient_norm,
+        "skipped_steps": facts.skipped,
+        "events": facts.events,
+        "findings": facts.findings,
+        "nonfinite_tensors": bad,
+        "headroom_bits": bits if site is not None else None,
+        "lag_steps": facts.lag,
+        "tensors_read": tensors,
+        "gigabytes_read": read / 1e9,
+        "host_waits": facts.waits,
+        "tensors_lost": facts.lost,
+        **facts.watched,
+    }
+    found = {f"fastcheck/{name}": float(v) for name, v in values.items() if v is not None}
+    return found, site
+
+
+def _headroom(records: np.ndarray) -> np.ndarray:
+    """How many times each tensor could be doubled before it overflows; inf: not known. A tensor
+    that holds the largest number itself is left out as a mask, unless its device saturates.
+    """
+    largest = LARGEST_FINITE[records["dtype"]]
+    with np.errstate(all="ignore"):  # of integers min and max are other types' bits
+        reached = np.maximum(np.abs(records["min"]), np.abs(records["max"]))
+        known = (records["depth"] >= Depth.STATS) & (reached > 0) & (reached <= largest)
+        saturates = records["device_mode"] == int(DeviceMode.SATURATING)
+        known &= (reached < largest) | saturates
+        bits: np.ndarray = np.where(known, np.log2(largest / reached), np.inf)
+    return bits
+
 
 _SITE = "fastcheck/least_headroom"
 

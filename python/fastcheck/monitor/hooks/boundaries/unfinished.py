@@ -4,17 +4,148 @@ optimizer when its gradients have overflowed, clears them, and continues with th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gc
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable, Optional
 
 import torch
+from torch.optim import Optimizer
 
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.calls.stored import StoredTensor, parameter_at
+from fastcheck.calls.stored import StoredTensor, parameter_at, parameter_ids
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
+
+
+class Turns:
+    """An iteration is over when each optimizer has stepped that is expected to.
+
+    At first these are all there are, later those that had a turn in the iteration before. Where
+    they don't take turns (five steps of one for each of the other), each step ends an iteration.
+    """
+
+    def __init__(self, given: Optional[Iterable[Optimizer]]) -> None:
+        self._expected: weakref.WeakSet[Optimizer] = weakref.WeakSet(given or ())
+        self._is_begun = given is not None
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        # They had no turn where they were expected.
+        self._left_out: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        # Several have taken turns at least once.
+        self._is_known = False
+        self._has_repeated = False
+        self._each_ends = False
+
+    def ends(self, optimizer: Optimizer, others: Callable[[], Iterable[Optimizer]]) -> bool:
+        """``optimizer`` has stepped, or a GradScaler has skipped that. Whether the iteration is
+        over. ``others``: asked once, for the other optimizers of the model.
+        """
+        if not self._is_begun:
+            self._is_begun = True
+            self._expected.update(others())
+            self._expected.add(optimizer)
+        if self._each_ends:
+            return True
+        if optimizer in self._stepped:
+            return self._repeat()
+        is_new = optimizer not in self._expected
+        self._expected.add(optimizer)
+        self._stepped.add(optimizer)
+        if is_new:
+            self._each_ends = optimizer in self._left_out
+            self.reset()
+            return True
+        if not self._expected <= self._stepped:
+            return False
+        self._is_known = len(self._expected) > 1
+        self.reset()
+        return True
+
+    def reset(self) -> None:
+        """A step of the run has ended, for whatever reason."""
+        self._stepped.clear()
+        self._has_repeated = False
+
+    def _repeat(self) -> bool:
+        """An optimizer's turn comes again before that of others."""
+        if self._is_known and not self._has_repeated:
+            self._has_repeated = True  # an iteration may be broken off
+            return False
+        self._each_ends = self._is_known
+        self._left_out.update(self._expected - self._stepped)
+        self._expected &= self._stepped
+        self.reset()
+        return True
+
+
+def other_optimizers(
+    optimizer: Optimizer, parameters: Iterable[torch.Tensor]
+) -> Iterator[Optimizer]:
+    """Those of this process that update others of ``parameters``, and none that ``optimizer`` or
+    another one of them updates. Looks for them only where a trained parameter is left.
+    """
+    left = {id(p) for p in parameters if p.requires_grad} - parameter_ids(optimizer)
+    taken = parameter_ids(optimizer)
+    for candidate in _living() if left else ():
+        ids = parameter_ids(candidate)
+        if ids & left and not ids & taken:
+            taken |= ids
+            yield candidate
+
+
+def _living() -> list[Optimizer]:
+    """torch keeps no list of them. Only those whose step() calls the hooks of optimizers."""
+    return [
+        one
+        for one in gc.get_objects()
+        if issubclass(type(one), Optimizer)
+        and getattr(type(one).step, "hooked", False)
+        and "param_groups" in vars(one)
+    ]
+
+
+# Above what gradients are accumulated over. What a step has read is kept, and searched, until it
+# ends.
+_MOST_PASSES = 1000
+
+
+class EndlessSteps:
+    """Of one session. Counts the backward passes of its open step."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._step = -1
+        self._passes = 0
+        self._warning = ""
+        self._has_warned = False
+
+    def after_backward(self) -> bool:
+        """A backward pass is over; the session's lock is held. Whether the step is to be closed:
+        nothing has done so for 1,000 of them.
+        """
+        index = self._session.step.index
+        if index != self._step:
+            self._step, self._passes = index, 0
+        self._passes += 1
+        if self._passes < _MOST_PASSES or self._session.is_closed:
+            return False
+        self._passes = 0
+        if not self._has_warned:
+            self._has_warned = True
+            self._warning = (
+                f"{_MOST_PASSES:,} backward passes have run in step {index:,} without an update of "
+                f"the weights that ends it: fastcheck ends a step after {_MOST_PASSES:,} of them. "
+                "Call monitor.step() where an iteration of the loop ends"
+            )
+        return True
+
+    def take_warning(self) -> str:
+        """What is to be warned of, once; empty as a rule."""
+        warning, self._warning = self._warning, ""
+        return warning
+
 
 #: A module, the name of a parameter in it, and the version of its gradient.
 _Probe = tuple[ModuleNode, str, int]

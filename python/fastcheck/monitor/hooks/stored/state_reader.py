@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -12,11 +12,13 @@ import torch
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, gradients_of, parameter_ids, parameters_of
+from fastcheck.log.history import History
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.weight_updates.squares import LargeSquares
 from fastcheck.monitor.weight_updates.stalled import StalledWeights
 from fastcheck.monitor.weight_updates.updates import UpdateWatcher
-from fastcheck.record.format import VALUE_BYTES, Depth, Flag, nonfinite
+from fastcheck.record.format import DTYPES, VALUE_BYTES, Depth, Flag, nonfinite
+from fastcheck.record.statistics import FLOAT_FORMATS
+from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.readable import can_read, has_memory, is_plain
 from fastcheck.utils.torch.sharding import is_part, local
@@ -24,8 +26,92 @@ from fastcheck.utils.torch.sparse import values_of
 from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.entries import OptimizerState, Seen, Stored, UnusedGradients, UsedGradients
 
-from .early_gradients import FINITE, EarlyGradients
 from .hand_changes import HandChanges
+
+#: In the place of a record's number.
+FINITE = -1
+
+
+class EarlyGradients:
+    """Knows a gradient again while nothing but clipping has changed it since it was read."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        # By the gradient's id(): its memory, its version, and the number of its record.
+        self._read: dict[int, tuple[MemoryRef, int, int]] = {}
+        #: Of those that wait for what becomes of the gradient the numbers of their records, by
+        #: site; FINITE: it has none, because it was finite.
+        self.waiting: dict[int, int] = {}
+
+    def begin(self, step: int) -> None:
+        """Forgets what was read in another step than this one."""
+        if step != self._step:
+            self._step = step
+            self._read.clear()
+            self.waiting.clear()
+
+    def add(self, gradient: torch.Tensor, seq: int) -> None:
+        """``gradient`` was read, as the record ``seq``."""
+        self._read[id(gradient)] = MemoryRef(gradient), local(gradient)._version, seq
+
+    def find(self, gradient: torch.Tensor) -> Optional[int]:
+        """The number of its record; None where it was not read, or has changed since."""
+        known = self._read.get(id(gradient))
+        if known is None or not known[0].is_of(gradient) or known[1] != local(gradient)._version:
+            return None
+        return known[2]
+
+    def take_waiting(self, sites: Iterable[int]) -> dict[int, int]:
+        """The numbers of those of these sites that waited, by site: the gradients are used."""
+        taken = {}
+        for site in sites if self.waiting else ():
+            seq = self.waiting.pop(site, None)
+            if seq is not None:
+                taken[site] = seq
+        return taken
+
+    def changed(self, gradients: Iterable[torch.Tensor]) -> None:
+        """Clipping has changed these: their records are those of what was clipped."""
+        for gradient in gradients:
+            known = self._read.get(id(gradient))
+            if known is not None and known[0].is_of(gradient):
+                self.add(gradient, known[2])
+
+    def __bool__(self) -> bool:
+        return bool(self._read)
+
+
+# By the number of a dtype: the square root of its largest number. Integers have no gradients.
+_LIMITS = np.array(
+    [FLOAT_FORMATS[row.name].max ** 0.5 if row.kind == "f8" else np.inf for row in DTYPES]
+)
+
+
+class LargeSquares:
+    """The sites of finite gradients that were too large, until take(). So the optimizer's state is
+    read only after an update that may have broken it.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._sites: set[int] = set()
+
+    def weigh(self, first: int, stop: int) -> None:
+        """The records of an update's gradients have these sequence numbers, and are on the host."""
+        records = self._history.between(first, stop)
+        if not len(records) or records["depth"][0] < Depth.STATS:
+            return
+        limits = _LIMITS[records["dtype"]]
+        is_large = (records["max"] > limits) | (records["min"] < -limits)
+        if is_large.any():
+            self._sites.update(records["site"][is_large].tolist())
+
+    def take(self) -> set[int]:
+        """The sites that were found since the last call."""
+        if not self._sites:
+            return self._sites
+        found, self._sites = self._sites, set()
+        return found
 
 
 class _Batch:
