@@ -1,4 +1,6 @@
-"""The state of one step: its calls, the entries not judged yet, and its rules."""
+"""The state of one step: its calls, the entries not judged yet, and its rules; and the policy, by
+which its events stop the run.
+"""
 
 from __future__ import annotations
 

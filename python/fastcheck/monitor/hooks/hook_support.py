@@ -1,4 +1,6 @@
-"""Checks that the modules given to install() are initialised and accept hooks."""
+"""The modules given to install(): whether they accept hooks, what is called besides them, and
+forked processes that train them.
+"""
 
 from __future__ import annotations
 

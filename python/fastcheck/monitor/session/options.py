@@ -1,4 +1,4 @@
-"""The groups of options of install(): Stop, Log, Filter and Training; OnRequest is beside this."""
+"""The groups of options of install(): Stop, Log, Filter and Training; and OnRequest."""
 
 from __future__ import annotations
 

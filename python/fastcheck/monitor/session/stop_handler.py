@@ -1,4 +1,6 @@
-"""Carries out a stop: after the hook's own work, or at the step boundary among several ranks."""
+"""Carries out a stop: after the hook's own work, or at the step boundary among several ranks. The
+evidence for its report is gathered here, its page is written, and the action runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes each step and each stop of one session to its sinks."""
+"""Passes each step and each stop of one session to its sinks, in a thread that writes."""
 
 from __future__ import annotations
 

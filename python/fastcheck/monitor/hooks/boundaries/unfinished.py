@@ -1,5 +1,6 @@
-"""Finds iterations that end without an update: a loop that scales its loss itself skips the
-optimizer when its gradients have overflowed, clears them, and continues with the next batch.
+"""Finds where unusual loops end their steps: optimizers that take turns; iterations without an
+update, as in a loop that scales its loss itself, skips the optimizer when gradients have
+overflowed, and continues with the next batch; and steps that nothing ends.
 """
 
 from __future__ import annotations
