@@ -119,14 +119,9 @@ def step(threads: int, record: str, rounds: int) -> dict[str, Any]:
 
 
 def paused(case: harness.Case) -> harness.Case:
-    observer = _C.op_observer()
-
     def run(index: int) -> object:
-        observer.pause(1)
-        try:
+        with _C.Unread():
             return case(index)
-        finally:
-            observer.pause(-1)
 
     return run
 
