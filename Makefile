@@ -18,7 +18,7 @@ CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-quick test-release test-fake-device test-fake-accelerator test-fake-hooks \
 	test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu test-fake-triton test-neon test-sanitizers test-triton test-npu-lab \
-	test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 lint types format build wheel sdist test-wheel clean frontend frontend-check screenshots
+	test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 lint lines types format build wheel sdist test-wheel clean frontend frontend-check screenshots
 help:
 	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
 	@echo "make test              run the tests; TESTS=... selects"
@@ -39,6 +39,7 @@ help:
 	@echo "make lint              ruff, clang-format, import-linter"
 	@echo "make format            apply ruff and clang-format"
 	@echo "make types             mypy --strict"
+	@echo "make lines             the package's files and lines of code"
 	@echo "make frontend          build the script and style of the report's page from frontend/ (needs npm)"
 	@echo "make frontend-check    check their types and style, and that what is committed is what they build"
 	@echo "make screenshots       the pictures of docs/report.md (needs Chromium)"
@@ -140,6 +141,9 @@ format: $(VENV)/.tools
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
+
+lines: $(VENV)/.tools
+	$(VENV)/bin/pygount --format=summary --suffix=py python/fastcheck
 
 types: $(VENV)/.torch $(VENV)/.tools
 	$(PY) -m mypy
