@@ -8,23 +8,12 @@ equal, and so is what each rank decides.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .zero3 import kept_part
-
-
-class Shard(NamedTuple):
-    """What this rank has of a tensor that is in parts: ``length`` of dimension ``dim``, from
-    ``start`` on. ``ranks``: how many have a part.
-    """
-
-    dim: int
-    start: int
-    length: int
-    ranks: int
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,31 +30,6 @@ def is_part(tensor: torch.Tensor) -> bool:
     """Whether the local part of a DTensor is less than the tensor: a shard, or a partial sum."""
     placements = getattr(tensor, "placements", None) or ()
     return any(not placement.is_replicate() for placement in placements)
-
-
-def shard_of(tensor: torch.Tensor) -> Optional[Shard]:
-    """The shard of a DTensor that is divided along one of its dimensions, over one dimension of its
-    mesh of at least two ranks; None for any other tensor. No communication.
-    """
-    placements = getattr(tensor, "placements", None) or ()
-    divided = [at for at, placement in enumerate(placements) if not placement.is_replicate()]
-    mesh: Any = getattr(tensor, "device_mesh", None)
-    coordinate = None if mesh is None else mesh.get_coordinate()
-    if len(divided) != 1 or coordinate is None:
-        return None
-    (at,) = divided
-    placement: Any = placements[at]
-    if type(placement).__name__ != "Shard":  # a partial sum, or the strided one of a second mesh
-        return None
-    dim, ranks = placement.dim, mesh.size(at)
-    if ranks < 2 or not 0 <= dim < tensor.dim():
-        return None
-    # As torch.chunk(): all parts but the last ones have the same size.
-    whole = tensor.shape[dim]
-    each = -(-whole // ranks)
-    start = min(coordinate[at] * each, whole)
-    length = min(each, whole - start)
-    return Shard(dim, start, length, ranks) if local(tensor).shape[dim] == length else None
 
 
 def is_sharded(optimizer: torch.optim.Optimizer) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterable
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -21,14 +21,6 @@ from .versions import GradScaler
 
 # Attributes of modules that a step may count up. What is mutable is left to state_dict().
 _PLAIN = (bool, int, float, str, type(None))
-
-
-class Stateful(Protocol):
-    """A scheduler, an average of the weights, a sampler: whatever has a state of its own."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any, /) -> Any: ...
 
 
 def is_stateful(value: object) -> bool:
