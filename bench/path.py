@@ -5,9 +5,9 @@ exception, and in the whole of that step.
 
 A model of three layers trains with default options, at module level and at op level; in its third
 step the middle layer returns NaN. ``sys.setprofile`` sees each function that is called or returned
-from; a move is one that leads from one file of fastcheck to another. What report/page does
-for the page of the stop is not counted: it runs before the exception, whose message names it. Exit status 1 above the
-bars, which are of module level.
+from; a move is one that leads from one file of fastcheck to another. What report/page does for the
+page of the stop is not counted: it runs before the exception, whose message names it. Exit status 1
+above the bars, which are of module level.
 """
 
 from __future__ import annotations
