@@ -54,6 +54,7 @@ BENCHES = (
     Bench("train_step.py", "A training step"),
     Bench("op_level.py", "Operators", needs=(COMPILER,)),
     Bench("path.py", "The path of a NaN"),
+    Bench("reports.py", "Programs of public reports"),
     Bench("dump.py", "Dumps"),
     Bench("movement.py", "Weights that do not move"),
     Bench("watch_cost.py", "The watch"),

@@ -1,0 +1,1863 @@
+"""Programs in the manner of public bug reports, for reports.py: each with its source, its cause,
+what an answer has to hold, and its fixed version.
+
+A program is a function of ``fixed`` that gives the modules to install and a step. The line at fault
+bears the comment ``# FAULT``; a text that names it has named the place and the operator. What an
+answer has to hold is written from the cause, not from what the text says today.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Step = Callable[[int], Optional[Tensor]]
+Made = tuple[Sequence[nn.Module], Step]
+
+#: The step in which a bad batch comes, in the programs that have one.
+BAD = 4
+
+
+class Program(NamedTuple):
+    """``place``, ``operator`` and ``kind``: patterns of an answer. ``advice``: that of the remedy,
+    within the first items to try. ``never``: what would be false. ``is_finite``: losses and weights
+    stay finite, so that without fastcheck nothing shows. ``steps``: iterations of the faulty
+    version.
+    """
+
+    name: str
+    make: Callable[[bool], Made]
+    source: str
+    cause: str
+    place: str
+    operator: str
+    kind: str
+    advice: str
+    never: tuple[str, ...]
+    is_finite: bool
+    steps: int
+    lines: tuple[int, ...]
+
+
+PROGRAMS: list[Program] = []
+
+# What is said of a cause, in any of these words.
+ONE_ELEMENT = r"one (?:element|value|number|sample|row)|single (?:element|value|sample)|unbiased"
+ZERO_DIVISION = (
+    r"0 ?/ ?0|x ?/ ?0|1 ?/ ?0|divi\w+ by (?:a |an exact )?(?:zero|0)\b"
+    r"|(?:denominator|divisor)[^.]{0,60}\b(?:zeros?|0)\b"
+)
+OVERFLOW = (
+    r"\boverflow(?:s|ed)?\b|out of (?:the )?range|left the range|beyond|ends at|holds up to|"
+    r"above 88"
+)
+LOG_OF_ZERO = (
+    r"log\(0\)|log(?:arithm)? of (?:a |an exact )?(?:zero|0)\b|log [^.]{0,40}\b(?:zeros?|0)\b"
+)
+MASKED_WHOLE = (
+    r"mask\w* (?:whole|out whole)|(?:fully|wholly|completely) masked|every key|all -?inf"
+    r"|nothing but -inf"
+)
+ROOT_AT_ZERO = (
+    r"(?:sqrt|root|norm|std|pow|x\*\*p)[^.]{0,80}\b(?:at|of) (?:a )?(?:0|zero)\b|Inf at 0"
+)
+EMPTY_MEAN = (
+    r"(?:mean|average|std|var)\w* (?:over|of) (?:nothing|no (?:element|target|token)|an empty)"
+    r"|no elements?\b|empty|ignore_index|count of (?:zero|0)"
+)
+BAD_DATA = r"before the model|the data\b|bad batch|batch (?:was|is|held|holds)"
+EPS = r"\beps\b|clamp|\bmax\(|where"
+LOSS = r"\bthe loss\b"
+#: The first thing to try, of what did not grow.
+NO_RATE = r"\btry 1\. (?:(?! 2\. ).)*lower the learning rate"
+
+
+def program(
+    source: str,
+    cause: str,
+    *,
+    place: str,
+    operator: str,
+    kind: str,
+    advice: str,
+    never: tuple[str, ...] = (),
+    is_finite: bool = False,
+    steps: int = 8,
+) -> Callable[[Callable[[bool], Made]], Callable[[bool], Made]]:
+    """Adds the function that follows to PROGRAMS."""
+
+    def add(make: Callable[[bool], Made]) -> Callable[[bool], Made]:
+        text, first = inspect.getsourcelines(make)
+        lines = tuple(first + n for n, line in enumerate(text) if "# FAULT" in line)
+        patterns = (place, operator, kind, advice, never)
+        PROGRAMS.append(
+            Program(make.__name__, make, source, cause, *patterns, is_finite, steps, lines)
+        )
+        return make
+
+    return add
+
+
+def data(step: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(step))
+
+
+def whole(step: int, low: int, high: int, *shape: int) -> Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(step))
+
+
+def update(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def mlp(*widths: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for wide, narrow in zip(widths, widths[1:]):
+        layers += [nn.Linear(wide, narrow), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+# Statistics of too few elements.
+
+
+@program(
+    "DLR-RM/stable-baselines3#440",
+    "the last minibatch of a rollout of 17 has one sample, whose advantages have no std",
+    place=LOSS,
+    operator=r"\bstd\b|StdBackward",
+    kind=ONE_ELEMENT,
+    advice=ONE_ELEMENT,
+    never=(r"the loss itself overflowed", NO_RATE),
+)
+def advantage_std_of_one(fixed: bool) -> Made:
+    model = nn.ModuleDict({"body": nn.Linear(4, 16), "pi": nn.Linear(16, 2), "v": nn.Linear(16, 1)})
+    optimizer = torch.optim.Adam(model.parameters(), 3e-4)
+
+    def step(i: int) -> Tensor:
+        seen, action, returned = data(i, 17, 4), whole(i, 0, 2, 17), data(i + 100, 17)
+        loss = torch.zeros(())
+        for begin in (0, 16):
+            part = slice(begin, begin + 16)
+            hidden = model["body"](seen[part]).tanh()
+            value = model["v"](hidden)[:, 0]
+            advantage = returned[part] - value.detach()
+            if not fixed or len(advantage) > 1:
+                scale = advantage.std() + 1e-8  # FAULT
+                advantage = (advantage - advantage.mean()) / scale
+            logs = model["pi"](hidden).log_softmax(-1).gather(1, action[part, None])[:, 0]
+            ratio = (logs - logs.detach()).exp()
+            policy = -torch.min(advantage * ratio, advantage * ratio.clamp(0.8, 1.2)).mean()
+            loss = update(optimizer, policy + 0.5 * (returned[part] - value).square().mean())
+        return loss
+
+    return [model], step
+
+
+@program(
+    "facebookresearch/SparseConvNet#190",
+    "a batch norm of one's own: the unbiased variance of a batch of one row is NaN in running_var",
+    place=r"running_var",
+    operator=r"\bvar\b|lerp",
+    kind=ONE_ELEMENT,
+    advice=ONE_ELEMENT,
+    never=(r"entered from outside", r"came from outside"),
+    steps=12,
+)
+def running_var_of_one(fixed: bool) -> Made:
+    class Norm(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(width))
+            self.register_buffer("running_var", torch.ones(width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                mean, var = x.mean(0), x.var(0, unbiased=False)
+                if not fixed or len(x) > 1:
+                    with torch.no_grad():
+                        self.running_var.lerp_(x.var(0), 0.1)  # FAULT
+            else:
+                mean, var = torch.zeros(()), self.running_var
+            return (x - mean) / (var + 1e-5).sqrt() * self.gain
+
+    model = nn.Sequential(nn.Linear(6, 16), Norm(16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 1 if i == BAD else 12, 6)
+        loss = update(optimizer, F.cross_entropy(model(x), x[:, :3].argmax(1)))
+        if i == 8:
+            model.eval()
+            with torch.no_grad():
+                model(data(i, 20, 6))
+            model.train()
+        return loss
+
+    return [model], step
+
+
+@program(
+    "digantamisra98/EvoNorm#5",
+    "instance std of one pixel: the last feature map is 1 x 1",
+    place=r"\bnorm\b|Norm\b",
+    operator=r"\bvar\b|\bstd\b|VarBackward|StdBackward",
+    kind=ONE_ELEMENT,
+    advice=ONE_ELEMENT,
+    never=(NO_RATE,),
+)
+def instance_std_of_one_pixel(fixed: bool) -> Made:
+    class InstanceNorm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if fixed and x.shape[-1] == 1:
+                return x
+            return x / (x.var((2, 3), keepdim=True) + 1e-5).sqrt()  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("conv", nn.Conv2d(3, 8, 3, stride=2))
+    model.add_module("norm", InstanceNorm())
+    model.add_module("head", nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(i: int) -> Tensor:
+        size = 3 if i == BAD else 9  # progressive resizing
+        return update(
+            optimizer, F.cross_entropy(model(data(i, 4, 3, size, size)), whole(i, 0, 4, 4))
+        )
+
+    return [model], step
+
+
+@program(
+    "keras-team/keras#2960",
+    "a standard deviation as sqrt(var): its derivative is infinite where all elements are equal",
+    place=r"\bpool\b|Spread|\bbody\b",
+    operator=r"\bsqrt\b|SqrtBackward|\bdiv\b",
+    kind=ROOT_AT_ZERO + "|" + ZERO_DIVISION,
+    advice=r"eps|\+ ?1e|var",
+    never=(NO_RATE,),
+)
+def deviation_of_constant_clip(fixed: bool) -> Made:
+    class Spread(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if fixed:
+                return torch.cat([x.mean(1), (x.var(1) + 1e-6).sqrt()], -1)
+            return torch.cat([x.mean(1), x.var(1).sqrt()], -1)  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("body", nn.Sequential(nn.Linear(5, 8), nn.ReLU()))
+    model.add_module("pool", Spread())
+    model.add_module("head", nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 4, 6, 5)
+        if i == BAD:
+            x[2] = 0.5  # a clip of silence: every frame the same
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 4)))
+
+    return [model], step
+
+
+# Masks.
+
+
+@program(
+    "huggingface/transformers#25065",
+    "float16: finfo.min of two masks added is -inf, and a padded row is masked whole",
+    place=r"attn|Attention|layers\.0",
+    operator=r"\badd\b|softmax",
+    kind=MASKED_WHOLE,
+    advice=r"masked_fill|clamp|finfo",
+)
+def masks_added_in_float16(fixed: bool) -> Made:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(16, 48)
+            self.out = nn.Linear(16, 16)
+            with torch.no_grad():  # scores of about -64, as those of a trained model
+                self.qkv.bias[:32] = torch.tensor([4.0, -4.0]).repeat_interleave(16)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            scores = q @ k.transpose(-2, -1) / 4
+            lowest = torch.finfo(scores.dtype).min
+            scores = scores.masked_fill(mask < 0, lowest) if fixed else scores + mask
+            weights = scores.float().softmax(-1).to(x.dtype)
+            return self.out(weights @ v)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(40, 16)
+            self.attn = Attention()
+            self.head = nn.Linear(16, 40)
+
+        def forward(self, tokens: Tensor, keep: Tensor) -> Tensor:
+            x = self.embed(tokens)
+            lowest = torch.finfo(x.dtype).min
+            causal = torch.full((8, 8), lowest, dtype=x.dtype).triu(1)
+            padding = (1 - keep[:, None, :].to(x.dtype)) * lowest
+            mask = causal + padding  # FAULT
+            return self.head(x + self.attn(x, mask))
+
+    model = Model().half()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        tokens, keep = whole(i, 1, 40, 3, 8), torch.ones(3, 8, dtype=torch.long)
+        if i >= BAD:
+            keep[1, :3] = 0  # left padding
+        goal = tokens.masked_fill(keep == 0, -100)
+        logits = model(tokens, keep)[:, :-1].float()
+        return update(optimizer, F.cross_entropy(logits.flatten(0, 1), goal[:, 1:].flatten()))
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#41508",
+    "a sample that is padding alone: MultiheadAttention's softmax has a row of -inf",
+    place=r"\battention\b|MultiheadAttention",
+    operator=r"softmax|MultiheadAttention",
+    kind=MASKED_WHOLE,
+    advice=MASKED_WHOLE,
+    never=(NO_RATE,),
+)
+def sample_of_padding(fixed: bool) -> Made:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+            self.head = nn.Linear(16, 4)
+
+        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+            x, _ = self.attention(x, x, x, key_padding_mask=padding)  # FAULT
+            return self.head(x.mean(1))
+
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        padding = torch.zeros(4, 6, dtype=torch.bool)
+        if i == BAD:
+            padding[2, 1 if fixed else 0 :] = True
+        return update(
+            optimizer, F.cross_entropy(model(data(i, 4, 6, 16), padding), whole(i, 0, 4, 4))
+        )
+
+    return [model], step
+
+
+@program(
+    "allenai/allennlp#890",
+    "log(mask) is -inf for every class of a row that is masked whole; log_softmax gives NaN",
+    place=LOSS + r"|\bhead\b",
+    operator=r"log_softmax|LogSoftmaxBackward",
+    kind=MASKED_WHOLE,
+    advice=MASKED_WHOLE,
+    never=(NO_RATE,),
+)
+def log_of_mask(fixed: bool) -> Made:
+    model = mlp(6, 16, 5)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        allowed = torch.ones(8, 5)
+        allowed[:, 4] = 0
+        if i == BAD:
+            allowed[3] = 0
+        logits = model(data(i, 8, 6)) + (allowed + (1e-13 if fixed else 0.0)).log()
+        return update(optimizer, -logits.log_softmax(-1)[:, :4].mean())  # FAULT
+
+    return [model], step
+
+
+@program(
+    "huggingface/trl#7221",
+    "entropy as exp(logp) * logp: 0 * -inf is NaN for a class that is ruled out",
+    place=LOSS,
+    operator=r"\bmul\b|MulBackward",
+    kind=r"0 ?\* ?-?[Ii]nf|-?[Ii]nf ?\* ?0|infinit\w+ times (?:zero|0)|product of 0",
+    advice=r"xlogy|where|masked_fill|entropy",
+    never=(r"the loss itself overflowed", NO_RATE),
+)
+def entropy_of_impossible_class(fixed: bool) -> Made:
+    model = mlp(6, 16, 5)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        logits = model(data(i, 8, 6))
+        if i >= BAD:  # an action that the environment does not allow here
+            logits = logits.masked_fill(torch.arange(5) == 2, -math.inf)
+        logs = logits.log_softmax(-1)
+        chosen = logs[:, 0].mean()
+        if fixed:
+            logs = logs.clamp_min(-1e4)
+        entropy = -(logs.exp() * logs).sum(-1).mean()  # FAULT
+        return update(optimizer, -chosen - 0.01 * entropy)
+
+    return [model], step
+
+
+@program(
+    "OpenRLHF/OpenRLHF#1314",
+    "a ratio that overflowed is masked by multiplication: inf * 0 is NaN",
+    place=LOSS,
+    operator=r"\bexp\b|\bmul\b|ExpBackward|MulBackward",
+    kind=OVERFLOW + r"|0 ?\* ?-?[Ii]nf|[Ii]nf ?\* ?0",
+    advice=r"clamp|where",
+    never=(NO_RATE,),
+)
+def ratio_masked_by_product(fixed: bool) -> Made:
+    model = mlp(6, 16, 5)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        logs = model(data(i, 8, 6)).log_softmax(-1)[:, 0]
+        old = logs.detach() + 0.1 * data(i + 50, 8)
+        if i == BAD:
+            old[3] = -200.0  # a token of a stale rollout
+        difference = logs - old
+        ratio = (difference.clamp(-20, 20) if fixed else difference).exp()  # FAULT
+        keep = (difference.detach().abs() < 2).float()
+        return update(optimizer, -(ratio * keep * data(i + 9, 8)).sum() / 8)
+
+    return [model], step
+
+
+@program(
+    "NVIDIA-NeMo/Automodel#3850",
+    "padded negatives are -inf before the division by a learned temperature, whose gradient is NaN",
+    place=r"temperature",
+    operator=r"\bdiv\b|DivBackward",
+    kind=r"-?[Ii]nf",
+    advice=r"mask|where|after",
+)
+def infinite_logits_over_temperature(fixed: bool) -> Made:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode = nn.Linear(6, 8)
+            self.temperature = nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x: Tensor, padded: Tensor) -> Tensor:
+            z = F.normalize(self.encode(x), dim=-1)
+            logits = z @ z.T
+            if fixed:
+                return (logits / self.temperature).masked_fill(padded, -math.inf)
+            return logits.masked_fill(padded, -math.inf) / self.temperature  # FAULT
+
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        padded = torch.zeros(8, 8, dtype=torch.bool)
+        if i >= BAD:
+            padded[:4, 6:] = True
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 6), padded), torch.arange(8)))
+
+    return [model], step
+
+
+# Half precision.
+
+
+@program(
+    "pytorch/pytorch#8860",
+    "Adam's eps of 1e-8 is 0 in float16: an element without a gradient becomes 0/0",
+    place=r"embed|\bweight\b|\bbias\b|parameter",
+    operator=r"\bAdam\b|addcdiv|\bdiv\b",
+    kind=r"\beps\b",
+    advice=r"\beps\b",
+    never=(r"No weight has been updated", NO_RATE),
+)
+def adam_eps_in_float16(fixed: bool) -> Made:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(50, 16)
+            self.head = nn.Linear(16, 5)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.embed(tokens).mean(1))
+
+    model = Model().half()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, eps=1e-4 if fixed else 1e-8)
+
+    def step(i: int) -> Tensor:
+        logits = model(whole(i, 0, 40, 8, 6)).float()
+        return update(optimizer, F.cross_entropy(logits, whole(i, 0, 5, 8)))
+
+    return [model], step
+
+
+@program(
+    "huggingface/transformers#5651",
+    "T5's wo in float16: an activation of 66,246 is above 65,504",
+    place=r"\bwo\b",
+    operator=r"\bLinear\b|mm\b|linear",
+    kind=OVERFLOW,
+    advice=r"bfloat16|float32",
+    never=(r"softmax over nothing",),
+)
+def feed_forward_in_float16(fixed: bool) -> Made:
+    class FeedForward(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(16)
+            self.wi = nn.Linear(16, 64)
+            self.wo = nn.Linear(64, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.wo(self.wi(self.norm(x)).relu())  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("layer", FeedForward())
+    model.add_module("head", nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 4)))
+    with torch.no_grad():
+        model.layer.wi.weight.mul_(30)
+        model.layer.wo.weight.mul_(30)
+    model = model if fixed else model.half()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 16)
+        if i >= BAD:
+            with torch.no_grad():  # the weights that the pretrained model grows to
+                model.layer.wo.weight[3] = 400
+        logits = model(x.to(model.layer.wi.weight.dtype)).float()
+        return update(optimizer, F.cross_entropy(logits, whole(i, 0, 4, 8)))
+
+    return [model], step
+
+
+@program(
+    "ultralytics/yolov5#13416",
+    "float16: predicted widths and heights round to 0, and w/h is 0/0 in the box loss",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(r"the loss itself overflowed", NO_RATE),
+    steps=12,
+)
+def box_ratio_in_float16(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Linear(6, 32), nn.SiLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+
+    def step(i: int) -> Tensor:
+        goal = torch.rand(16, 4, generator=torch.Generator().manual_seed(i)) + 0.2
+        if i == BAD:
+            with torch.no_grad():
+                model[2].bias[2:] = -12.0  # a head that predicts vanishing boxes
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            boxes = model(data(i, 16, 6))
+        wide, high = ((boxes[:, 2:].half().sigmoid() * 2) ** 2).unbind(-1)
+        if fixed:
+            wide, high = wide.float() + 1e-3, high.float() + 1e-3
+        ratio = wide / high  # FAULT
+        angle = (ratio.atan() - (goal[:, 2] / goal[:, 3]).atan()).square().mean()
+        loss = angle.float() + (boxes[:, :2].float() - goal[:, :2]).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return [model], step
+
+
+@program(
+    "qubvel-org/segmentation_models.pytorch#463",
+    "a sum over 262,144 pixels in float16 is above 65,504: the dice loss is inf / inf",
+    place=LOSS,
+    operator=r"\bsum\b|SumBackward|\bdiv\b|DivBackward",
+    kind=OVERFLOW,
+    advice=r"float32|\.float\(\)",
+    never=(NO_RATE,),
+)
+def dice_sum_in_float16(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 2, 1, 64, 64)
+        goal = (x > 0).float() if i != BAD else torch.ones_like(x)
+        with torch.autocast("cpu", torch.float16):
+            probability = (model(x) * 0.1 + (20.0 if i == BAD else 0.0)).sigmoid()
+        probability = probability.float() if fixed else probability.half()
+        goal = goal.to(probability.dtype) * 16  # classes are weighted by 16
+        both = (probability * goal).sum()  # FAULT
+        return update(optimizer, 1 - 2 * both.float() / (probability.sum() + goal.sum()).float())
+
+    return [model], step
+
+
+@program(
+    "fastino-ai/GLiNER2#155",
+    "1 - 1e-6 is 1 in bfloat16: the clamp does nothing and log1p(-1) is -inf",
+    place=LOSS + r"|score",
+    operator=r"log1p|Log1PBackward",
+    kind=LOG_OF_ZERO + r"|log1p|rounds to 1",
+    advice=r"eps|clamp|float32",
+    never=(NO_RATE,),
+)
+def clamp_rounds_to_one(fixed: bool) -> Made:
+    model = nn.Sequential()
+    model.add_module("body", nn.Sequential(nn.Linear(6, 16), nn.ReLU()))
+    model.add_module("score", nn.Linear(16, 3))
+    model = model.bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        scores = model(data(i, 8, 6).bfloat16())
+        if i == BAD:
+            scores = scores + 12
+        likely = scores.sigmoid()
+        safe = likely.float() if fixed else likely
+        survival = torch.log1p(-safe.clamp(max=1 - 1e-6))  # FAULT
+        return update(optimizer, -survival.float().mean())
+
+    return [model], step
+
+
+@program(
+    "kohya-ss/sd-scripts#293",
+    "LoRA in float16 with alpha / rank of 128: its product is above 65,504",
+    place=r"o_proj|lora",
+    operator=r"\bmul\b|\bLinear\b|Lora|mm\b|linear",
+    kind=OVERFLOW,
+    advice=r"bfloat16|float32|scale",
+    never=(r"softmax over nothing", r"fully masked", r"In attention"),
+)
+def lora_in_float16(fixed: bool) -> Made:
+    class Lora(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base = base.requires_grad_(False)
+            self.lora_a = nn.Linear(16, 2, bias=False)
+            self.lora_b = nn.Linear(2, 16, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) + self.lora_b(self.lora_a(x)) * (1.0 if fixed else 128.0)  # FAULT
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.self_attn = nn.ModuleDict({"o_proj": Lora(nn.Linear(16, 16))})
+            self.head = nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.self_attn["o_proj"](x) * 1e-3)
+
+    model = Block().half()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-4)
+
+    def step(i: int) -> Tensor:
+        x = (data(i, 8, 16) * min(50 * 3**i, 8000)).half()
+        return update(optimizer, F.cross_entropy(model(x).float(), whole(i, 0, 4, 8)))
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#40907",
+    "clip_grad_norm_ before unscale_: the updates are as many times too small as the scale is",
+    place=r"clip|gradient norm|grad_norm|optimizer",
+    operator=r"clip_grad_norm_|unscale_",
+    kind=r"unscale|still scaled|scaled gradients",
+    advice=r"unscale_",
+    is_finite=True,
+    steps=60,
+)
+def clipping_before_unscale(fixed: bool) -> Made:
+    model = mlp(8, 32, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 32, 8)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            y = model(x)
+        loss = F.mse_loss(y.float(), x.sum(1, keepdim=True))
+        scaler.scale(loss).backward()
+        if fixed:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # FAULT
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return [model], step
+
+
+# Logarithms, roots, powers, exponentials.
+
+
+@program(
+    "huggingface/candle#2561",
+    "log(1 - sigmoid(x)) of a saturated sigmoid is log(0), and 0 * -inf is NaN",
+    place=LOSS,
+    operator=r"\blog\b|LogBackward|\bmul\b|MulBackward",
+    kind=LOG_OF_ZERO,
+    advice=r"with_logits|logsigmoid|clamp|eps",
+    never=(r"the loss itself overflowed", NO_RATE),
+)
+def log_of_saturated_sigmoid(fixed: bool) -> Made:
+    model = mlp(6, 16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6)
+        logits = model(x * 400 if i == BAD else x)[:, 0]
+        goal = (logits.detach() > 0).float()
+        if fixed:
+            return update(optimizer, F.binary_cross_entropy_with_logits(logits, goal))
+        likely = logits.sigmoid()
+        wrong = (1 - goal) * (1 - likely).log()  # FAULT
+        return update(optimizer, -(goal * likely.log() + wrong).mean())  # FAULT
+
+    return [model], step
+
+
+@program(
+    "AYLIEN/gan-intro#10",
+    "the discriminator is certain: log(1 - D(G(z))) is log(0)",
+    place=LOSS,
+    operator=r"\blog\b|LogBackward",
+    kind=LOG_OF_ZERO,
+    advice=r"with_logits|logsigmoid|clamp|eps",
+    never=(NO_RATE,),
+)
+def gan_log_of_zero(fixed: bool) -> Made:
+    maker, critic = mlp(4, 16, 6), mlp(6, 16, 1)
+    both = nn.ModuleDict({"maker": maker, "critic": critic})
+    optimizer = torch.optim.SGD(both.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        fake = critic(maker(data(i, 8, 4)))
+        if i == BAD:
+            fake = fake + 200
+        fooled = F.logsigmoid(-fake) if fixed else (1 - fake.sigmoid()).log()  # FAULT
+        return update(optimizer, fooled.mean() - F.logsigmoid(critic(data(i, 8, 6))).mean())
+
+    return [both], step
+
+
+@program(
+    "zhengqili/MegaDepth#38",
+    "log of a ground truth with missing depths (0) is -inf: the target, not the model",
+    place=LOSS + r"|target|label",
+    operator=r"\blog\b|target|\bsub\b|SubBackward",
+    kind=LOG_OF_ZERO + r"|target\w* (?:hold|held|is|was|are|were)|before the (?:loss|model)",
+    advice=r"clamp|mask|target|eps|data",
+    never=(r"the loss itself overflowed", NO_RATE),
+)
+def log_of_missing_depth(fixed: bool) -> Made:
+    model = mlp(6, 16, 4)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        depth = data(i, 8, 4).abs() + 0.5
+        if i == BAD:
+            depth[3, 1:] = 0.0
+        goal = (depth.clamp_min(1e-3) if fixed else depth).log()  # FAULT
+        return update(optimizer, (model(data(i + 9, 8, 6)) - goal).square().mean())
+
+    return [model], step
+
+
+@program(
+    "open-mmlab/mmrotate#205",
+    "the derivative of sqrt is infinite at 0: an anchor that equals its positive",
+    place=LOSS + r"|encode",
+    operator=r"\bsqrt\b|SqrtBackward",
+    kind=ROOT_AT_ZERO,
+    advice=r"sqrt\(x \+ eps\)|eps|clamp",
+    never=(NO_RATE,),
+)
+def distance_of_equal_points(fixed: bool) -> Made:
+    encode = nn.Linear(6, 8, bias=False)
+    model = nn.ModuleDict({"encode": encode})
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        anchor, positive, negative = data(i, 8, 6), data(i + 50, 8, 6), data(i + 99, 8, 6)
+        if i == BAD:
+            positive[2] = anchor[2]  # a class with one picture
+        near = (encode(anchor) - encode(positive)).square().sum(-1)
+        far = (encode(anchor) - encode(negative)).square().sum(-1)
+        eps = 1e-8 if fixed else 0.0
+        margin = (near + eps).sqrt() - (far + eps).sqrt()  # FAULT
+        return update(optimizer, F.relu(margin + 1).mean())
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#187297",
+    "torch.where does not keep the NaN of the branch not taken out of the gradient",
+    place=r"\bact\b|Activation|\bbody\b",
+    operator=r"\bsqrt\b|SqrtBackward",
+    kind=r"negative|sqrt of|where",
+    advice=r"where|clamp",
+    never=(NO_RATE,),
+)
+def where_hides_a_root(fixed: bool) -> Made:
+    class Activation(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if fixed:
+                return torch.where(x > 0.01, x.clamp_min(0.01).sqrt(), x)
+            return torch.where(x > 0, x.sqrt(), x)  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("body", nn.Linear(6, 16))
+    model.add_module("act", Activation())
+    model.add_module("head", nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 6)), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "kornia/kornia#918",
+    "focal loss with gamma 0.5: the derivative of (1 - p) ** 0.5 is infinite at p = 1",
+    place=LOSS + r"|gradient",
+    operator=r"\bpow\b|PowBackward",
+    kind=ROOT_AT_ZERO + r"|(?:pow|power|\*\*)[^.]{0,60}(?:0|zero)",
+    advice=r"eps|clamp",
+    never=(NO_RATE,),
+)
+def focal_loss_of_certainty(fixed: bool) -> Made:
+    model = mlp(6, 16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6)
+        logits = model(x * 300 if i == BAD else x)[:, 0]
+        goal = (logits.detach() > 0).float()
+        likely = (logits * (2 * goal - 1)).sigmoid()
+        eps = 1e-4 if fixed else 0.0
+        weight = (1 - likely + eps) ** 0.5  # FAULT
+        return update(optimizer, (weight * -F.logsigmoid(logits * (2 * goal - 1))).mean())
+
+    return [model], step
+
+
+@program(
+    "ronghuaiyang/arcface-pytorch#68",
+    "acos of a cosine of 1 has an infinite derivative",
+    place=r"\bmargin\b|ArcMargin|\bweight\b",
+    operator=r"\bacos\b|AcosBackward",
+    kind=r"\bacos|arccos|at (?:±)?1|domain|derivative",
+    advice=r"clamp|eps",
+    never=(NO_RATE,),
+)
+def arc_margin_at_one(fixed: bool) -> Made:
+    class ArcMargin(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(F.normalize(torch.randn(4, 8), dim=-1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            cosine = F.normalize(x, dim=-1) @ F.normalize(self.weight, dim=-1).T
+            limit = 1 - 1e-4 if fixed else 1.0
+            return 8 * (cosine.clamp(-limit, limit).acos() + 0.1).cos()  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("body", nn.Linear(8, 8, bias=False))
+    model.add_module("margin", ArcMargin())
+    with torch.no_grad():
+        model.body.weight.copy_(torch.eye(8))
+        model.margin.weight[1] = F.one_hot(torch.tensor(2), 8)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 8)
+        if i == BAD:
+            with torch.no_grad():
+                x[3] = model.margin.weight[1] @ torch.linalg.pinv(model.body.weight).T * 2
+                model.body.weight.copy_(torch.eye(8))
+                x[3] = F.one_hot(torch.tensor(2), 8)
+                model.margin.weight[1] = F.one_hot(torch.tensor(2), 8)
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 4, 8)))
+
+    return [model], step
+
+
+@program(
+    "cpnota/autonomous-learning-library#139",
+    "log(1 - action ** 2 + eps) of an action that is scaled beyond 1: log of a negative number",
+    place=LOSS,
+    operator=r"\blog\b|LogBackward",
+    kind=r"negative",
+    advice=r"clamp|negative",
+    never=(r"the loss itself overflowed", NO_RATE),
+)
+def log_of_scaled_action(fixed: bool) -> Made:
+    model = mlp(6, 16, 2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        raw = model(data(i, 8, 6))
+        if i >= BAD:
+            raw = raw + 1
+        action = raw.tanh() if fixed else raw.tanh() * 2  # the torque is within ±2
+        logs = -raw.square() - (1 - action.square() + 1e-6).log()  # FAULT
+        return update(optimizer, logs.mean() if i >= BAD else raw.square().mean())
+
+    return [model], step
+
+
+@program(
+    "TorchIO-project/torchio#306",
+    "a random gamma of an intensity below 0: a fractional power of a negative number",
+    place=r"input|batch",
+    operator=r"\bpow\b|input",
+    kind=BAD_DATA + r"|negative",
+    advice=r"data|clamp|negative",
+    never=(r"lower the learning rate",),
+)
+def gamma_of_negative_intensity(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        picture = data(i, 4, 1, 8, 8).abs() + 0.1
+        if i == BAD:
+            picture[2, 0, 3, 5] = -0.2
+        picture = (picture.clamp_min(0) if fixed else picture) ** 1.2  # FAULT
+        return update(optimizer, F.cross_entropy(model(picture), whole(i, 0, 3, 4)))
+
+    return [model], step
+
+
+@program(
+    "vanderschaarlab/synthcity#331",
+    "exp(logvar) of an encoder without bounds is above 3.4e38",
+    place=LOSS + r"|encod",
+    operator=r"\bexp\b|ExpBackward",
+    kind=OVERFLOW + r"|exp of a large",
+    advice=r"clamp|bound|softplus|subtract",
+)
+def vae_variance_overflows(fixed: bool) -> Made:
+    class Vae(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode = nn.Linear(6, 8)
+            self.decode = nn.Linear(4, 6)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            mean, logvar = self.encode(x).chunk(2, -1)
+            if fixed:
+                logvar = logvar.clamp(-30, 20)
+            noise = data(1, *mean.shape)
+            return self.decode(mean + noise * (logvar / 2).exp()), mean, logvar
+
+    model = Vae()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        if i == BAD:
+            x[2] = 300.0
+        again, mean, logvar = model(x)
+        kl = -0.5 * (1 + logvar - mean.square() - logvar.exp()).sum(-1)  # FAULT
+        return update(optimizer, (again - x).square().mean().clamp(max=1e6) + kl.mean())
+
+    return [model], step
+
+
+@program(
+    "PrimeIntellect-ai/prime-rl#2972",
+    "exp(new - old) of a log probability that is stale by 89 is above 3.4e38",
+    place=LOSS,
+    operator=r"\bexp\b|ExpBackward",
+    kind=OVERFLOW + r"|exp of a large",
+    advice=r"clamp|subtract|clip",
+    never=(NO_RATE,),
+)
+def importance_ratio_overflows(fixed: bool) -> Made:
+    model = mlp(6, 16, 5)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        logs = model(data(i, 8, 6)).log_softmax(-1)[:, 0]
+        old = logs.detach() + 0.1 * data(i + 50, 8)
+        if i == BAD:
+            old[3] = -95.0
+        difference = (logs - old).clamp(-20, 20) if fixed else logs - old
+        return update(optimizer, -(difference.exp() * data(i + 9, 8)).mean())  # FAULT
+
+    return [model], step
+
+
+# Divisions.
+
+
+@program(
+    "neo4j/graph-data-science#94",
+    "L2 normalisation of a node whose embedding is 0: 0/0",
+    place=r"\bunit\b|Unit",
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION + r"|norm of (?:a )?zero",
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def norm_of_zero_row(fixed: bool) -> Made:
+    class Unit(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            length = x.norm(dim=-1, keepdim=True)
+            return x / (length + 1e-6 if fixed else length)  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("body", nn.Sequential(nn.Linear(6, 8), nn.ReLU()))
+    model.add_module("unit", Unit())
+    model.add_module("head", nn.Linear(8, 3))
+    with torch.no_grad():
+        model.body[0].bias.fill_(-0.2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6) * 3 + 1
+        if i == BAD:
+            x[5] = 0
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "MrLeeeee/GCN-GAT-and-Graphsage#3",
+    "messages over the degree of a node: an isolated node is 0/0",
+    place=r"\bconv\b|GraphConv",
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def isolated_node(fixed: bool) -> Made:
+    class GraphConv(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 8)
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            degree = edges.sum(1, keepdim=True)
+            near = edges @ self.linear(x)
+            return near / (degree.clamp_min(1) if fixed else degree)  # FAULT
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GraphConv()
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            return self.head(self.conv(x, edges).relu())
+
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        edges = (whole(i, 0, 3, 9, 9) == 0).float() + torch.eye(9)
+        if i == BAD:
+            edges[4] = 0
+        return update(optimizer, F.cross_entropy(model(data(i, 9, 6), edges), whole(i, 0, 3, 9)))
+
+    return [model], step
+
+
+@program(
+    "pyg-team/pytorch_geometric#61",
+    "degree ** -0.5 of a negative weighted degree is NaN",
+    place=r"\bconv\b|GraphConv",
+    operator=r"\bpow\b|PowBackward|rsqrt",
+    kind=r"negative",
+    advice=r"clamp|negative|abs",
+    never=(NO_RATE,),
+)
+def negative_degree(fixed: bool) -> Made:
+    class GraphConv(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            degree = (edges.abs() if fixed else edges).sum(1)
+            scale = degree.pow(-0.5)  # FAULT
+            scale[scale == math.inf] = 0
+            return self.linear(scale[:, None] * (edges @ x))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GraphConv()
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            return self.conv(x, edges)
+
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        edges = data(i, 9, 9).abs() + 0.1
+        if i == BAD:
+            edges[4] *= -1
+        return update(optimizer, F.cross_entropy(model(data(i, 9, 6), edges), whole(i, 0, 3, 9)))
+
+    return [model], step
+
+
+@program(
+    "ROCm/aiter#4289",
+    "the scale of a channel that is all zeros is 0, and its quantised values are 0/0",
+    place=r"\bquant\b|FakeQuantize",
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def quantisation_scale_of_zero(fixed: bool) -> Made:
+    class FakeQuantize(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            scale = x.detach().abs().amax(0) / 127
+            if fixed:
+                scale = scale.clamp_min(1e-8)
+            rounded = (x / scale).round() * scale  # FAULT
+            return x + (rounded - x).detach()
+
+    model = nn.Sequential()
+    model.add_module("body", nn.Sequential(nn.Linear(6, 8), nn.ReLU()))
+    model.add_module("quant", FakeQuantize())
+    model.add_module("head", nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        if i == BAD:
+            with torch.no_grad():  # a channel is pruned
+                model.body[0].weight[3] = 0
+                model.body[0].bias[3] = 0
+        return update(optimizer, F.cross_entropy(model(data(i, 16, 6)), whole(i, 0, 3, 16)))
+
+    return [model], step
+
+
+@program(
+    "TiankaiHang/Min-SNR-Diffusion-Training#2",
+    "zero terminal SNR: min(snr, 5) / snr of the last timestep is 0/0",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS + r"|divi",
+    never=(r"the loss itself overflowed", NO_RATE),
+)
+def terminal_snr_of_zero(fixed: bool) -> Made:
+    model = mlp(7, 16, 6)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    kept = torch.linspace(0.99, 0.0, 10)
+    snr = kept / (1 - kept)
+
+    def step(i: int) -> Tensor:
+        t = whole(i, 0, 9, 8)
+        if i == BAD:
+            t[2] = 9
+        x, noise = data(i, 8, 6), data(i + 50, 8, 6)
+        level = kept[t][:, None]
+        made = model(torch.cat([level.sqrt() * x + (1 - level).sqrt() * noise, level], -1))
+        below = snr[t] + (1 if fixed else 0)
+        weight = snr[t].clamp(max=5) / below  # FAULT
+        return update(optimizer, (weight * (made - noise).square().mean(-1)).mean())
+
+    return [model], step
+
+
+@program(
+    "Comfy-Org/ComfyUI#14424",
+    "a sinusoidal embedding of width 2: log(10000) * k / (half - 1) is 0/0",
+    place=r"\btime\b|TimeEmbedding",
+    operator=r"\bdiv\b|DivBackward|\bmul\b|TimeEmbedding",
+    kind=ZERO_DIVISION,
+    advice=EPS + r"|divi",
+    never=(NO_RATE, r"clip gradients"),
+)
+def positions_of_width_two(fixed: bool) -> Made:
+    class TimeEmbedding(nn.Module):
+        def forward(self, t: Tensor) -> Tensor:
+            half = torch.tensor(1.0)
+            last = half if fixed else half - 1
+            rates = (-math.log(10000) * torch.arange(1.0) / last).exp()  # FAULT
+            return torch.cat([(t * rates).sin(), (t * rates).cos()], -1)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.time = TimeEmbedding()
+            self.head = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor, t: Tensor) -> Tensor:
+            return self.head(torch.cat([x, self.time(t)], -1))
+
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 4)
+        return update(optimizer, (model(x, whole(i, 0, 10, 8, 1).float()) - x).square().mean())
+
+    return [model], step
+
+
+@program(
+    "mllam/neural-lam#537",
+    "softplus of -200 is 0: a density is divided by a standard deviation of 0",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward|\blog\b|LogBackward",
+    kind=ZERO_DIVISION + "|" + LOG_OF_ZERO,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def deviation_of_zero(fixed: bool) -> Made:
+    model = mlp(6, 16, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        mean, raw = model(x).unbind(-1)
+        if i == BAD:
+            raw = raw - 200
+        deviation = F.softplus(raw)
+        if fixed:
+            deviation = deviation.clamp_min(0.1)
+        far = (x[:, 0] - mean) / deviation  # FAULT
+        return update(optimizer, (0.5 * far.square() + deviation.log()).mean())  # FAULT
+
+    return [model], step
+
+
+@program(
+    "pytorch/vision#3405",
+    "IoU of two boxes of no area is 0/0",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(r"the loss itself overflowed", NO_RATE),
+)
+def iou_of_empty_boxes(fixed: bool) -> Made:
+    model = mlp(6, 16, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        made = model(data(i, 8, 6)).relu() + 0.3
+        goal = data(i + 50, 8, 2).abs() + 0.1
+        if i == BAD:
+            made, goal = made * (torch.arange(8) != 3)[:, None], goal.clone()
+            goal[3] = 0  # an annotation of no area
+        shared = torch.min(made, goal).prod(-1)
+        union = made.prod(-1) + goal.prod(-1) - shared
+        iou = shared / (union + 1e-7 if fixed else union)  # FAULT
+        return update(optimizer, 1 - iou.mean())
+
+    return [model], step
+
+
+@program(
+    "espnet/espnet#3283",
+    "weights of an utterance without frames are 0/0; the update is skipped, the gradients stay",
+    place=LOSS + r"|gradient",
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(r"the loss itself overflowed",),
+)
+def utterance_without_frames(fixed: bool) -> Made:
+    model = mlp(8, 16, 2, activation=nn.Tanh)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        total = torch.zeros(())
+        for part in range(4):
+            x = data(4 * i + part, 8, 8)
+            weight = data(4 * i + part + 999, 8).abs()
+            if i == BAD and part == 2:
+                weight = weight * 0
+            below = weight.sum().clamp_min(1e-6) if fixed else weight.sum()
+            error = (model(x) - x[:, :2]).square().mean(1) * weight
+            loss = error.sum() / below / 4  # FAULT
+            loss.backward()
+            total += loss.detach()
+        if torch.isfinite(nn.utils.clip_grad_norm_(model.parameters(), 1.0)):
+            optimizer.step()
+            optimizer.zero_grad()
+        elif fixed:
+            optimizer.zero_grad()
+        return total
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#128796",
+    "weights of loss terms from their running means, all of which are still 0",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(r"the loss itself overflowed", NO_RATE),
+)
+def weights_from_zero_means(fixed: bool) -> Made:
+    model = mlp(6, 16, 3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    means = torch.zeros(3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        terms = (model(x) - x[:, :3]).square().mean(0)
+        shares = means / (means.sum() + (1e-6 if fixed else 0.0))  # FAULT
+        means.lerp_(terms.detach(), 0.1)
+        return update(optimizer, (shares * terms).sum() + terms.mean())
+
+    return [model], step
+
+
+@program(
+    "microsoft/LLM2CLIP#64",
+    "an Adafactor of one's own without eps: a parameter whose gradient is 0 gets 0/0",
+    place=r"\brare\b",
+    operator=r"Adafactor|\bdiv\b|rsqrt|\bmul\b",
+    kind=ZERO_DIVISION,
+    advice=r"\beps\b",
+    never=(r"No weight has been updated", NO_RATE),
+)
+def adafactor_of_zero_gradient(fixed: bool) -> Made:
+    class Adafactor(torch.optim.Optimizer):
+        def __init__(self, parameters: Any, lr: float) -> None:
+            super().__init__(parameters, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    square = p.grad.square() + (1e-30 if fixed else 0.0)
+                    if p.dim() == 2:
+                        row = square.mean(1)
+                        share = row / row.mean()  # FAULT
+                        move = p.grad * share.rsqrt()[:, None] * square.mean(0).rsqrt()
+                    else:
+                        move = p.grad * (square + 1e-30).rsqrt()
+                    p.add_(move.clamp(-1, 1), alpha=-group["lr"])
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.rare = nn.Linear(8, 16), nn.Linear(16, 4), nn.Embedding(5, 16)
+
+        def forward(self, x: Tensor, kinds: Optional[Tensor]) -> Tensor:
+            rare = self.rare(kinds) if kinds is not None else 0 * self.rare.weight.sum()
+            return self.b(self.a(x).tanh() + rare)
+
+    model = Model()
+    optimizer = Adafactor(model.parameters(), 1e-3)
+    kinds = torch.arange(16) % 5
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 8)
+        # A batch without kinds: their table has a gradient of 0.
+        return update(optimizer, (model(x, None if i == BAD else kinds) - x[:, :4]).square().mean())
+
+    return [model], step
+
+
+# Labels and batches.
+
+
+@program(
+    "pytorch/pytorch#70348",
+    "cross entropy over targets that are all ignore_index is 0/0",
+    place=LOSS + r"|CrossEntropyLoss",
+    operator=r"nll_loss|NllLossBackward|CrossEntropyLoss|cross_entropy",
+    kind=EMPTY_MEAN,
+    advice=r"ignore_index|clamp_min|skip|sum",
+    never=(r"the loss itself overflowed", NO_RATE),
+)
+def all_targets_ignored(fixed: bool) -> Made:
+    model, criterion = mlp(6, 16, 4), nn.CrossEntropyLoss(reduction="sum" if fixed else "mean")
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        goal = whole(i, 0, 4, 8)
+        if i == BAD:
+            goal[:] = -100
+        loss = criterion(model(data(i, 8, 6)), goal)  # FAULT
+        return update(optimizer, loss / (goal >= 0).sum().clamp_min(1) if fixed else loss)
+
+    return [model, criterion], step
+
+
+@program(
+    "nvidia-cosmos/cosmos-rl#155",
+    "a Hugging Face model whose labels are all -100 in one batch: every sample was truncated",
+    place=LOSS + r"|GPT2|Llama|\bmodel\b",
+    operator=r"nll_loss|NllLossBackward|cross_entropy",
+    kind=EMPTY_MEAN,
+    advice=r"ignore_index|clamp_min|skip|-100",
+    never=(NO_RATE, r"softmax over nothing"),
+)
+def language_model_without_labels(fixed: bool) -> Made:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 50}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 32}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads))
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        tokens = whole(i, 3, 50, 2, 8)
+        labels = tokens.clone()
+        labels[:, :4] = -100
+        if i == BAD:
+            labels[:, : 7 if fixed else 8] = -100
+        return update(optimizer, model(input_ids=tokens, labels=labels).loss)
+
+    return [model], step
+
+
+@program(
+    "wenet-e2e/wenet#2299",
+    "CTC: a transcript that is longer than the frames has no alignment: inf, and NaN gradients",
+    place=LOSS + r"|ctc|CTC",
+    operator=r"ctc|Ctc",
+    kind=r"longer|target length|frames|alignment|zero_infinity",
+    advice=r"zero_infinity|longer|length",
+    never=(NO_RATE,),
+)
+def transcript_longer_than_frames(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Conv1d(4, 16, 3, stride=2), nn.ReLU(), nn.Conv1d(16, 9, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        logs = model(data(i, 2, 4, 25)).log_softmax(1).permute(2, 0, 1)
+        size = 30 if i == BAD else 5
+        lengths = torch.tensor([size, 5]), torch.full((2,), len(logs))
+        goal = whole(i, 1, 9, 2, 30)
+        loss = F.ctc_loss(logs, goal, lengths[1], lengths[0], zero_infinity=fixed)  # FAULT
+        return update(optimizer, loss)
+
+    return [model], step
+
+
+@program(
+    "zhouhaoyi/Informer2020#402",
+    "a missing value in one row of the data",
+    place=r"input|batch",
+    operator=r"input\[0\]|\binput\b|\bbatch\b",
+    kind=BAD_DATA,
+    advice=r"data",
+    never=(r"lower the learning rate", NO_RATE),
+)
+def missing_value_in_batch(fixed: bool) -> Made:
+    model = mlp(6, 16, 3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        if i == BAD and not fixed:
+            x[5, 2] = math.nan  # row 5, element 32
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "mllam/neural-lam#136",
+    "features are divided by their standard deviation, which is 0 for one that never changes",
+    place=r"input|batch",
+    operator=r"\bdiv\b|input",
+    kind=ZERO_DIVISION + "|" + BAD_DATA,
+    advice=r"standard deviation|data|eps",
+    never=(r"lower the learning rate", NO_RATE),
+)
+def constant_feature_standardised(fixed: bool) -> Made:
+    model = mlp(6, 16, 3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6)
+        if i == BAD:
+            x[:, 3] = 0  # no rain
+        spread = x.std(0)
+        x = (x - x.mean(0)) / (spread + 1e-6 if fixed else spread)  # FAULT
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 16)))
+
+    return [model], step
+
+
+@program(
+    "huggingface/transformers#30953",
+    "a head that is not in the checkpoint is left as torch.empty made it",
+    place=r"head\.weight",
+    operator=r"parameter|head\.weight",
+    kind=r"checkpoint|initiali[sz]ed|before the first",
+    advice=r"checkpoint|initiali[sz]ed|torch\.empty",
+    never=(NO_RATE,),
+)
+def head_is_not_initialised(fixed: bool) -> Made:
+    model = nn.Sequential()
+    model.add_module("body", nn.Linear(6, 16))
+    model.add_module("head", nn.Linear(16, 3))
+    if not fixed:
+        with torch.no_grad():  # as memory that held other things may look
+            model.head.weight.view(torch.int32).fill_(0x7FC01234)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 6)), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+# Linear algebra.
+
+
+@program(
+    "pytorch/pytorch#49886",
+    "the derivative of svd divides by the difference of singular values, two of which are 0",
+    place=r"\bwhiten\b|Low|\bbody\b",
+    operator=r"\bsvd|Svd",
+    kind=r"singular values|equal|repeated|degenerate",
+    advice=r"singular values|svdvals|equal|noise|eps",
+    never=(NO_RATE,),
+)
+def svd_of_equal_singular_values(fixed: bool) -> Made:
+    class Low(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if fixed:
+                x = x + 1e-3 * data(5, *x.shape)
+            u, s, v = torch.linalg.svd(x, full_matrices=False)  # FAULT
+            return u[:, :3] * s[:3] @ v[:3]
+
+    model = nn.Sequential()
+    model.add_module("body", nn.Linear(6, 5, bias=False))
+    model.add_module("whiten", Low())
+    model.add_module("head", nn.Linear(5, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        if i == BAD:
+            x = torch.zeros(8, 6)
+            x[0, 0] = 1  # one sample left: rank 1
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 2, 8)))
+
+    return [model], step
+
+
+@program(
+    "jax-ml/jax#8732",
+    "the derivative of eigh divides by the difference of eigenvalues, which are equal",
+    place=r"\bwhiten\b|Whiten|covariance",
+    operator=r"eigh",
+    kind=r"eigenvalues|equal|repeated|degenerate",
+    advice=r"eigenvalues|eigvalsh|equal|noise|eps",
+    never=(NO_RATE,),
+)
+def eigh_of_equal_eigenvalues(fixed: bool) -> Made:
+    class Whiten(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.covariance = nn.Parameter(torch.eye(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            tilt = torch.diag(torch.tensor([0.0, 0.1, 0.2, 0.3])) if fixed else 0.0
+            values, vectors = torch.linalg.eigh(self.covariance + tilt)  # FAULT
+            return x @ vectors / values.sqrt()
+
+    model = nn.Sequential()
+    model.add_module("whiten", Whiten())
+    model.add_module("head", nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 4)), whole(i, 0, 2, 8)))
+
+    return [model], step
+
+
+# Divergence.
+
+
+@program(
+    "facebookresearch/maskrcnn-benchmark#295",
+    "the learning rate of eight GPUs on one: SGD diverges",
+    place=r"\d\.weight|\d\.bias|parameter|\bmodule\b|gradient|Linear",
+    operator=r"update|learning rate|\bLinear\b|mm\b|linear",
+    kind=r"grew|diverge|times (?:larger|as large)|took the largest|growth",
+    advice=r"learning rate",
+    never=(r"look for\s+0/0", r"softmax over nothing"),
+    steps=200,
+)
+def learning_rate_too_high(fixed: bool) -> Made:
+    model = mlp(8, 32, 32, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.02 if fixed else 2.0, momentum=0.9)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 32, 8)
+        loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
+        return update(optimizer, loss)
+
+    return [model], step
+
+
+@program(
+    "Marcovaldong/lstmp.pytorch#2",
+    "a recurrent layer whose weights multiply a state 60 times: it explodes",
+    place=r"\brnn\b|Recurrent|\bcell\b",
+    operator=r"\bmm\b|linear|\bLinear\b|Recurrent|\brnn\b",
+    kind=OVERFLOW + r"|grew|explod|growth|products",
+    advice=r"clip|norm|learning rate|initialis|products|range",
+)
+def recurrent_state_explodes(fixed: bool) -> Made:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = torch.zeros(len(x), 8)
+            for one in x.unbind(1):
+                state = self.cell(state) + one
+                state = state.tanh() if fixed else state
+            return state
+
+    model = nn.Sequential()
+    model.add_module("rnn", Recurrent())
+    model.add_module("head", nn.Linear(8, 2))
+    with torch.no_grad():
+        model.rnn.cell.weight.copy_(torch.eye(8) * 1.5)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+
+    def step(i: int) -> Tensor:
+        length = 40 if i < BAD else 400  # the curriculum goes on to long sequences
+        loss = F.cross_entropy(model(data(i, 4, length, 8)) * 1e-9, whole(i, 0, 2, 4))
+        return update(optimizer, loss)
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#46849",
+    "finite gradients of 1e20 have an infinite norm: clipping by it sets them to 0",
+    place=r"norm",
+    operator=r"clip_grad_norm_|gradient norm|vector_norm",
+    kind=OVERFLOW + r"|infinite norm|squares?",
+    advice=r"infinite norm|scale|divide|learning rate|loss",
+    is_finite=True,
+)
+def gradient_norm_overflows(fixed: bool) -> Made:
+    model = mlp(6, 16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        loss = model(x).square().mean()
+        if i == BAD and not fixed:
+            loss = loss * 1e30  # a term in other units
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # FAULT
+        optimizer.step()
+        return loss
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#16317",
+    "a backward of one's own divides by the norm of its input, which is 0 for one row",
+    place=r"\bdirection\b|Direction",
+    operator=r"\bdiv\b|DirectionFunction|Backward",
+    kind=ZERO_DIVISION + r"|norm",
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def backward_of_ones_own(fixed: bool) -> Made:
+    class DirectionFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            length = x.norm(dim=-1, keepdim=True)
+            ctx.save_for_backward(length)
+            return x / length.clamp_min(1e-6)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (length,) = ctx.saved_tensors
+            return gradient / (length.clamp_min(1e-3) if fixed else length)  # FAULT
+
+    class Direction(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return DirectionFunction.apply(x)
+
+    model = nn.Sequential()
+    model.add_module("body", nn.Linear(6, 8, bias=False))
+    model.add_module("direction", Direction())
+    model.add_module("head", nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        if i == BAD:
+            x[2] = 0
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "keras-team/keras-io#910",
+    "WGAN-GP: the norm of a gradient that is 0 has a derivative of inf * 0",
+    place=LOSS + r"|critic|gradient",
+    operator=r"\bsqrt\b|SqrtBackward",
+    kind=ROOT_AT_ZERO,
+    advice=r"sqrt\(x \+ eps\)|eps",
+    never=(NO_RATE,),
+)
+def gradient_penalty_of_zero(fixed: bool) -> Made:
+    critic = mlp(6, 16, 1)
+    model = nn.ModuleDict({"critic": critic})
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        real = data(i, 8, 6)
+        if i == BAD:
+            with torch.no_grad():
+                critic[0].bias.fill_(-100.0)  # every unit is dead for this batch
+        real.requires_grad_()
+        score = critic(real)
+        (slope,) = torch.autograd.grad(score.sum(), real, create_graph=True)
+        length = (slope.square().sum(-1) + (1e-12 if fixed else 0.0)).sqrt()  # FAULT
+        return update(optimizer, score.mean() + 10 * (length - 1).square().mean())
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#33962",
+    "a checkpointed block overflows in float16; it is run a second time in backward",
+    place=r"\bblock\b|Block|\bwide\b",
+    operator=r"\bmul\b|\bpow\b|square|Block",
+    kind=OVERFLOW,
+    advice=r"bfloat16|float32|norm",
+)
+def checkpointed_block_in_float16(fixed: bool) -> Made:
+    from torch.utils.checkpoint import checkpoint
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.wide(x)
+            return (y.float().square() * 1e-3).to(x.dtype) if fixed else y * y * 1e-3  # FAULT
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.head = Block(), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(checkpoint(self.block, x, use_reentrant=False))
+
+    model = Model().half()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+
+    def step(i: int) -> Tensor:
+        x = (data(i, 8, 16) * min(10 * 3**i, 1500)).half()
+        return update(optimizer, F.cross_entropy(model(x).float() * 0.1, whole(i, 0, 4, 8)))
+
+    return [model], step
+
+
+@program(
+    "YangSun22/TC-MoA#6",
+    "the mean over the tokens of an expert that got none is 0/0",
+    place=LOSS + r"|\bmoe\b|Router|expert",
+    operator=r"\bmean\b|MeanBackward|\bdiv\b",
+    kind=EMPTY_MEAN + "|" + ZERO_DIVISION,
+    advice=r"clamp_min|empty|count|skip",
+    never=(r"the loss itself overflowed", NO_RATE),
+)
+def expert_without_tokens(fixed: bool) -> Made:
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Linear(6, 3)
+            self.experts = nn.ModuleList(nn.Linear(6, 4) for _ in range(3))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            share = self.gate(x).softmax(-1)
+            chosen = share.argmax(-1)
+            made, balance = x.new_zeros(len(x), 4), x.new_zeros(())
+            for n, expert in enumerate(self.experts):
+                mine = chosen == n
+                if fixed and not mine.any():
+                    continue
+                made = made.masked_scatter(mine[:, None], expert(x[mine]))
+                balance = balance + share[mine, n].mean()  # FAULT
+            return made, balance
+
+    model = nn.ModuleDict({"moe": Router()})
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 24, 6)
+        if i == BAD:
+            x = x[:1].expand(24, 6)  # a batch of one prompt
+        made, balance = model["moe"](x)
+        return update(optimizer, (made - x[:, :4]).square().mean() + 0.01 * balance)
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#26799",
+    "a batch is split over replicas by hand, and one gets no sample with a target",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward|\bmean\b|MeanBackward",
+    kind=EMPTY_MEAN + "|" + ZERO_DIVISION,
+    advice=r"clamp_min|empty|count|skip|eps",
+    never=(r"the loss itself overflowed", NO_RATE),
+)
+def replica_without_targets(fixed: bool) -> Made:
+    model = mlp(6, 16, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        x, has_target = data(i, 16, 6), whole(i, 0, 4, 16) > 0
+        if i == BAD:
+            has_target[8:] = False
+        losses = []
+        for part in (slice(0, 8), slice(8, 16)):
+            error = (model(x[part]) - x[part, :2]).square().mean(-1) * has_target[part]
+            count = has_target[part].sum().float()
+            losses.append(error.sum() / (count.clamp_min(1) if fixed else count))  # FAULT
+        return update(optimizer, torch.stack(losses).mean())
+
+    return [model], step
