@@ -41,6 +41,7 @@ from fastcheck.utils.names.style import check_style
 from fastcheck.utils.torch.rank import Ranks, group_size, own_rank
 from fastcheck.verdict.step import Step
 
+from .makers import Makers
 from .notes import compiled_notes, device_notes, lost_notes, monitor_notes, summary_of
 from .pictures import Pictures
 from .replay import Replay, Replayer
@@ -167,7 +168,7 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
         self._state = state = (OpState if config.level == "op" else StateReader)(session, nodes)
         event_store.read_stored = state.nonfinite_in
         self._stalled_weights = state.stalled_weights
-        stop_handler = session.deliver = StopHandler(session, agreement)
+        stop_handler = session.deliver = StopHandler(session, agreement, Makers(session))
         session.report_at_exit = stop_handler.report_at_exit
         self._dumper = make_stop_dumper(session, nodes, rank)
         stop_handler.dumper = self._dumper

@@ -17,7 +17,7 @@ from fastcheck.record.site import Site
 from fastcheck.record.validity import is_valid
 
 from .error import OverflowDetected
-from .stop_report import Dumped, ReplayOutcome, StopReport
+from .stop_report import Dumped, MadeBy, ReplayOutcome, StopReport
 
 #: A message that is longer is not read.
 MOST_BYTES = 16 << 20
@@ -93,6 +93,7 @@ def _report(given: Any, is_replay: bool = False) -> StopReport:
         left_out_by=known.all("left_out_by", str),
         page=known.of("page", str, None),
         batch=known.of("batch", int, str, None),
+        made_by=known.maybe("made_by", _made_by),
     )
 
 
@@ -116,6 +117,18 @@ def _replay(given: Any) -> ReplayOutcome:
     known = _Fields(given)
     report = known.maybe("report", lambda one: _report(one, is_replay=True))
     return ReplayOutcome(report, known.all("notes", str), known.maybe("dump", _dumped))
+
+
+def _made_by(given: Any) -> MadeBy:
+    known = _Fields(given)
+    return MadeBy(
+        known.of("operator", str),
+        known.of("how", str),
+        known.of("line", str),
+        known.all("inputs", lambda pair: (str(pair[0]), _record(pair[1]))),
+        known.maybe("result", _record),
+        known.of("variable", str),
+    )
 
 
 def _dumped(given: Any) -> Dumped:

@@ -1,7 +1,7 @@
 """Renders the stop report as text.
 
-The order of the sections is fixed: what, where, replay, when, numbers, inputs, spread, trend, dump,
-try, log. Each section is one function below; ``utils/text/layout.py`` lays the text out, and
+The order of the sections is fixed: what, where, why, replay, when, numbers, inputs, spread, trend,
+dump, try, log. Each section is one function below; ``utils/text/layout.py`` lays the text out, and
 ``report/advice`` chooses what to try.
 """
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _TREND_ROWS = 8
 _INPUT_ROWS = 10
+_OPERAND_ROWS = 4
 
 
 def statistics_lines(reading: RecordStatistics, width: int) -> list[str]:
@@ -248,10 +249,11 @@ def report_sections(
     sections = [
         ("what", _what(report, reading, body)),
         ("where", _where(report, reading, body)),
+        ("why", made_by_lines(report, body)),
         ("replay", _replay_lines(report, body)),
         ("when", _when(report, reading, body)),
         ("numbers", statistics_lines(reading, body) + last_healthy_lines(trend, body)),
-        ("inputs", input_lines(report, body)),
+        ("inputs", input_lines(report, body) if report.inputs or not report.made_by else []),
         ("spread", spread(report.events, report.culprit, report.style, body)),
         ("trend", trend_lines(trend, body, ascii_only)),
         ("dump", [] if report.dump is None else report.dump.lines(body)),
@@ -273,6 +275,7 @@ def parts(report: StopReport, width: int) -> list[tuple[str, list[str]]]:
     found = [
         ("culprit", lines + last_healthy_lines(Trend.of(report.trend), width)),
         ("inputs", input_lines(report, width) if report.inputs else []),
+        ("why", made_by_lines(report, width)),
         ("spread", spread(report.events, report.culprit, report.style, width)),
     ]
     return [(label, list(map(printable, lines))) for label, lines in found if lines]
@@ -362,6 +365,37 @@ def _where(report: StopReport, reading: RecordStatistics, width: int) -> list[st
         lines += wrap(together, width, "rank      ", " " * 10)
     elif report.rank:
         lines.append(f"rank      {report.rank}")
+    return lines
+
+
+def made_by_lines(report: StopReport, width: int) -> list[str]:
+    """The operator that made the culprit's numbers, with what it read."""
+    made = report.made_by
+    if made is None:
+        return []
+    lines = wrap(made.how, width)
+    rows = []
+    results = [] if made.result is None else [("its result", made.result)]
+    for name, record in (*made.inputs[:_OPERAND_ROWS], *results):
+        reading = statistics_of(record)
+        rows.append(
+            [
+                name,
+                reading.dtype,
+                f"{reading.numel:,}",
+                f"{reading.nonfinite_count:,}",
+                f"{reading.zero_count:,}",
+                format_number(reading.min),
+                format_number(reading.max),
+            ]
+        )
+    if rows:
+        header = ["tensor", "dtype", "elements", "NaN+Inf", "zeros", "min", "max"]
+        lines += table(header, rows, left=2, width=width)
+    if made.line and made.line != report.culprit.line:
+        lines += wrap(made.line, width, "line      ", " " * 10)
+    if made.variable:
+        lines += wrap(made.variable, width, "variable  ", " " * 10)
     return lines
 
 

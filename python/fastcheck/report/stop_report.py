@@ -64,6 +64,30 @@ class ReplayOutcome:
 
 
 @dataclass(frozen=True)
+class MadeBy:
+    """The operator that made the culprit's numbers, as far as it could still be found when the run
+    stopped.
+
+    ``operator``: its name in torch's dispatcher (``aten.div.Tensor``) or in the graph of autograd
+    (``DivBackward0``); empty where none was found. ``how``: what is known of it, and how, in a
+    sentence; where none was found, why. ``line``: the line of Python that called it
+    (``train.py:12 in forward``); empty where it is not known. ``inputs``: the tensors that it read,
+    each by the name of the argument, with its record (dtype, elements, counts of zeros and
+    non-finite values, extremes). ``result``: the record of its result, where that was held.
+    ``variable``: a local variable of the program that held the result or, without an operator, the
+    value that came from outside the graph, and the line that assigns it
+    (``adv, assigned at train.py:9 in step: adv = adv / adv.std()``).
+    """
+
+    operator: str
+    how: str
+    line: str = ""
+    inputs: tuple[tuple[str, np.void], ...] = ()
+    result: np.void | None = None
+    variable: str = ""
+
+
+@dataclass(frozen=True)
 class StopReport:
     """The contents of the stop message.
 
@@ -80,7 +104,8 @@ class StopReport:
     the optimizers' groups, by the optimizer's class, where they are numbers. ``left_out_by``: the
     options that leave modules or steps unread. ``page``: the path of the log as an HTML page, if
     this rank has written one. ``batch``: what the step trains on, if ``monitor.batch()`` or
-    ``monitor.step(batch_id=)`` named it.
+    ``monitor.step(batch_id=)`` named it. ``made_by``: the operator that made the culprit's numbers,
+    of a module-level stop; None where nothing was looked for.
     """
 
     culprit: Event
@@ -105,3 +130,4 @@ class StopReport:
     left_out_by: tuple[str, ...] = ()
     page: str | None = None
     batch: int | str | None = None
+    made_by: MadeBy | None = None

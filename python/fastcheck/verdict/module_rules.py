@@ -45,7 +45,10 @@ from .entries import (
 from .findings import Finding, Findings, Outcome, State
 from .step import Step
 
-LOSS_OVERFLOWED = "every tensor observed in this step was finite: the loss itself overflowed"
+LOSS_OVERFLOWED = (
+    "every tensor that was read in this step was finite: it was made where none is read, on the "
+    "way to the loss"
+)
 
 _WAITS = "what is made of it decides whether it counts"
 _ABSORBED = "nothing that lasts, and nothing that left the model, is non-finite"

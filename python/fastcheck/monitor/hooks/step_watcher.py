@@ -224,7 +224,7 @@ class StepWatcher:
         session = self.session
         is_known = session.is_active and not session.is_closed
         is_known = is_known and self._apart("the loss", self._losses.lead_to_model, roots, inputs)
-        may_be_ours = session.backwards.began(is_known)
+        may_be_ours = session.backwards.began(is_known, roots)
         if inputs is None:
             self._apart("consequences", session.backward_began, roots)
             if session.config.level == "module" and may_be_ours and self._ended_before():

@@ -38,11 +38,13 @@ from .run_meta import BatchIds
 class Backward:
     """A call of backward() that is, or may be, about the session's models."""
 
-    __slots__ = ("is_alone",)
+    __slots__ = ("is_alone", "roots")
 
-    def __init__(self, is_alone: bool) -> None:
+    def __init__(self, is_alone: bool, roots: Sequence[torch.Tensor]) -> None:
         #: No other one was under way at any time: the gradients that have come are from this one.
         self.is_alone = is_alone
+        #: The tensors that it was called on. Their graph is whole until it runs.
+        self.roots = roots
 
 
 class Backwards:
@@ -78,9 +80,15 @@ class Backwards:
             self._trainers = {thread for thread in self._trainers if thread.is_alive()}
         return self._trainers <= {current_thread()}
 
-    def began(self, is_ours: bool) -> bool:
-        """This thread begins one. ``is_ours``: its graph leads to parameters of the models. Whether
-        it may be about them.
+    @property
+    def roots(self) -> Sequence[torch.Tensor]:
+        """What this thread's is called on; empty where none is under way."""
+        backward = self._under_way.get(current_thread())
+        return () if backward is None else backward.roots
+
+    def began(self, is_ours: bool, roots: Sequence[torch.Tensor]) -> bool:
+        """This thread begins one on ``roots``. ``is_ours``: its graph leads to parameters of the
+        models. Whether it may be about them.
         """
         thread = current_thread()
         self._under_way.pop(thread, None)
@@ -89,7 +97,7 @@ class Backwards:
         self._trainers.add(thread)
         for other in self._under_way.values():
             other.is_alone = False
-        self._under_way[thread] = Backward(is_alone=not self._under_way)
+        self._under_way[thread] = Backward(not self._under_way, roots)
         return True
 
     def ended(self) -> Optional[Backward]:

@@ -35,7 +35,7 @@ from fastcheck.report.message import packed, unpacked
 from fastcheck.report.page.write import write_page
 from fastcheck.report.render import brief
 from fastcheck.report.spread import pending_lines
-from fastcheck.report.stop_report import Dumped, StopReport
+from fastcheck.report.stop_report import Dumped, MadeBy, StopReport
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Decision, Step
@@ -318,11 +318,18 @@ class StopHandler:
     """Called outside the session's lock and outside every guard: what a sink raises reaches the
     training loop.
 
-    ``agreement``: that of the ranks, None where this one decides alone.
+    ``agreement``: that of the ranks, None where this one decides alone. ``find_maker``: finds the
+    operator that made a finding.
     """
 
-    def __init__(self, session: Session, agreement: Optional[RankAgreement] = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        agreement: Optional[RankAgreement],
+        find_maker: Callable[[Finding, Step], Optional[MadeBy]],
+    ) -> None:
         self._session = session
+        self._find_maker = find_maker
         self._act = _make_sink(session.config)
         self._agreement = agreement
         # The first stop that is due and was not proposed to the other ranks yet.
@@ -469,10 +476,19 @@ class StopHandler:
                 report = StopReport(
                     event_store.event(finding), step=step.index, rank=event_store.rank
                 )
+        if decision is Decision.STOP and session.config.level == "module":
+            report = replace(report, made_by=self._made_by(_culprit(due), step))
         if self.dumper is None or (decision is not Decision.STOP and self._has_dumped):
             return report
         self._has_dumped = True
         return replace(report, dump=self.dumper.dump(report.culprit))
+
+    def _made_by(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
+        try:
+            return self._find_maker(culprit, step)
+        except Exception as error:
+            self._session.report_internal_error("the operator that made its events", error)
+            return None
 
     def _whole_report(self, due: Due) -> StopReport:
         session, event_store = self._session, self._session.event_store

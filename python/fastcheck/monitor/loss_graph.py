@@ -1,0 +1,354 @@
+"""Searches the graph of a loss for the first operator whose result is not finite.
+
+The graph is whole from the call of backward() until backward has passed: nodes hold some of the
+tensors that their operators read and made. These are read here, once the stop is decided. A tensor
+that was saved through hooks (activation checkpointing, ``save_on_cpu``) is left alone: to unpack it
+may run a program's code.
+"""
+
+from __future__ import annotations
+
+import dis
+import heapq
+import linecache
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any, Callable, Optional
+
+import numpy as np
+import torch
+
+from fastcheck.report.stop_report import MadeBy
+from fastcheck.statistics.functions import stats
+from fastcheck.utils.torch.own_operators import no_grad, unobserved
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
+
+# What is found in a part of a larger graph may not be the first.
+_MOST_NODES = 20_000
+_MOST_LOCALS = 4096
+_MOST_SOURCE = 160
+_PREFIX = "_saved_"
+#: Names of what operators have made beside their result, as their nodes keep it.
+_MADE = re.compile(r"result|out|total_weight|log_?sum_?exp|save|reserve|philox|rng|log_alpha")
+
+#: An edge: a node, and the number of one of its results.
+_Edge = tuple[Any, int]
+
+
+def search_graph(root: torch.Tensor) -> Optional[MadeBy]:
+    """The first operator in the graph of ``root``, which is not finite, whose result is known not
+    to be finite. None: nothing in it is known to be, or nothing is held any more. Makes the host
+    wait for a device.
+    """
+    with unobserved(), no_grad():
+        # A -Inf alone is often on purpose, as a mask or a log-probability of 0.
+        for is_bad in (_is_loud, _is_nonfinite):
+            found = _Search(root, is_bad).found()
+            if found is not None:
+                return found
+    return None
+
+
+def _is_nonfinite(record: np.void) -> bool:
+    return bool(record["nan_count"] or record["posinf_count"] or record["neginf_count"])
+
+
+def _is_loud(record: np.void) -> bool:
+    return bool(record["nan_count"] or record["posinf_count"])
+
+
+class _Search:
+    """The part of a graph that can have led to the root: edges that are known to be finite end
+    it.
+    """
+
+    def __init__(self, root: torch.Tensor, is_bad: Callable[[np.void], bool]) -> None:
+        self._is_bad = is_bad
+        self._known: dict[_Edge, np.void] = {}
+        self._saved: dict[Any, dict[str, torch.Tensor]] = {}
+        self._is_whole = True
+        self._spread(root)
+
+    def _spread(self, root: torch.Tensor) -> None:
+        self._note(root)
+        # Consumers before what they consume: by then it is known which of their inputs are finite.
+        waiting = [(-_order(root.grad_fn), 0, root.grad_fn)] if root.grad_fn is not None else []
+        met = {root.grad_fn}
+        while waiting:
+            node = heapq.heappop(waiting)[2]
+            if len(self._saved) >= _MOST_NODES:
+                self._is_whole = False
+                return
+            saved = self._saved[node] = _saved_by(node)
+            for tensor in saved.values():
+                self._note(tensor)
+            for edge in node.next_functions:
+                child = edge[0]
+                if child is None or child in met or self._state(edge) is False:
+                    continue
+                met.add(child)
+                if not hasattr(child, "variable"):
+                    heapq.heappush(waiting, (-_order(child), len(met), child))
+
+    def _note(self, tensor: torch.Tensor) -> Optional[np.void]:
+        edge = tensor.grad_fn, tensor.output_nr
+        record = self._known.get(edge)
+        if record is None:
+            record = _record(tensor)
+            if record is not None and edge[0] is not None:
+                self._known[edge] = record
+        return record
+
+    def _state(self, edge: _Edge) -> Optional[bool]:
+        """Whether this result is bad; None: it is not known."""
+        record = self._known.get(edge)
+        return None if record is None else self._is_bad(record)
+
+    def found(self) -> Optional[MadeBy]:
+        if not self._is_whole:
+            return None
+        results: dict[Any, list[np.void]] = {}
+        for (node, _), record in self._known.items():
+            if self._is_bad(record):
+                results.setdefault(node, []).append(record)
+        for node in sorted(self._saved, key=_order):
+            saved = self._saved[node]
+            inputs = {
+                name: tensor
+                for name, tensor in saved.items()
+                if tensor.grad_fn is not node and not _MADE.match(name)
+            }
+            records = [(n, r) for n, t in inputs.items() if (r := self._note(t)) is not None]
+            for name, record in records:
+                # What has a graph was met before, if it is bad.
+                if inputs[name].grad_fn is None and self._is_bad(record):
+                    return self._from_outside(node, name, inputs[name], record)
+            result = next(iter(results.get(node, ())), None)
+            if result is not None or _makes_nonfinite(node, saved):
+                return self._made(node, records, result)
+        return None
+
+    def _from_outside(
+        self, node: Any, name: str, tensor: torch.Tensor, record: np.void
+    ) -> Optional[MadeBy]:
+        if tensor.requires_grad:
+            return None  # a weight: it has records of its own
+        how = (
+            f"{_name(node)} in the graph of the loss read it in a tensor that has no graph "
+            f"({name}): data, or computed under no_grad() or from detached tensors."
+        )
+        variable = _variable(lambda one: _is_same(one, tensor))
+        return MadeBy("", how, inputs=((name, record),), variable=variable)
+
+    def _made(
+        self, node: Any, inputs: list[tuple[str, np.void]], result: Optional[np.void]
+    ) -> MadeBy:
+        edges = node.next_functions
+        states = [self._state(edge) for edge in edges if edge[0] is not None]
+        saved = self._saved[node].items()
+        kept = [t for name, t in saved if t.grad_fn is None and not _MADE.match(name)]
+        # What has no edge is an operand without a graph, a number or none at all.
+        is_known = len(kept) >= len(edges) - len(states)
+        if is_known and all(state is False for state in states):
+            known = "whose result is not finite, while what it read was"
+        else:
+            known = "whose result is known not to be finite"
+        variable = _variable(lambda one: one.grad_fn is node)
+        if not variable:
+            later = self._users(node)
+            variable = _variable(
+                lambda one: one.grad_fn in later and _is_bad_local(one),
+                lambda one: _order(one.grad_fn),
+            )
+            variable = f"it has led to {variable}" if variable else ""
+        return MadeBy(
+            _name(node),
+            f"{_name(node)}: the first operator in the graph of the loss {known}.",
+            _line(node),
+            tuple(inputs),
+            result,
+            variable,
+        )
+
+    def _users(self, node: Any) -> set[Any]:
+        """The nodes that were computed from the result of this one."""
+        found = {node}
+        for later in sorted(self._saved, key=_order):
+            if any(child in found for child, _ in later.next_functions):
+                found.add(later)
+        return found
+
+
+def _is_bad_local(tensor: torch.Tensor) -> bool:
+    record = _record(tensor)
+    return record is not None and _is_nonfinite(record)
+
+
+def _order(node: Any) -> int:
+    """Nodes in the order in which their operators ran, on one thread."""
+    return int(node._sequence_nr())
+
+
+def _name(node: Any) -> str:
+    return str(node.name())
+
+
+def _line(node: Any) -> str:
+    """Its line, which anomaly mode has the graph keep."""
+    kept = node.metadata.get("traceback_") or ()
+    pattern = re.compile(r'File "(.+)", line (\d+), in (.+)')
+    for text in reversed(kept):
+        found = pattern.search(text)
+        if found and not re.search(r"[/\\](?:torch|fastcheck)[/\\]", found[1]):
+            return f"{found[1]}:{found[2]} in {found[3]}"
+    return ""
+
+
+def _saved_by(node: Any) -> dict[str, torch.Tensor]:
+    """What the node holds of the tensors that its operator has read and made, by name. Empty where
+    hooks have packed one, where one was changed or freed since, and with versions of torch that do
+    not tell of hooks.
+    """
+    found: dict[str, torch.Tensor] = {}
+    try:
+        names = [name[len("_raw") :] for name in dir(node) if name.startswith("_raw_saved_")]
+        for name in names:
+            raw = getattr(node, f"_raw{name}")
+            if any(getattr(one, "unpack_hook", True) is not None for one in _each(raw)):
+                return {}
+        for name in names:
+            attribute = name if name.startswith(_PREFIX) and hasattr(node, name) else name[1:]
+            value = getattr(node, attribute)
+            label = name[len(_PREFIX) :]
+            many = isinstance(value, (tuple, list))
+            for index, one in enumerate(_each(value)):
+                if isinstance(one, torch.Tensor):
+                    found[f"{label}[{index}]" if many else label] = one
+    except RuntimeError:
+        return {}
+    return found
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _record(tensor: torch.Tensor) -> Optional[np.void]:
+    """None for what is not read: integers hold nothing that is not finite."""
+    if not can_hold_nonfinite(tensor) or not can_read(tensor):
+        return None
+    return stats(tensor.detach()).record
+
+
+# Of operators whose result nobody may have kept: whether what they read makes it non-finite.
+
+
+def _log(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
+    return (saved["self"] <= 0).any()
+
+
+def _variance(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
+    dims, read = node._saved_dim, saved["self"]
+    count = read.numel()
+    if dims:
+        count = 1
+        for dim in dims:
+            # Negative ones are kept as unsigned numbers.
+            count *= read.shape[dim - 2**64 if dim >= 2**63 else dim]
+    correction = node._saved_correction
+    return count <= (1 if correction is None else correction)
+
+
+def _power(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
+    exponent = float(node._saved_exponent)
+    is_zero = (saved["self"] == 0) if exponent < 0 else torch.zeros(())
+    is_negative = (saved["self"] < 0) if exponent != round(exponent) else torch.zeros(())
+    return is_zero.any() or is_negative.any()
+
+
+def _mean_of_labels(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
+    return node._saved_reduction == 1 and saved["total_weight"] == 0
+
+
+_MAKERS: dict[str, Callable[[Mapping[str, torch.Tensor], Any], Any]] = {
+    "Div": lambda saved, node: (saved["other"] == 0).any(),
+    "Log": _log,
+    "Log2": _log,
+    "Log10": _log,
+    "Log1P": lambda saved, node: (saved["self"] <= -1).any(),
+    "Mean": lambda saved, node: node._saved_self_sym_numel == 0,
+    "Mul": lambda saved, node: not (saved["self"] * saved["other"]).isfinite().all(),
+    "NllLoss": _mean_of_labels,
+    "NllLoss2D": _mean_of_labels,
+    "Pow": _power,
+    "Var": _variance,
+    "VarMean": _variance,
+}
+
+
+def _makes_nonfinite(node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
+    maker = _MAKERS.get(re.sub(r"Backward\d*$", "", _name(node)))
+    try:
+        return maker is not None and bool(maker(saved, node))
+    except (KeyError, AttributeError):  # an operand that is not kept
+        return False
+
+
+# Local variables
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one is other:
+        return True
+    if one.layout is not torch.strided or (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return one.numel() > 0 and one.data_ptr() == other.data_ptr()
+
+
+def _variable(
+    is_it: Callable[[torch.Tensor], bool],
+    rank: Callable[[torch.Tensor], int] = lambda one: 0,
+) -> str:
+    """The local variable of the program's running functions that holds such a tensor, of several
+    the one of the least rank; where it is assigned.
+    """
+    found: list[tuple[int, int, str, FrameType]] = []
+    for depth, frame in enumerate(_user_frames()):
+        for name, value in list(frame.f_locals.items())[:_MOST_LOCALS]:
+            if isinstance(value, torch.Tensor) and is_it(value):
+                found.append((rank(value), depth, name, frame))
+    if not found:
+        return ""
+    _, _, name, frame = min(found, key=lambda one: one[:2])
+    code = frame.f_code
+    lines = [line for line in _assignments(code, name) if line <= frame.f_lineno]
+    if not lines:
+        return name
+    line = max(lines)
+    source = linecache.getline(code.co_filename, line, frame.f_globals).strip()
+    where = f"{name}, assigned at {code.co_filename}:{line} in {code.co_name}"
+    return f"{where}: {source[:_MOST_SOURCE]}" if source else where
+
+
+def _user_frames() -> Iterator[FrameType]:
+    """Innermost first."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("torch", "fastcheck") and not package.startswith("_pytest"):
+            yield frame
+        frame = frame.f_back
+
+
+def _assignments(code: CodeType, name: str) -> Iterator[int]:
+    """The lines of a function that assign a variable."""
+    line = code.co_firstlineno
+    starts = dict(dis.findlinestarts(code))
+    for instruction in dis.get_instructions(code):
+        line = starts.get(instruction.offset) or line
+        stored = re.fullmatch(r"STORE_(?:FAST|NAME|GLOBAL|DEREF)(?:_\w+)?", instruction.opname)
+        # From Python 3.13 on one instruction may store two.
+        if stored and name in _each(instruction.argval):
+            yield line

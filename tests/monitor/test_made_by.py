@@ -1,0 +1,208 @@
+"""The operator that made the numbers of a module-level stop, found in what is still in memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import fastcheck
+from fastcheck.record.statistics import statistics_of
+from fastcheck.report.message import packed, unpacked
+from fastcheck.report.stop_report import MadeBy
+from support.programs.training import batches
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
+
+Loss = Callable[[torch.Tensor], torch.Tensor]
+
+
+def stop_of(loss: Loss, **options: Any) -> fastcheck.OverflowDetected:
+    """The stop of a run whose loss is ``loss(y)``, where y are positive logits."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Softplus())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model, **options), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for x in batches(2):
+            optimizer.zero_grad()
+            loss(model(x)).backward()
+            optimizer.step()
+    return stop.value
+
+
+def maker_of(loss: Loss, **options: Any) -> MadeBy:
+    made = stop_of(loss, **options).report.made_by
+    assert made is not None
+    return made
+
+
+def cross_entropy(y: torch.Tensor) -> torch.Tensor:
+    ignored = torch.full((len(y),), -100)
+    return nn.functional.cross_entropy(y, ignored) + y.mean()
+
+
+def too_long(y: torch.Tensor) -> torch.Tensor:
+    labels = torch.ones(1, 30, dtype=torch.long)
+    scores = y.unsqueeze(1).log_softmax(-1)
+    return nn.functional.ctc_loss(scores, labels, torch.tensor([len(y)]), torch.tensor([30]))
+
+
+def boxes(y: torch.Tensor) -> torch.Tensor:
+    width, height = (y * 0).unbind(-1)[:2]
+    return (1 - (torch.atan(width / height) ** 2 * 0.4)).mean()
+
+
+class Halve(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        result = x / 0
+        context.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+LOSSES: dict[str, tuple[Loss, str]] = {
+    "std of one element": (lambda y: (y[0, 0] / y[0, :1].std()).mean(), "StdBackward0"),
+    "var of one element": (lambda y: y[0, :1].var() + y.mean(), "VarBackward0"),
+    "var over a dim": (lambda y: (y[:1].var(0) + 1).sum(), "VarBackward0"),
+    "0/0 in a box": (boxes, "DivBackward0"),
+    "a mask of nothing": (lambda y: y.sum() / torch.zeros(()), "DivBackward0"),
+    "log of 0": (lambda y: -(y * 0).log().mean(), "LogBackward0"),
+    "log of 0 whose result nobody keeps": (lambda y: -(y * 0).log().sum() + 1, "LogBackward0"),
+    "exp": (lambda y: (y + 200).exp().mean() - 1, "ExpBackward0"),
+    "a power of 0": (lambda y: ((y * 0) ** -2).sum(), "PowBackward0"),
+    "root of a negative number": (lambda y: (-y - 1).sqrt().mean(), "SqrtBackward0"),
+    "every target ignored": (cross_entropy, "NllLossBackward0"),
+    "a transcript longer than its frames": (too_long, "CtcLossBackward0"),
+    "a mean over nothing": (lambda y: y[:0].mean() + y.sum(), "MeanBackward0"),
+    "a product": (lambda y: ((y * 1e30) * (y * 1e30)).sum(), "MulBackward0"),
+    "a Function of one's own": (lambda y: Halve.apply(y).sum() * 2, "HalveBackward"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_first_operator_of_a_loss(name: str) -> None:
+    loss, operator = LOSSES[name]
+    stop = stop_of(loss)
+    made = stop.report.made_by
+    assert made is not None and made.operator == operator
+    for _, record in made.inputs:
+        assert statistics_of(record).nonfinite_count == 0
+    if made.result is not None:
+        assert statistics_of(made.result).nonfinite_count > 0
+    assert operator in str(stop)
+
+
+def test_its_inputs() -> None:
+    made = maker_of(lambda y: (y.sum(-1) / (y[:, 0] * 0)).mean())
+    inputs = {name: statistics_of(record) for name, record in made.inputs}
+    assert set(inputs) == {"self", "other"}
+    assert (inputs["other"].zero_count, inputs["other"].numel) == (4, 4)
+    assert inputs["self"].zero_count == 0
+
+
+def test_a_value_from_outside_the_graph() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        advantage = y.detach()[:1, 0]
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        result = (advantage * y).mean()
+        result.backward()
+        return result
+
+    stop = stop_of(loss)
+    made = stop.report.made_by
+    assert made is not None and made.operator == ""
+    assert "MulBackward0" in made.how and "no graph" in made.how
+    assert made.variable.startswith("advantage, assigned at ")
+    assert made.variable.endswith("(advantage.std() + 1e-8)")
+    assert statistics_of(made.inputs[0][1]).numel == 1
+
+
+def test_the_local_variable_that_it_has_led_to() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        fine = y.mean()
+        bad = (y * 0).log().sum()
+        total = bad + fine
+        total.backward()
+        return total
+
+    variable = maker_of(loss).variable
+    assert variable.startswith("it has led to bad, assigned at ")
+    assert variable.endswith("bad = (y * 0).log().sum()")
+
+
+def test_anomaly_mode_gives_the_line() -> None:
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        made = maker_of(lambda y: (y * 0).log().mean())
+    assert made.line.startswith(f"{__file__}:") and made.line.endswith("in <lambda>")
+
+
+def test_an_infinity_on_purpose_is_not_blamed() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        masked = y.masked_fill(torch.eye(*y.shape).bool(), float("-inf"))
+        return masked.softmax(-1).log_softmax(-1).sum() + (y[0] * 0).reciprocal().sum()
+
+    assert maker_of(loss).operator == "ReciprocalBackward0"
+
+
+def test_what_is_not_kept_is_not_claimed() -> None:
+    # An addition keeps nothing of what it read.
+    made = maker_of(lambda y: (y.sum() + torch.tensor(float("nan"))) * 2)
+    assert "while what it read was" not in made.how
+
+
+def test_saved_tensors_with_hooks_are_left_alone() -> None:
+    unpacked_in = []
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        calls = len(unpacked_in)
+
+        def unpack(tensor: torch.Tensor) -> torch.Tensor:
+            unpacked_in.append(calls)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+            value = (y * 0).log().mean()
+        checkpointed: Any = checkpoint(lambda x: x.exp(), y, use_reentrant=False)
+        return value + checkpointed.mean()
+
+    stop_of(loss)
+    assert unpacked_in == []
+
+
+def test_the_graph_is_as_before() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    x = torch.rand(3, 4)
+
+    def gradients(**options: Any) -> list[torch.Tensor]:
+        model.zero_grad()
+        with fastcheck.install(model, **options):
+            loss = (model(x).mean() * 0).log() + model(x).square().sum()
+            with pytest.raises(fastcheck.OverflowDetected):
+                loss.backward()
+        loss.backward()  # the search has freed nothing
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    state = torch.get_rng_state()
+    found = gradients()
+    assert torch.equal(state, torch.get_rng_state())
+    model.zero_grad()
+    ((model(x).mean() * 0).log() + model(x).square().sum()).backward()
+    expected = [p.grad for p in model.parameters() if p.grad is not None]
+    for one, other in zip(found, expected):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+def test_it_travels_with_the_report() -> None:
+    report = stop_of(lambda y: (y * 0).log().mean()).report
+    known = unpacked(packed(report))
+    assert known.made_by is not None and packed(known) == packed(report)
+    assert json.loads(packed(report))["made_by"]["operator"] == "LogBackward0"
