@@ -34,7 +34,7 @@ class Agreement:
 
 def alarm_of(monitor: fastcheck.Monitor, agreed: Optional[Agreed]) -> StopHandler:
     agreement: Any = Agreement(agreed)
-    return StopHandler(monitor._session, agreement, lambda culprit, step: None)
+    return StopHandler(monitor._session, agreement, lambda culprit, step: None, tuple)
 
 
 @pytest.mark.parametrize("is_last", [False, True])

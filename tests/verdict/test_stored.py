@@ -55,7 +55,7 @@ def test_running_statistics_that_overflow_in_training(
     batches = [torch.randn(8, 4) for _ in range(5)]
     batches[bad_step] *= 1e20
     stop = stopped(steps, model, sgd(model), batches)
-    assert where(stop.culprit) == ("norm", "buffer", "running_var", "arrived")
+    assert where(stop.culprit) == ("norm", "buffer", "running_var", "origin")
     assert stop.step == bad_step and monitor.event_count == 1
     assert f"finite when it was read in step {max(bad_step - 1, 0)}" in stop.culprit.reason
     assert stop.report.weights_intact
@@ -73,7 +73,7 @@ def test_a_nan_that_a_forward_leaves_in_a_buffer(install: Any, level: str) -> No
     model = chain(norm=Leaves(4), out=nn.Linear(4, 2))
     install(model, level=level)
     stop = stopped(steps, model, sgd(model), [torch.randn(n, 4) for n in (4, 4, 3, 4)])
-    assert where(stop.culprit) == ("norm", "buffer", "running_mean", "arrived")
+    assert where(stop.culprit) == ("norm", "buffer", "running_mean", "origin")
     assert stop.step == 2
 
 

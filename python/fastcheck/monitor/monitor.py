@@ -168,7 +168,9 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
         self._state = state = (OpState if config.level == "op" else StateReader)(session, nodes)
         event_store.read_stored = state.nonfinite_in
         self._stalled_weights = state.stalled_weights
-        stop_handler = session.deliver = StopHandler(session, agreement, Makers(session))
+        stop_handler = session.deliver = StopHandler(
+            session, agreement, Makers(session), state.broken_weights
+        )
         session.report_at_exit = stop_handler.report_at_exit
         self._dumper = make_stop_dumper(session, nodes, rank)
         stop_handler.dumper = self._dumper

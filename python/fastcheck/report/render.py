@@ -15,7 +15,7 @@ from fastcheck.errors import printable
 from fastcheck.record.format import Verdict
 from fastcheck.record.naming import OUTSIDE, module_name
 from fastcheck.record.statistics import RecordStatistics, statistics_of
-from fastcheck.report.advice.choose import advise
+from fastcheck.report.advice.choose import advise, named_weights
 from fastcheck.utils.names.style import tensor_place
 from fastcheck.utils.text.layout import (
     GUTTER,
@@ -320,6 +320,8 @@ def _headline(report: StopReport, reading: RecordStatistics) -> str:
 def _verdict_text(event: Event) -> str:
     verdict = Verdict(event.verdict)
     text = VERDICT_TEXTS.get(verdict, "")
+    if verdict is Verdict.ARRIVED and event.site.role in ("param", "buffer", "optimizer_state"):
+        text = "it is stored in the model"
     reason = event.reason.strip()
     return f"{verdict.name.lower()}, {text}" + (f": {reason}" if reason else ".")
 
@@ -444,9 +446,25 @@ def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str
     elif report.weights_intact is False:
         why = f": {report.why_updated}" if report.why_updated else ""
         lines += wrap(f"The weights have been updated in this step{why}.", width)
+    lines += wrap(_weights_text(report), width)
     if report.scale is not None:
         lines += wrap(f"Loss scale {format_number(report.scale)}.", width)
     return lines
+
+
+def _weights_text(report: StopReport) -> str:
+    """The updates since the culprit, and what the weights hold now, where they were read."""
+    since, broken, texts = report.updated_since, report.broken_weights, []
+    if len(since) > 1:
+        texts.append(
+            f"{len(since)} updates were applied from then on, in steps {since[0]:,} to "
+            f"{since[-1]:,}."
+        )
+    if broken:
+        texts.append(f"{named_weights(broken)} now.")
+    elif broken is not None:
+        texts.append("No weight holds NaN or Inf now.")
+    return " ".join(texts)
 
 
 def _batch_lines(report: StopReport, width: int) -> list[str]:

@@ -97,7 +97,9 @@ class StopReport:
     steps, oldest first, the culprit's last. ``scale``: the loss scale in use. ``rank``: the rank
     of the culprit, of ``world_size`` ranks that stop together. ``weights_intact``: True when it is
     certain that no update of this step has been applied, False when one was, ``why_updated`` for
-    what reason; None when unknown. ``is_lost``: another
+    what reason; None when unknown. ``updated_since``: the steps from the culprit's on
+    whose update is known to have been applied; ``broken_weights``: the parameters that hold NaN or
+    Inf now, None when they were not read. ``is_lost``: another
     rank found the culprit, and exited before it sent its report. ``replay``: the result of running
     the step again at op level, if it was. ``dump``: the dump of the culprit, if any.
     ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``. ``learning_rates``: those of
@@ -122,6 +124,8 @@ class StopReport:
     world_size: int = 1
     weights_intact: bool | None = None
     why_updated: str = ""
+    updated_since: tuple[int, ...] = ()
+    broken_weights: tuple[str, ...] | None = None
     is_lost: bool = False
     style: str = "fastcheck"
     replay: ReplayOutcome | None = None

@@ -334,11 +334,15 @@ class ModuleRules:
             self.findings.propagate(finding, earlier)
             return
         last_finite = self._last_finite_step(finding.site)
+        verdict = Verdict.ARRIVED
         if last_finite is None:
             reason = (
                 "it was non-finite when it was first read: look at the checkpoint or at the "
                 "initialisation"
             )
+        elif self._has_run(finding):
+            verdict = Verdict.ORIGIN
+            reason = f"{was_finite(finding.role, last_finite)}; its module has run since"
         else:
             reason = was_finite(finding.role, last_finite)
         # One that was non-finite before may have been reset to that.
@@ -348,14 +352,21 @@ class ModuleRules:
         if finding.is_mask or (may_be_meant and not is_suspect):
             what = "a stored NaN" if finding.has_nan else "a stored infinity"
             what += ", probably written on purpose"
-            self.findings.hold(finding, State.DOUBTFUL, what, Outcome(Verdict.ARRIVED, reason))
+            self.findings.hold(finding, State.DOUBTFUL, what, Outcome(verdict, reason))
             return
         root = self._kept_from(finding)
         if root is None:
-            self.findings.decide(finding, Verdict.ARRIVED, reason)
+            self.findings.decide(finding, verdict, reason)
         else:
             self._reach([root], self._it_reached(finding))
             self.findings.propagate(finding, root)
+
+    def _has_run(self, finding: Finding) -> bool:
+        """Whether the module of this buffer has run in this step, in training."""
+        site = self.findings.sites[finding.site]
+        return site.role == "buffer" and any(
+            call.node.path == site.module for call in list(self._step.calls)
+        )
 
     def _kept_from(self, finding: Finding) -> Optional[Finding]:
         """A buffer was finite, and is not any more: what its module has read or made is in it."""

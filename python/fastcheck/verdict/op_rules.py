@@ -307,7 +307,7 @@ class OpRules:
         elif last_finite is not None and earlier is not None:
             self.findings.propagate(finding, earlier)
         elif last_finite is not None and not finding.is_mask:
-            self._changed(finding, Outcome(Verdict.ARRIVED, was_finite(finding.role, last_finite)))
+            self._changed(finding, last_finite)
         elif not finding.has_nan and (finding.is_mask or finding.role == "buffer"):
             self._intend(finding, "a stored infinity, written on purpose")
         else:
@@ -317,10 +317,15 @@ class OpRules:
             )
             self._decide_or_hold(finding, Outcome(Verdict.ARRIVED, reason))
 
-    def _changed(self, finding: Finding, then: Outcome) -> None:
+    def _changed(self, finding: Finding, last_finite: int) -> None:
         """A stored tensor that was finite in an earlier step, or before its module ran."""
         sites = self.findings.sites
         site = sites[finding.site]
+        then = Outcome(Verdict.ARRIVED, was_finite(finding.role, last_finite))
+        if finding.role == "buffer":
+            # Read again where a norm has just run, and nowhere else.
+            reason = f"{then.reason}: {site.module or site.module_type} wrote it in its forward"
+            then = Outcome(Verdict.ORIGIN, reason)
         made = [f for f in self._open() if sites[f.site].module == site.module]
         if self._is_strict or finding.role != "buffer" or not made:
             self.findings.decide(finding, *then)

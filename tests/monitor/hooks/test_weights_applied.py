@@ -68,6 +68,28 @@ def test_of_a_stop_that_comes_later(level: str, is_skipped: bool, device: str) -
     assert not (APPLIED in text and not was_applied)
     if level == "op":
         assert stop.step == 2 and (APPLIED in text) is not is_skipped
+        assert stop.report.updated_since == ((3, 4, 5) if is_skipped else (2, 3, 4, 5))
+        assert stop.report.broken_weights == () and "No weight holds NaN or Inf now" in text
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_which_weights_hold_nan(level: str, device: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).to(device)
+    model[1].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = fastcheck.install(model, level=level, stop=fastcheck.Stop(protect_weights=False))
+    with monitor, pytest.raises(fastcheck.OverflowDetected) as stop:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4).to(device)).sum().backward()
+            optimizer.param_groups[0]["lr"] = float("inf")
+            optimizer.step()
+        monitor.flush()
+    text = " ".join(str(stop.value).split())
+    assert stop.value.report.broken_weights == ("0.weight", "0.bias")
+    assert "0.weight, 0.bias hold NaN or Inf now." in text
+    assert "load a checkpoint from before that" in text
 
 
 def test_of_weights_that_a_loop_updates_by_hand(device: str) -> None:

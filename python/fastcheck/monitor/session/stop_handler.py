@@ -149,6 +149,13 @@ def build_report(
 def _update(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
     """Whether the weights were updated in the step of the finding, and what with."""
     began = int(finding.record["step"])
+    since = [index for index in session.updated_steps if index >= began]
+    if session.step.update_count > session.step.guarded_count and session.step.index >= began:
+        since.append(session.step.index)
+    return {"updated_since": tuple(since), **_update_in_step(session, began, step)}
+
+
+def _update_in_step(session: Session, began: int, step: Step) -> dict[str, Any]:
     if began < step.index:  # what came of it was seen in a later step
         if began not in session.updated_steps:
             return {}
@@ -319,7 +326,8 @@ class StopHandler:
     training loop.
 
     ``agreement``: that of the ranks, None where this one decides alone. ``find_maker``: finds the
-    operator that made a finding.
+    operator that made a finding. ``broken_weights``: returns the names of the parameters that hold
+    NaN or Inf.
     """
 
     def __init__(
@@ -327,9 +335,11 @@ class StopHandler:
         session: Session,
         agreement: Optional[RankAgreement],
         find_maker: Callable[[Finding, Step], Optional[MadeBy]],
+        broken_weights: Callable[[], tuple[str, ...]],
     ) -> None:
         self._session = session
         self._find_maker = find_maker
+        self._read_weights = broken_weights
         self._act = _make_sink(session.config)
         self._agreement = agreement
         # The first stop that is due and was not proposed to the other ranks yet.
@@ -504,7 +514,16 @@ class StopHandler:
             path = self._default()
             if self._agreement is None:
                 path = self._save(path)
-        return self._with_page(build_report(session, culprit, step, path, world_size))
+        report = build_report(session, culprit, step, path, world_size)
+        return self._with_page(replace(report, broken_weights=self._broken_weights(report)))
+
+    def _broken_weights(self, report: StopReport) -> Optional[tuple[str, ...]]:
+        """The parameters that hold NaN or Inf now, where the run ends here and they may."""
+        is_over = self._session.config.stop.action == "raise" and report.world_size == 1
+        may_be = report.updated_since or report.weights_intact is False
+        if not is_over or not (may_be or report.culprit.site.role == "param"):
+            return None
+        return self._read_weights()
 
     def _log_directory(self) -> Optional[str]:
         log = self._session.event_store.log

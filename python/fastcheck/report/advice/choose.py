@@ -211,7 +211,7 @@ def advise(report: StopReport) -> list[Advice]:
         if item not in found:
             found.append(item)
     closer = [] if report.replay is not None else list(_closer(case))
-    return [*found[: MOST - 1 - len(closer)], *closer, _go_on(case)]
+    return [*found[: MOST - 1 - len(closer)], *closer, _go_on(report)]
 
 
 def _rules(case: Case) -> Callable[[Case], Iterator[Advice]]:
@@ -290,5 +290,21 @@ def _closer(case: Case) -> Iterator[Advice]:
         )
 
 
-def _go_on(case: Case) -> Advice:
-    return Advice("To record and go on instead of stopping: install(..., overflow_nums=-1).")
+def named_weights(broken: tuple[str, ...]) -> str:
+    """The parameters that hold NaN or Inf, as the beginning of a sentence."""
+    hidden = len(broken) - 3
+    more = f" and {hidden:,} more weight{'s' if hidden > 1 else ''}" if hidden > 0 else ""
+    return f"{', '.join(broken[:3])}{more} hold{'s' if len(broken) == 1 else ''} NaN or Inf"
+
+
+def _go_on(report: StopReport) -> Advice:
+    how = "To record and go on instead of stopping: install(..., overflow_nums=-1)"
+    if report.broken_weights:
+        return Advice(
+            f"{how}. {named_weights(report.broken_weights)} by now: load a checkpoint from before "
+            "that first, or all that follows comes from these."
+        )
+    return Advice(
+        f"{how}. Then no update is held back for what fastcheck finds, and a weight that becomes "
+        "NaN stays NaN: keep a checkpoint from before."
+    )

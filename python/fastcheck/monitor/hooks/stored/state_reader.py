@@ -19,7 +19,7 @@ from fastcheck.monitor.weight_updates.updates import UpdateWatcher
 from fastcheck.record.format import DTYPES, VALUE_BYTES, Depth, Flag, nonfinite
 from fastcheck.record.statistics import FLOAT_FORMATS
 from fastcheck.utils.torch.memory_ref import MemoryRef
-from fastcheck.utils.torch.own_operators import no_grad
+from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory, is_plain
 from fastcheck.utils.torch.sharding import is_part, local
 from fastcheck.utils.torch.sparse import values_of
@@ -231,6 +231,19 @@ class StateReader:
     def parameters(self) -> list[StoredTensor]:
         """Every parameter of the observed modules."""
         return parameters_of(self._nodes, None)
+
+    def broken_weights(self) -> tuple[str, ...]:
+        """The names of the parameters that hold NaN or Inf now; waits for their device."""
+        names: dict[str, None] = {}
+        with unobserved(), no_grad():
+            for node, name, parameter in self.parameters():
+                values = unwrapped(local(parameter))
+                if can_read(values) and has_memory(values):
+                    # float8 has no isfinite().
+                    wide = values.float() if values.element_size() == 1 else values
+                    if not wide.isfinite().all():
+                        names[f"{node.path}.{name}" if node.path else name] = None
+        return tuple(names)
 
     def read_gradients(
         self, optimizer: torch.optim.Optimizer, *, scaled: bool, is_early: bool = False
