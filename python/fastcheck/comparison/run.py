@@ -8,7 +8,9 @@ from typing import Callable, Optional
 import numpy as np
 
 from fastcheck.comparison.over_time.losses import Loss, loss_of
+from fastcheck.log.step_table import loss_of_step
 from fastcheck.record.format import DTYPES, Depth
+from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS
 from fastcheck.statistics.elements import Elements, compare_elements
 from fastcheck.statistics.functions import crc32
 from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS, Threshold, coarser_of
@@ -78,6 +80,8 @@ def missing_of(
 _TRAIL = 8
 # Statistics that went through text in float32, as msprobe's do.
 _GIVEN_BY_STATISTICS = 1e-5
+# What the loss of a step was multiplied by.
+_SCALE = Name("", "optimizer", "loss_scale", "loss scale")
 
 RowSink = Callable[[Row], None]
 
@@ -394,9 +398,13 @@ class _Step:
         tally.rows += [self._row(index) for index in kept[: tally.room].tolist()]
 
     def _keep_losses(self) -> None:
-        """The last loss of the step, of the lowest rank."""
+        """The loss of the step, of the lowest rank."""
         step, losses = self._theirs.step, self._run.tally.losses
         if step in losses or len(losses) >= KEPT_STEPS:
+            return
+        mine, other = self._loss_of(self._ours), self._loss_of(self._theirs)
+        if mine is not None and other is not None:
+            losses[step] = Loss(step, mine, other)
             return
         for index in np.flatnonzero(self._phases == Phase.LOSS).tolist()[::-1]:
             if self._names_of(index).direction == "forward":
@@ -404,6 +412,19 @@ class _Step:
                 if mine is not None and other is not None:
                     losses[step] = Loss(step, mine, other)
                     return
+
+    def _loss_of(self, block: Block) -> Optional[float]:
+        """As the step table has it; None where it was not read by itself."""
+        parts: dict[str, list[int]] = {"": [], GIVEN_LOSS: [], GRAD_LOSS: []}
+        for index in np.flatnonzero(block.phases == Phase.LOSS).tolist():
+            name = self._run.names[int(block.names[index])]
+            if name.role == "loss":
+                kind = next(k for k in (GIVEN_LOSS, GRAD_LOSS, "") if name.label.startswith(k))
+                parts[kind].append(index)
+        scales = block.records[block.names == self._run.names.number(_SCALE)]
+        scale = float(scales["max"][-1]) if len(scales) else None
+        chosen = (block.records[indices] for indices in parts.values())
+        return loss_of_step(*chosen, scale)
 
     def _keep_unchanged(self) -> None:
         for is_same in (True, False):

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import numpy as np
 
 from fastcheck.record.format import Depth, Flag, Verdict
-from fastcheck.record.site import Site, SiteTable
+from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS, Site, SiteTable
 
 from .view import LogView
 
@@ -23,18 +23,21 @@ _MOST = 100_000
 # Records, 192 bytes each.
 _MOST_HELD = 1 << 16
 _ROLES = ("loss", "loss_scale", "found_inf", "learning_rate", "param_grad", "grad_norm")
+# Behind these: a shard of a gradient, the loss that monitor.step() and autograd.grad() were given.
+_SHARD, _GIVEN, _GRAD = range(len(_ROLES) + 1, len(_ROLES) + 4)
 
 
 @dataclass(frozen=True)
 class StepRow:
     """One step of one rank. None: not observed, or not held by records of this depth.
 
-    ``loss``: what backward() was called on, before it was scaled, or what monitor.step(loss=) was
-    given; the last one of the step. ``overflow``: the scaled gradients overflowed, and the update
-    was skipped. ``scale``: what the loss of this step was multiplied by. ``learning_rate``: the
-    largest of all groups. ``gradient_norm``: the 2-norm over the gradients of all parameters,
-    before clipping; at op level what the clipping function has computed, where it clips all. None
-    where gradients are shards, of which a rank holds a part.
+    ``loss``: what backward() was called on, before it was scaled: the sum over the calls of the
+    step whose gradients were not thrown away, as of parts of a batch or of several losses (with
+    autograd.grad() alone its last one); or what monitor.step(loss=) was given. ``overflow``: the
+    scaled gradients overflowed, and the update was skipped. ``scale``: what the loss of this step
+    was multiplied by. ``learning_rate``: the largest of all groups. ``gradient_norm``: the 2-norm
+    over the gradients of all parameters, before clipping; at op level what the clipping function
+    has computed, where it clips all. None where gradients are shards, of which a rank holds a part.
     """
 
     rank: int
@@ -191,7 +194,9 @@ class RecentSteps:
 
 def _code(site: Site) -> int:
     if site.role == "param_grad" and site.index:
-        return len(_ROLES) + 1
+        return _SHARD
+    if site.role == "loss" and site.label.startswith((GIVEN_LOSS, GRAD_LOSS)):
+        return _GIVEN if site.label.startswith(GIVEN_LOSS) else _GRAD
     return _ROLES.index(site.role) + 1 if site.role in _ROLES else 0
 
 
@@ -238,8 +243,8 @@ def _overflowed(flags: np.ndarray) -> np.ndarray:
 
 
 def _kinds(records: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """1 + the index in _ROLES of what each record is about, len(_ROLES) + 1 of a shard of a
-    gradient; 0: another role.
+    """1 + the index in _ROLES of what each record is about, or _SHARD, _GIVEN or _GRAD; 0: another
+    role.
     """
     sites = records["site"]
     if not len(codes):
@@ -249,26 +254,42 @@ def _kinds(records: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def _row(records: np.ndarray, kinds: np.ndarray, rank: int) -> StepRow:
-    loss, scale, found, rate, gradients, norm, shards = (
-        records[kinds == number] for number in range(1, len(_ROLES) + 2)
+    loss, scale, found, rate, gradients, norm, shards, given, grad = (
+        records[kinds == number] for number in range(1, _GRAD + 1)
     )
     overflow = bool((found["zero_count"] == 0).any())
     overflow |= bool(_overflowed(records["flags"]).any())
     of_step = _last_value(scale)
     gradient_norm = _norm(gradients) if len(gradients) else _last_value(norm)
-    value = _last_value(loss)
-    if value is not None and of_step and int(loss["flags"][-1]) & int(Flag.SCALED):
-        value /= of_step
     rates = [v for v in map(_value, rate) if v is not None]
     return StepRow(
         rank=rank,
         step=int(records["step"][0]),
-        loss=value,
+        loss=loss_of_step(loss, given, grad, of_step),
         overflow=overflow,
         scale=of_step,
         learning_rate=max(rates, default=None),
         gradient_norm=None if len(shards) else gradient_norm,
     )
+
+
+def loss_of_step(
+    parts: np.ndarray, given: np.ndarray, grad: np.ndarray, scale: Optional[float]
+) -> Optional[float]:
+    """The loss of a step, of the records of what its calls of backward() began at, of what
+    monitor.step() was given and of what autograd.grad() began at, each in their order. ``scale``:
+    of those that carry one of the user's own.
+    """
+    if len(given) or not len(parts):
+        return _last_value(given if len(given) else grad)
+    begins = np.flatnonzero(parts["flags"] & int(Flag.ANEW))
+    total = 0.0
+    for part in parts[begins[-1] if len(begins) else 0 :]:
+        value = _value(part)
+        if value is None:
+            return None
+        total += value / scale if scale and int(part["flags"]) & int(Flag.SCALED) else value
+    return total
 
 
 def _last_value(records: np.ndarray) -> Optional[float]:

@@ -106,8 +106,9 @@ class Flag(enum.IntFlag):
 
     NONFINITE = 1  #: the tensor has a NaN or an infinity
     RECOMPUTE = 2  #: seen while activation checkpointing ran a forward again
-    SCALED = 4  #: a gradient that carries a loss scale
+    SCALED = 4  #: a gradient, or a loss, that carries a loss scale
     EVENT = 8  #: counted as an overflow event
+    ANEW = 16  #: a loss: the gradients of those before it in the step were thrown away
 
 
 VERDICT_SHIFT = 8

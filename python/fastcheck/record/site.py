@@ -23,6 +23,12 @@ _KINDS = {
     "reduction": "reduction of the gradient of ",
 }
 
+#: Labels of role ``loss`` beside ``loss``, on which backward() was called: what monitor.step(loss=)
+#: was given; one that carries a scale of the user's own; one that only autograd.grad() began at.
+GIVEN_LOSS = "given loss"
+SCALED_LOSS = "scaled loss"
+GRAD_LOSS = "loss of grad()"
+
 
 @dataclass(frozen=True)
 class Site:

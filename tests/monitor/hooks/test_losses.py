@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import dataclasses
+from typing import Any, Callable, Optional
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ class TestTheLoss:
         fastcheck.install(model)
         loss = (model(torch.ones(1, 8)) + 1e6).exp().mean()
         stop = stopped(grad, loss, list(model.parameters()))
-        assert where(stop.culprit) == ("", "loss", "loss", "origin")
+        assert where(stop.culprit) == ("", "loss", "loss of grad()", "origin")
 
     def test_a_gradient_of_an_input_is_that_of_no_loss(self) -> None:
         model = Net()
@@ -92,11 +93,12 @@ class TestTheLoss:
         grad(model(x).square().mean(), x, create_graph=True)
         assert losses_read(monitor) == []
 
-    def test_of_a_criterion_that_is_observed_is_read_once(self) -> None:
-        model, criterion = Net(), nn.MSELoss()
+    def test_of_a_criterion_that_is_observed_is_read_under_its_name_too(self, device: str) -> None:
+        model, criterion = Net().to(device), nn.MSELoss()
         monitor = fastcheck.install(model, criterion)
-        criterion(model(torch.ones(1, 8)), torch.zeros(1, 4)).backward()
-        assert losses_read(monitor) == []
+        loss = criterion(model(torch.ones(1, 8, device=device)), torch.zeros(1, 4, device=device))
+        loss.backward()
+        assert losses_read(monitor) == [(0, loss.item())]
         assert any(s.module == "MSELoss" and s.role == "output" for s in monitor.sites)
 
     def test_another_loss_given_to_step_is_read_too(self) -> None:
@@ -107,6 +109,7 @@ class TestTheLoss:
         monitor.step(loss=loss)
         monitor.step(loss=7.0)
         assert [value for _, value in losses_read(monitor)] == [loss.item(), 7.0]
+        assert {s.label for s in monitor.sites if s.role == "loss"} == {"loss", "given loss"}
 
     def test_of_a_model_that_is_not_observed_is_no_event(self, device: str) -> None:
         model, other = Net().to(device), Net().to(device)
@@ -138,13 +141,14 @@ class TestTheLoss:
         optimizer.step()
         assert [step for step, _ in losses_read(monitor)] == [0, 0, 0, 0]
 
-    def test_with_retain_graph_it_is_read_once(self) -> None:
+    def test_with_retain_graph_it_counts_twice_as_its_gradient_does(self) -> None:
         model = Net()
         monitor = fastcheck.install(model)
         loss = model(torch.ones(1, 8)).square().mean()
         loss.backward(retain_graph=True)
         loss.backward()
-        assert len(losses_read(monitor)) == 1
+        monitor.step()
+        assert table(monitor) == [2 * loss.item()]
 
     def test_backward_inside_backward_has_none(self) -> None:
         from torch.utils.checkpoint import checkpoint
@@ -225,7 +229,156 @@ class TestUnderAScaler:
         monitor = fastcheck.install(model, training=fastcheck.Training(scaler=3e38))
         (model(torch.ones(1, 8)).square().mean() * 1e6 * 3e38).backward()
         assert monitor.event_count == 0
-        assert ("", "loss", "loss", "scaled") in {where(e) for e in monitor.events}
+        assert ("", "loss", "scaled loss", "scaled") in {where(e) for e in monitor.events}
+
+    def test_given_and_scaled_have_two_names(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model, training=fastcheck.Training(scaler=1024.0))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        loss = model(torch.ones(1, 8)).square().mean()
+        (loss * 1024).backward()
+        optimizer.step()
+        assert table(monitor) == pytest.approx([loss.item()])
+        monitor.step(loss=loss)
+        assert table(monitor) == [loss.item()]
+        assert losses_read(monitor) == [(0, loss.item() * 1024), (0, loss.item())]
+        assert {s.label for s in monitor.sites if s.role == "loss"} == {"scaled loss", "given loss"}
+
+
+@dataclasses.dataclass
+class Output:
+    loss: torch.Tensor
+
+
+class Returns(nn.Module):
+    """Returns the loss as ``form`` has it."""
+
+    def __init__(self, form: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.net = Net()
+        self.form = form
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.form(self.net(x).square().mean())
+
+
+def table(monitor: fastcheck.Monitor) -> list[Optional[float]]:
+    return [row.loss for row in monitor.step_table()]
+
+
+class TestTheLossOfAStep:
+    """What the table of steps has, of all that backward() was called on."""
+
+    @pytest.mark.parametrize("level", ["module", "op"])
+    @pytest.mark.parametrize(
+        ("form", "loss_of"),
+        [
+            (lambda loss: loss, lambda out: out),
+            (lambda loss: (loss, 1), lambda out: out[0]),
+            (lambda loss: {"loss": loss}, lambda out: out["loss"]),
+            (Output, lambda out: out.loss),
+            (Output, lambda out: out.loss / 2),
+        ],
+    )
+    def test_that_a_model_returned(self, form: Any, loss_of: Any, level: Any, device: str) -> None:
+        model = Returns(form).to(device)
+        monitor = fastcheck.install(model, level=level)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        losses = []
+        for x in batches(3):
+            optimizer.zero_grad()
+            loss = loss_of(model(x.to(device)))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert table(monitor) == losses
+        monitor.remove()
+
+    @staticmethod
+    def loop(backward: Callable[..., Any]) -> list[Optional[float]]:
+        """One step; ``backward(loss, model, optimizer)`` makes the gradients, where ``loss()`` is
+        that of the model.
+        """
+        torch.manual_seed(0)
+        model, x = Net(), next(batches(1))
+        monitor = fastcheck.install(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        backward(lambda: model(x).square().mean(), model, optimizer)
+        optimizer.step()
+        rows = table(monitor)
+        monitor.remove()
+        return rows
+
+    @property
+    def plain(self) -> float:
+        loss = self.loop(lambda loss, model, optimizer: loss().backward())[0]
+        assert loss is not None
+        return loss
+
+    @pytest.mark.parametrize(
+        ("backward", "times"),
+        [
+            (lambda loss, model, o: [(loss() / 4).backward() for _ in range(4)], 1.0),
+            (lambda loss, model, o: torch.autograd.backward([loss(), 2 * loss()]), 3.0),
+            (lambda loss, model, o: loss().backward(gradient=torch.tensor(0.5)), 0.5),
+            (lambda loss, model, o: torch.autograd.backward([loss()], [None]), 1.0),
+        ],
+    )
+    def test_is_the_sum_of_its_parts(self, backward: Any, times: float) -> None:
+        assert self.loop(backward) == pytest.approx([times * self.plain])
+
+    def test_a_part_whose_gradient_was_thrown_away_does_not_count(self) -> None:
+        def backward(loss: Any, model: nn.Module, optimizer: Any) -> None:
+            (3 * loss()).backward()
+            optimizer.zero_grad()
+            (2 * loss()).backward()
+            loss().backward()
+
+        assert self.loop(backward) == pytest.approx([3 * self.plain])
+
+    def test_what_grad_was_asked_for_is_no_part(self) -> None:
+        def backward(loss: Any, model: nn.Module, optimizer: Any) -> None:
+            loss().backward()
+            grad(7 * loss(), list(model.parameters()))
+
+        def only(loss: Any, model: nn.Module, optimizer: Any) -> None:
+            parameters = list(model.parameters())
+            for parameter, gradient in zip(parameters, grad(2 * loss(), parameters)):
+                parameter.grad = gradient
+
+        assert self.loop(backward) == pytest.approx([self.plain])
+        assert self.loop(only) == pytest.approx([2 * self.plain])
+
+    def test_of_a_closure_is_that_of_its_last_evaluation(self) -> None:
+        model, x, losses = Net(), next(batches(1)), []
+        monitor = fastcheck.install(model)
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+
+        def closure() -> Any:
+            optimizer.zero_grad(set_to_none=False)
+            loss = model(x).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+            return loss
+
+        optimizer.step(closure)
+        assert len(losses) > 1 and table(monitor) == losses[-1:]
+
+    def test_of_two_optimizers_is_of_both(self) -> None:
+        model, critic = Net(), nn.Linear(4, 1)
+        monitor = fastcheck.install(model, critic)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (critic, model)]
+        losses = []
+        for x in batches(2):
+            total = 0.0
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+                loss = critic(model(x)).square().mean()
+                loss.backward()
+                optimizer.step()
+                total += loss.item()
+            losses.append(total)
+        assert table(monitor) == pytest.approx(losses)
 
 
 class TestClosures:

@@ -205,13 +205,15 @@ class TestExplicitSteps:
         roles = {monitor.sites[r["site"]].role for r in monitor.records() if r["step"] == 2}
         assert {"param", "param_grad"} <= roles
 
-    def test_an_observed_loss_is_not_read_twice(self) -> None:
+    def test_an_observed_loss_is_in_the_table_and_judged_once(self) -> None:
         model, criterion = Net(), nn.MSELoss()
         monitor = fastcheck.install(model, criterion)
         loss = criterion(model(torch.ones(4, 8)), torch.zeros(4, 4))
-        count = len(monitor.records())
         monitor.step(loss=loss)
-        assert len(monitor.records()) == count
+        assert [row.loss for row in monitor.step_table()] == [loss.item()]
+        with pytest.raises(fastcheck.OverflowDetected) as caught:
+            monitor.step(loss=criterion(model(torch.ones(4, 8)), torch.full((4, 4), 1e30)))
+        assert caught.value.culprit.site.module == "MSELoss" and monitor.event_count == 1
 
 
 def test_the_boundaries_go_with_a_model_that_is_dropped() -> None:

@@ -10,7 +10,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from types import GeneratorType
+from types import FrameType, GeneratorType
 from typing import Any, Callable, Optional
 
 import torch
@@ -33,8 +33,16 @@ _FUNCTIONS = (
 )
 
 
-#: Called with the tensors that backward begins at and, for autograd.grad(), with its inputs.
-Began = Callable[[Sequence[torch.Tensor], Optional[Sequence[torch.Tensor]]], None]
+#: Called with the tensors that backward begins at, with the gradients of these that the program has
+#: given, and, for autograd.grad(), with its inputs.
+Began = Callable[
+    [
+        Sequence[torch.Tensor],
+        Sequence[Optional[torch.Tensor]],
+        Optional[Sequence[torch.Tensor]],
+    ],
+    None,
+]
 Ended = Callable[[], None]
 
 
@@ -81,7 +89,7 @@ def _run(began: Began, ended: Ended, left: Ended, original: Callable[..., Any]) 
             return original(roots, *args, **kwargs)
         # Behind the roots: their gradients, retain_graph, create_graph, inputs.
         inputs = None if kwargs.get("accumulate_grad", True) else args[3]
-        began(roots, inputs)
+        began(roots, _given_gradients(sys._getframe(1)), inputs)
         try:
             result = original(roots, *args, **kwargs)
         except BaseException:
@@ -101,7 +109,10 @@ def _run_named(began: Began, ended: Ended, left: Ended, original: Callable[..., 
         of_grad = original.__name__ == "grad"
         roots = args[0] if args else kwargs.get("outputs" if of_grad else "tensors")
         inputs = (args[1] if len(args) > 1 else kwargs.get("inputs")) if of_grad else None
-        began(_as_tuple(roots), _as_tuple(inputs) if of_grad else None)
+        gradients = kwargs.get("grad_outputs" if of_grad else "grad_tensors")
+        if gradients is None:
+            gradients = (*args, None)[1 + of_grad : 2 + of_grad]
+        began(_as_tuple(roots), _as_tuple(gradients), _as_tuple(inputs) if of_grad else None)
         try:
             result = original(*args, **kwargs)
         except BaseException:
@@ -111,6 +122,13 @@ def _run_named(began: Began, ended: Ended, left: Ended, original: Callable[..., 
         return result
 
     return run
+
+
+def _given_gradients(caller: FrameType) -> tuple[Any, ...]:
+    """Those that torch's function was called with: it has put ones in the place of all others."""
+    name = {"backward": "grad_tensors", "grad": "grad_outputs"}.get(caller.f_code.co_name, "")
+    given = _as_tuple(caller.f_locals.get(name)) if name else ()
+    return given if any(gradient is not None for gradient in given) else ()
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -1,4 +1,9 @@
-"""Reads the loss: the tensor that backward() is called on, or the ``loss=`` of monitor.step()."""
+"""Reads the loss: the tensor that backward() is called on, or the ``loss=`` of monitor.step().
+
+Each call of backward() adds a part to the loss of its step, whoever has read the tensor before. The
+parts before it count no more if their gradients were thrown away: a parameter that had a gradient
+when the first of them was back-propagated has none, or the closure of a step is evaluated again.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,8 @@ from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import parameter_at
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.session import Session
-from fastcheck.record.site import Site
+from fastcheck.record.format import Flag
+from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS, SCALED_LOSS, Site
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import unobserved
@@ -26,9 +32,10 @@ _MAX_NODES = 2000
 _MOST_FRUITLESS = 16
 _FEW_NODES = 64
 
-#: A loss, as a tensor without a graph; its place among those of one call; whether it carries a
-#: scale of the user's own.
-_Loss = tuple[torch.Tensor, int, bool]
+#: A parameter, as parameter_at() finds it.
+_Place = tuple[ModuleNode, str]
+#: A loss, as a tensor without a graph; its place among those of one call; what it is called.
+_Loss = tuple[torch.Tensor, int, str]
 
 
 class _Backward:
@@ -36,10 +43,12 @@ class _Backward:
     model was found.
     """
 
-    __slots__ = ("gradient_count", "is_ours", "losses", "step")
+    __slots__ = ("gradient_count", "is_ours", "losses", "parameter", "step")
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, parameter: Optional[_Place]) -> None:
         self.step = step
+        # Of this model, and found in its graph. None: not of backward(), or none was found.
+        self.parameter = parameter
         self.gradient_count = len(step.gradients)
         self.is_ours = False
         self.losses: list[_Loss] = []
@@ -64,6 +73,12 @@ class LossReader:
         self.forward_step: Optional[Step] = None
         # By the id() of what a scaler returned: its memory, and the loss that it was made from.
         self._scaled: dict[int, tuple[MemoryRef, torch.Tensor]] = {}
+        # Of the loss of the open step: the step's number, and a parameter that the first of the
+        # parts since the last update has given a gradient.
+        self._first_part: Optional[tuple[int, _Place]] = None
+        self._is_anew = False
+        # What the last backward() began at.
+        self._last: list[MemoryRef] = []
 
     # backward()
 
@@ -74,22 +89,24 @@ class LossReader:
         autograd.grad(). Nobody else changes these graphs: they are about to be used here.
         """
         if inputs is not None:
-            return self._parameters.hold(inputs, self._session.step.index)
+            return self._parameters.find(inputs, self._session.step.index)
         is_rare = self._fruitless >= _MOST_FRUITLESS
         most = _FEW_NODES if is_rare else _MAX_NODES
         step = None if is_rare else self._session.step.index
-        is_found = any(self._parameters.hold(_leaves(root, most), step) for root in roots)
+        is_found = any(self._parameters.find(_leaves(root, most), step) for root in roots)
         self._fruitless += not is_found
         return is_found
 
     def began(
         self,
         roots: Sequence[torch.Tensor],
+        gradients: Sequence[Optional[torch.Tensor]],
         inputs: Optional[Sequence[torch.Tensor]],
         leads_to_model: bool,
     ) -> bool:
-        """backward() begins at ``roots``. ``inputs``: of autograd.grad(), which is that of a loss
-        only where it is asked for gradients of parameters. Whether it is known to be this model's.
+        """backward() begins at ``roots``, with these ``gradients`` where it was given any.
+        ``inputs``: of autograd.grad(), which is that of a loss only where it is asked for gradients
+        of parameters. Whether it is known to be this model's.
         """
         session = self._session
         self._running.backward = None
@@ -103,13 +120,17 @@ class LossReader:
             return False
         if inputs is not None and not leads_to_model:
             return False
-        backward = self._running.backward = _Backward(session.step)
+        is_grad = inputs is not None
+        found = self._parameters.found if leads_to_model and not is_grad else None
+        backward = self._running.backward = _Backward(session.step, found)
         for position, root in enumerate(roots):
             before = scaled.get(id(root))
             loss = before[1] if before is not None and before[0].is_of(root) else root
             if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
                 is_own_scaled = session.has_own_scale and loss is root
-                backward.losses.append((_without_graph(loss), position, is_own_scaled))
+                name = GRAD_LOSS if is_grad else SCALED_LOSS if is_own_scaled else "loss"
+                gradient = gradients[position] if gradients else None
+                backward.losses.append((_times(loss, gradient), position, name))
         backward.is_ours = is_ours
         if backward.is_ours:
             self._read_roots(backward)
@@ -122,6 +143,11 @@ class LossReader:
         backward, self._running.backward = self._running.backward, None
         if backward is None:
             return False
+        if self._first_part is None and backward.parameter is not None:
+            parameter = parameter_at(*backward.parameter)
+            # Some keep gradients elsewhere, and never leave one here.
+            if parameter is not None and parameter.grad is not None:
+                self._first_part = backward.step.index, backward.parameter
         has_gradients = len(backward.step.gradients) > backward.gradient_count
         if not backward.is_ours and was_alone and has_gradients:
             # By a node that hides its graph (checkpointing), or into a parameter that stands for
@@ -130,6 +156,14 @@ class LossReader:
             if backward.is_ours:
                 self._read_roots(backward)
         return backward.is_ours
+
+    def updated(self) -> None:
+        """An optimizer has used the gradients."""
+        self._first_part = None
+
+    def evaluated_again(self) -> None:
+        """The closure of a step makes other gradients than it has made in this step."""
+        self._is_anew = True
 
     def scaled(self, outputs: Any, results: Any) -> None:
         """A GradScaler has made ``results`` of ``outputs``."""
@@ -144,9 +178,13 @@ class LossReader:
         if self._session.has_own_scale:
             scaler: Any = config.training.scaler
             self._session.numbers.loss_scale(scaler() if callable(scaler) else scaler)
-        for loss, position, is_scaled in backward.losses:
-            label = "loss" if position == 0 else f"loss[{position}]"
-            self._read(loss, position, label, is_scaled)
+        if backward.losses:
+            self._last = [MemoryRef(loss) for loss, _, _ in backward.losses]
+        anew = int(Flag.ANEW) if self._begins_anew() and backward.losses else 0
+        for loss, position, name in backward.losses:
+            label = name if position == 0 else f"{name}[{position}]"
+            self._read(loss, position, label, anew)
+            anew = 0
         if backward.losses and self._session.settles_calls:
             self._session.settle_call()
 
@@ -156,15 +194,30 @@ class LossReader:
         """What monitor.step(loss=) was given: a tensor, a number, or a structure of tensors."""
         if isinstance(loss, (float, int)):
             loss = torch.tensor(float(loss), dtype=torch.float64, device="cpu")
-        for position, (label, tensor) in enumerate(flatten(loss, "loss")):
+        last, self._last = self._last, []
+        for position, (label, tensor) in enumerate(flatten(loss, GIVEN_LOSS)):
             if not can_hold_nonfinite(tensor) or not can_read(tensor):
                 continue
-            self._read(tensor, position, label, False)
+            if not any(known.is_of(tensor) for known in last):
+                self._read(tensor, position, label)
 
-    def _read(self, loss: torch.Tensor, position: int, label: str, is_scaled: bool) -> None:
+    def _begins_anew(self) -> bool:
+        """Whether the gradients of the parts before this one were thrown away."""
+        is_anew, self._is_anew = self._is_anew, False
+        if self._first_part is not None:
+            step, place = self._first_part
+            parameter = parameter_at(*place)
+            is_anew |= parameter is None or parameter.grad is None
+            if is_anew or step != self._session.step.index:
+                self._first_part = None
+        return is_anew
+
+    def _read(self, loss: torch.Tensor, position: int, label: str, flags: int = 0) -> None:
         session = self._session
         site = Site("", "", "forward", "loss", position, label)
-        session.read_loss(loss, session.sites.intern(site), is_scaled)
+        if label.startswith(SCALED_LOSS):
+            flags |= int(Flag.SCALED)
+        session.read_loss(loss, session.sites.intern(site), flags)
 
 
 class _Parameters:
@@ -172,10 +225,12 @@ class _Parameters:
 
     def __init__(self, state: StateReader) -> None:
         self._state = state
-        self._known: dict[int, tuple[ModuleNode, str]] = {}
+        self._known: dict[int, _Place] = {}
         self._step = -1
+        #: What find() has found last.
+        self.found: Optional[_Place] = None
 
-    def hold(self, tensors: Iterable[torch.Tensor], step: Optional[int]) -> bool:
+    def find(self, tensors: Iterable[torch.Tensor], step: Optional[int]) -> bool:
         """Whether one of ``tensors``, of this step, is one of them. None: parameters that the model
         has got since are not looked for.
         """
@@ -193,7 +248,10 @@ class _Parameters:
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
         place = self._known.get(id(tensor))
-        return place is not None and parameter_at(*place) is tensor
+        if place is None or parameter_at(*place) is not tensor:
+            return False
+        self.found = place
+        return True
 
 
 def _leaves(root: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
@@ -209,6 +267,15 @@ def _leaves(root: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
             if following is not None and following not in met:
                 met.add(following)
                 waiting.append(following)
+
+
+def _times(loss: torch.Tensor, gradient: Optional[torch.Tensor]) -> torch.Tensor:
+    """What backward(gradient=) makes of a loss, without a graph."""
+    loss = _without_graph(loss)
+    if gradient is None or not can_read(gradient):
+        return loss
+    with unobserved():
+        return loss * gradient.detach().reshape(loss.shape)
 
 
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:

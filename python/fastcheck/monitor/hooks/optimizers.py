@@ -99,9 +99,11 @@ def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> N
 
 
 def _backward_began(
-    roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]]
+    roots: Sequence[torch.Tensor],
+    gradients: Sequence[Optional[torch.Tensor]],
+    inputs: Optional[Sequence[torch.Tensor]],
 ) -> None:
-    _tell("the loss", StepWatcher.backward_began, roots, inputs)
+    _tell("the loss", StepWatcher.backward_began, roots, gradients, inputs)
 
 
 def _backward_ended() -> None:

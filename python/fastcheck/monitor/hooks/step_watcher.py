@@ -162,7 +162,11 @@ class StepWatcher:
 
     def evaluation_began(self, optimizer: torch.optim.Optimizer) -> bool:
         """The optimizer calls the closure of its step."""
-        return self._concerns(optimizer) and self._evaluations.began(optimizer)
+        if not self._concerns(optimizer):
+            return False
+        if self._evaluations.count(optimizer):
+            self._losses.evaluated_again()
+        return self._evaluations.began(optimizer)
 
     def evaluation_ended(self, optimizer: torch.optim.Optimizer) -> bool:
         """The closure has made the gradients, and the optimizer uses them next."""
@@ -189,6 +193,7 @@ class StepWatcher:
         if session.is_active:
             self._state.read_optimizer_state(optimizer)
         session.step.update_count += 1
+        self._losses.updated()
         self._updated_in[optimizer] = session.step.index
         if self._in_scaler is optimizer:
             return True
@@ -218,9 +223,14 @@ class StepWatcher:
     # backward() and clipping
 
     def backward_began(
-        self, roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]]
+        self,
+        roots: Sequence[torch.Tensor],
+        gradients: Sequence[Optional[torch.Tensor]],
+        inputs: Optional[Sequence[torch.Tensor]],
     ) -> bool:
-        """backward() is called on ``roots``; ``inputs``: what autograd.grad() is asked for."""
+        """backward() is called on ``roots``, and given these ``gradients``, if any; ``inputs``:
+        what autograd.grad() is asked for.
+        """
         session = self.session
         is_known = session.is_active and not session.is_closed
         is_known = is_known and self._apart("the loss", self._losses.lead_to_model, roots, inputs)
@@ -232,7 +242,7 @@ class StepWatcher:
                 session.close_step()
                 session.begin_step_if_closed()
                 self._losses.forward_step = session.step
-        is_ours = self._apart("the loss", self._losses.began, roots, inputs, is_known)
+        is_ours = self._apart("the loss", self._losses.began, roots, gradients, inputs, is_known)
         return is_ours or self._sees_all
 
     def _ended_before(self) -> bool:

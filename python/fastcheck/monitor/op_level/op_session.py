@@ -483,18 +483,18 @@ class OpSession(OpReadings):
         config = self.config
         return not (config.is_filtered or config.include or config.exclude)
 
-    def read_loss(self, loss: torch.Tensor, site: int, is_scaled: bool) -> None:
+    def read_loss(self, loss: torch.Tensor, site: int, flags: int) -> None:
         """An operator that was observed has made it: it is only noted that it is the loss, and its
         value is read once more under this name.
         """
         first = self.next_seq
-        seq, is_bad = self.observe(loss, site, 0, 0)
+        seq, is_bad = self.observe(loss, site, 0, flags)
         if seq >= first:
-            self.saw(Loss(seq, is_scaled, 0), is_bad)
+            self.saw(Loss(seq, bool(flags & Flag.SCALED), 0), is_bad)
             return
         if is_bad is not False:
             self.due(LossKnown(seq))
-        self.read_number(loss, site, int(Flag.SCALED) if is_scaled else 0)
+        self.read_number(loss, site, flags)
 
     def read_norm(self, norm: torch.Tensor, site: int) -> None:
         """An operator that was observed has made it: what becomes of it decides."""

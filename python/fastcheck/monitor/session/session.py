@@ -376,14 +376,16 @@ class Session(SessionReadings):
         seq, is_bad = self.observe(norm, site, 0, 0)
         self.saw(GradientNorm(seq, self.is_scaled), is_bad)
 
-    def read_loss(self, loss: torch.Tensor, site: int, is_scaled: bool) -> None:
-        """Reads a loss. ``is_scaled``: it carries a scale of the user's own."""
+    def read_loss(self, loss: torch.Tensor, site: int, flags: int) -> None:
+        """Reads a loss, under this name too if it is known already: as an output of a module.
+        ``flags``: SCALED, if it carries a scale of the user's own, and ANEW.
+        """
         token = self.seen.add(loss, self.next_seq)
         if token >= 0:
             self.due(LossKnown(token))
-            return
-        seq, is_bad = self.observe(loss, site, 0, int(Flag.SCALED) if is_scaled else 0)
-        self.saw(Loss(seq, is_scaled, threading.get_ident()), is_bad)
+        seq, is_bad = self.observe(loss, site, 0, flags)
+        if token < 0:
+            self.saw(Loss(seq, bool(flags & Flag.SCALED), threading.get_ident()), is_bad)
 
     # Loss scaling
 
