@@ -51,7 +51,7 @@ class Watched(Training):
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self.monitor = fastcheck.install(self.model, overflow_nums=-1)
-        stalled_weights = self.monitor._stalled_weights
+        stalled_weights = self.monitor._core.state.stalled_weights
         assert stalled_weights is not None  # record="full" is the default
         self.stalled_weights = stalled_weights
 

@@ -34,7 +34,8 @@ class Agreement:
 
 def alarm_of(monitor: fastcheck.Monitor, agreed: Optional[Agreed]) -> StopHandler:
     agreement: Any = Agreement(agreed)
-    return StopHandler(monitor._session, agreement, lambda culprit, step: None, tuple)
+    meta = monitor._core.meta
+    return StopHandler(monitor._session, meta, agreement, None, lambda culprit, step: None, tuple)
 
 
 @pytest.mark.parametrize("is_last", [False, True])

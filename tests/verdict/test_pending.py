@@ -85,7 +85,7 @@ class TestForward:
         assert finished
         assert where(stop.culprit) == ("f0", "output", "output", "origin")
         assert stop.culprit.reason.endswith("its parameters too; the model returned it")
-        assert not monitor._observer._local.stack
+        assert not monitor._core.hooks.observer._local.stack
 
     def test_everything_counts_where_that_is_asked_for(self) -> None:
         model = around(poison, torch.nan_to_num)

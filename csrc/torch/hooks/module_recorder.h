@@ -13,7 +13,7 @@ namespace fastcheck {
 //                grad_output_sites): of one module; the sites are those that it has until now.
 //   .enter(args, kwargs) -> bool, .leave(output) -> bool
 //                              False: nothing was done, and Python has to. What they raise is what
-//                              session.deliver() raises: a stop. Nothing is done once
+//                              observer.deliver() raises: a stop. Nothing is done once
 //                              counter.is_off
 void define_module_recorder(pybind11::module_& m);
 

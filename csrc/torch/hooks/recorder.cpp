@@ -71,7 +71,7 @@ void HookRecorder::finish() const {
 }
 
 void HookRecorder::deliver() const {
-  if (PyList_GET_SIZE(due.ptr()) != 0) session().attr("deliver")();
+  if (PyList_GET_SIZE(due.ptr()) != 0) owner().attr("deliver")();
 }
 
 py::object HookRecorder::session() const {

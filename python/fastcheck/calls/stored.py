@@ -1,11 +1,18 @@
-"""The parameters and gradients that modules store, each once, and those an optimizer updates."""
+"""What modules store: each parameter and gradient once, those that an optimizer updates, and the
+tensors of one module with their sites.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Optional
 
 import torch
+
+from fastcheck.utils.torch.readable import can_read, has_memory, is_plain
+from fastcheck.utils.torch.sharding import local
+from fastcheck.utils.torch.sparse import values_of
+from fastcheck.utils.torch.transforms import unwrapped
 
 from .module_calls import ModuleNode
 
@@ -52,3 +59,52 @@ def gradients_of(parameters: Iterable[StoredTensor]) -> Iterator[StoredTensor]:
         main = getattr(parameter, "main_grad", None)
         if isinstance(main, torch.Tensor) and main is not gradient:
             yield node, f"{name}.main_grad", main
+
+
+class TensorBatch:
+    """Tensors to be read in one call, with their sites and roles."""
+
+    def __init__(self) -> None:
+        #: What is added is used by the host right after it was read, so that it has arrived.
+        self.is_used_now = False
+        self.tensors: list[torch.Tensor] = []
+        self.sites: list[int] = []
+        self.roles: list[str] = []
+
+    def add(self, tensor: torch.Tensor, site: int, role: str) -> bool:
+        """False: it can't be read."""
+        tensor = unwrapped(local(tensor))
+        values = None if tensor.layout is torch.strided else values_of(tensor)
+        tensor = tensor if values is None else values
+        is_readable = is_plain(tensor) if self.is_used_now else can_read(tensor)
+        if is_readable and has_memory(tensor):
+            self.tensors.append(tensor)
+            self.sites.append(site)
+            self.roles.append(role)
+            return True
+        return False
+
+
+class StoredTensors:
+    """The parameters and buffers of modules and their submodules, in the middle of a verdict."""
+
+    def __init__(self, nodes: Sequence[ModuleNode]) -> None:
+        self._node_of = {id(node.module()): node for node in nodes}
+
+    def within(self, node: ModuleNode) -> TensorBatch:
+        """Those of this module and of the observed ones in it."""
+        batch = TensorBatch()
+        module = node.module()
+        for child in () if module is None else module.modules():
+            child_node = self._node_of.get(id(child))
+            if child_node is None or child_node.module() is not child:
+                continue
+            for name, parameter in child._parameters.items():
+                if parameter is not None:
+                    batch.add(parameter, child_node.site("param", name, 0), "param")
+            # In training a module may have written its buffers in this very call.
+            if not child.training:
+                for name, buffer in child._buffers.items():
+                    if buffer is not None:
+                        batch.add(buffer, child_node.site("buffer", name, 0), "buffer")
+        return batch

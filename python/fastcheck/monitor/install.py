@@ -15,32 +15,27 @@ from fastcheck.backends.table import prepare
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, did_you_mean, explain, warn
 from fastcheck.monitor.hooks.hook_support import (
-    ModuleTree,
     check_built,
     check_hookable,
-    follow_forks,
     takes_hooks,
     unhookable_note,
 )
 from fastcheck.monitor.hooks.module_hooks import ForwardPreHook
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
-from fastcheck.monitor.named_tensors.observe import connect as connect_named
-from fastcheck.monitor.on_request.requests import Requests
 from fastcheck.monitor.op_level.launch import why_not
 from fastcheck.monitor.op_level.op_session import check_ops
 from fastcheck.monitor.precision.results import check_level
 from fastcheck.monitor.session.config import Config, unknown_option
 from fastcheck.monitor.session.options import Filter, Log, OnRequest, Patterns, Stop, Training
-from fastcheck.monitor.sinks.connection import SinkConnection
 from fastcheck.monitor.sinks.sink import ScalarSink, Sinks, open_sinks
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.names.patterns import matches_module
 from fastcheck.utils.torch.versions import unwrap_compiled
 from fastcheck.watch.options import Watch
 
+from .core import Models, build
 from .monitor import Monitor
-from .replay import Replayer
-from .watching import Watching, WatchOption, watch_options
+from .watching import WatchOption, watch_options
 
 
 def install(
@@ -178,34 +173,26 @@ def _install(
         UpdateGuard.learn(devices)
     if is_op_level and config.sync != "call":
         _check_readable_by_op(model)
-    has_excluded = len(observed) < len(named)
-    monitor = Monitor(config, sites, model, nodes, has_excluded, is_alone)
+    chosen = Models(
+        models=(model, *others),
+        named=named,
+        nodes=nodes,
+        sites=sites,
+        is_selected=functools.partial(_is_selected, config=config),
+        has_excluded=len(observed) < len(named),
+    )
+    again = functools.partial(_install, is_alone=True)
+    core = build(config, chosen, install, again, targets, watched, is_alone)
     note = unhookable_note(selected.items())
     if note:
-        monitor._session.notes[note] = None
-    monitor._replays = Replayer(monitor._session, (model, *others), install, monitor._dumper)
+        core.session.notes[note] = None
+    monitor = Monitor(core)
     try:
-        if config.on_request is not None:
-            again = functools.partial(_install, is_alone=True)
-            requests = Requests(monitor._session, monitor._watcher, (model, *others), again)
-            monitor._boundary.at_end.callback(requests.close)
-        monitor._attach()
+        core.hooks.attach()
     except BaseException:
         with contextlib.suppress(Exception):  # what was raised first is for the user
             monitor._remove(waits_for_ranks=False)
         raise
-    is_selected = functools.partial(_is_selected, config=config)
-    monitor._watcher.tree = ModuleTree((model, *others), named, nodes, is_selected)
-    monitor._watcher.parts += [monitor._watcher.tree, connect_named(monitor._observer)]
-    if watched is not None:
-        monitor._watching = Watching(monitor._session, watched)
-        if watched.skip_above is not None:
-            monitor._watcher.protection.norm_limit = monitor._watching.norm_limit
-    if targets:
-        monitor._boundary.at_end.callback(
-            SinkConnection(monitor._session, targets, monitor._watching).close
-        )
-    follow_forks(monitor._session, nodes)
     return monitor
 
 

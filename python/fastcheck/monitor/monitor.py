@@ -2,71 +2,65 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import weakref
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Callable, Optional
 
 import numpy as np
-import torch
 
-from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.dump.on_stop.captured_op import OpCaptures
-from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
-from fastcheck.errors import ConfigError, explain, warn
+from fastcheck.errors import warn
 from fastcheck.log.step_table import StepRow
 from fastcheck.log.table import named_table
-from fastcheck.log.writer import RecordLog
-from fastcheck.monitor.distributed.join import agreement_for, follow
 from fastcheck.monitor.distributed.replicas import ReplicaMismatch, replica_check
 from fastcheck.monitor.hooks import optimizers
-from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
-from fastcheck.monitor.hooks.graphs.capture import GraphFollower, followers
-from fastcheck.monitor.hooks.module_observer import ModuleObserver
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
-from fastcheck.monitor.hooks.stored.state_reader import StateReader
-from fastcheck.monitor.op_level.hooks import OpModuleObserver
 from fastcheck.monitor.op_level.op_session import OpSession
-from fastcheck.monitor.op_level.stored import OpState
-from fastcheck.monitor.precision.results import PrecisionResults, session_type_for
-from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.run_meta import RunMeta
-from fastcheck.monitor.session.stop_handler import StepBoundary, StopHandler
+from fastcheck.monitor.precision.results import PrecisionResults
+from fastcheck.monitor.session.run_meta import BatchId, batch_name
 from fastcheck.record.event import Event
 from fastcheck.record.site import SiteTable
 from fastcheck.report.error import OverflowDetected
 from fastcheck.utils.names.style import check_style
-from fastcheck.utils.torch.rank import Ranks, group_size, own_rank
-from fastcheck.verdict.step import Step
 
-from .makers import Makers
+from .core import Core
 from .notes import compiled_notes, device_notes, lost_notes, monitor_notes, summary_of
 from .pictures import Pictures
-from .replay import Replay, Replayer
+from .replay import Replay
 from .results import held_records
-from .session.listener import Listener
-from .session.run_meta import BatchId, BatchIds, batch_name
-from .session.session import Session
 from .watching import Watching, connected
 
 
-class _Ended(Listener):
-    """Tells the names which step is over."""
+class Monitor(Pictures, PrecisionResults):
+    """Observes the modules given to install(), until remove(). May be used in a ``with``
+    statement.
 
-    def __init__(self, batches: BatchIds) -> None:
-        self._batches = batches
+    Holds the modules weakly. All methods may be called from any thread, at any time.
+    """
 
-    def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
-        self._batches.ended(step.index, int(chunks[-1]["seq"].max()))
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._session = core.session
+        self._event_store = core.session.event_store
+        self._boundary = core.boundary
+        self._watcher = core.watcher
+        self._has_warned = False
+        # Closed after all was written to it, and so still good to be read.
+        self._log_is_whole = False
 
+    def step(self, loss: Any = None, *, batch_id: Any = None) -> None:
+        """Ends the step. From the first call on only this does: the optimizer's steps no longer do.
 
-class NamedBatches:
-    """What a Monitor adds for loops that name their batches."""
-
-    _session: Session
-    _names_batches = False
+        Call it once per iteration, after the optimizer. ``loss``: a tensor (or a number, or a
+        structure of tensors); it is read like any other, as role ``loss``. ``batch_id``: what the
+        step was trained on, see batch(). Raises OverflowDetected like a hook does, and ConfigError
+        for a batch_id that can't be used. After remove() it does nothing, and warns of that once.
+        """
+        if batch_id is not None:
+            self._name(batch_name(batch_id), is_next=False)
+        if self._session.removed and not self._core.hooks and not self._has_warned:
+            self._has_warned = True
+            warn("monitor.step() after remove(): nothing is observed any more")
+        self._watcher.guarded("monitor.step()", StepWatcher.explicit_step, loss)
+        optimizers.tell_step_end()
 
     def batch(self, batch_id: Any) -> None:
         """Names what the next forward pass trains on, so that a stop report and the events of
@@ -79,161 +73,19 @@ class NamedBatches:
         Raises:
             ConfigError: a tensor that is large, or not on the CPU.
         """
-        name, session = batch_name(batch_id), self._session
-        with session.lock:
-            if not session.removed:
-                self._name_batch(name, session.step.index + session.is_closed, session.next_seq)
+        self._name(batch_name(batch_id), is_next=True)
 
-    def _name_ended(self, batch_id: Any) -> None:
-        """The batch of the step that is about to end."""
-        name, session = batch_name(batch_id), self._session
-        with session.lock:
-            if not session.removed:
-                self._name_batch(name, session.step.index, None)
-
-    def _name_batch(self, name: BatchId, step: int, seq: Any) -> None:
+    def _name(self, name: BatchId, is_next: bool) -> None:
+        """The batch of the next pass, or of the step that is about to end."""
         session = self._session
-        if not self._names_batches:
-            self._names_batches = True
-            batches, store = session.batches, session.event_store
-
-            def write(step: int, name: BatchId) -> None:
-                with store.lock:
-                    if store.log is not None:
-                        store.log.append_line("batches", {"step": step, "batch": name})
-
-            with store.lock:
-                batches.on_change = write
-                # Before those that ask for the name of the step.
-                store.listeners = [_Ended(batches), *store.listeners]
-        session.batches.add(step, name, seq)
-
-
-def make_stop_dumper(
-    session: Session, nodes: Sequence[ModuleNode], rank: int
-) -> Optional[StoppedCallDumper]:
-    """None without Stop(dump=)."""
-    config = session.config
-    if config.stop.dump is None:
-        return None
-    directory = os.fspath(config.stop.dump)
-    if isinstance(session, OpSession):
-        captures = session.captures = OpCaptures()
-        return StoppedCallDumper(directory, rank, nodes, captures)
-    why = "the step is not known: run it by monitor.run(step, batch)"
-    if session.world_size > 1:
-        why = "several ranks train together, of which none runs a step again alone"
-    return StoppedCallDumper(directory, rank, nodes, None, why)
-
-
-# One for each monitor, and none that torch hands out: it counts up from 0.
-_hook_ids = itertools.count(-1, -1)
-
-
-class Monitor(Pictures, PrecisionResults, NamedBatches):
-    """Observes the modules given to install(), until remove(). May be used in a ``with``
-    statement.
-
-    Holds the modules weakly. All methods may be called from any thread, at any time.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        sites: SiteTable,
-        model: torch.nn.Module,
-        nodes: Sequence[ModuleNode],
-        has_excluded: bool,
-        is_alone: bool = False,
-    ) -> None:
-        rank = own_rank()
-        # One rank's stop would leave the others waiting for it in their next collective.
-        group, lag = config.training.process_group, int(config.sync == "never")
-        options, stops = config.of_all_ranks(), config.may_stop
-        agreement = None if is_alone else agreement_for(group, lag, options, stops=stops)
-        session_type = OpSession if config.level == "op" else session_type_for(config)
-        together = 1 if agreement is None else agreement.world_size
-        ranks = Ranks(rank, together, has_others=group_size(group) > 1)
-        self._session = session = session_type(config, sites, ranks)
-        session.has_excluded = has_excluded
-        self._event_store = event_store = session.event_store
-        run_meta = RunMeta(config, nodes, event_store)
-        event_store.describe = run_meta.to_dict
-        session.learning_rates = run_meta.learning_rates
-        if config.log.dir is not None:
-            meta = run_meta.to_dict()
-            event_store.log = RecordLog(config.log.dir, rank, config.log.limit_bytes, sites, meta)
-            # A model that is deleted takes its monitor along, without remove().
-            weakref.finalize(session, event_store.log.close)
-        self._state = state = (OpState if config.level == "op" else StateReader)(session, nodes)
-        event_store.read_stored = state.nonfinite_in
-        self._stalled_weights = state.stalled_weights
-        stop_handler = session.deliver = StopHandler(
-            session, agreement, Makers(session), state.broken_weights
-        )
-        session.report_at_exit = stop_handler.report_at_exit
-        self._dumper = make_stop_dumper(session, nodes, rank)
-        stop_handler.dumper = self._dumper
-        self._boundary = session.at_step_boundary = StepBoundary(session, stop_handler)
-        if agreement is not None:
-            follow(agreement, stop_handler.at_step_boundary)
-        session.drain.register_at_exit()
-        self._model = weakref.ref(model)
-        self._nodes = nodes
-        if isinstance(session, OpSession):
-            self._observer: ModuleObserver = OpModuleObserver(session, state, nodes)
-        else:
-            self._observer = ModuleObserver(session, state)
-        self._watcher = session.watcher = StepWatcher(session, state, run_meta)
-        self._graphs = self._watcher.graphs = GraphFollower(self._watcher, nodes)
-        # Set by install(), which it calls again.
-        self._replays: Optional[Replayer] = None
-        self._watching: Optional[Watching] = None
-        self._handles: list[Any] = []
-        self._connection: Optional[Connection] = None
-        self._has_warned = False
-        # Closed after all was written to it, and so still good to be read.
-        self._log_is_whole = False
-
-    def _attach(self) -> None:
-        """Puts the hooks on; install() calls it once."""
-        self._connection = connection = connect(self._observer, self._nodes)
-        number = next(_hook_ids)
-        for index, node in enumerate(self._nodes):
-            module = node.module()
-            if module is None:
-                continue
-            before, after = self._observer.attach(node)
-            if connection is not None:
-                before.address = after.address = connection.address(index)
-                before.is_outermost = node.is_primary
-            # always_call: a call that raises has to end too, or what runs next would seem to be
-            # inside it. __call__: of a bound method the interpreter need not look it up.
-            pre_hook, hook, handles = before.__call__, after.__call__, self._handles
-            handles.append(module.register_forward_pre_hook(pre_hook, with_kwargs=True))
-            set_hook_id(handles[-1], number)
-            handles.append(module.register_forward_hook(hook, with_kwargs=True, always_call=True))
-            set_hook_id(handles[-1], number)
-        optimizers.watchers.connect(self._watcher)
-        followers.connect(self._graphs)
-        if isinstance(self._session, OpSession):
-            self._session.begin(self._nodes)
-
-    def step(self, loss: Any = None, *, batch_id: Any = None) -> None:
-        """Ends the step. From the first call on only this does: the optimizer's steps no longer do.
-
-        Call it once per iteration, after the optimizer. ``loss``: a tensor (or a number, or a
-        structure of tensors); it is read like any other, as role ``loss``. ``batch_id``: what the
-        step was trained on, see batch(). Raises OverflowDetected like a hook does, and ConfigError
-        for a batch_id that can't be used. After remove() it does nothing, and warns of that once.
-        """
-        if batch_id is not None:
-            self._name_ended(batch_id)
-        if self._session.removed and not self._handles and not self._has_warned:
-            self._has_warned = True
-            warn("monitor.step() after remove(): nothing is observed any more")
-        self._watcher.guarded("monitor.step()", StepWatcher.explicit_step, loss)
-        optimizers.tell_step_end()
+        with session.lock:
+            if session.removed:
+                return
+            step = session.step.index
+            if is_next:
+                session.batches.add(step + session.is_closed, name, session.next_seq)
+            else:
+                session.batches.add(step, name)
 
     def begin_at(self, step: int) -> None:
         """The next step has this number, counted from 0: for a run that resumes from a checkpoint.
@@ -261,7 +113,7 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
         """
         if not self._session.config.runs_again:
             return step(*args, **kwargs)
-        return self._replayer().run(step, args, kwargs)
+        return self._core.replayer.run(step, args, kwargs)
 
     def replay(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Replay:
         """Runs ``step(*args, **kwargs)`` once at op level with ``sync="call"``, to find the
@@ -270,18 +122,7 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
         To be called where a stop is caught, on the CPU, at module level. Returns a Replay: what was
         found, and what could not be made as it was. Raises nothing that is due to the step.
         """
-        return self._replayer().replay(step, args, kwargs)
-
-    def _replayer(self) -> Replayer:
-        if self._replays is None:
-            raise ConfigError(
-                explain(
-                    "this monitor cannot replay a step",
-                    expected="a monitor that install() returned",
-                    got=repr(self),
-                )
-            )
-        return self._replays
+        return self._core.replayer.replay(step, args, kwargs)
 
     def records(self) -> np.ndarray:
         """What is held, oldest first: a structured array of ``RECORD_DTYPE``.
@@ -312,7 +153,8 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
         style = session.config.stop.style if style is None else check_style(style)
         with session.lock, self._event_store.lock:
             session.collect()
-            return summary_of(session, self._notes(), style)
+            watched = self._watched_lines()
+            return summary_of(session, self._core.meta, self._notes(), watched, style)
 
     def step_table(self) -> list[StepRow]:
         """One row for each step of the run, oldest first: loss, overflow, loss scale, learning rate
@@ -346,7 +188,7 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
     def _deliver(self) -> None:
         self._watcher.emit_warnings()
         if self._event_store.due:
-            self._session.deliver()
+            self._core.stops()
 
     def check_replicas(self, every: int = 100, *, gradients: bool = False) -> None:
         """From now on compares, at every so many step boundaries, the checksums of the parameters
@@ -364,7 +206,7 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
         Raises ConfigError where there is only one rank. Synchronises nothing: the checksums are
         taken by the device, and one all-gather of 8 bytes a tensor brings them together later.
         """
-        model = self._model()
+        model = self._core.models[0]()
         if model is not None:
             self._boundary.check = replica_check(
                 model, self._session.config.training.process_group, every=every, gradients=gradients
@@ -388,16 +230,7 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
                 return
             session.removed = True
             session.recorder.close()
-            for handle in (*self._handles, *session.step.leaf_handles):
-                handle.remove()
-            self._handles.clear()
-            session.step.leaf_handles.clear()
-            optimizers.watchers.disconnect(self._watcher)
-            followers.disconnect(self._graphs)
-            self._graphs.leave()
-            if self._connection is not None:
-                disconnect(self._connection.number)
-            self._watcher.close()
+            self._core.hooks.close()
             self._take_in()
             if isinstance(session, OpSession):
                 session.end()
@@ -427,7 +260,7 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
     @property
     def watch(self) -> Watching:
         """What ``install(watch=)`` found, and callbacks for it; ConfigError without ``watch=``."""
-        return connected(self._watching)
+        return connected(self._core.watching)
 
     @property
     def sites(self) -> SiteTable:
@@ -457,17 +290,21 @@ class Monitor(Pictures, PrecisionResults, NamedBatches):
                 raise
 
     def __repr__(self) -> str:
-        state = "removed" if self._session.removed else f"{len(self._nodes)} modules"
+        state = "removed" if self._session.removed else f"{len(self._core.nodes)} modules"
         return f"<fastcheck.Monitor: {state}, step {self.step_index}, {self.event_count} events>"
 
+    def _watched_lines(self) -> list[str]:
+        watching = self._core.watching
+        return [] if watching is None else watching.lines()
+
     def _notes(self) -> list[str]:
-        stalled = self._stalled_weights
+        core, stalled = self._core, self._core.state.stalled_weights
         return [
-            *monitor_notes(self._session, self._nodes),
-            *compiled_notes([] if self._connection is None else self._connection.modules),
-            *map(str, self._boundary.mismatches),
+            *monitor_notes(core.session, core.nodes),
+            *compiled_notes(core.hooks.compiled_modules),
+            *map(str, core.boundary.mismatches),
             *([] if stalled is None else stalled.notes),
-            *device_notes(self._session),
-            *self._graphs.remarks(),
-            *lost_notes(self._session),
+            *device_notes(core.session),
+            *core.hooks.graphs.remarks(),
+            *lost_notes(core.session),
         ]

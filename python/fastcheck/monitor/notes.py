@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from fastcheck.backends.triton import backend as triton
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.monitor.op_level.op_session import OpSession
-from fastcheck.monitor.session.run_meta import STILL_STEPS
+from fastcheck.monitor.session.run_meta import STILL_STEPS, RunMeta
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.session.stop_handler import report_of_step
 from fastcheck.record.site import NUMBER_ROLES
@@ -23,14 +22,17 @@ _NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm", *NUMBER_ROL
 _NAMED_MODULES = 5
 
 
-def summary_of(session: Session, notes: list[str], style: str) -> str:
-    """The text of monitor.summary(). The caller holds both locks."""
+def summary_of(
+    session: Session, meta: RunMeta, notes: list[str], watched: Sequence[str], style: str
+) -> str:
+    """The text of monitor.summary(). ``watched``: the lines of monitor.watch. The caller holds both
+    locks.
+    """
     width = line_width(WIDTH)
     body = width - GUTTER
     event_store = session.event_store
     verdicts, places = event_store.tallies()
     log = event_store.log
-    rows = session.unread_ops() if isinstance(session, OpSession) else []
     pending = event_store.pending
     undecided = {int(event.record["seq"]) for event in pending}
     decided = [e for e in event_store.events if int(e.record["seq"]) not in undecided]
@@ -49,23 +51,23 @@ def summary_of(session: Session, notes: list[str], style: str) -> str:
         ],
         log_path=None if log is None else log.directory,
         notes=notes,
-        story=_story(session, style, body),
+        story=_story(session, meta, style, body),
         pending=pending_lines(pending, style, body),
         harmless=harmless(decided, style, body),
         step_table=step_table(event_store.all_steps(), body),
-        watch=event_store.watch_lines(),
-        unread=unread_lines(rows, body),
+        watch=watched,
+        unread=unread_lines(session.unread_ops(), body),
         style=style,
         width=width,
     )
 
 
-def _story(session: Session, style: str, width: int) -> list[tuple[str, list[str]]]:
+def _story(session: Session, meta: RunMeta, style: str, width: int) -> list[tuple[str, list[str]]]:
     event_store = session.event_store
     if event_store.first_bad is None:
         return []
     path = None if event_store.log is None else event_store.log.directory
-    report = report_of_step(session, event_store.first_bad, path)
+    report = report_of_step(session, meta, event_store.first_bad, path)
     return [] if report is None else parts(replace(report, style=style), width)
 
 

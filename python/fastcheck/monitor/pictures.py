@@ -21,6 +21,7 @@ from fastcheck.report.live.trends import SiteTrends
 from fastcheck.utils.names.style import check_style, row_name, tensor_place
 from fastcheck.utils.text.layout import sparkline
 
+from .core import Core
 from .results import write_report
 from .session.session import Session
 
@@ -32,8 +33,13 @@ _NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm", *NUMBER_ROL
 class Pictures:
     """The part of Monitor that shows it."""
 
+    _core: Core
     _session: Session
     _log_is_whole: bool
+
+    def _watched_lines(self) -> list[str]:
+        """The events of ``watch=`` as text."""
+        raise NotImplementedError
 
     def report(
         self,
@@ -46,17 +52,19 @@ class Pictures:
         ``style``: as in summary(). Raises LogError when the log can't be read or ``path`` written.
         """
         style = self._session.config.stop.style if style is None else check_style(style)
-        write_report(self._session, path, self._log_is_whole, style)
+        write_report(self._session, self._core.meta, path, self._log_is_whole, style)
 
     def _repr_html_(self) -> str:
         """For notebooks: the state of the run, its events, and the twenty tensors of the last step
         with the least headroom. Waits for no device: what it has not finished is not shown yet.
         Takes the records in that have arrived, as summary() does. Never raises.
         """
-        return guarded_html(self, lambda: _monitor_html(self._session, repr(self)))
+        return guarded_html(
+            self, lambda: _monitor_html(self._session, repr(self), self._watched_lines())
+        )
 
 
-def _monitor_html(session: Session, title: str) -> str:
+def _monitor_html(session: Session, title: str, watched: list[str]) -> str:
     event_store = session.event_store
     with session.lock, event_store.lock:
         session.collect()
@@ -64,7 +72,6 @@ def _monitor_html(session: Session, title: str) -> str:
         last = event_store.history.last_step()
         history = event_store.history.all()
         events = [event for event in event_store.events if event.counted]
-        watched = event_store.watch_lines()
     numbers = rows[-1] if rows else None
     log = event_store.log
     fields: list[tuple[str, object]] = [

@@ -10,6 +10,7 @@ import numpy as np
 
 from fastcheck.errors import LogError
 from fastcheck.log.reader import read_log
+from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.session.stop_handler import save_held
 from fastcheck.report.page.write import write_page
@@ -30,6 +31,7 @@ def held_records(session: Session, log_is_whole: bool) -> np.ndarray:
 
 def write_report(
     session: Session,
+    meta: RunMeta,
     path: Union[str, os.PathLike[str]],
     log_is_whole: bool,
     style: str,
@@ -45,9 +47,7 @@ def write_report(
             write_page(log.directory, path, style)
             return
         with tempfile.TemporaryDirectory() as directory:
-            saved = save_held(
-                event_store, session.sites, os.path.join(directory, "memory"), session.batches
-            )
+            saved = save_held(session, meta, os.path.join(directory, "memory"))
             if saved is None:
                 raise LogError("the records in memory could not be written to a temporary folder")
             write_page(saved, path, style, "held in memory")

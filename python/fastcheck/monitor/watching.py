@@ -78,14 +78,14 @@ class Watching(Listener):
         self._session = weakref.ref(session)
         self._lock = session.event_store.lock
         is_whole = session.config.include is None and not session.config.exclude
-        self._watcher = Watcher(options, session.sites, session.event_store.rank, is_whole)
+        self._watcher = Watcher(
+            options, session.sites, session.event_store.rank, is_whole, session.batches.of
+        )
         self._callbacks: list[tuple[str, Callable[[WatchEvent], object]]] = []
         self._pending: deque[WatchEvent] = deque()
         self._is_off = False
         self._warnings = 0
         session.event_store.listeners.append(self)
-        session.event_store.watch_lines = self.lines
-        self._watcher.causes.batch_of = session.batches.of
 
     def on(self, kind: str, callback: Callable[[WatchEvent], object]) -> None:
         """Calls ``callback(event)`` at every event of this kind (docs/watch.md lists them), of

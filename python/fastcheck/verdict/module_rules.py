@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, Optional
 
-import numpy as np
-
 from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.record.format import Verdict
 
@@ -54,9 +52,6 @@ _WAITS = "what is made of it decides whether it counts"
 _ABSORBED = "nothing that lasts, and nothing that left the model, is non-finite"
 _BETWEEN = ("grad_input", "grad_output")
 
-#: Reads what a module and its submodules store now: the non-finite records, with their roles.
-ReadStored = Callable[[ModuleNode], Iterable[tuple[np.void, str]]]
-
 
 def was_finite(role: str, step: int) -> str:
     """Why a stored tensor, last seen finite in ``step``, is an event."""
@@ -79,7 +74,6 @@ class ModuleRules:
         self,
         findings: Findings,
         step: Step,
-        read_stored: ReadStored,
         last_finite_step: Callable[[int], Optional[int]],
         *,
         is_strict: bool,
@@ -87,7 +81,6 @@ class ModuleRules:
     ) -> None:
         self.findings = findings
         self._step = step
-        self._read_stored = read_stored
         self._last_finite_step = last_finite_step
         self._is_strict = is_strict
         self._has_other_ranks = has_other_ranks
@@ -311,7 +304,7 @@ class ModuleRules:
         store, if there is one.
         """
         first: Optional[Finding] = None
-        for record, role in self._read_stored(node):
+        for record, role in self._step.read_stored(node):
             finding = Finding(record, role)
             if finding.seq not in self.findings.by_seq:
                 finding.position = triggered_by.position

@@ -7,15 +7,25 @@ from __future__ import annotations
 import enum
 import weakref
 from collections import deque
-from collections.abc import Collection
-from typing import Any, Optional, Protocol
+from collections.abc import Collection, Iterable
+from typing import Any, Callable, Optional, Protocol
 
-from fastcheck.calls.module_calls import CallLog
+import numpy as np
+
+from fastcheck.calls.module_calls import CallLog, ModuleNode
 from fastcheck.record.format import Verdict
 from fastcheck.utils.torch.versions import GradScaler
 
 from .entries import Entry, Journal, Records, Seen, Task
 from .findings import Finding, Findings
+
+#: Reads what a module and its submodules store now: the non-finite records, with their roles.
+ReadStored = Callable[[ModuleNode], Iterable[tuple[np.void, str]]]
+
+
+def nothing_stored(node: ModuleNode) -> Iterable[tuple[np.void, str]]:
+    """A ReadStored that reads nothing."""
+    return ()
 
 
 class Decision(enum.Enum):
@@ -129,8 +139,11 @@ class Step:
 
     rules: Rules  # set by the ledger, which makes both
 
-    def __init__(self, index: int, first_seq: int = 0) -> None:
+    def __init__(
+        self, index: int, first_seq: int = 0, read_stored: ReadStored = nothing_stored
+    ) -> None:
         self.index = index
+        self.read_stored = read_stored
         # The sequence number at which it began.
         self.first_seq = first_seq
         self.calls = CallLog()

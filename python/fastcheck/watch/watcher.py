@@ -85,16 +85,23 @@ class _Change(NamedTuple):
         )
 
 
+#: The name of what a step was trained on; None: it was given none.
+BatchOf = Callable[[int], Union[int, str, None]]
+
+
+def _no_name(step: int) -> None:
+    return None
+
+
 class Causes:
     """Of one rank, whose sites are found in ``sites`` by number."""
 
-    def __init__(self, sites: SiteTable, movers: Movers) -> None:
+    def __init__(self, sites: SiteTable, movers: Movers, batch_of: BatchOf) -> None:
         self._sites = sites
         self._movers = movers
+        self._batch_of = batch_of
         #: Since when the loss is outside of its range.
         self.loss: Optional[Mover] = None
-        #: The name of what a step was trained on; set where the training loop gives names.
-        self.batch_of: Callable[[int], Union[int, str, None]] = lambda step: None
         # The batches that came with a spike when they came last: in which step, and which kind.
         self._spiked: dict[Union[int, str], tuple[int, str]] = {}
         self._batch_before: Union[int, str, None] = None
@@ -177,11 +184,11 @@ class Causes:
     def batch(self, step: int, origin: Origin) -> Union[int, str, None]:
         """The name of the batch that the event is about."""
         is_of_mover = origin.movers and not origin.why.startswith("the batch came")
-        return self.batch_of(origin.movers[0].step if is_of_mover else step)
+        return self._batch_of(origin.movers[0].step if is_of_mover else step)
 
     def step_ended(self, step: int, found: Sequence[WatchEvent]) -> None:
         """All events of a step are known."""
-        name = self._batch_before = self.batch_of(step)
+        name = self._batch_before = self._batch_of(step)
         if name is None:
             return
         kinds = [event.kind for event in found if event.kind in _OF_BATCH]
@@ -206,7 +213,7 @@ class Causes:
 
     def _blamed_batch(self, step: int, kind: str) -> str:
         """Why it is the batch: it came with a spike when it came last. Or ""."""
-        name = self.batch_of(step)
+        name = self._batch_of(step)
         earlier = None if name is None else self._spiked.get(name)
         if kind not in _OF_BATCH or earlier is None or name == self._batch_before:
             return ""
@@ -317,7 +324,12 @@ class Watcher:
     """
 
     def __init__(
-        self, options: Watch, sites: SiteTable, rank: int = 0, is_whole: bool = True
+        self,
+        options: Watch,
+        sites: SiteTable,
+        rank: int = 0,
+        is_whole: bool = True,
+        batch_of: BatchOf = _no_name,
     ) -> None:
         window, warm_up = options.window, options.warm_up
         self._options = options
@@ -328,7 +340,7 @@ class Watcher:
         self._numbers = Numbers(options.threshold, window, warm_up)
         self._movers = Movers(sites)
         #: What the events come from.
-        self.causes = Causes(sites, self._movers)
+        self.causes = Causes(sites, self._movers, batch_of)
         # Of each of TENSOR_RULES: in how many steps in a row it has held, and if it was reported.
         nothing = np.zeros((len(TENSOR_RULES), 1), np.int64)
         self._held = Columns(run=nothing, is_reported=nothing.astype(bool))

@@ -317,7 +317,7 @@ class TestEvents:
         def fail(*args: Any) -> None:
             raise ValueError("on purpose")
 
-        monkeypatch.setattr(monitor._observer, "_read_outputs", fail)
+        monkeypatch.setattr(monitor._core.hooks.observer, "_read_outputs", fail)
         with pytest.warns(fastcheck.FastcheckWarning, match="on purpose"):
             assert train(compiled(model), 2) == alone
 

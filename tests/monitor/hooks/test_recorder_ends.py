@@ -41,7 +41,7 @@ def test_a_stop_comes_out_of_the_very_hook(device: str) -> None:
     with pytest.raises(fastcheck.OverflowDetected, match=r"1\.poison"):
         model(x)
     assert not entered  # the next module was not reached
-    assert not monitor._observer._local.stack
+    assert not monitor._core.hooks.observer._local.stack
 
 
 class TestOwnFailures:
@@ -110,7 +110,7 @@ def test_a_model_that_is_deleted_takes_everything_along(device: str) -> None:
     monitor = fastcheck.install(model)
     for _ in range(2):
         model(torch.randn(8, 8).to(device)).sum().backward()
-    session, observer = weakref.ref(monitor._session), weakref.ref(monitor._observer)
+    session, observer = weakref.ref(monitor._session), weakref.ref(monitor._core.hooks.observer)
     part = weakref.ref(model[0])
     del model, monitor
     gc.collect()

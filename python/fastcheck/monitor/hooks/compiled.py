@@ -45,12 +45,18 @@ _next_number = 1
 class Connection:
     """What compiled code finds of one observer by its number."""
 
-    def __init__(self, number: int, observer: ModuleObserver, nodes: Sequence[ModuleNode]) -> None:
+    def __init__(
+        self,
+        number: int,
+        observer: ModuleObserver,
+        nodes: Sequence[ModuleNode],
+        compiled: dict[int, None],
+    ) -> None:
         self.number = number
         self.observer = weakref.ref(observer)
         self.nodes = nodes
         # The modules that ran compiled, by their index.
-        self.compiled: dict[int, None] = {}
+        self.compiled = compiled
         self._calls: dict[int, Call] = {}
         self._next_call = 0
         self._first_runs: dict[tuple[int, int], int] = {}
@@ -107,8 +113,11 @@ class Connection:
         return None
 
 
-def connect(observer: ModuleObserver, nodes: Sequence[ModuleNode]) -> Optional[Connection]:
-    """Lets compiled code find the observer, which is held weakly, until it is gone or ``close()``.
+def connect(
+    observer: ModuleObserver, nodes: Sequence[ModuleNode], compiled: dict[int, None]
+) -> Optional[Connection]:
+    """Lets compiled code find the observer, which is held weakly, until it is gone or ``close()``,
+    and add the index of each module that runs in it to ``compiled``.
 
     None where this torch can't do it: then nothing is observed inside compiled code. What was
     compiled before is compiled again at its next call: it would go on without the hooks.
@@ -118,8 +127,7 @@ def connect(observer: ModuleObserver, nodes: Sequence[ModuleNode]) -> Optional[C
         if not _prepare():
             return None
         number, _next_number = _next_number, _next_number + 1
-        connection = _connections[number] = Connection(number, observer, nodes)
-        observer.session.event_store.compiled = connection.compiled
+        connection = _connections[number] = Connection(number, observer, nodes, compiled)
         weakref.finalize(observer, disconnect, number)
         return connection
 
@@ -200,7 +208,7 @@ def _run(
     number = connection.remember(index, call)
     if observer.session.event_store.due:
         try:
-            observer.session.deliver()
+            observer.deliver()
         except BaseException:
             # What is raised here ends the compiled code, and none of its modules will return.
             observer.abandon_traced()

@@ -43,6 +43,8 @@ class CallObserver(Protocol):
 
     def failed(self, node: ModuleNode, error: Exception, /) -> None: ...
 
+    def deliver(self) -> None: ...
+
     def gradient_came(self, hook: GradientHook, gradient: torch.Tensor, /) -> None: ...
 
 
@@ -118,7 +120,7 @@ class _ModuleHook:
         except Exception as error:
             observer.failed(node, error)
         if observer.session.event_store.due:
-            observer.session.deliver()
+            observer.deliver()
 
 
 def _unpickled(kind: type[_ModuleHook], process: int) -> _ModuleHook:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Callable, Optional
 
@@ -27,6 +28,7 @@ from fastcheck.utils.torch.streams import streams_of
 from fastcheck.verdict.entries import Batch, Gradient, InnerInput, Output, Recomputed, Seen
 
 from .module_hooks import ForwardHook, ForwardPreHook, GradientHook
+from .step_watcher import StepWatcher
 from .traced import Traced
 
 _CALL_CODE = torch.nn.Module._call_impl.__code__
@@ -51,11 +53,26 @@ last_pass = _LastPass()
 
 
 class ModuleObserver:
-    """Observes the calls of modules, and the gradients of what they return, for one session."""
+    """Observes the calls of modules, and the gradients of what they return, for one session.
 
-    def __init__(self, session: Session, state: StateReader) -> None:
+    The user need not keep the Monitor, and the process holds what watches optimizers and graphs
+    weakly: the hooks on the model reference this observer, and it references all else, what is in
+    ``keeps`` too.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        state: StateReader,
+        watcher: StepWatcher,
+        stops: Callable[[], None],
+        keeps: Sequence[object],
+    ) -> None:
         self.session = session
         self._state = state
+        self._watcher = watcher
+        self._stops = stops
+        self._keeps = keeps
         self._local = _ThreadState()
         self.own_ref = weakref.ref(self)
         self.recorder = session.recorder
@@ -74,7 +91,17 @@ class ModuleObserver:
         recorder = make_module_recorder(self.recorder, node)
         return ForwardPreHook(self, node, recorder), ForwardHook(self, node, recorder)
 
+    def deliver(self) -> None:
+        """Does what is due, outside of all locks. May raise."""
+        self._stops()
+
     # Forward
+
+    def begin_pass(self) -> None:
+        """A forward enters the observed modules from outside."""
+        if self._watcher.ended_before():
+            self.session.close_step()
+        self.session.begin_pass()
 
     def enter(
         self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
@@ -94,7 +121,7 @@ class ModuleObserver:
                 return None
             if is_entry:
                 last_pass.observer = self.own_ref
-                session.begin_pass()
+                self.begin_pass()
                 local.calls_before = len(session.step.calls)
             if not session.is_active:
                 return None
@@ -310,7 +337,7 @@ class ModuleObserver:
         except Exception as error:
             self.session.switch_off(hook.site, error)
         if self.session.event_store.due:
-            self.session.deliver()
+            self.deliver()
 
     def gradient(self, hook: GradientHook, gradient: torch.Tensor) -> None:
         """The gradient of an observed tensor is complete."""

@@ -37,15 +37,15 @@ from .losses import LossReader
 
 def warn_of_step(
     state: StateReader,
-    meta: Optional[RunMeta],
+    meta: RunMeta,
     protection: WeightProtection,
     endless: EndlessSteps,
-    tree: Optional[ModuleTree],
+    tree: ModuleTree,
     notes: dict[str, None],
 ) -> None:
     """Called outside of all locks."""
     warnings = protection.take_warnings()
-    news = "" if tree is None else tree.take_news()
+    news = tree.take_news()
     if news:
         notes[news] = None
         warnings.append(news)
@@ -54,7 +54,7 @@ def warn_of_step(
         warnings.append(unended)
     for text in warnings:
         warn(text)
-    rates = "" if meta is None else meta.schedule.take_warning()
+    rates = meta.schedule.take_warning()
     if rates:
         warn(rates, LearningRateWarning)
     stalled_weights = state.stalled_weights
@@ -81,9 +81,16 @@ class StepWatcher:
         self,
         session: Session,
         state: StateReader,
-        meta: Optional[RunMeta] = None,
+        meta: RunMeta,
+        stops: Callable[[], None],
+        boundary: Callable[[], None],
+        tree: ModuleTree,
+        norm_limit: Optional[Callable[[], Optional[float]]] = None,
     ) -> None:
         self.session = session
+        self._stops = stops
+        self._boundary = boundary
+        self._tree = tree
         # Told of every optimizer of this model that is about to step, and of clipping.
         self._meta = meta
         self._state = state
@@ -95,9 +102,7 @@ class StepWatcher:
         self._losses = LossReader(session, state)
         self._unfinished = UnfinishedSteps(session, state.parameters)
         self._endless = EndlessSteps(session)
-        if session.config.level == "module":
-            session.ended_before = self._ended_before
-        self.protection = WeightProtection(session)
+        self.protection = WeightProtection(session, norm_limit)
         self._gradients = GradientWatcher(session, state, self._given, self.protection)
         self._scaler = weakref.ref(scaler) if isinstance(scaler, GradScaler) else None
         # The optimizer that GradScaler.step() is about: that scaler's update() will close the step.
@@ -109,17 +114,11 @@ class StepWatcher:
         )
         # What the scaler did with the optimizers of this session since its last update().
         self._scaler_skipped: Optional[bool] = None
-        self._stepped_by: Callable[[], Optional[GradScaler]] = lambda: None
+        self._stepped_by: Optional[weakref.ref[GradScaler]] = None
         self._scaler_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         # The records of the scaler's own found_inf, where its value is on a device.
         self._scaler_words: list[int] = []
         self._evaluations = Evaluations(session, self.protection, state.read_gradients)
-        # Set by Monitor and install(): objects that follow captured graphs and look for new
-        # modules, and that live as long as this one.
-        self.graphs: Optional[object] = None
-        self.tree: Optional[ModuleTree] = None
-        # Closed with this watcher; Monitor adds to it.
-        self.parts: list[Any] = []
         self._parts_off: set[str] = set()
         self._meets = False
         #: How many steps this has closed.
@@ -136,8 +135,7 @@ class StepWatcher:
             # Its closure will run the forward of the next step, which begins here.
             self.session.begin_step_if_closed()
         self._gradients.evaluating = optimizer if has_closure else None
-        if self._meta is not None:
-            self._meta.at_step_boundary(optimizer, self.session.step.index)
+        self._meta.at_step_boundary(optimizer, self.session.step.index)
         self._read_learning_rates(optimizer)
         if self.session.is_active:
             self._state.read_for_update(
@@ -237,7 +235,7 @@ class StepWatcher:
         may_be_ours = session.backwards.began(is_known, roots)
         if inputs is None:
             self._apart("consequences", session.backward_began, roots)
-            if session.config.level == "module" and may_be_ours and self._ended_before():
+            if may_be_ours and self.ended_before():
                 # Its loss is that of the next step, whose forward is read already.
                 session.close_step()
                 session.begin_step_if_closed()
@@ -245,8 +243,10 @@ class StepWatcher:
         is_ours = self._apart("the loss", self._losses.began, roots, gradients, inputs, is_known)
         return is_ours or self._sees_all
 
-    def _ended_before(self) -> bool:
+    def ended_before(self) -> bool:
         """A forward or backward pass begins: whether the open step ended without an update."""
+        if self.session.config.level == "op":
+            return False
         is_within = self._gradients.evaluating is not None
         is_over = not is_within and self._apart("unfinished steps", self._unfinished.is_over)
         if is_over:
@@ -291,7 +291,7 @@ class StepWatcher:
     ) -> bool:
         """They were, to ``threshold``; ``norm``: their total norm before."""
         is_ours = self._apart("gradient clipping", self._gradients.after_clipping, gradients, norm)
-        if is_ours and self._meta is not None:
+        if is_ours:
             self._meta.schedule.clipped(self.session.step.index, threshold)
         return is_ours
 
@@ -381,7 +381,9 @@ class StepWatcher:
 
     def scaler_updated(self, scaler: GradScaler) -> bool:
         """GradScaler.update(): the iteration is over, skipped or not."""
-        if self._scaler_skipped is None or self._stepped_by() is not scaler:
+        if self._scaler_skipped is None or self._stepped_by is None:
+            return False
+        if self._stepped_by() is not scaler:
             return False
         skipped, self._scaler_skipped = self._scaler_skipped, None
         session, stepped = self.session, list(self._scaler_stepped)
@@ -412,7 +414,7 @@ class StepWatcher:
     def emit_warnings(self) -> None:
         """Outside of all locks."""
         meta, notes = self._meta, self.session.notes
-        warn_of_step(self._state, meta, self.protection, self._endless, self.tree, notes)
+        warn_of_step(self._state, meta, self.protection, self._endless, self._tree, notes)
         for listener in self.session.event_store.listeners:
             listener.at_boundary()
 
@@ -423,8 +425,7 @@ class StepWatcher:
     def close(self) -> None:
         """The monitor is removed."""
         self.release()
-        for part in self.parts:
-            part.close()
+        self._tree.close()
 
     # Shared
 
@@ -472,6 +473,6 @@ class StepWatcher:
         meets, self._meets = self._meets, False
         self.emit_warnings()
         if meets and session.tape is None:
-            session.at_step_boundary()
+            self._boundary()
         elif is_ours and session.event_store.due:
-            session.deliver()
+            self._stops()

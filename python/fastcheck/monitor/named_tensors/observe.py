@@ -123,11 +123,6 @@ class NamedTensors:
         self._nodes: dict[tuple[str, str], ModuleNode] = {}
         self._last: dict[str, ModuleNode] = {}
         self._off: set[str] = set()
-        self.on_close: Callable[[NamedTensors], None] = lambda reader: None
-
-    def close(self) -> None:
-        """The monitor is removed."""
-        self.on_close(self)
 
     @property
     def is_running(self) -> bool:
@@ -159,7 +154,7 @@ class NamedTensors:
             session.report_internal_error(f"observe({name!r})", error)
         if session.event_store.due:
             try:
-                session.deliver()
+                self.observer.deliver()
             except BaseException:
                 if traced is not None:
                     self.observer.abandon_traced()
@@ -190,7 +185,7 @@ class NamedTensors:
         if not stack and not _is_in_backward():
             if session.is_paused:
                 return None
-            session.begin_pass()
+            self.observer.begin_pass()
         if not session.is_active:
             return None
         parent = stack[-1] if stack else None
@@ -268,7 +263,7 @@ class NamedTensors:
         except Exception as error:
             session.switch_off(hook.site, error)
         if session.event_store.due:
-            session.deliver()
+            self.observer.deliver()
 
     def _read_gradient(self, hook: NamedGradient, gradient: torch.Tensor) -> None:
         session = self._session
@@ -466,13 +461,17 @@ def _end() -> None:
 _readers: Listeners[NamedTensors] = Listeners(_begin, _end)
 
 
-def connect(observer: ModuleObserver) -> NamedTensors:
-    """From now on observe() reads for this observer too, until ``close()`` or until what is
-    returned is freed.
-    """
-    kind = OpNamedTensors if isinstance(observer, OpModuleObserver) else NamedTensors
-    reader = kind(observer)
+def reader_for(observer: ModuleObserver) -> NamedTensors:
+    """Reads for this observer, from connect() on."""
+    return (OpNamedTensors if isinstance(observer, OpModuleObserver) else NamedTensors)(observer)
+
+
+def connect(reader: NamedTensors) -> None:
+    """From now on observe() reads with this reader too, until disconnect() or until it is freed."""
     _readers.connect(reader)
-    last_pass.observer = observer.own_ref
-    reader.on_close = _readers.disconnect
-    return reader
+    last_pass.observer = reader.observer.own_ref
+
+
+def disconnect(reader: NamedTensors) -> None:
+    """The opposite of connect(). Idempotent."""
+    _readers.disconnect(reader)

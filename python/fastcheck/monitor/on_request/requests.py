@@ -229,10 +229,7 @@ class _EndBeforeStop(Listener):
 
 
 class Requests:
-    """Of one monitor, from install() to remove(). Nothing in here raises into the training.
-
-    Raises ConfigError if the signal can't be handled.
-    """
+    """Of one monitor, from begin() to close(). Nothing in here raises into the training."""
 
     def __init__(
         self,
@@ -249,12 +246,6 @@ class Requests:
         self._models = [weakref.ref(model) for model in models]
         self._install = install
         self._asks: list[Union[TouchedFile, SignalFlag]] = []
-        if options.path is not None:
-            self._asks.append(TouchedFile(options.path))
-        if options.number is not None:
-            flag = SignalFlag(options.number)
-            self._asks.append(flag)
-            weakref.finalize(self, flag.close)  # where a model is deleted without remove()
         self._running: Union[OpLevelSteps, StepDumps, None] = None
         self._first = 0
         self._seen = watcher.closed_steps
@@ -264,6 +255,18 @@ class Requests:
         if session.config.may_stop:
             session.event_store.listeners.append(_EndBeforeStop(self))
         self._listener = NoOptimizerListener()
+
+    def begin(self) -> None:
+        """From now on requests are looked for. Raises ConfigError for a signal that can't be
+        handled.
+        """
+        options = self._options
+        if options.path is not None:
+            self._asks.append(TouchedFile(options.path))
+        if options.number is not None:
+            flag = SignalFlag(options.number)
+            self._asks.append(flag)
+            weakref.finalize(self, flag.close)  # where a model is deleted without remove()
         optimizer_listeners.connect(self._listener)  # a Dumper begins within an optimizer's step
         step_ends.connect(self)
 

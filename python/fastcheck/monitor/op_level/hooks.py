@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -14,6 +14,7 @@ from fastcheck.calls.module_calls import Call, ModuleNode, new_call
 from fastcheck.extension import extension
 from fastcheck.monitor.hooks.module_hooks import ForwardHook, ForwardPreHook
 from fastcheck.monitor.hooks.module_observer import ModuleObserver, last_pass
+from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.hooks.traced import Traced
 
@@ -44,8 +45,16 @@ class OpModuleObserver(ModuleObserver):
 
     session: OpSession
 
-    def __init__(self, session: OpSession, state: StateReader, nodes: Sequence[ModuleNode]) -> None:
-        super().__init__(session, state)
+    def __init__(
+        self,
+        session: OpSession,
+        state: StateReader,
+        watcher: StepWatcher,
+        stops: Callable[[], None],
+        keeps: Sequence[object],
+        nodes: Sequence[ModuleNode],
+    ) -> None:
+        super().__init__(session, state, watcher, stops, keeps)
         self._stack = _Stack()
         # The observer's number of a node.
         self._numbers = {id(node): number for number, node in enumerate(nodes)}

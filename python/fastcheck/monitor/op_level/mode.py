@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, Optional, Protocol
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,7 +17,7 @@ class Judging(Protocol):
     @property
     def has_incidents(self) -> bool: ...
 
-    def judge_now(self) -> None: ...
+    def judge_now(self) -> bool: ...
 
 
 class Captures(Protocol):
@@ -35,9 +36,13 @@ class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     is judged before they return.
     """
 
-    def __init__(self, session: Judging, captures: Optional[Captures] = None) -> None:
+    def __init__(
+        self, session: Judging, stops: Callable[[], None], captures: Optional[Captures] = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has it untyped
+        # It may stay on the stack of another thread.
         self._session: Optional[weakref.ref[Judging]] = weakref.ref(session)
+        self._stops = weakref.ref(stops)
         self._captures = captures
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,7 +54,9 @@ class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         if session is not None and session.has_incidents:
             if captures is not None:
                 captures.end(call, out)
-            session.judge_now()
+            stops = self._stops() if session.judge_now() else None
+            if stops is not None:
+                stops()
             if captures is not None:
                 captures.keep()
         return out

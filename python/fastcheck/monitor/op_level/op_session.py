@@ -15,16 +15,15 @@ from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, did_you_mean, explain
 from fastcheck.extension import extension
-from fastcheck.log.unobserved import UnreadOp, to_meta
+from fastcheck.log.unobserved import UnreadOp
 from fastcheck.monitor.session.config import Config
+from fastcheck.monitor.session.event_store import EventStore
 from fastcheck.monitor.session.options import ROLES
 from fastcheck.record.format import Flag
-from fastcheck.record.site import SiteTable
 from fastcheck.utils.names.msprobe import is_name, msprobe_api_of
 from fastcheck.utils.names.patterns import op_names, op_patterns, op_spellings
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.rank import Ranks
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.verdict.entries import (
@@ -61,6 +60,19 @@ def filter_options(config: Config, nodes: Sequence[ModuleNode]) -> dict[str, Any
         "outside": config.include is None,
         "roles": sum(_ROLE_BITS[role] for role in set(config.filter.roles or ROLES)),
     }
+
+
+def check_alone() -> None:
+    """Raises ConfigError while another monitor observes operators."""
+    if extension.op_observer().run():
+        raise ConfigError(
+            explain(
+                'a monitor with level="op" is installed already',
+                expected="one at a time: it sees the ops of the whole process",
+                got="a second one",
+                hint="remove() the first, or give both models to one install(model, other)",
+            )
+        )
 
 
 def check_ops(patterns: Iterable[str]) -> None:
@@ -201,18 +213,6 @@ def unread_ops(observer: Any, compiled: dict[str, int]) -> list[UnreadOp]:
     return sorted(rows, key=lambda row: (-row.calls, row.op))
 
 
-def describing(
-    describe: Callable[[], dict[str, Any]], rows: weakref.WeakMethod[Callable[[], list[UnreadOp]]]
-) -> Callable[[], dict[str, Any]]:
-    """A function that returns ``describe()`` and the rows of that moment."""
-
-    def both() -> dict[str, Any]:
-        method = rows()
-        return {**describe(), **to_meta([] if method is None else method())}
-
-    return both
-
-
 def _has_traced() -> bool:
     utils = sys.modules.get("torch._dynamo.utils")
     counters: Any = getattr(utils, "counters", None)
@@ -228,18 +228,17 @@ class OpSession(OpReadings):
 
     reads_captured_graphs = False
 
-    def __init__(self, config: Config, sites: SiteTable, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        config: Config,
+        event_store: EventStore,
+        nodes: Sequence[ModuleNode],
+        world_size: int,
+        has_excluded: bool,
+        captures: Optional[Captures],
+    ) -> None:
         self._ops = extension.op_observer()
-        if self._ops.run():
-            raise ConfigError(
-                explain(
-                    'a monitor with level="op" is installed already',
-                    expected="one at a time: it sees the ops of the whole process",
-                    got="a second one",
-                    hint="remove() the first, or give both models to one install(model, other)",
-                )
-            )
-        super().__init__(config, sites, ranks)
+        super().__init__(config, event_store, nodes, world_size, has_excluded)
         self.seen = NothingSeen()
         self._sites: Optional[OpSites] = None
         self._run = 0
@@ -248,7 +247,7 @@ class OpSession(OpReadings):
         # parts of a model one by one has only passed when one of them comes again.
         self.entering = ""
         self._entered: set[str] = set()
-        self._close_mode: Callable[[], None] = lambda: None
+        self._mode: Optional[CallMode] = None
         # Where a device reads: records of the host that wait for those of the device, and where
         # Python was when the step's records were asked for.
         self._rows: list[np.ndarray] = []
@@ -258,13 +257,13 @@ class OpSession(OpReadings):
         self._unread_ops: list[UnreadOp] = []
         # Receives the tensors at places where a non-finite value counts.
         self.consequences = Reach(self, ())
-        # Set for a dump of the stop: keeps what calls have read and made.
-        self.captures: Optional[Captures] = None
+        # For a dump of the stop: keeps what calls have read and made.
+        self._captures = captures
 
     # From the first hook to the last
 
-    def begin(self, nodes: Sequence[ModuleNode]) -> None:
-        """From now on every op is read."""
+    def begin(self, nodes: Sequence[ModuleNode], stops: Callable[[], None]) -> None:
+        """From now on every op is read. ``stops``: does what is due in the middle of a pass."""
         self._sites = OpSites(self.sites, nodes)
         self.consequences = Reach(self, nodes)
         filters = filter_options(self.config, nodes)
@@ -278,14 +277,10 @@ class OpSession(OpReadings):
         self._ops.set_active(self.is_active)
         if self.config.sync == "call":
             self._learn_modes(nodes)
-            mode = CallMode(self, self.captures)
-            self._close_mode = mode.close
+            mode = self._mode = CallMode(self, stops, self._captures)
             mode.open()
             self._ops.set_mode(mode)
             weakref.finalize(self, mode.close)
-        self.event_store.describe = describing(
-            self.event_store.describe, weakref.WeakMethod(self.unread_ops)
-        )
         # A model that is deleted takes its monitor along, without remove().
         weakref.finalize(self, self._ops.stop, self._run)
         weakref.finalize(self, self.launches.clear_rows)
@@ -306,7 +301,8 @@ class OpSession(OpReadings):
             self.event_store.settle(self.step)
             self.event_store.note_unread(self.unread_ops())
         self._last_seq = self.next_seq
-        self._close_mode()
+        if self._mode is not None:
+            self._mode.close()
         self._ops.stop(self._run)
         self.launches.clear_rows()
 

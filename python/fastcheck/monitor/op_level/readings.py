@@ -295,15 +295,14 @@ class OpReadings(Session):
             OpPart(self._sites, step, journal, records, segments, closes_step, overflow, lines)
         )
 
-    def judge_now(self) -> None:
-        """In the middle of a forward or backward: what is due is done here."""
+    def judge_now(self) -> bool:
+        """In the middle of a forward or backward. Whether anything is due, and may be done here."""
         if self.lock._is_owned():
-            return  # an op of fastcheck itself: nothing may be raised in the middle of a hook
+            return False  # an op of fastcheck itself: nothing may be raised in the middle of a hook
         with self.lock:
             if not self.removed:
                 self.collect()
-        if self.event_store.due:
-            self.deliver()
+        return bool(self.event_store.due)
 
     @property
     def has_incidents(self) -> bool:

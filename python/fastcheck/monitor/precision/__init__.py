@@ -3,5 +3,5 @@
 ``range_session`` counts in these steps, and brings the counts to the host; ``results`` has
 ``monitor.advice()``.
 
-Imports ``backends``, ``monitor.session``, ``record``, ``ring`` and ``utils``.
+Imports ``backends``, ``calls``, ``monitor.session``, ``record``, ``ring`` and ``utils``.
 """

@@ -18,14 +18,15 @@ from fastcheck.backends.backend import Observe
 from fastcheck.backends.exponents import observe_and_count
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for, guarded_streams
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.monitor.session.config import Config
+from fastcheck.monitor.session.event_store import EventStore
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.exponents import EXPONENT_WORDS, Exponents
 from fastcheck.record.precision import PrecisionAdvice, advise
 from fastcheck.record.site import SiteTable
 from fastcheck.ring.reader import PythonReader
 from fastcheck.utils.torch.own_operators import no_grad
-from fastcheck.utils.torch.rank import Ranks
 from fastcheck.utils.torch.streams import DeviceStreams
 
 
@@ -160,9 +161,16 @@ _PERIOD = 32
 class RangeSession(Session):
     """A Session whose tensors are counted in one of 32 steps."""
 
-    def __init__(self, config: Config, sites: SiteTable, ranks: Ranks) -> None:
-        super().__init__(config, sites, ranks)
-        self.exponents = ExponentReadings(sites)
+    def __init__(
+        self,
+        config: Config,
+        event_store: EventStore,
+        nodes: Sequence[ModuleNode],
+        world_size: int,
+        has_excluded: bool,
+    ) -> None:
+        super().__init__(config, event_store, nodes, world_size, has_excluded)
+        self.exponents = ExponentReadings(self.sites)
         self._plain_reader = self.reader
         self._counting_reader = PythonReader(self.seen, self._write)
         self._steps = 0

@@ -6,7 +6,6 @@ device's work wait, and nothing makes the training thread wait but wait() and bo
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import queue
 import threading
@@ -132,8 +131,6 @@ def _first(store: EventStore, step: int) -> Optional[Event]:
 
 # How often the thread looks whether a copy is done; only while one is under way.
 _POLL_SECONDS = 0.001
-# How long the end of the process waits for a device that may hang.
-_EXIT_SECONDS = 5.0
 
 
 class Part:
@@ -197,14 +194,12 @@ class Drain:
         event_store: EventStore,
         max_lag: Optional[int],
         faults: Faults,
-        report_at_exit: Callable[[], None],
     ) -> None:
         # How often the training thread had to wait because it was max_lag steps ahead.
         self.wait_count = 0
         self._event_store = event_store
         self._max_lag = max_lag
         self._faults = faults
-        self._report_at_exit = report_at_exit
         self._parts: deque[Part] = deque()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
@@ -222,12 +217,7 @@ class Drain:
                 target=_run, args=arguments, name="fastcheck-drain", daemon=True
             )
             self._thread.start()
-            self.register_at_exit()
         self._wake.put(True)
-
-    def register_at_exit(self) -> None:
-        """Runs the reports at the end of the process, also if nothing was ever submitted."""
-        _live.add(self)
 
     def process(self) -> int:
         """Judges what has arrived, without waiting for the rest. How many parts are left."""
@@ -264,14 +254,10 @@ class Drain:
         return len({id(part.step) for part in list(self._parts) if part.closes_step})
 
     def finish(self, seconds: float) -> None:
-        """At exit: waits up to ``seconds`` for pending copies, then reports undelivered events."""
+        """At exit: waits up to ``seconds`` for pending copies, and judges what has come."""
         deadline = time.monotonic() + seconds
         while self.process() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        self._report_at_exit()
-
-
-_live: weakref.WeakSet[Drain] = weakref.WeakSet()
 
 
 def _run(drain_ref: weakref.ref[Drain], wake: queue.SimpleQueue[bool]) -> None:
@@ -284,9 +270,3 @@ def _run(drain_ref: weakref.ref[Drain], wake: queue.SimpleQueue[bool]) -> None:
             del drain
             time.sleep(_POLL_SECONDS)
         drain = None
-
-
-@atexit.register
-def _finish_all() -> None:
-    for drain in list(_live):
-        drain.finish(_EXIT_SECONDS)

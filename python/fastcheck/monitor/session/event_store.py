@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Callable, Optional
+from typing import Optional
 
 import numpy as np
 
-from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.log.history import History
 from fastcheck.log.step_table import StepRow, StepTable
 from fastcheck.log.unobserved import UnreadOp, to_meta
@@ -29,7 +28,7 @@ from fastcheck.verdict.entries import Entry, Journal, Records, expanded
 from fastcheck.verdict.findings import Finding, Findings, SiteMemory
 from fastcheck.verdict.module_rules import ModuleRules
 from fastcheck.verdict.op_rules import OpMemory, OpRules
-from fastcheck.verdict.step import Decision, Policy, Rules, Step
+from fastcheck.verdict.step import Decision, Policy, ReadStored, Rules, Step, nothing_stored
 
 from .config import Config
 from .listener import Listener
@@ -50,7 +49,12 @@ class EventStore:
     """
 
     def __init__(
-        self, config: Config, sites: SiteTable, rank: int, has_other_ranks: bool = False
+        self,
+        config: Config,
+        sites: SiteTable,
+        rank: int,
+        has_other_ranks: bool = False,
+        log: Optional[RecordLog] = None,
     ) -> None:
         self.config = config
         # Gradients may be reduced over several ranks before the optimizer uses them.
@@ -66,19 +70,10 @@ class EventStore:
             config.stop.count,
             stops=config.stop.action == "raise",
         )
-        self.log: Optional[RecordLog] = None
-        # Modules that ran inside torch.compile, by index: monitor/hooks/compiled.py adds them.
-        self.compiled: Mapping[int, object] = {}
-        # Returns the contents of the log's meta file; set by Monitor.
-        self.describe: Callable[[], dict[str, Any]] = config.to_meta
-        # Set by Monitor: reads (or looks up) what a module stores; the non-finite records, and the
-        # roles.
-        self.read_stored: Callable[[ModuleNode], Iterable[tuple[np.void, str]]] = lambda node: ()
+        self.log = log
         # The other parts of the monitor that are told of events, steps, stops and boundaries.
         self.listeners: list[Listener] = []
         self._has_run_ended = False
-        # The events of install(watch=) as text, for the summary.
-        self.watch_lines: Callable[[], list[str]] = list
         # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
         # One list for good: the recorder looks at it, too.
         self.due: list[Due] = []
@@ -98,9 +93,11 @@ class EventStore:
 
     # Steps
 
-    def new_step(self, index: int, first_seq: int = 0) -> Step:
+    def new_step(
+        self, index: int, first_seq: int = 0, read_stored: ReadStored = nothing_stored
+    ) -> Step:
         """A step that has just begun, at this sequence number."""
-        step = Step(index, first_seq)
+        step = Step(index, first_seq, read_stored)
         step.rules = self._new_rules(step)
         return step
 
@@ -113,7 +110,6 @@ class EventStore:
         return ModuleRules(
             findings,
             step,
-            lambda node: self.read_stored(node),
             last_finite,
             is_strict=is_strict,
             has_other_ranks=self._has_other_ranks,

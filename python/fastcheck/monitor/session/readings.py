@@ -4,9 +4,8 @@ store: at once on the CPU, through the drain on any other device.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
@@ -15,11 +14,10 @@ import torch
 from fastcheck.backends.backend import Observe
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for
-from fastcheck.calls.module_calls import Call
+from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.calls.recorder import make_lock, make_recorder
-from fastcheck.errors import FastcheckError
-from fastcheck.record.format import RECORD_DTYPE
-from fastcheck.record.site import SiteTable
+from fastcheck.calls.stored import StoredTensors
+from fastcheck.record.format import RECORD_DTYPE, nonfinite
 from fastcheck.ring.cursor import new_cursor
 from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.host import HostRing
@@ -33,7 +31,6 @@ from fastcheck.ring.reader import (
     identity_of,
     make_reader,
 )
-from fastcheck.utils.torch.rank import Ranks
 from fastcheck.utils.torch.seen_tensors import make_seen
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.verdict.entries import Entry, Journal, Note, Returned, Seen
@@ -53,17 +50,23 @@ _UPDATED_STEPS = 1024
 
 
 class SessionReadings:
-    """The state of one monitor, and what it reads. Every method expects ``lock`` to be held,
-    deliver() excepted.
-    """
+    """The state of one monitor, and what it reads. Every method expects ``lock`` to be held."""
 
-    def __init__(self, config: Config, sites: SiteTable, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        config: Config,
+        event_store: EventStore,
+        nodes: Sequence[ModuleNode],
+        world_size: int,
+        has_excluded: bool,
+    ) -> None:
         self.config = config
-        self.sites = sites
+        self.sites = event_store.sites
         self.lock = make_lock()
-        self.event_store = EventStore(config, sites, ranks.own, ranks.has_others)
+        self.event_store = event_store
+        self._stored = StoredTensors(nodes)
         self.faults = Faults(self)
-        self.drain = Drain(self.event_store, config.stop.max_lag, self.faults, self._report_at_exit)
+        self.drain = Drain(self.event_store, config.stop.max_lag, self.faults)
         self.cursor = new_cursor()
         self.host = HostRing(config.depth, when_full=self._make_room, cursor=self.cursor)
         self.rings: dict[torch.device, DeviceRing] = {}
@@ -72,7 +75,7 @@ class SessionReadings:
         # brings it.
         self.is_deferred = False
         self.settles_calls = False
-        self.step: Step = self.event_store.new_step(0)
+        self.step = self.new_step(0)
         self.removed = self.is_forked = False
         self.is_active: bool = config.observes(0)
         self.is_closed = False
@@ -82,22 +85,12 @@ class SessionReadings:
         self.is_explicit = False
         #: The last steps of which it is known that their update was applied.
         self.updated_steps: deque[int] = deque(maxlen=_UPDATED_STEPS)
-        self.has_excluded = False
+        self.has_excluded = has_excluded
         self.seen: SeenTensors = make_seen()
         self.reader = make_reader(self.seen, self.host)
         self.recorder: HookRecorder = make_recorder(self.reader, self.cursor, self.lock)
-        self.deliver: Callable[[], None] = lambda: None
-        # Called at a step boundary, and when the process ends; set by Monitor.
-        self.at_step_boundary: Callable[[], None] = lambda: None
-        self.report_at_exit: Callable[[], None] = lambda: None
-        # Called where a pass begins: whether the open step has ended without an update.
-        self.ended_before: Callable[[], bool] = lambda: False
-        self.learning_rates: Callable[[], tuple[tuple[str, float], ...]] = tuple
         # How many ranks stop together; 1: this one decides alone.
-        self.world_size = ranks.together
-        # The process has weak references to its watchers, and the user need not keep the Monitor:
-        # the hooks on the model reference this session, and it references the watcher.
-        self.watcher: Optional[object] = None
+        self.world_size = world_size
         self.notes: dict[str, None] = {}
         # Sites that could not be read once; they are not tried again.
         self.off_sites: set[int] = set()
@@ -113,6 +106,10 @@ class SessionReadings:
     @next_seq.setter
     def next_seq(self, value: int) -> None:
         self.cursor.seq = value
+
+    def new_step(self, index: int, first_seq: int = 0) -> Step:
+        """A step that begins at this sequence number."""
+        return self.event_store.new_step(index, first_seq, self.read_stored)
 
     # What the hooks saw
 
@@ -252,8 +249,23 @@ class SessionReadings:
         self.next_seq = first + len(tensors)
         return found
 
-    def read_now(self, tensors: Sequence[torch.Tensor], sites: Sequence[int]) -> np.ndarray:
-        """Reads tensors of the host in the middle of a verdict; the records that are non-finite."""
+    def read_stored(self, node: ModuleNode) -> Iterator[tuple[np.void, str]]:
+        """In the middle of a verdict: the records that are non-finite, and the roles, of what a
+        module and its submodules store. Read now on the CPU; on a device, where this is called
+        later, by the last reading.
+        """
+        batch = self._stored.within(node)
+        if self.is_deferred:
+            records = self.event_store.history.latest_of(set(batch.sites))
+        else:
+            with self.lock:
+                records = self._read_now(batch.tensors, batch.sites)
+        roles = dict(zip(batch.sites, batch.roles))
+        for record in records[nonfinite(records)]:
+            yield record.copy(), roles[int(record["site"])]
+
+    def _read_now(self, tensors: Sequence[torch.Tensor], sites: Sequence[int]) -> np.ndarray:
+        """Reads tensors of the host; the records that are non-finite."""
         host = [i for i, tensor in enumerate(tensors) if tensor.is_cpu]
         part, numbers = [tensors[i] for i in host], [sites[i] for i in host]
         found = list(self.host.observe_list(part, numbers, self.step.index, self.next_seq, 0))
@@ -369,15 +381,6 @@ class SessionReadings:
             if self.event_store.history.is_full:
                 self.event_store.store(self.step)
                 self.event_store.history.drop_oldest()
-
-    def _report_at_exit(self) -> None:
-        """The process ends: no hook will run any more that could raise what is due."""
-        if not self.removed:
-            self.faults.look()
-            try:
-                self.report_at_exit()
-            except FastcheckError as stop:
-                print(f"{type(stop).__module__}.{type(stop).__name__}: {stop}", file=sys.stderr)
 
     # Trouble
 

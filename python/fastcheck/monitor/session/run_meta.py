@@ -6,20 +6,25 @@ import numbers
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 
+import numpy as np
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, explain, first_line
+from fastcheck.log.step_table import StepRow
+from fastcheck.log.unobserved import UnreadOp, to_meta
 from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.reproducibility.inventory import describe_optimizer
 from fastcheck.reproducibility.placement import placement
+from fastcheck.verdict.step import Step
 
 from .config import Config
 from .event_store import EventStore
+from .listener import Listener
 
 #: The name of a batch.
 BatchId = Union[int, str]
@@ -30,19 +35,20 @@ _MOST_CHARACTERS = 200
 _MOST_SHOWN = 4
 
 
-class BatchIds:
+class BatchIds(Listener):
     """Of one monitor; for any thread. Empty, and without a cost, until the first name is given.
 
     A name is given before the forward pass, when the step that it opens has not begun yet, or with
     ``monitor.step()``. Of several names of a step (micro-batches) all are kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, event_store: EventStore) -> None:
+        self._event_store = event_store
         self._lock = threading.Lock()
         # By step, oldest first: the names, and how many tensors had been read when each was given.
         self._names: OrderedDict[int, list[tuple[BatchId, Optional[int]]]] = OrderedDict()
-        #: Called with each step whose name is known or has changed; set by Monitor where it logs.
-        self.on_change: Callable[[int, BatchId], None] = lambda step, name: None
+        # The first listener: the others ask for the name of the step.
+        event_store.listeners.insert(0, self)
 
     def __bool__(self) -> bool:
         return bool(self._names)
@@ -57,20 +63,21 @@ class BatchIds:
                 names.append((name, seq))
             while len(self._names) > _MOST_STEPS:
                 self._names.popitem(last=False)
-        self._tell(step)
+        self._write(step)
 
-    def ended(self, step: int, last_seq: int) -> None:
-        """The step is over, with this tensor as its last: what was named after that is the next
-        one's.
-        """
+    def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
+        """What was named after the last tensor of the step is the next one's."""
+        if not self._names:
+            return
+        index, last_seq = step.index, int(chunks[-1]["seq"].max())
         with self._lock:
-            names = self._names.get(step, [])
+            names = self._names.get(index, [])
             late = [one for one in names if one[1] is not None and one[1] > last_seq]
             if not late:
                 return
-            self._names[step] = [one for one in names if one not in late]
-            self._names.setdefault(step + 1, []).extend(late)
-        self._tell(step + 1)
+            self._names[index] = [one for one in names if one not in late]
+            self._names.setdefault(index + 1, []).extend(late)
+        self._write(index + 1)
 
     def of(self, step: int) -> Optional[BatchId]:
         """The name of a step's batch; several as one text. None: it was given none."""
@@ -88,10 +95,12 @@ class BatchIds:
             steps = list(self._names)
         return [{"step": step, "batch": self.of(step)} for step in steps]
 
-    def _tell(self, step: int) -> None:
-        name = self.of(step)
+    def _write(self, step: int) -> None:
+        name, store = self.of(step), self._event_store
         if name is not None:
-            self.on_change(step, name)
+            with store.lock:
+                if store.log is not None:
+                    store.log.append_line("batches", {"step": step, "batch": name})
 
 
 def batch_name(batch_id: Any) -> BatchId:
@@ -223,15 +232,35 @@ def _numbers(options: dict[str, Any]) -> Iterator[tuple[str, float]]:
                 yield label, float(part)
 
 
+def first_meta(config: Config, nodes: Sequence[ModuleNode]) -> dict[str, Any]:
+    """The contents of a log's meta file when the monitor is installed."""
+    made = config.to_meta()
+    made["environment"] = environment_or_error()
+    made["placement"] = _placement(nodes)
+    return made
+
+
+def _placement(nodes: Sequence[ModuleNode]) -> dict[str, Any]:
+    roots = (node.module() for node in nodes if node.is_root)
+    return placement(module for module in roots if module is not None)
+
+
 class RunMeta:
-    """Gathers what goes into the meta file. Costs nothing until it is written."""
+    """Gathers what goes into the meta file. Costs nothing until it is written. ``compiled``: the
+    modules that ran inside torch.compile, by index; what runs there adds them.
+    """
 
     def __init__(
-        self, config: Config, nodes: Sequence[ModuleNode], event_store: EventStore
+        self,
+        config: Config,
+        nodes: Sequence[ModuleNode],
+        event_store: EventStore,
+        compiled: Mapping[int, object],
     ) -> None:
         self._config = config
         self._nodes = nodes
         self._event_store = event_store
+        self._compiled = compiled
         self._optimizers: list[dict[str, Any]] = []
         self._met: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
             weakref.WeakKeyDictionary()
@@ -239,15 +268,17 @@ class RunMeta:
         self.schedule = Schedule(event_store)
         self._compiled_count = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """All that is known until now, ready for JSON."""
-        made = self._config.to_meta()
-        made["environment"] = environment_or_error()
-        made["placement"] = self._placement()
+    def to_dict(self, unread: Sequence[UnreadOp]) -> dict[str, Any]:
+        """All that is known until now, ready for JSON. ``unread``: what op level could not
+        observe.
+        """
+        made = first_meta(self._config, self._nodes)
         if self._optimizers:
             made["optimizers"] = self._optimizers
-        if self._event_store.compiled:
-            made["compiled_modules"] = len(self._event_store.compiled)
+        if self._compiled:
+            made["compiled_modules"] = len(self._compiled)
+        if self._config.level == "op":
+            made |= to_meta(unread)
         return made
 
     def learning_rates(self) -> tuple[tuple[str, float], ...]:
@@ -264,7 +295,7 @@ class RunMeta:
         """An optimizer is about to step: the first time, its groups are written down. Never raises:
         a group that can't be described is worth no run.
         """
-        compiled = len(self._event_store.compiled)
+        compiled = len(self._compiled)
         if compiled != self._compiled_count:
             self._compiled_count = compiled
             self._add(compiled_modules=compiled)
@@ -279,11 +310,7 @@ class RunMeta:
         except Exception as error:
             self._optimizers.append({"type": type(optimizer).__name__, "error": str(error)})
         # Wrapped or sharded since install(), it may hold another part of the model.
-        self._add(optimizers=self._optimizers, placement=self._placement())
-
-    def _placement(self) -> dict[str, Any]:
-        roots = (node.module() for node in self._nodes if node.is_root)
-        return placement(module for module in roots if module is not None)
+        self._add(optimizers=self._optimizers, placement=_placement(self._nodes))
 
     def _add(self, **fields: Any) -> None:
         with self._event_store.lock:

@@ -18,11 +18,12 @@ from typing import Any, Optional, Protocol
 
 import torch
 
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, explain
+from fastcheck.log.unobserved import UnreadOp
 from fastcheck.record.format import Flag
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.rank import Ranks
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import in_transform
 from fastcheck.utils.torch.versions import GradScaler
@@ -31,6 +32,7 @@ from fastcheck.verdict.entries import GradientNorm, Loss, LossKnown
 from fastcheck.verdict.step import Step
 
 from .config import Config
+from .event_store import EventStore
 from .readings import SessionReadings
 from .run_meta import BatchIds
 
@@ -201,10 +203,17 @@ class Session(SessionReadings):
     #: Whether the tensors of captured graphs are read.
     reads_captured_graphs = True
 
-    def __init__(self, config: Config, sites: SiteTable, ranks: Ranks) -> None:
-        super().__init__(config, sites, ranks)
+    def __init__(
+        self,
+        config: Config,
+        event_store: EventStore,
+        nodes: Sequence[ModuleNode],
+        world_size: int,
+        has_excluded: bool,
+    ) -> None:
+        super().__init__(config, event_store, nodes, world_size, has_excluded)
         #: What each step trains on, where the training loop names it.
-        self.batches = BatchIds()
+        self.batches = BatchIds(event_store)
         self.backwards = Backwards()
         tell_allowances(self)
 
@@ -247,8 +256,6 @@ class Session(SessionReadings):
 
     def begin_pass(self) -> None:
         """A forward enters the observed modules from outside."""
-        if self.ended_before():
-            self.close_step()
         self.begin_step_if_closed()
         self.backwards.called(self.step.index)
         self.apply_pause()
@@ -279,7 +286,7 @@ class Session(SessionReadings):
         self.seen.clear()
         if step.update_count > step.guarded_count or step.is_partly_updated:
             self.updated_steps.append(step.index)
-        self.step = self.event_store.new_step(step.index + 1, self.next_seq)
+        self.step = self.new_step(step.index + 1, self.next_seq)
         self.is_closed = False
         self.is_active = self.config.observes(self.step.index)
 
@@ -297,7 +304,7 @@ class Session(SessionReadings):
                     got=f"a call after {self.next_seq:,} tensors were read",
                 )
             )
-        self.step = self.event_store.new_step(step)
+        self.step = self.new_step(step)
         self.is_active = self.config.observes(step)
 
     def pause(self, is_paused: bool) -> None:
@@ -359,6 +366,10 @@ class Session(SessionReadings):
 
     def loss_given(self, loss: Any) -> None:
         """``monitor.step(loss=)`` was called with these tensors."""
+
+    def unread_ops(self) -> list[UnreadOp]:
+        """The operators that op level could not observe."""
+        return []
 
     # The loss, and other numbers
 

@@ -4,9 +4,11 @@ evidence for its report is gathered here, its page is written, and the action ru
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional, Protocol, Union
@@ -14,7 +16,7 @@ from typing import Any, Callable, NoReturn, Optional, Protocol, Union
 import numpy as np
 
 from fastcheck.calls.module_calls import Call
-from fastcheck.errors import warn
+from fastcheck.errors import FastcheckError, warn
 from fastcheck.log.reader import log_parts
 from fastcheck.log.writer import (
     default_directory,
@@ -28,7 +30,7 @@ from fastcheck.monitor.distributed.channel import Agreed
 from fastcheck.monitor.distributed.replicas import ReplicaCheck, ReplicaMismatch
 from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, Verdict
-from fastcheck.record.site import Site, SiteTable
+from fastcheck.record.site import Site
 from fastcheck.report.build import Evidence, argument_records, make_report
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.message import packed, unpacked
@@ -41,9 +43,9 @@ from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Decision, Step
 
 from .config import Config
-from .event_store import Due, EventStore
+from .event_store import Due
 from .options import Action
-from .run_meta import BatchIds
+from .run_meta import RunMeta
 from .session import Session
 
 
@@ -119,7 +121,12 @@ class StepBoundary:
 
 
 def build_report(
-    session: Session, finding: Finding, step: Step, log_path: Optional[str], world_size: int
+    session: Session,
+    meta: RunMeta,
+    finding: Finding,
+    step: Step,
+    log_path: Optional[str],
+    world_size: int = 1,
 ) -> StopReport:
     """Expects both locks to be held, and the records of ``step`` in the history (collect())."""
     event_store = session.event_store
@@ -140,7 +147,7 @@ def build_report(
         scale=_loss_scale(session, step),
         world_size=world_size,
         style=session.config.stop.style,
-        learning_rates=session.learning_rates(),
+        learning_rates=meta.learning_rates(),
         left_out_by=session.config.left_out_by,
         **_update(session, finding, step),
     )
@@ -217,12 +224,14 @@ def _module_inputs(session: Session, finding: Finding, step: Step) -> Evidence:
     return found + _parameters(session, call, step)
 
 
-def report_of_step(session: Session, step: Step, log_path: Optional[str]) -> Optional[StopReport]:
+def report_of_step(
+    session: Session, meta: RunMeta, step: Step, log_path: Optional[str]
+) -> Optional[StopReport]:
     """The report of a step with counted events, as long as its records are held."""
     counted = [f for f in step.findings.all if f.counted]
     began = [f for f in counted if f.verdict in (Verdict.ORIGIN, Verdict.ARRIVED)]
     culprit = min(began or counted, key=lambda f: f.seq, default=None)
-    return None if culprit is None else build_report(session, culprit, step, log_path, 1)
+    return None if culprit is None else build_report(session, meta, culprit, step, log_path)
 
 
 def _gradients_of_outputs(session: Session, call: Call, step: Step) -> Evidence:
@@ -247,16 +256,12 @@ def _parameters(session: Session, call: Call, step: Step) -> Evidence:
     return found
 
 
-def save_held(
-    event_store: EventStore,
-    sites: SiteTable,
-    directory: str,
-    batches: Optional[BatchIds] = None,
-) -> Optional[str]:
+def save_held(session: Session, meta: RunMeta, directory: str) -> Optional[str]:
     """The records of the last steps, the events, the rows of all steps, and the names of their
     batches. Returns the directory of the log; never raises: warns and returns None when it can't be
     written. The caller holds the store's lock.
     """
+    event_store, batches = session.event_store, session.batches
     named = {"batches": batches.lines()} if batches else {}
     rows = [row.to_dict() for row in event_store.all_steps()]
     steps = {"steps": rows} if rows else {}
@@ -265,8 +270,8 @@ def save_held(
         event_store.rank,
         event_store.history.all(),
         event_store.events,
-        sites,
-        {**event_store.describe(), **steps, **named},
+        session.sites,
+        {**meta.to_dict(session.unread_ops()), **steps, **named},
     )
 
 
@@ -313,6 +318,8 @@ _BEGINNINGS = (Verdict.ORIGIN, Verdict.ARRIVED)
 _BEGAN, _ARRIVED, _FOLLOWED = 0, 1, 2
 _GRADE_SHIFT = 48
 _EXIT_WIDTH = 86
+# How long the end of the process waits for a device that may hang.
+_EXIT_SECONDS = 5.0
 
 
 class StopDumper(Protocol):
@@ -325,19 +332,22 @@ class StopHandler:
     """Called outside the session's lock and outside every guard: what a sink raises reaches the
     training loop.
 
-    ``agreement``: that of the ranks, None where this one decides alone. ``find_maker``: finds the
-    operator that made a finding. ``broken_weights``: returns the names of the parameters that hold
-    NaN or Inf.
+    ``agreement``: that of the ranks, None where this one decides alone. ``dumper``: of Stop(dump=).
+    ``find_maker``: finds the operator that made a finding. ``broken_weights``: returns the names of
+    the parameters that hold NaN or Inf.
     """
 
     def __init__(
         self,
         session: Session,
+        meta: RunMeta,
         agreement: Optional[RankAgreement],
+        dumper: Optional[StopDumper],
         find_maker: Callable[[Finding, Step], Optional[MadeBy]],
         broken_weights: Callable[[], tuple[str, ...]],
     ) -> None:
         self._session = session
+        self._meta = meta
         self._find_maker = find_maker
         self._read_weights = broken_weights
         self._act = _make_sink(session.config)
@@ -345,10 +355,10 @@ class StopHandler:
         # The first stop that is due and was not proposed to the other ranks yet.
         self._held: Optional[Due] = None
         self._proposed: Optional[StopReport] = None
-        # Set by Monitor for Stop(dump=): writes the culprit's call to disk.
-        self.dumper: Optional[StopDumper] = None
+        self._dumper = dumper
         self._has_dumped = False
         self._start = working_directory()
+        _live.add(self)
 
     def __call__(self) -> None:
         """What is due is done now, but for stops where several ranks have to agree first."""
@@ -381,6 +391,18 @@ class StopHandler:
         """Leaves the agreement without waiting for other ranks."""
         if self._agreement is not None:
             self._agreement.close()
+
+    def finish_at_exit(self) -> None:
+        """The process ends: no hook will run any more that could raise what is due."""
+        session = self._session
+        session.drain.finish(_EXIT_SECONDS)
+        if session.removed:
+            return
+        session.faults.look()
+        try:
+            self.report_at_exit()
+        except FastcheckError as stop:
+            print(f"{type(stop).__module__}.{type(stop).__name__}: {stop}", file=sys.stderr)
 
     def report_at_exit(self) -> None:
         """At exit: raises pending stops without agreement, and tells what is undecided where an
@@ -488,10 +510,10 @@ class StopHandler:
                 )
         if decision is Decision.STOP and session.config.level == "module":
             report = replace(report, made_by=self._made_by(_culprit(due), step))
-        if self.dumper is None or (decision is not Decision.STOP and self._has_dumped):
+        if self._dumper is None or (decision is not Decision.STOP and self._has_dumped):
             return report
         self._has_dumped = True
-        return replace(report, dump=self.dumper.dump(report.culprit))
+        return replace(report, dump=self._dumper.dump(report.culprit))
 
     def _made_by(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
         try:
@@ -506,7 +528,8 @@ class StopHandler:
         session.collect()
         world_size = 1 if self._agreement is None else self._agreement.world_size
         if decision is not Decision.STOP:
-            return build_report(session, finding, step, self._log_directory(), world_size)
+            path = self._log_directory()
+            return build_report(session, self._meta, finding, step, path, world_size)
         culprit = _culprit(due)
         event_store.store(step)
         path = self._log_directory()
@@ -514,7 +537,7 @@ class StopHandler:
             path = self._default()
             if self._agreement is None:
                 path = self._save(path)
-        report = build_report(session, culprit, step, path, world_size)
+        report = build_report(session, self._meta, culprit, step, path, world_size)
         return self._with_page(replace(report, broken_weights=self._broken_weights(report)))
 
     def _broken_weights(self, report: StopReport) -> Optional[tuple[str, ...]]:
@@ -540,8 +563,17 @@ class StopHandler:
         """Writes what is held in memory, unless all of it is in the log already."""
         if directory is None or self._log_directory() is not None:
             return None
-        session = self._session
-        return save_held(session.event_store, session.sites, directory, session.batches)
+        return save_held(self._session, self._meta, directory)
+
+
+_live: weakref.WeakSet[StopHandler] = weakref.WeakSet()
+
+
+# Behind the agreement's, whose thread lives until then: what was registered last runs first.
+@atexit.register
+def _finish_all() -> None:
+    for stop_handler in list(_live):
+        stop_handler.finish_at_exit()
 
 
 def _culprit(due: Due) -> Finding:

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-
-
-class Ranks(NamedTuple):
-    """This process among others: its rank, how many stop ``together`` with it (1: it decides
-    alone), and whether it trains with others, stopping with them or not.
-    """
-
-    own: int = 0
-    together: int = 1
-    has_others: bool = False
 
 
 def own_rank() -> int:

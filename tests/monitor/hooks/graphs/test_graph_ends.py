@@ -56,7 +56,9 @@ def test_an_exception_in_a_capture() -> None:
             training.model.zero_grad()
             with pytest.raises(RuntimeError, match="captur"):
                 training.capture(waits)
-            assert training.graph not in monitor._graphs._graphs  # nothing is kept for it
+            assert (
+                training.graph not in monitor._core.hooks.graphs._graphs
+            )  # nothing is kept for it
             training.model.zero_grad()
             del graph
             training.graph = None
@@ -154,7 +156,7 @@ def test_a_graph_that_is_gone_takes_its_memory_along() -> None:
     monitor.flush()
     assert set(monitor.records()["step"]) == set(range(WARM_UP + 3))
     assert {e.step for e in monitor.events} == {WARM_UP + 2}
-    assert not monitor._graphs._graphs
+    assert not monitor._core.hooks.graphs._graphs
 
 
 def test_a_graph_is_captured_again() -> None:

@@ -80,7 +80,7 @@ class CapturedJournal:
         if session.config.filter.steps is not None:
             first = next(filter(session.config.observes, range(_MAX_STEP)), 0)
         session.recorder.close()
-        session.step = self._first_step = session.event_store.new_step(first - 1)
+        session.step = self._first_step = session.new_step(first - 1)
         session.is_closed = True
         session.is_active = True
         session.next_seq = FIRST_SEQ

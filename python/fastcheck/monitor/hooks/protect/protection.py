@@ -85,17 +85,19 @@ class HostGuard:
 
 
 class WeightProtection:
-    """Every method expects the session's lock to be held."""
+    """Every method expects the session's lock to be held. ``norm_limit``: the largest norm of all
+    gradients, without a loss scale, that an update may have; None, or what it returns: any.
+    """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(
+        self, session: Session, norm_limit: Optional[Callable[[], Optional[float]]] = None
+    ) -> None:
         self._session = session
+        self._norm_limit = norm_limit
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         combine = self._combine if is_distributed else None
         self._guard = UpdateGuard(self._is_bad, combine)
         self._host_guard = HostGuard(self._is_bad, combine)
-        # The largest norm of all gradients, without a loss scale, that an update may have; None:
-        # any. install(watch=) sets it.
-        self.norm_limit: Optional[Callable[[], Optional[float]]] = None
         # What the gradients of the update that begins are multiplied by.
         self._scale: Optional[torch.Tensor] = None
         # Of what was clipped in the open step: the ids of the gradients, and their norm before.
@@ -137,7 +139,7 @@ class WeightProtection:
             return
         if word is not None:
             session.step.guarded_count += evaluation <= 1
-            if self.norm_limit is not None and session.is_active and not session.is_closed:
+            if self._norm_limit is not None and session.is_active and not session.is_closed:
                 session.numbers.skipped(word, optimizer)
             return
         reason = self._guard.why_unguarded
@@ -147,7 +149,7 @@ class WeightProtection:
         note = f"the weights of {type(optimizer).__name__} are not protected: {reason}"
         if note not in session.notes:
             session.notes[note] = None
-            if self.norm_limit is not None:
+            if self._norm_limit is not None:
                 self._warnings.append(
                     f"Watch(skip_above=) skips no update of {type(optimizer).__name__}: {reason}"
                 )
@@ -160,7 +162,7 @@ class WeightProtection:
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> None:
         """These gradients are about to be clipped, in whatever way."""
         strided = [one for one in gradients if one.layout is torch.strided]
-        if self.norm_limit is None or self.norm_limit() is None or not strided:
+        if self._norm_limit is None or self._norm_limit() is None or not strided:
             return
         step = self._session.step.index
         if step != self._clipped_in:
@@ -171,7 +173,7 @@ class WeightProtection:
 
     def changed_by_loop(self) -> None:
         """The training loop changes gradients itself, ahead of the update."""
-        if self.norm_limit is None or self._is_loop_known:
+        if self._norm_limit is None or self._is_loop_known:
             return
         self._is_loop_known = True
         self._warnings.append(
@@ -202,7 +204,7 @@ class WeightProtection:
     def _protects(self, evaluation: int) -> bool:
         """Whether the update may be applied before its gradients are known to be finite."""
         session, asked = self._session, self._session.config.stop.protect_weights
-        if self.norm_limit is not None:
+        if self._norm_limit is not None:
             return True
         if asked != "auto":
             return bool(asked)
@@ -217,7 +219,7 @@ class WeightProtection:
         float32 tensor of their device, which nothing waits for.
         """
         word = backend_for(tensors[0].device).found_nonfinite(tensors)
-        limit = None if self.norm_limit is None else self.norm_limit()
+        limit = None if self._norm_limit is None else self._norm_limit()
         if limit is not None:
             with unobserved():
                 norm = _norm(tensors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -11,18 +11,23 @@ import torch
 
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.calls.stored import StoredTensor, gradients_of, parameter_ids, parameters_of
+from fastcheck.calls.stored import (
+    StoredTensor,
+    TensorBatch,
+    gradients_of,
+    parameter_ids,
+    parameters_of,
+)
 from fastcheck.log.history import History
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates.stalled import StalledWeights
 from fastcheck.monitor.weight_updates.updates import UpdateWatcher
-from fastcheck.record.format import DTYPES, VALUE_BYTES, Depth, Flag, nonfinite
+from fastcheck.record.format import DTYPES, VALUE_BYTES, Depth, Flag
 from fastcheck.record.statistics import FLOAT_FORMATS
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import can_read, has_memory, is_plain
+from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import is_part, local
-from fastcheck.utils.torch.sparse import values_of
 from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.entries import OptimizerState, Seen, Stored, UnusedGradients, UsedGradients
 
@@ -114,30 +119,6 @@ class LargeSquares:
         return found
 
 
-class _Batch:
-    """Tensors to be read in one call, with their sites and roles."""
-
-    def __init__(self) -> None:
-        #: What is added is used by the host right after it was read, so that it has arrived.
-        self.is_used_now = False
-        self.tensors: list[torch.Tensor] = []
-        self.sites: list[int] = []
-        self.roles: list[str] = []
-
-    def add(self, tensor: torch.Tensor, site: int, role: str) -> bool:
-        """False: it can't be read."""
-        tensor = unwrapped(local(tensor))
-        values = None if tensor.layout is torch.strided else values_of(tensor)
-        tensor = tensor if values is None else values
-        is_readable = is_plain(tensor) if self.is_used_now else can_read(tensor)
-        if is_readable and has_memory(tensor):
-            self.tensors.append(tensor)
-            self.sites.append(site)
-            self.roles.append(role)
-            return True
-        return False
-
-
 class StateReader:
     """Reads the stored tensors of the observed modules. Every method expects the session's lock to
     be held.
@@ -146,7 +127,6 @@ class StateReader:
     def __init__(self, session: Session, nodes: Sequence[ModuleNode]) -> None:
         self._session = session
         self._nodes = nodes
-        self._node_of = {id(node.module()): node for node in nodes}
         #: None where records have no checksum.
         self.stalled_weights: Optional[StalledWeights] = None
         if session.config.depth is Depth.FULL:
@@ -163,7 +143,7 @@ class StateReader:
         """All parameters and buffers: before the first forward, so that a bad checkpoint is named
         as such.
         """
-        batch = _Batch()
+        batch = TensorBatch()
         for node, name, parameter in parameters_of(self._nodes, None):
             batch.add(parameter, node.site("param", name, 0), "param")
         self._add_buffers(batch)
@@ -189,7 +169,7 @@ class StateReader:
         is_watched = gradients and stalled_weights is not None and stalled_weights.is_on
         look = updates.begin(optimizer, session.step) if is_watched else None
         first = session.next_seq
-        batch = _Batch()
+        batch = TensorBatch()
         batch.is_used_now = optimizer is not None
         for node, name, parameter in parameters:
             batch.add(parameter, node.site("param", name, 0), "param")
@@ -222,7 +202,7 @@ class StateReader:
         session.step.state_read = True
 
     def _read_strays(self) -> None:
-        batch = _Batch()
+        batch = TensorBatch()
         parameters = parameters_of(self._nodes, None)
         for node, name, parameter in self._updates.unowned_parameters(parameters):
             batch.add(parameter, node.site("param", name, 0), "param")
@@ -278,7 +258,7 @@ class StateReader:
         if not changes.after_backward(parameters):
             return False
         early.begin(session.step.index)
-        batch, read = _Batch(), []
+        batch, read = TensorBatch(), []
         parameters = parameters or parameters_of(self._nodes, owned)
         self._name_given(parameters)
         for node, name, gradient in gradients_of(parameters):
@@ -321,7 +301,7 @@ class StateReader:
         session, early = self._session, self._early
         early.begin(session.step.index)
         self._name_given(parameters)
-        batch, read = _Batch(), []
+        batch, read = TensorBatch(), []
         batch.is_used_now = is_used_now
         sites: list[int] = []
         known: list[int] = []
@@ -380,7 +360,7 @@ class StateReader:
         or a part of it, and whether it is a part.
         """
         known = {id(s[2]): (s[0], s[1]) for s in parameters_of(self._nodes, None)}
-        batch = _Batch()
+        batch = TensorBatch()
         for parameter, gradient, is_shard in gradients:
             if id(parameter) in known:
                 node, name = known[id(parameter)]
@@ -397,7 +377,7 @@ class StateReader:
         sites = self._large_squares.take()
         if not sites:
             return
-        batch = _Batch()
+        batch = TensorBatch()
         for node, name, parameter in parameters_of(self._nodes, parameter_ids(optimizer)):
             if _gradient_site(node, name, parameter) not in sites:
                 continue
@@ -406,39 +386,6 @@ class StateReader:
                     site = node.site("optimizer_state", f"{name}.{key}", 0)
                     batch.add(value, site, "optimizer_state")
         self._read(batch, 0, OptimizerState, True)
-
-    def nonfinite_in(self, node: ModuleNode) -> Iterator[tuple[np.void, str]]:
-        """In the middle of a verdict: the records that are non-finite, and the roles, of what a
-        module and its submodules store. Read now on the CPU; on a device, where this is called
-        later, by the last reading.
-        """
-        batch = self._stored_in(node)
-        session = self._session
-        if session.is_deferred:
-            records = session.event_store.history.latest_of(set(batch.sites))
-        else:
-            with session.lock:
-                records = session.read_now(batch.tensors, batch.sites)
-        roles = dict(zip(batch.sites, batch.roles))
-        for record in records[nonfinite(records)]:
-            yield record.copy(), roles[int(record["site"])]
-
-    def _stored_in(self, node: ModuleNode) -> _Batch:
-        batch = _Batch()
-        module = node.module()
-        for child in () if module is None else module.modules():
-            child_node = self._node_of.get(id(child))
-            if child_node is None or child_node.module() is not child:
-                continue
-            for name, parameter in child._parameters.items():
-                if parameter is not None:
-                    batch.add(parameter, child_node.site("param", name, 0), "param")
-            # In training a module may have written its buffers in this very call.
-            if not child.training:
-                for name, buffer in child._buffers.items():
-                    if buffer is not None:
-                        batch.add(buffer, child_node.site("buffer", name, 0), "buffer")
-        return batch
 
     def owned_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer updates any parameter of the observed modules."""
@@ -450,14 +397,14 @@ class StateReader:
             if parameter is not None
         )
 
-    def _add_buffers(self, batch: _Batch) -> None:
+    def _add_buffers(self, batch: TensorBatch) -> None:
         for node in self._nodes:
             for name, buffer in stored_in(node, "_buffers").items():
                 if buffer is not None:
                     batch.add(buffer, node.site("buffer", name, 0), "buffer")
 
     def _read(
-        self, batch: _Batch, flags: int = 0, kind: Callable[..., Seen] = Stored, *fields: Any
+        self, batch: TensorBatch, flags: int = 0, kind: Callable[..., Seen] = Stored, *fields: Any
     ) -> None:
         if kind is Stored:
             fields = (threading.get_ident(),)

@@ -1,0 +1,267 @@
+"""The composition root: build() makes all parts of a monitor, each from those that it needs, and
+puts nothing into a part that was made. What has effects outside is begun by Hooks.attach().
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+import torch
+
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.dump.on_stop.captured_op import OpCaptures
+from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
+from fastcheck.log.writer import RecordLog
+from fastcheck.monitor.distributed.join import agreement_for, follow
+from fastcheck.monitor.hooks import optimizers
+from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
+from fastcheck.monitor.hooks.graphs.capture import GraphFollower, followers
+from fastcheck.monitor.hooks.hook_support import ModuleTree, follow_forks
+from fastcheck.monitor.hooks.module_observer import ModuleObserver
+from fastcheck.monitor.hooks.step_watcher import StepWatcher
+from fastcheck.monitor.hooks.stored.state_reader import StateReader
+from fastcheck.monitor.named_tensors import observe
+from fastcheck.monitor.on_request.requests import Install, Requests
+from fastcheck.monitor.op_level.hooks import OpModuleObserver
+from fastcheck.monitor.op_level.op_session import OpSession, check_alone
+from fastcheck.monitor.op_level.stored import OpState
+from fastcheck.monitor.precision.results import session_type_for
+from fastcheck.monitor.session.config import Config
+from fastcheck.monitor.session.event_store import EventStore
+from fastcheck.monitor.session.run_meta import RunMeta, first_meta
+from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.stop_handler import StepBoundary, StopHandler
+from fastcheck.monitor.sinks.connection import SinkConnection
+from fastcheck.monitor.sinks.sink import ScalarSink
+from fastcheck.record.site import SiteTable
+from fastcheck.utils.torch.rank import group_size, own_rank
+from fastcheck.watch.options import Watch
+
+from .makers import Makers
+from .replay import Replayer
+from .watching import Watching
+
+
+@dataclass(frozen=True)
+class Models:
+    """What is observed. ``named``: all modules by path; ``nodes``: those with hooks;
+    ``is_selected``: whether a module with this path is to be observed; ``has_excluded``: some are
+    not.
+    """
+
+    models: tuple[torch.nn.Module, ...]
+    named: Mapping[str, torch.nn.Module]
+    nodes: list[ModuleNode]
+    sites: SiteTable
+    is_selected: Callable[[str], bool]
+    has_excluded: bool
+
+
+@dataclass(frozen=True)
+class Core:
+    """The parts of a monitor that its methods use."""
+
+    models: Sequence[weakref.ref[torch.nn.Module]]
+    nodes: Sequence[ModuleNode]
+    session: Session
+    meta: RunMeta
+    state: StateReader
+    stops: StopHandler
+    boundary: StepBoundary
+    watcher: StepWatcher
+    watching: Optional[Watching]
+    replayer: Replayer
+    hooks: Hooks
+
+
+# One for each monitor, and none that torch hands out: it counts up from 0.
+_hook_ids = itertools.count(-1, -1)
+
+
+class Hooks:
+    """All that is told of modules, optimizers, graphs, forks and requests: from attach() to
+    close().
+    """
+
+    def __init__(
+        self,
+        nodes: list[ModuleNode],
+        observer: ModuleObserver,
+        watcher: StepWatcher,
+        graphs: GraphFollower,
+        reader: observe.NamedTensors,
+        stops: StopHandler,
+        compiled: dict[int, None],
+        requests: Optional[Requests],
+    ) -> None:
+        self.observer = observer
+        self.graphs = graphs
+        self._nodes = nodes
+        self._watcher = watcher
+        self._reader = reader
+        self._stops = stops
+        self._compiled = compiled
+        self._requests = requests
+        self._handles: list[Any] = []
+        self._connection: Optional[Connection] = None
+
+    def __bool__(self) -> bool:
+        return bool(self._handles)
+
+    def attach(self) -> None:
+        """Called once. What it raises leaves some of them on: close() takes them off."""
+        session = self._watcher.session
+        if self._requests is not None:
+            self._requests.begin()
+        self._connection = connection = connect(self.observer, self._nodes, self._compiled)
+        number = next(_hook_ids)
+        for index, node in enumerate(self._nodes):
+            module = node.module()
+            if module is None:
+                continue
+            before, after = self.observer.attach(node)
+            if connection is not None:
+                before.address = after.address = connection.address(index)
+                before.is_outermost = node.is_primary
+            # always_call: a call that raises has to end too, or what runs next would seem to be
+            # inside it. __call__: of a bound method the interpreter need not look it up.
+            pre_hook, hook, handles = before.__call__, after.__call__, self._handles
+            handles.append(module.register_forward_pre_hook(pre_hook, with_kwargs=True))
+            set_hook_id(handles[-1], number)
+            handles.append(module.register_forward_hook(hook, with_kwargs=True, always_call=True))
+            set_hook_id(handles[-1], number)
+        optimizers.watchers.connect(self._watcher)
+        followers.connect(self.graphs)
+        if isinstance(session, OpSession):
+            session.begin(self._nodes, self._stops)
+        observe.connect(self._reader)
+        follow_forks(session, self._nodes)
+
+    def close(self) -> None:
+        """Takes them off. The session's lock is held."""
+        step = self._watcher.session.step
+        for handle in (*self._handles, *step.leaf_handles):
+            handle.remove()
+        self._handles.clear()
+        step.leaf_handles.clear()
+        optimizers.watchers.disconnect(self._watcher)
+        followers.disconnect(self.graphs)
+        self.graphs.leave()
+        if self._connection is not None:
+            disconnect(self._connection.number)
+        observe.disconnect(self._reader)
+        self._watcher.close()
+
+    @property
+    def compiled_modules(self) -> list[str]:
+        """The names of the modules that ran compiled."""
+        return [] if self._connection is None else self._connection.modules
+
+
+def build(
+    config: Config,
+    models: Models,
+    install: Callable[..., Any],
+    install_alone: Install,
+    targets: Sequence[ScalarSink] = (),
+    watched: Optional[Watch] = None,
+    is_alone: bool = False,
+) -> Core:
+    """All parts of a monitor. ``install``: the public function, and ``install_alone`` that for a
+    monitor that meets no other rank; ``is_alone``: this one meets none.
+    """
+    is_op_level, nodes, rank = config.level == "op", models.nodes, own_rank()
+    # One rank's stop would leave the others waiting for it in their next collective.
+    group, lag = config.training.process_group, int(config.sync == "never")
+    options, may_stop = config.of_all_ranks(), config.may_stop
+    agreement = None if is_alone else agreement_for(group, lag, options, stops=may_stop)
+    together = 1 if agreement is None else agreement.world_size
+    if is_op_level:
+        check_alone()
+
+    log = None
+    if config.log.dir is not None:
+        meta = first_meta(config, nodes)
+        log = RecordLog(config.log.dir, rank, config.log.limit_bytes, models.sites, meta)
+    event_store = EventStore(config, models.sites, rank, group_size(group) > 1, log)
+    compiled: dict[int, None] = {}
+    run_meta = RunMeta(config, nodes, event_store, compiled)
+
+    captures = OpCaptures() if is_op_level and config.stop.dump is not None else None
+    session: Session
+    if is_op_level:
+        parts = config, event_store, nodes, together, models.has_excluded
+        session = OpSession(*parts, captures)
+        state: StateReader = OpState(session, nodes)
+    else:
+        session = session_type_for(config)(
+            config, event_store, nodes, together, models.has_excluded
+        )
+        state = StateReader(session, nodes)
+    if log is not None:
+        # A model that is deleted takes its monitor along, without remove().
+        weakref.finalize(session, log.close)
+    watching = None if watched is None else Watching(session, watched)
+
+    dumper = _stop_dumper(config, nodes, rank, together, captures)
+    makers, broken_weights = Makers(session), state.broken_weights
+    stops = StopHandler(session, run_meta, agreement, dumper, makers, broken_weights)
+    boundary = StepBoundary(session, stops)
+    if agreement is not None:
+        follow(agreement, stops.at_step_boundary)
+
+    tree = ModuleTree(models.models, models.named, nodes, models.is_selected)
+    limits = watched is not None and watched.skip_above is not None
+    norm_limit = watching.norm_limit if watching is not None and limits else None
+    watcher = StepWatcher(session, state, run_meta, stops, boundary, tree, norm_limit)
+    graphs = GraphFollower(watcher, nodes)
+    # What lives as long as the hooks on the model do.
+    keeps: list[object] = [graphs]
+    if isinstance(session, OpSession):
+        observer: ModuleObserver = OpModuleObserver(session, state, watcher, stops, keeps, nodes)
+    else:
+        observer = ModuleObserver(session, state, watcher, stops, keeps)
+    reader = observe.reader_for(observer)
+    keeps.append(reader)
+
+    requests = None
+    if config.on_request is not None:
+        requests = Requests(session, watcher, models.models, install_alone)
+        boundary.at_end.callback(requests.close)
+    if targets:
+        boundary.at_end.callback(SinkConnection(session, targets, watching).close)
+    return Core(
+        models=[weakref.ref(model) for model in models.models],
+        nodes=nodes,
+        session=session,
+        meta=run_meta,
+        state=state,
+        stops=stops,
+        boundary=boundary,
+        watcher=watcher,
+        watching=watching,
+        replayer=Replayer(session, models.models, install, dumper),
+        hooks=Hooks(nodes, observer, watcher, graphs, reader, stops, compiled, requests),
+    )
+
+
+def _stop_dumper(
+    config: Config,
+    nodes: Sequence[ModuleNode],
+    rank: int,
+    together: int,
+    captures: Optional[OpCaptures],
+) -> Optional[StoppedCallDumper]:
+    """None without Stop(dump=)."""
+    if config.stop.dump is None:
+        return None
+    why = "the step is not known: run it by monitor.run(step, batch)"
+    if together > 1:
+        why = "several ranks train together, of which none runs a step again alone"
+    directory = os.fspath(config.stop.dump)
+    return StoppedCallDumper(directory, rank, nodes, captures, why)
