@@ -10,6 +10,10 @@ sums. Loops are counted as often as they run.
 Nothing runs on a GPU: these are issue slots, not times. An H100 SXM (132 multiprocessors, 4
 schedulers of 32 lanes each, 1.755 GHz) has 29.7 T of them a second. At 90% of its memory bandwidth
 of 3.35 TB/s, 1.5 T 16-bit components pass a second: about 20 slots each, and 39 for a 32-bit one.
+
+Most instructions do not get every slot: integers and logic, for one, have half as many lanes as the
+schedulers. The limit of a kernel is that of its busiest pipe, as a fraction of a pure read of the
+same memory: an upper bound, since it takes the pipes to be busy without a gap.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ SOURCES = ("records_floats", "records_bytes", "exponents", "record_and_exponents
 NVCC_FLAGS = ("-std=c++17", "-fmad=false", "-arch=sm_90", f"-I{harness.ROOT / 'csrc'}", "-cubin")
 DEPTHS = ("health", "stats", "full")
 WITH_EXPONENTS = "full, with exponents"
+COLUMNS = (*DEPTHS, "exponents", WITH_EXPONENTS)
 ROWS = 4  # of a batch
 BATCHES = 4  # of a run
 TILE = 4096
@@ -69,8 +74,38 @@ FORMATS = {
 }
 TILE_VOTES = 1  # whether something is not finite
 TILE_FOLDS = 6  # shuffles: a float64 of each thread through three levels
-# Issue slots for a component of 4, 2 and 1 bytes.
-BUDGET = {n: 132 * 4 * 32 * 1.755e9 / (0.9 * 3.35e12 / n) for n in (4, 2, 1)}
+
+
+class Pipe(NamedTuple):
+    """Part of a multiprocessor of compute capability 9.0, and the opcodes that it executes."""
+
+    lanes: int  # threads whose instruction it takes in a clock
+    opcodes: str
+
+
+# Lanes: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions". Opcodes: Nsight
+# Compute, Kernel Profiling Guide, "Pipelines". IMAD is for one half of the FMA pipe.
+PIPES = {
+    "issue": Pipe(128, r".*"),
+    "FMA": Pipe(128, r"F(ADD|MUL|FMA)|H(ADD2|MUL2|FMA2)|IMAD|IDP"),
+    "FMA heavy": Pipe(64, r"IMAD|IDP"),
+    "ALU": Pipe(
+        64,
+        r"[FHV]\w*MNMX\w*|LOP3|PLOP3|SHF|LEA|PRMT|IADD3|VIADD|VIMNMX3?|[IF]SETP|F?SEL|VOTE|R2P|MOV|CS2R",
+    ),
+    "LSU": Pipe(32, r"LD[GSC]?|STS?|SHFL"),
+    "FP64": Pipe(64, r"DADD|DMUL|DFMA"),
+    "XU": Pipe(16, r"F2F|F2I|I2F|MUFU|POPC|FLO"),
+    "control": Pipe(128, r"BRA|BREAK|BSSY|BSYNC|YIELD|NOP|WARPSYNC|U[A-Z]+\d?|S2U?R"),
+}
+MULTIPROCESSORS, CLOCK = 132, 1.755e9  # of both
+BYTES_PER_SECOND = {"H100": 0.9 * 3.35e12, "H200": 0.9 * 4.8e12}
+
+
+def budget(pipe: str, size: int, card: str = "H100") -> float:
+    """Slots of a pipe for a component of so many bytes, while it comes from memory."""
+    return PIPES[pipe].lanes * MULTIPROCESSORS * CLOCK * size / BYTES_PER_SECOND[card]
+
 
 Kernels = dict[str, list[machine_code.Block]]
 
@@ -151,26 +186,45 @@ def opcodes(kernels: Kernels, dtype: str, depth: str) -> collections.Counter[str
     return total
 
 
-def slots(kernels: Kernels, dtype: str, depth: str) -> float:
-    """Issue slots for one component of a whole tile."""
-    return opcodes(kernels, dtype, depth).total() * 32 / TILE
-
-
-def exponent_slots(kernels: Kernels, dtype: str) -> float:
-    """Issue slots for one component of a batch that the window of the exponent kernel holds, of a
-    whole tile; without what empties the registers once in some thousand components of a thread.
-    """
+def exponent_opcodes(kernels: Kernels, dtype: str) -> collections.Counter[str]:
+    """Those of a batch that the window of the exponent kernel holds, of a whole tile; without what
+    empties the registers once in some thousand components of a thread."""
     form = FORMATS[dtype]
     (blocks,) = (b for n, b in kernels.items() if form.mangled in n and "16exponents_kernel" in n)
     loops = machine_code.loops(blocks)
     load = rf"LDG\.E\.{64 if form.size == 1 else 128}\.CONSTANT"
     (via,) = (i for i, block in enumerate(blocks) if block.count(load) >= 4)
     head = min((head for head in loops if via in loops[head]), key=lambda h: len(loops[h]))
-    components = components_of(form)
     # A shift makes the word of a component's bin, in each of three histograms.
-    needs = {"VOTEU?": 1, "SHF": 3 * components}
-    turn = machine_code.shortest_turn(blocks, head, loops[head], via, needs)
-    return turn.total() / components
+    needs = {"VOTEU?": 1, r"SHF\.": 3 * components_of(form)}
+    return machine_code.shortest_turn(blocks, head, loops[head], via, needs)
+
+
+def per_component(kernels: Kernels, dtype: str, depth: str) -> collections.Counter[str]:
+    """Issue slots of each opcode, without its modifiers, for one component."""
+    if depth == "exponents":
+        counts, share = exponent_opcodes(kernels, dtype), 1 / components_of(FORMATS[dtype])
+    else:
+        counts, share = opcodes(kernels, dtype, depth), 32 / TILE
+    total: collections.Counter[str] = collections.Counter()
+    for opcode, n in counts.items():
+        total[opcode.lstrip("@").split(".")[0]] += n * share
+    return total
+
+
+def slots_of(counts: collections.Counter[str], pipe: str) -> float:
+    return sum(n for opcode, n in counts.items() if re.fullmatch(PIPES[pipe].opcodes, opcode))
+
+
+def limit(counts: collections.Counter[str], size: int, card: str) -> tuple[float, str]:
+    """The most that a kernel can reach of a pure read, and the pipe that it is bound by."""
+    reach = {
+        pipe: budget(pipe, size, card) / slots
+        for pipe in PIPES
+        if (slots := slots_of(counts, pipe))
+    }
+    pipe = min(reach, key=reach.__getitem__)
+    return (1.0, "memory") if reach[pipe] >= 1 else (reach[pipe], pipe)
 
 
 def compiled() -> Kernels:
@@ -193,38 +247,37 @@ def measure() -> list[dict[str, Any]]:
     kernels = compiled()
     rows = []
     for dtype, form in FORMATS.items():
-        for depth in (*DEPTHS, WITH_EXPONENTS):
-            counts = opcodes(kernels, dtype, depth)
-            by_name: collections.Counter[str] = collections.Counter()
-            for opcode, n in counts.items():
-                by_name[opcode.lstrip("@").split(".")[0]] += n
+        for depth in COLUMNS:
+            counts = per_component(kernels, dtype, depth)
             rows.append(
                 {
                     "dtype": dtype,
                     "depth": depth,
-                    "slots": round(counts.total() * 32 / TILE, 2),
-                    "budget": round(BUDGET[form.size], 1),
-                    "opcodes": {op: round(n * 32 / TILE, 2) for op, n in by_name.most_common()},
+                    "slots": round(counts.total(), 2),
+                    "budget": round(budget("issue", form.size), 1),
+                    "pipes": {pipe: round(slots_of(counts, pipe), 2) for pipe in PIPES},
+                    "limits": {
+                        card: {"of_a_pure_read": round(reach, 2), "by": pipe}
+                        for card in BYTES_PER_SECOND
+                        for reach, pipe in [limit(counts, form.size, card)]
+                    },
+                    "opcodes": {opcode: round(n, 2) for opcode, n in counts.most_common()},
                 }
             )
-        rows.append(
-            {
-                "dtype": dtype,
-                "depth": "exponents",
-                "slots": round(exponent_slots(kernels, dtype), 2),
-                "budget": round(BUDGET[form.size], 1),
-            }
-        )
     return rows
 
 
-def as_table(rows: list[dict[str, Any]]) -> str:
-    columns = (*DEPTHS, "exponents", WITH_EXPONENTS)
+def as_table(rows: list[dict[str, Any]], card: str) -> str:
     lines = []
     for dtype, form in FORMATS.items():
-        of = {row["depth"]: f"{row['slots']:.1f}" for row in rows if row["dtype"] == dtype}
-        lines.append([dtype, *(of[column] for column in columns), f"{BUDGET[form.size]:.0f}"])
-    return harness.table(["dtype", *columns, "budget"], lines)
+        cells = [
+            f"{row['slots']:.1f}: {limit['of_a_pure_read']:.2f} ({limit['by']})"
+            for row in rows
+            if row["dtype"] == dtype
+            for limit in [row["limits"][card]]
+        ]
+        lines.append([dtype, *cells, f"{budget('issue', form.size, card):.0f}"])
+    return harness.table([card, *COLUMNS, "budget"], lines)
 
 
 def main() -> None:
@@ -232,7 +285,8 @@ def main() -> None:
         raise SystemExit("instructions.py needs nvcc, and there is none on PATH")
     version = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True)
     rows = measure()
-    print(as_table(rows))
+    for card in BYTES_PER_SECOND:
+        print(as_table(rows, card))
     harness.write_results("instructions", rows, nvcc=version.stdout.strip().splitlines()[-1])
 
 

@@ -255,10 +255,16 @@ int fastcheck_cuda_new_box(BlackBox** host, BoxArgument* argument) {
   std::memset(mapped, 0, sizeof(BlackBox));
   *host = static_cast<BlackBox*>(mapped);
   error = cudaHostGetDevicePointer(&mapped, mapped, 0);
-  if (error == cudaSuccess) {
-    error = cudaMalloc(&claims, kBoxStretches * sizeof(*argument->claims));
-  }
+  constexpr std::size_t kBytes = kBoxStretches * sizeof(*argument->claims);
+  if (error == cudaSuccess) error = cudaMalloc(&claims, kBytes);
+  // On a stream of its own: kernels of any stream may follow, and none is waited for.
+  cudaStream_t stream = nullptr;
+  if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  if (error == cudaSuccess) error = cudaMemsetAsync(claims, 0, kBytes, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  if (stream != nullptr) static_cast<void>(cudaStreamDestroy(stream));
   if (error != cudaSuccess) {
+    static_cast<void>(cudaFree(claims));
     static_cast<void>(cudaFreeHost(*host));
     return static_cast<int>(error);
   }

@@ -50,7 +50,7 @@ struct BlackBox {
 };
 
 // Where launches find the box: the device's address of it, and in the device's memory how many rows
-// of each stretch are taken (any contents).
+// of each stretch are taken, zeroed once, when allocated.
 struct BoxArgument {
   BlackBox* box;  // null: there is none
   unsigned long long* claims;

@@ -101,6 +101,22 @@ inline cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   return cudaSuccess;
 }
 
+inline cudaError_t cudaFree(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
+
+// Such a stream runs its work at once.
+enum { cudaStreamNonBlocking = 1 };
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned) { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+
+inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
+  std::memset(memory, value, bytes);
+  return cudaSuccess;
+}
+
 inline cudaError_t cudaFreeHost(void* memory) {
   std::free(memory);
   return cudaSuccess;
