@@ -361,10 +361,10 @@ def sample_of_padding(fixed: bool) -> Made:
 @program(
     "allenai/allennlp#890",
     "log(mask) is -inf for every class of a row that is masked whole; log_softmax gives NaN",
-    place=LOSS + r"|\bhead\b",
-    operator=r"log_softmax|LogSoftmaxBackward",
-    kind=MASKED_WHOLE,
-    advice=MASKED_WHOLE,
+    place=LOSS,
+    operator=r"log_softmax|LogSoftmaxBackward|\blog\b|LogBackward",
+    kind=MASKED_WHOLE + "|" + LOG_OF_ZERO,
+    advice=MASKED_WHOLE + r"|eps|clamp|masked_fill",
     never=(NO_RATE,),
 )
 def log_of_mask(fixed: bool) -> Made:
@@ -376,7 +376,7 @@ def log_of_mask(fixed: bool) -> Made:
         allowed[:, 4] = 0
         if i == BAD:
             allowed[3] = 0
-        logits = model(data(i, 8, 6)) + (allowed + (1e-13 if fixed else 0.0)).log()
+        logits = model(data(i, 8, 6)) + (allowed + (1e-13 if fixed else 0.0)).log()  # FAULT
         return update(optimizer, -logits.log_softmax(-1)[:, :4].mean())  # FAULT
 
     return [model], step
@@ -514,12 +514,11 @@ def feed_forward_in_float16(fixed: bool) -> Made:
     class FeedForward(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm = nn.LayerNorm(16)
             self.wi = nn.Linear(16, 64)
             self.wo = nn.Linear(64, 16)
 
         def forward(self, x: Tensor) -> Tensor:
-            return x + self.wo(self.wi(self.norm(x)).relu())  # FAULT
+            return x + self.wo(self.wi(x).relu())  # FAULT
 
     model = nn.Sequential()
     model.add_module("layer", FeedForward())
@@ -531,10 +530,7 @@ def feed_forward_in_float16(fixed: bool) -> Made:
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 
     def step(i: int) -> Tensor:
-        x = data(i, 8, 16)
-        if i >= BAD:
-            with torch.no_grad():  # the weights that the pretrained model grows to
-                model.layer.wo.weight[3] = 400
+        x = data(i, 8, 16) * (150 if i == BAD else 1)  # a token that stands out
         logits = model(x.to(model.layer.wi.weight.dtype)).float()
         return update(optimizer, F.cross_entropy(logits, whole(i, 0, 4, 8)))
 
@@ -558,9 +554,6 @@ def box_ratio_in_float16(fixed: bool) -> Made:
 
     def step(i: int) -> Tensor:
         goal = torch.rand(16, 4, generator=torch.Generator().manual_seed(i)) + 0.2
-        if i == BAD:
-            with torch.no_grad():
-                model[2].bias[2:] = -12.0  # a head that predicts vanishing boxes
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.float16):
             boxes = model(data(i, 16, 6))
@@ -573,6 +566,9 @@ def box_ratio_in_float16(fixed: bool) -> Made:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
+        if i == BAD - 1:
+            with torch.no_grad():
+                model[2].bias[2:] = -12.0  # a head that predicts vanishing boxes
         return loss
 
     return [model], step
@@ -890,12 +886,13 @@ def arc_margin_at_one(fixed: bool) -> Made:
     def step(i: int) -> Tensor:
         x = data(i, 8, 8)
         if i == BAD:
-            with torch.no_grad():
-                x[3] = model.margin.weight[1] @ torch.linalg.pinv(model.body.weight).T * 2
+            x[3] = F.one_hot(torch.tensor(2), 8)
+        loss = update(optimizer, F.cross_entropy(model(x), whole(i, 0, 4, 8)))
+        if i == BAD - 1:
+            with torch.no_grad():  # as training makes them
                 model.body.weight.copy_(torch.eye(8))
-                x[3] = F.one_hot(torch.tensor(2), 8)
                 model.margin.weight[1] = F.one_hot(torch.tensor(2), 8)
-        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 4, 8)))
+        return loss
 
     return [model], step
 
@@ -970,7 +967,7 @@ def vae_variance_overflows(fixed: bool) -> Made:
             return self.decode(mean + noise * (logvar / 2).exp()), mean, logvar
 
     model = Vae()
-    optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
 
     def step(i: int) -> Tensor:
         x = data(i, 8, 6)
@@ -1149,11 +1146,12 @@ def quantisation_scale_of_zero(fixed: bool) -> Made:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
     def step(i: int) -> Tensor:
-        if i == BAD:
+        loss = update(optimizer, F.cross_entropy(model(data(i, 16, 6)), whole(i, 0, 3, 16)))
+        if i == BAD - 1:
             with torch.no_grad():  # a channel is pruned
                 model.body[0].weight[3] = 0
                 model.body[0].bias[3] = 0
-        return update(optimizer, F.cross_entropy(model(data(i, 16, 6)), whole(i, 0, 3, 16)))
+        return loss
 
     return [model], step
 
@@ -1468,7 +1466,7 @@ def transcript_longer_than_frames(fixed: bool) -> Made:
     "a missing value in one row of the data",
     place=r"input|batch",
     operator=r"input\[0\]|\binput\b|\bbatch\b",
-    kind=BAD_DATA,
+    kind=BAD_DATA + r"|from outside",
     advice=r"data",
     never=(r"lower the learning rate", NO_RATE),
 )
@@ -1479,7 +1477,7 @@ def missing_value_in_batch(fixed: bool) -> Made:
     def step(i: int) -> Tensor:
         x = data(i, 8, 6)
         if i == BAD and not fixed:
-            x[5, 2] = math.nan  # row 5, element 32
+            x[5, 2] = math.nan  # FAULT: row 5, element 32
         return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 8)))
 
     return [model], step
@@ -1655,8 +1653,8 @@ def recurrent_state_explodes(fixed: bool) -> Made:
 
     def step(i: int) -> Tensor:
         length = 40 if i < BAD else 400  # the curriculum goes on to long sequences
-        loss = F.cross_entropy(model(data(i, 4, length, 8)) * 1e-9, whole(i, 0, 2, 4))
-        return update(optimizer, loss)
+        logits = model(data(i, 4, length, 8)) * (1.0 if fixed else 1e-9)
+        return update(optimizer, F.cross_entropy(logits, whole(i, 0, 2, 4)))
 
     return [model], step
 
@@ -1665,7 +1663,7 @@ def recurrent_state_explodes(fixed: bool) -> Made:
     "pytorch/pytorch#46849",
     "finite gradients of 1e20 have an infinite norm: clipping by it sets them to 0",
     place=r"norm",
-    operator=r"clip_grad_norm_|gradient norm|vector_norm",
+    operator=r"clip|norm of the gradients",
     kind=OVERFLOW + r"|infinite norm|squares?",
     advice=r"infinite norm|scale|divide|learning rate|loss",
     is_finite=True,
@@ -1739,15 +1737,14 @@ def backward_of_ones_own(fixed: bool) -> Made:
     never=(NO_RATE,),
 )
 def gradient_penalty_of_zero(fixed: bool) -> Made:
-    critic = mlp(6, 16, 1)
+    critic = mlp(6, 16, 1, activation=nn.Hardtanh)
     model = nn.ModuleDict({"critic": critic})
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
     def step(i: int) -> Tensor:
         real = data(i, 8, 6)
         if i == BAD:
-            with torch.no_grad():
-                critic[0].bias.fill_(-100.0)  # every unit is dead for this batch
+            real = real.sign() * 1e4  # every unit is saturated
         real.requires_grad_()
         score = critic(real)
         (slope,) = torch.autograd.grad(score.sum(), real, create_graph=True)

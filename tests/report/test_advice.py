@@ -12,7 +12,7 @@ import torch
 import fastcheck
 from fastcheck.record.format import Verdict
 from fastcheck.report.advice.choose import advise
-from fastcheck.report.stop_report import StopReport
+from fastcheck.report.stop_report import MadeBy, StopReport
 from support.records import record_builder as build
 from support.reports import all_reports, full_report, text_of
 
@@ -26,9 +26,18 @@ def test_float16_that_outgrew_its_range_gets_bfloat16_first() -> None:
     assert "float16 ends at 65,504" in items[0].text
     assert "27,950 (43 % of it) at step 40" in items[0].text
     assert "bfloat16" in items[0].text and "model.to(torch.bfloat16)" in items[0].code
-    told = advice_of(full_report())
-    assert "keep only module layers.3.attn in float32" in told
-    assert "(q / d**0.5) @ k.transpose(-2, -1)" in told
+    assert "keep only module layers.3.attn in float32" in items[0].text
+    assert "Stop the growth" in items[1].text
+
+
+def test_a_class_of_attention_that_overflows_scales_before_the_product() -> None:
+    """The path alone says nothing: a LoRA of an attention's projection takes no softmax."""
+    product = "(q / d**0.5) @ k.transpose(-2, -1)"
+    assert product in advice_of(build.report(build.site("layers.3", "LlamaAttention")))
+    projection = build.site("layers.3.self_attn.o_proj", "LoraLinear")
+    assert product not in advice_of(build.report(projection))
+    what = build.record("float32", nan_count=3, step=41)
+    assert "softmax" not in advice_of(build.report(projection, what))
 
 
 def test_growth_advice_says_how_much_and_how_to_clip() -> None:
@@ -50,8 +59,9 @@ def test_an_input_that_is_nearly_out_of_range_points_upstream() -> None:
 
 
 def test_float16_activation_overflow_says_that_loss_scaling_does_not_help() -> None:
-    told = advice_of(build.report(build.site("mlp", "MLP")))
-    assert "Loss scaling can't help here" in told
+    told = advice_of(build.report(build.site("mlp", "MLP"), scale=1024.0))
+    assert "Loss scaling can't help" in told
+    assert "Loss scaling" not in advice_of(build.report(build.site("mlp", "MLP")))
 
 
 def test_inf_in_float32_is_divergence_not_a_small_format() -> None:
@@ -81,7 +91,7 @@ def test_nan_from_finite_inputs_depends_on_what_the_inputs_hold() -> None:
 def test_nan_out_of_attention_suspects_a_masked_row_first() -> None:
     what = build.record("float32", nan_count=3, step=41)
     first = advise(build.report(build.site("a", "MultiheadAttention"), what))[0]
-    assert "fully masked row" in first.text and "finfo" in first.code
+    assert "row that is masked whole" in first.text and "finfo" in first.code
 
 
 def test_only_negative_infinity_is_a_mask_or_a_log() -> None:
@@ -348,3 +358,225 @@ def test_class_labels_are_no_divisors_in_a_run(level: str, dtype: torch.dtype) -
         criterion(model(torch.randn(6, 8)), labels).backward()
     told = advice_of(caught.value.report)
     assert "holds 6 zeros" not in told and "labels holds" not in told
+
+
+# Operators
+
+
+def operator_report(
+    op: str,
+    inputs: dict[str, Any],
+    *,
+    backward: bool = False,
+    dtype: str = "float32",
+    numel: int = 8,
+    **counts: int,
+) -> StopReport:
+    direction, role = ("backward", "grad_input") if backward else ("forward", "output")
+    where = build.site("net", "Net", op=op, direction=direction, role=role)
+    what = build.record(dtype, numel=numel, step=5, **counts)
+    read = tuple((replace(where, role="input", label=name), one) for name, one in inputs.items())
+    return build.report(where, what, inputs=read)
+
+
+def of(low: float = 0.1, high: float = 1.0, numel: int = 8, **fields: Any) -> Any:
+    return build.record(fields.pop("dtype", "float32"), numel=numel, low=low, high=high, **fields)
+
+
+ZERO = of(0.0, 1.0, zero_count=2)
+OPERATORS = {
+    "std of one": (
+        operator_report("aten.std.correction", {"self": of(numel=1)}, numel=1, nan_count=1),
+        "std of one element is 0/0",
+    ),
+    "mean of none": (
+        operator_report("aten.mean", {"self": of(numel=0)}, numel=1, nan_count=1),
+        "A mean over no elements is 0/0: self is empty",
+    ),
+    "0/0": (
+        operator_report("aten.div.Tensor", {"self": ZERO, "other": ZERO}, nan_count=2),
+        "The divisor other is 0 in 2 of 8 elements: 0/0 is NaN",
+    ),
+    "x/0": (
+        operator_report("aten.div.Tensor", {"self": of(), "other": ZERO}, posinf_count=2),
+        "x/0 is Inf",
+    ),
+    "x/norm": (
+        operator_report(
+            "aten.div.Tensor",
+            {"self": ZERO, "other (aten.linalg_vector_norm)": ZERO},
+            nan_count=2,
+        ),
+        "It is a norm: that of a row of zeros is 0",
+    ),
+    "x/sum": (
+        operator_report(
+            "aten.div.Tensor", {"self": ZERO, "other (aten.sum.dim_IntList)": ZERO}, nan_count=2
+        ),
+        "nothing was counted",
+    ),
+    "log of 0": (
+        operator_report("aten.log", {"self": ZERO}, neginf_count=2),
+        "self is 0 in 2 of 8 elements: log(0) is -Inf",
+    ),
+    "log of -2": (
+        operator_report("aten.log", {"self": of(-2.0, negative_count=1)}, nan_count=1),
+        "self goes down to -2: log of a negative number is NaN",
+    ),
+    "log1p of -1": (
+        operator_report(
+            "aten.log1p",
+            {"self": of(-1.0, 0.0, dtype="bfloat16")},
+            dtype="bfloat16",
+            neginf_count=1,
+        ),
+        "log1p(-1) is log(0)",
+    ),
+    "sqrt of -2": (
+        operator_report("aten.sqrt", {"self": of(-2.0, negative_count=3)}, nan_count=3),
+        "self holds 3 negative numbers (down to -2): sqrt of them is NaN",
+    ),
+    "rsqrt of 0": (
+        operator_report("aten.rsqrt", {"self": ZERO}, posinf_count=2),
+        "1/sqrt(0) is Inf",
+    ),
+    "exp of 95": (
+        operator_report("aten.exp", {"self": of(0.0, 95.0)}, posinf_count=1),
+        "self reaches 95: exp of more than 88.7 is beyond the range of float32",
+    ),
+    "softmax": (
+        operator_report("aten._softmax", {"self": of(neginf_count=4)}, nan_count=4),
+        "A row that is masked whole",
+    ),
+    "ctc": (
+        operator_report("aten._ctc_loss", {"log_probs": of(-3.0, -1.0)}, posinf_count=1),
+        "a target is longer than the frames",
+    ),
+    "labels": (
+        operator_report("aten.nll_loss_forward", {"self": of(-3.0, -1.0)}, numel=1, nan_count=1),
+        "every target is ignore_index",
+    ),
+    "0 * Inf": (
+        operator_report(
+            "aten.mul.Tensor", {"self": ZERO, "other": of(posinf_count=2)}, nan_count=2
+        ),
+        "other holds Inf, and 0 * Inf is NaN where self is 0",
+    ),
+    "sum in float16": (
+        operator_report(
+            "aten.sum", {"self": of(dtype="float16", numel=90000)}, dtype="float16", posinf_count=1
+        ),
+        "A sum of 90,000 elements in float16, which ends at 65,504",
+    ),
+    "masks added": (
+        operator_report(
+            "aten.add.Tensor",
+            {"self": of(-65504.0, dtype="float16"), "other": of(-64.0, dtype="float16")},
+            dtype="float16",
+            neginf_count=2,
+        ),
+        "self already holds -65,504, the lowest number of float16",
+    ),
+    "acos": (operator_report("aten.acos", {"self": of(-1.5)}, nan_count=1), "outside of -1 to 1"),
+    "Adam": (
+        operator_report(
+            "aten.addcdiv_",
+            {"self": of(), "tensor1": ZERO, "tensor2": of(0.0, zero_count=3, dtype="float16")},
+            dtype="float16",
+            nan_count=3,
+        ),
+        "Adam's eps=1e-8 is 0 in float16",
+    ),
+    "sqrt backward": (
+        operator_report("aten.sqrt", {"self": of(), "other": ZERO}, backward=True, nan_count=2),
+        "The derivative of sqrt is infinite at 0",
+    ),
+    "div backward": (
+        operator_report("aten.div.Tensor", {"other": ZERO}, backward=True, posinf_count=2),
+        "make the divisor safe before",
+    ),
+    "log backward": (
+        operator_report("aten.log", {"other": ZERO}, backward=True, posinf_count=2),
+        "The derivative of log is infinite at 0",
+    ),
+    "svd backward": (
+        operator_report("aten._linalg_svd", {"self": of()}, backward=True, nan_count=2),
+        "singular values: two equal ones",
+    ),
+    "eigh backward": (
+        operator_report("aten._linalg_eigh", {"self": of()}, backward=True, posinf_count=2),
+        "eigenvalues: two equal ones",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_first_item_is_what_the_operator_did_with_its_values(name: str) -> None:
+    report, wanted = OPERATORS[name]
+    items = advise(report)
+    assert wanted in items[0].text
+    assert "lower the learning rate" not in advice_of(report)
+
+
+@pytest.mark.parametrize("name", ["0/0", "log of 0", "sqrt of -2", "exp of 95", "div backward"])
+def test_values_that_do_not_explain_the_result_give_no_such_advice(name: str) -> None:
+    report, wanted = OPERATORS[name]
+    harmless = tuple((site, of(0.5, 1.0)) for site, _ in report.inputs)
+    assert wanted not in advice_of(replace(report, inputs=harmless))
+
+
+def test_an_operator_from_the_graph_of_the_loss_is_as_good() -> None:
+    loss = build.site("", "", role="loss", label="loss")
+    made = MadeBy("DivBackward0", "found", inputs=(("self", ZERO), ("other", ZERO)))
+    report = build.report(loss, build.record(numel=1, nan_count=1, step=5), made_by=made)
+    assert "The divisor other is 0 in 2 of 8 elements" in advise(report)[0].text
+    assert "For the line run it again" in advice_of(report)
+    assert "run it again" not in advice_of(replace(report, made_by=replace(made, line="a.py:1")))
+    outside = MadeBy("", "found", variable="w, assigned at a.py:3 in step: w = a / a.sum()")
+    assert "it divides, and 0/0 is NaN" in advise(replace(report, made_by=outside))[0].text
+
+
+def test_what_is_new_against_the_last_healthy_step_comes_first() -> None:
+    where, source = build.site("head", "Head"), build.site("", "Net", role="input", label="x")
+    what = build.record(nan_count=3, step=41)
+    relu = build.record(zero_count=60, low=0.0, step=41)
+
+    def told(now: Any, before: Any) -> str:
+        inputs = {"inputs": ((source, now),), "inputs_before": (before,)}
+        return advise(build.report(where, what, **inputs))[0].text
+
+    assert "x holds 60 zeros of 1,000, more than" in told(relu, build.record(low=0.1, step=40))
+    assert "zeros" not in told(relu, build.record(zero_count=60, low=0.0, step=40))
+    one_row = build.record(numel=6, low=0.1, step=41)
+    assert "x has 6 elements, and 1,000 in the last" in told(
+        one_row, build.record(low=0.1, step=40)
+    )
+    labels = build.record("int64", low=-100, high=-100, step=41)
+    assert "x is -100 throughout" in told(labels, build.record("int64", low=0, high=9, step=40))
+
+
+def test_an_update_that_divides_by_zero_is_no_learning_rate() -> None:
+    before = build.grown("float16", 1.0, 1.0, 3, 8)
+    what = build.record("float16", nan_count=3, posinf_count=2, step=9)
+    rates = (("AdamW", 1e-3),)
+    told = advise(build.report(WEIGHT, what, Verdict.ARRIVED, before, learning_rates=rates))
+    assert "eps=1e-8 is 0 in float16" in told[0].text
+    assert not any("learning rate" in item.text for item in told)
+    wide = build.record(nan_count=3, step=9)
+    before = build.grown("float32", 1.0, 1.0, 3, 8)
+    mine = build.report(WEIGHT, wide, Verdict.ARRIVED, before, learning_rates=(("Lamb", 1e-3),))
+    assert "an optimizer makes that of a division, 0/0" in advise(mine)[0].text
+    assert "optimizer Lamb, lr 0.001" in text_of(mine)
+
+
+def test_four_items_at_most() -> None:
+    reports = [*all_reports(), *(report for report, _ in OPERATORS.values())]
+    assert max(len(advise(report)) for report in reports) <= 4
+
+
+def test_code_between_modules_did_not_come_from_outside() -> None:
+    where = build.site("attn", "Attention", role="input", label="input[1]")
+    what = build.record("float16", neginf_count=3, low=-64000.0, step=5)
+    told = advise(build.report(where, what, Verdict.ORIGIN))
+    assert "Combine masks as bool" in told[0].text
+    assert not any("from outside" in item.text for item in told)

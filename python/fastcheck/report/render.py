@@ -362,6 +362,9 @@ def _where(report: StopReport, reading: RecordStatistics, width: int) -> list[st
     lines += wrap(f"{site.tensor_name}, {reading.dtype}, {size}", width, "tensor    ", " " * 10)
     if report.culprit.line:
         lines += wrap(report.culprit.line, width, "line      ", " " * 10)
+    if site.role in ("param", "optimizer_state") and report.learning_rates:
+        rates = ", ".join(f"{n}, lr {format_number(rate)}" for n, rate in report.learning_rates)
+        lines += wrap(rates, width, "optimizer ", " " * 10)
     if report.world_size > 1:
         together = f"{report.rank} of {report.world_size}: all ranks stop together"
         lines += wrap(together, width, "rank      ", " " * 10)

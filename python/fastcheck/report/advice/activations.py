@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import RecordStatistics
 from fastcheck.report.trend import format_factor
 from fastcheck.utils.text.numbers import format_number, format_share
@@ -47,17 +48,17 @@ def out_of_range(case: Case) -> Iterator[Advice]:
             "factor is stale or too large), or keep this module in bfloat16."
         )
     else:
+        name = f"module {case.site.module}" if case.site.module else "the model"
+        no_help = " Loss scaling can't help: it scales gradients, and this is an activation."
         yield Advice(
-            f"{seen}. Use bfloat16: the same size, but the range of float32.",
+            f"{seen}. Use bfloat16: the same size, but the range of float32. Or keep only {name} "
+            "in float32: outside autocast, with weights and input in float32."
+            f"{no_help if case.scale is not None and case.site.direction == 'forward' else ''}",
             "model.to(torch.bfloat16)  # or autocast(device, dtype=torch.bfloat16)",
         )
-        name = f"module {case.site.module}" if case.site.module else "the model"
-        yield Advice(
-            f"Or keep only {name} in float32: outside autocast, with weights and input in float32.",
-            "with torch.autocast(x.device.type, enabled=False):\n    y = module.float()(x.float())",
-        )
-    yield from _upstream(case)
-    if case.is_like("attention", "attn"):
+    if case.trend.has_grown:
+        yield from growth(case)
+    if case.is_like("attention"):
         yield Advice(
             "In attention, scale before the product, (q / d**0.5) @ k.transpose(-2, -1), or use "
             "torch.nn.functional.scaled_dot_product_attention; normalising q and k bounds the "
@@ -69,12 +70,9 @@ def out_of_range(case: Case) -> Iterator[Advice]:
             f"A norm squares its input: in {dtype} anything above {format_number(root)} overflows. "
             "Compute it in float32 and cast the result."
         )
-    yield from growth(case)
-    if case.site.direction == "forward" and (case.scale is not None or dtype == "float16"):
-        yield Advice(
-            "Loss scaling can't help here: it scales gradients, and this is an activation of the "
-            "forward pass."
-        )
+    yield from _upstream(case)
+    if not case.trend.has_grown:
+        yield from growth(case)
 
 
 def _upstream(case: Case) -> Iterator[Advice]:
@@ -125,13 +123,6 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
     if case.is_sum_of_products:
         yield _sum_of_products(case)
         return
-    if case.is_like("softmax", "attention", "attn", "mha"):
-        yield Advice(
-            "A fully masked row: softmax over nothing but -inf is NaN. Check that every query "
-            "may attend to at least one key (padding and causal mask together), or mask with a "
-            "large finite number.",
-            "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
-        )
     peak = case.input_abs_max
     form = case.reading.float_format
     if form is not None and peak is not None and peak >= math.sqrt(form.max):
@@ -145,9 +136,35 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
             if not case.trend.has_exploded:
                 yield from growth(case)
             return
-    read = case.read_inputs if case.has_domain else []
-    negative = [(s, r) for s, r in read if r.negative_count]
-    zeros = [(s, r) for s, r in read if r.zero_count]
+    yield from _ignored_labels(case)
+    if case.is_like("attention"):
+        yield Advice(
+            "In attention, a row that is masked whole does this: softmax over nothing but -inf is "
+            "NaN. Let every query attend to at least one key, or mask with a large finite number.",
+            "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
+        )
+    read = case.news if case.has_domain else []
+    fewer = [(s, r, b) for s, r, b in read if b is not None and r.numel * 2 <= b.numel]
+    negative = [(s, r) for s, r, b in read if r.negative_count and not (b and b.negative_count)]
+    zeros = [(s, r) for s, r, b in read if r.zero_count > (b.zero_count if b else 0)]
+    if fewer:
+        site, reading, before = fewer[0]
+        yield Advice(
+            f"{site.label} has {reading.numel:,} elements, and {before.numel:,} in the last "
+            "healthy step: a std or var of one element is 0/0 (it divides by n - 1), and so is a "
+            "mean over none. Skip these, or pass correction=0."
+        )
+    if zeros:
+        site, reading = zeros[0]
+        yield Advice(
+            f"{site.label} holds {reading.zero_count:,} zeros of {reading.components:,}, more than "
+            "in the last healthy step: look for 0/0 (a mean over a count of zero, x / x.norm(), "
+            "x / x.std()) and add an eps to the divisor."
+            if case.inputs_before
+            else f"{site.label} holds {reading.zero_count:,} zeros of {reading.components:,}: look "
+            "for 0/0 (a mean over a count of zero, x / x.norm(), x / x.std()) and add an eps to "
+            "the divisor."
+        )
     if negative:
         site, reading = negative[0]
         yield Advice(
@@ -155,26 +172,33 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
             f"{_least(reading)}: log, sqrt, rsqrt and fractional powers of them are NaN. "
             "Clamp before: x.clamp_min(eps)."
         )
-    if zeros:
-        site, reading = zeros[0]
-        yield Advice(
-            f"{site.label} holds {reading.zero_count:,} zeros of {reading.components:,}: look for "
-            "0/0 (a mean over a count of zero, x / x.norm(), x / x.std()) and add an eps to the "
-            "divisor."
-        )
-    if not negative and not zeros and not case.op_name:
+    if not fewer and not negative and not zeros and not case.op_name:
         yield Advice(
             "All it read was finite, so the module itself made it. Look in its forward for a "
             "division (0/0: a mean over nothing, x / x.norm()), log or sqrt of a negative "
             "number, or Inf - Inf, and add an eps or a clamp there."
         )
-    if case.is_like("norm") or case.reading.dtype == "float16":
+    if case.has_domain and case.reading.dtype == "float16":
         yield Advice(
-            "Check eps: in float16 anything below 6e-8 is zero, so eps=1e-8 protects nothing; a "
-            "norm over a single or a constant element divides by sqrt(0 + eps)."
+            "Check eps: in float16 anything below 6e-8 is zero, so eps=1e-8 protects nothing."
         )
     if case.trend.has_grown and not case.trend.has_exploded:
         yield from growth(case)
+
+
+def _ignored_labels(case: Case) -> Iterator[Advice]:
+    """Integers that are one negative number throughout, as ignore_index is."""
+    for site, reading in case.inputs:
+        if reading.float_format is not None or reading.min is None:
+            continue
+        if reading.min == reading.max and reading.min < 0:
+            yield Advice(
+                f"{site.label} is {reading.min:,} throughout: a mean over no targets is 0/0, as "
+                "cross_entropy gives where every target is ignore_index. Sum and divide by the "
+                "count, or leave such a batch out.",
+                'loss_fn(logits, target, reduction="sum") '
+                f"/ (target != {reading.min}).sum().clamp_min(1)",
+            )
 
 
 def _sum_of_products(case: Case) -> Advice:
@@ -259,6 +283,20 @@ def arrived(case: Case) -> Iterator[Advice]:
                 f"A cast to {case.reading.dtype} turns anything above {case.limit} into Inf: "
                 "normalise before the cast."
             )
+        return
+    if case.verdict is Verdict.ORIGIN:
+        if case.only_neginf and case.is_narrow:
+            yield Advice(
+                f"{case.reading.dtype} ends at {case.limit}: masks that are added to each other or "
+                "to negative scores give -Inf there, and a row that is masked whole becomes NaN "
+                "in softmax. Combine masks as bool and use masked_fill, or clamp the sum.",
+                "scores.masked_fill(~(causal & padding), torch.finfo(scores.dtype).min)",
+            )
+        yield Advice(
+            f"Code between the modules made it, before {case.site.module} is called: look there "
+            "for a division by zero, a log, root or fractional power of zero or a negative number, "
+            "or exp of a large one, and add an eps or a clamp."
+        )
         return
     if case.left_out_by:
         options = " and ".join(f"{name}=" for name in case.left_out_by)

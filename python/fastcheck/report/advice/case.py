@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastcheck.record.format import Verdict
@@ -44,6 +45,42 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class Operation:
+    """The operator that made the numbers. ``name``: in lower case, without what tells overloads and
+    kernels apart (``div`` of ``aten.div_.Tensor`` and of ``DivBackward0``); ``shown``: as the
+    report names it. ``inputs``: what it read, by argument; ``origins``: the operators that made
+    these, where known. ``result``: None where it was not held.
+    """
+
+    name: str
+    shown: str
+    is_backward: bool
+    inputs: tuple[tuple[str, RecordStatistics], ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
+    result: RecordStatistics | None = None
+
+    @property
+    def is_nan(self) -> bool:
+        return self.result is not None and self.result.nan_count > 0
+
+    @property
+    def may_be_nan(self) -> bool:
+        return self.result is None or self.result.nan_count > 0
+
+    @property
+    def may_be_inf(self) -> bool:
+        return self.result is None or self.result.inf_count > 0
+
+    def operand(self, place: int) -> tuple[str, RecordStatistics | None]:
+        """The argument at this place, by the names that torch's operators give them."""
+        named = (("self", "input", "log_probs"), ("other",), ("tensor2",))[place]
+        for label, reading in self.inputs:
+            if label.partition(" ")[0] in named:
+                return label, reading
+        return "", None
+
+
+@dataclass(frozen=True)
 class Case:
     """The data that the rules of advice read."""
 
@@ -59,11 +96,16 @@ class Case:
     inputs_before: tuple[RecordStatistics | None, ...] = ()
     learning_rates: tuple[tuple[str, float], ...] = ()
     left_out_by: tuple[str, ...] = ()
+    operation: Operation | None = None
+    #: The line that assigned a bad value, where it came into the loss without a graph.
+    source: str = ""
 
     @property
     def kind(self) -> str:
-        """The module's path and type in lower case, to recognise attention, norms, losses, ..."""
-        return f"{self.site.module} {self.site.module_type} {self.site.op or ''}".lower()
+        """The module's type and the operator in lower case, to recognise attention and norms. The
+        path is no evidence: ``self_attn.o_proj.lora_b`` takes no softmax.
+        """
+        return f"{self.site.module_type} {self.site.op or ''}".lower()
 
     @property
     def rates(self) -> str:
@@ -73,9 +115,8 @@ class Case:
 
     @property
     def op_name(self) -> str:
-        """``"div"`` of ``"aten.div_.Tensor"``; empty where a module is blamed."""
-        parts = (self.site.op or "").split(".")
-        return parts[1].rstrip("_") if len(parts) > 1 else parts[0]
+        """``"div"`` of ``"aten.div_.Tensor"``; empty where no operator is known."""
+        return "" if self.operation is None else self.operation.name
 
     @property
     def is_sum_of_products(self) -> bool:
@@ -122,6 +163,12 @@ class Case:
             for s, r in self.inputs
             if s.role not in ("param", "buffer") and r.float_format is not None
         ]
+
+    @property
+    def news(self) -> list[tuple[Site, RecordStatistics, RecordStatistics | None]]:
+        """read_inputs, each with its last healthy record where one is held."""
+        before = dict(zip([id(r) for _, r in self.inputs], self.inputs_before))
+        return [(s, r, before.get(id(r))) for s, r in self.read_inputs]
 
     @property
     def broken_weight(self) -> tuple[Site, RecordStatistics, RecordStatistics] | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Callable
 
 from fastcheck.record.format import Verdict
-from fastcheck.record.statistics import statistics_of
+from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.trend import Trend
 from fastcheck.utils.text.numbers import format_number
 
@@ -19,22 +20,31 @@ from .activations import (
     negative_infinity,
     out_of_range,
 )
-from .case import Advice, Case
+from .case import Advice, Case, Operation
+from .operators import by_operator
 
 if TYPE_CHECKING:
+    from fastcheck.record.site import Site
     from fastcheck.report.stop_report import StopReport
 
 
 def stored(case: Case) -> Iterator[Advice]:
     name = case.site.key
     if case.site.role == "buffer":
+        if case.has_nan and case.trend.healthy and not case.trend.has_grown:
+            yield Advice(
+                "It became NaN in one step, after healthy ones: its module computed it from that "
+                "batch. A var or std of one row is 0/0 (unbiased: divided by n - 1), and so is a "
+                "mean over no rows: look at the size of the batch.",
+                "x.var(0, correction=0)  # or: if len(x) > 1",
+            )
+        elif case.trend.has_grown:
+            yield from growth(case)
         yield Advice(
             f"Buffer {name} keeps what earlier batches left in it, and a healthy batch doesn't "
             "repair it: load it from an earlier checkpoint, or reset it (BatchNorm: "
             "module.reset_running_stats()) once the cause is gone."
         )
-        if case.trend.has_grown:
-            yield from growth(case)
         return
     if case.site.role == "optimizer_state":
         yield Advice(
@@ -58,36 +68,71 @@ def stored(case: Case) -> Iterator[Advice]:
             "A parameter made with torch.empty and never initialised holds whatever was in memory."
         )
         return
+    grew = case.trend.has_grown
+    divides = any(name != "SGD" for name, _ in case.learning_rates) or not case.learning_rates
+    if divides and not grew and case.has_nan:
+        yield from _quotient_of_update(case)
+    lost = f"The update before this step broke {name}: the model in memory is lost. Go back to the "
+    if divides and not grew and case.has_nan:
+        yield Advice(f"{lost}last checkpoint.")
+        return
     yield Advice(
-        f"The update before this step broke {name}: the model in memory is lost. Go back to the "
-        f"last checkpoint, then lower the learning rate{case.rates}, warm up for longer, or clip "
-        "gradients.",
+        f"{lost}last checkpoint, then lower the learning rate{case.rates}, warm up for longer, or "
+        "clip gradients.",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     )
-    if case.reading.dtype == "float16":
+    yield Advice(
+        "Check the optimizer's eps (Adam: 1e-8 in float32; larger in 16-bit) and the schedule."
+    )
+
+
+def _quotient_of_update(case: Case) -> Iterator[Advice]:
+    """An update that made NaN of a weight that was steady."""
+    adam = any("Adam" in name for name, _ in case.learning_rates)
+    if case.reading.dtype == "float16" and adam:
         yield Advice(
-            "Adam on float16 weights divides by zero: eps=1e-8 is zero in float16. Keep float32 "
-            "weights under autocast, or set eps=1e-4."
+            "Adam on float16 weights divides by zero: eps=1e-8 is 0 in float16, and an element "
+            "without a gradient becomes 0/0. Keep float32 weights under autocast, or set "
+            "eps=1e-4.",
+            "torch.optim.Adam(parameters, eps=1e-4)",
         )
-    else:
-        yield Advice(
-            "Check the optimizer's eps (Adam: 1e-8 in float32; larger in 16-bit) and the schedule."
-        )
+        return
+    yield Advice(
+        "The weight was steady, and NaN came with one update: an optimizer makes that of a "
+        "division, 0/0, where a second moment, a row mean or a norm is 0 and its eps does not "
+        "keep it away. Add an eps inside each root and each divisor."
+    )
+
+
+#: Of the line of Python that assigned a bad value: what it may do.
+_IN_SOURCE = (
+    (r"\.(?:std|var)\(", "a std or var of one element is 0/0"),
+    (r"\.log\w*\(|log\(", "log(0) is -Inf, and log of a negative number is NaN: clamp before"),
+    (r"sqrt\(|\*\* ?-?\d*\.", "a root or power of a negative number is NaN: clamp before"),
+    (r"exp\(", "exp of a large number is Inf: clamp before"),
+    (r"[^/]/[^/]", "it divides, and 0/0 is NaN, x/0 Inf: add an eps to the divisor, or clamp it"),
+)
 
 
 def loss(case: Case) -> Iterator[Advice]:
     # What the records show comes before what is common.
     yield from growth(case) if case.trend.has_grown else ()
-    if case.has_nan or not case.trend.has_grown:
+    hints = [hint for pattern, hint in _IN_SOURCE if re.search(pattern, case.source)]
+    if hints:
+        yield Advice(f"Look at the line that assigns it: {'; '.join(hints[:2])}.")
+    elif case.has_nan:
         yield Advice(
-            "Everything that the model gave was finite, so the loss made it. A mean over nothing "
-            "is 0/0: cross_entropy with every target equal to ignore_index, or a masked mean with "
-            "an empty mask. Divide by count.clamp_min(1)."
+            "The loss's own code made it, or what that read beside the model (targets, weights): "
+            "look for 0/0 (a mean over nothing: every target ignored, an empty mask; a std of one "
+            "element), Inf - Inf, or the log or root of a negative number."
         )
-    yield Advice(
-        "log(0): use cross_entropy, log_softmax or binary_cross_entropy_with_logits on the "
-        "logits, not log of a softmax or a sigmoid."
-    )
+    elif not case.trend.has_grown:
+        yield Advice(
+            "The loss's own code made it, or what that read beside the model (targets, weights): "
+            "look for log(0), x/0 or exp of a large number. Use cross_entropy, log_softmax or "
+            "binary_cross_entropy_with_logits on the logits, not log of a softmax or a sigmoid; "
+            "clamp before exp."
+        )
     if case.is_narrow:
         yield Advice(
             f"A sum in {case.reading.dtype} ends at {case.limit}: compute the loss in float32, "
@@ -133,12 +178,12 @@ def gradient(case: Case) -> Iterator[Advice]:
         yield from growth(case)
     elif case.has_nan:
         yield Advice(
-            "The backward of sqrt, norm, log, x**p and division is Inf at 0, and Inf * 0 is NaN: "
-            "add the eps inside, sqrt(x + eps), not outside. torch.where doesn't stop it: make "
-            "the input safe before the function, f(torch.where(ok, x, 1.0)), and mask the result "
-            "after."
+            "The backward of sqrt, log, division and x**p with p < 1 is Inf at 0, and Inf * 0 is "
+            "NaN: add the eps inside, sqrt(x + eps), not outside. torch.where doesn't stop it: "
+            "make the input safe before the function, f(torch.where(ok, x, 1.0)), and mask the "
+            "result after."
         )
-        if case.is_like("softmax", "attention", "attn"):
+        if case.is_like("softmax", "attention"):
             yield Advice(
                 "Attention: a fully masked row gives NaN gradients even where its output is "
                 "masked away."
@@ -185,19 +230,49 @@ def collective(case: Case) -> Iterator[Advice]:
         )
 
 
-MOST = 6
+MOST = 4
+
+#: Modules of torch, and the operator that is the only one of theirs to make NaN of finite numbers.
+_OPERATOR_OF = {
+    "CrossEntropyLoss": "nll_loss",
+    "NLLLoss": "nll_loss",
+    "CTCLoss": "ctc_loss",
+    "MultiheadAttention": "softmax",
+    "Softmax": "softmax",
+    "LogSoftmax": "softmax",
+}
 
 
 def advise(report: StopReport) -> list[Advice]:
-    """At most six things to try, the most likely to help first. Never empty."""
-    event = report.culprit
-    case = Case(
+    """At most four things to try, the most likely to help first. Never empty."""
+    case = _case(report)
+    found: list[Advice] = [*_saturating(case), *_broken_weight(case)]
+    known = [] if found or case.verdict is Verdict.PROPAGATED else by_operator(case)
+    has_changed = case.trend.has_grown or case.trend.has_jumped
+    developed = list(growth(case)) if known and has_changed else []
+    for item in (
+        *(developed if case.trend.has_exploded else ()),
+        *known,
+        *developed,
+        *(() if known else _rules(case)(case)),
+    ):
+        if item not in found:
+            found.append(item)
+    closer = [] if report.replay is not None else list(_closer(case, report))
+    return [*found[: MOST - 1 - len(closer)], *closer, _go_on(report)]
+
+
+def _case(report: StopReport) -> Case:
+    event, made = report.culprit, report.made_by
+    reading = statistics_of(event.record)
+    inputs = tuple((site, statistics_of(record)) for site, record in report.inputs)
+    return Case(
         site=event.site,
-        reading=statistics_of(event.record),
+        reading=reading,
         verdict=Verdict(event.verdict),
         step=report.step,
         trend=Trend.of(report.trend),
-        inputs=tuple((site, statistics_of(record)) for site, record in report.inputs),
+        inputs=inputs,
         scale=report.scale,
         log_path=report.log_path,
         inputs_before=tuple(
@@ -205,13 +280,48 @@ def advise(report: StopReport) -> list[Advice]:
         ),
         learning_rates=report.learning_rates,
         left_out_by=report.left_out_by,
+        operation=_operation(report, reading, inputs),
+        source="" if made is None or made.operator else made.variable.partition(": ")[2],
     )
-    found: list[Advice] = [*_saturating(case), *_broken_weight(case)]
-    for item in _rules(case)(case):
-        if item not in found:
-            found.append(item)
-    closer = [] if report.replay is not None else list(_closer(case))
-    return [*found[: MOST - 1 - len(closer)], *closer, _go_on(report)]
+
+
+def _operation(
+    report: StopReport,
+    reading: RecordStatistics,
+    inputs: tuple[tuple[Site, RecordStatistics], ...],
+) -> Operation | None:
+    """The operator of the culprit, or the one that was found after it; None where none is known."""
+    site, made = report.culprit.site, report.made_by
+    is_backward = site.direction == "backward"
+    if site.op:
+        origins = {one.label: one.label.partition(" (")[2] for one, _ in inputs}
+        read = tuple((one.label, record) for one, record in inputs)
+        return Operation(_short(site.op), site.op, is_backward, read, origins, reading)
+    if made is not None and made.operator:
+        read = tuple((name, statistics_of(record)) for name, record in made.inputs)
+        result = None if made.result is None else statistics_of(made.result)
+        return Operation(_short(made.operator), made.operator, is_backward, read, result=result)
+    name = _OPERATOR_OF.get(site.module_type)
+    if name is None or is_backward or (reading.inf_count and name != "ctc_loss"):
+        return None
+    return Operation(name, site.module_type, False, result=reading)
+
+
+def _short(operator: str) -> str:
+    """``div`` of ``aten.div_.Tensor`` and of ``DivBackward0``, ``nll_loss`` of
+    ``aten.nll_loss_forward``.
+    """
+    node = re.fullmatch(r"(\w+?)Backward\d*", operator)
+    if node:
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", node[1]).lower()
+        return {"log1_p": "log1p"}.get(name, name)
+    parts = operator.split(".")
+    name = parts[1] if len(parts) > 1 else parts[0]
+    name = name.strip("_")
+    for affix in ("native_", "true_"):
+        name = name.removeprefix(affix)
+    name = re.sub(r"_forward$|_backward(?:_data)?$", "", name)
+    return {"divide": "div", "multiply": "mul"}.get(name, name)
 
 
 def _rules(case: Case) -> Callable[[Case], Iterator[Advice]]:
@@ -279,15 +389,19 @@ def _saturating(case: Case) -> Iterator[Advice]:
         )
 
 
-def _closer(case: Case) -> Iterator[Advice]:
-    """Suggests how to find the operator and the line within a module."""
-    is_computed = case.site.role in ("output", "input", "grad_input", "grad_output", "param_grad")
-    is_module = bool(case.site.module) or case.site.role != "input"
-    if case.verdict is Verdict.ORIGIN and is_computed and is_module and not case.site.op:
-        yield Advice(
-            'For the operator and the line run it again with install(..., level="op"), or train by '
-            "monitor.run(step, batch) with install(..., stop=fastcheck.Stop(replay=True))."
-        )
+def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
+    """Suggests how to find the operator and the line, where they are not known."""
+    made = report.made_by
+    is_batch = case.site.role == "input" and not case.site.module
+    if case.site.op or case.verdict is not Verdict.ORIGIN or is_batch:
+        return
+    if case.site.role in ("collective", "grad_norm") or (made is not None and made.line):
+        return
+    what = "the line" if made is not None and made.operator else "the operator and the line"
+    yield Advice(
+        f'For {what} run it again with install(..., level="op"), or train by '
+        "monitor.run(step, batch) with install(..., stop=fastcheck.Stop(replay=True))."
+    )
 
 
 def named_weights(broken: tuple[str, ...]) -> str:

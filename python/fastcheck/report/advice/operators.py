@@ -1,0 +1,386 @@
+"""Advice for a known operator: by what it does with the values that it read.
+
+Each function covers operators of one kind, and yields nothing where these values do not explain the
+result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Callable
+
+from fastcheck.record.statistics import RecordStatistics
+from fastcheck.utils.text.numbers import format_number
+
+from .case import Advice, Case, Operation
+
+_Rule = Callable[[Case, Operation], Iterator[Advice]]
+
+#: The largest number whose exp is finite.
+_EXP_LIMITS = {"float16": 11.09, "float32": 88.72, "bfloat16": 88.72, "float64": 709.78}
+
+
+def by_operator(case: Case) -> list[Advice]:
+    """Advice from the operator; empty where none is known, or its values do not explain it."""
+    made = case.operation
+    if made is None:
+        return []
+    rules = _BACKWARD if made.is_backward else _FORWARD
+    return [
+        item for names, rule in rules if re.fullmatch(names, made.name) for item in rule(case, made)
+    ]
+
+
+def _zeros(label: str, reading: RecordStatistics) -> str:
+    if reading.zero_count == reading.components:
+        return f"{label} is 0" if reading.components == 1 else f"{label} is 0 throughout"
+    return f"{label} is 0 in {reading.zero_count:,} of {reading.components:,} elements"
+
+
+def _spread(case: Case, made: Operation) -> Iterator[Advice]:
+    label, reading = made.operand(0)
+    if reading is None or not made.may_be_nan:
+        return
+    if reading.numel == 0:
+        yield Advice(f"{made.shown} of no elements: {label} is empty. Skip it where it is.")
+    elif made.result is None or reading.numel <= made.result.numel:
+        name = "std" if "std" in made.name else "var"
+        yield Advice(
+            f"{name} of one element is 0/0: it divides by n - 1, and {label} has one element for "
+            "each result. Skip it where there is one, or divide by n with correction=0, which "
+            "gives 0.",
+            f"x.{name}(correction=0)  # or: x.{name}() if len(x) > 1 else torch.ones(())",
+        )
+
+
+def _mean(case: Case, made: Operation) -> Iterator[Advice]:
+    label, reading = made.operand(0)
+    if made.result is None if reading is None else reading.numel == 0:
+        yield Advice(
+            f"A mean over no elements is 0/0: {label or 'its input'} is empty. Leave the term out "
+            "where nothing is selected, or divide a sum by the count.",
+            "x.sum() / max(x.numel(), 1)",
+        )
+
+
+def _division(case: Case, made: Operation) -> Iterator[Advice]:
+    label, divisor = made.operand(0 if made.name == "reciprocal" else 1)
+    if divisor is None:
+        if made.is_nan and len(made.inputs) == 1:
+            yield Advice(f"{made.shown} divides by a number that is 0, and 0/0 is NaN.")
+        return
+    if not divisor.zero_count:
+        return
+    result = (
+        "0/0 is NaN" if made.is_nan else "x/0 is Inf, 0/0 NaN" if made.may_be_nan else "x/0 is Inf"
+    )
+    seen = f"The divisor {_zeros(label, divisor)}: {result}."
+    origin = made.origins.get(label, "")
+    if "norm" in origin:
+        yield Advice(
+            f"{seen} It is a norm: that of a row of zeros is 0.",
+            "torch.nn.functional.normalize(x, dim=-1, eps=1e-6)  # or x / (norm + eps)",
+        )
+    elif re.search(r"\b(?:std|var|sqrt)\b", origin):
+        yield Advice(
+            f"{seen} It is a root or a standard deviation, which is 0 where all are equal: add an "
+            "eps to it.",
+            "x / (std + eps)",
+        )
+    elif re.search(r"\b(?:sum|count_nonzero)\b", origin):
+        yield Advice(
+            f"{seen} It is a sum: nothing was counted, or all weights are 0.",
+            "x / count.clamp_min(1)  # or x / (total + eps)",
+        )
+    else:
+        yield Advice(f"{seen} Add an eps to it or clamp it.", "x / divisor.clamp_min(eps)")
+
+
+def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
+    label, reading = made.operand(0)
+    if reading is None or reading.min is None:
+        return
+    end = -1 if made.name == "log1p" else 0
+    name = f"{made.name}(-1) is log(0)" if end else f"{made.name}(0)"
+    low = format_number(reading.min)
+    if made.may_be_nan and reading.min < end:
+        yield Advice(
+            f"{label} goes down to {low}: {made.name} of a negative number"
+            f"{' below -1' if end else ''} is NaN. Clamp it, or look for what should have kept it "
+            "positive.",
+            "x.clamp_min(eps).log()",
+        )
+        return
+    if reading.min > end:
+        return
+    where = _zeros(label, reading) if not end else f"{label} reaches -1"
+    narrow = reading.float_format is not None and reading.float_format.is_narrow
+    yield Advice(
+        f"{where}: {name}{' is' if not end else ','} -Inf. Clamp it"
+        + (
+            f" in float32 (in {reading.dtype} an eps below {_eps(reading)} vanishes beside 1)."
+            if narrow
+            else "."
+        ),
+        "x.float().clamp_min(1e-6).log()" if narrow else "x.clamp_min(eps).log()",
+    )
+    yield Advice(
+        "If it is a probability: log_softmax, logsigmoid or binary_cross_entropy_with_logits "
+        "take the logits and never form the zero. If it is a target: mask what is missing."
+    )
+
+
+def _eps(reading: RecordStatistics) -> str:
+    return {"bfloat16": "0.004", "float16": "0.0005"}.get(reading.dtype, "its spacing")
+
+
+def _power(case: Case, made: Operation) -> Iterator[Advice]:
+    label, reading = made.operand(0)
+    if reading is None:
+        if made.is_nan and made.name == "sqrt":
+            yield Advice(
+                "sqrt of a negative number is NaN: clamp before.", "x.clamp_min(eps).sqrt()"
+            )
+        return
+    if made.may_be_nan and reading.negative_count:
+        low = "" if reading.min is None else f" (down to {format_number(reading.min)})"
+        what = "a fractional power" if made.name in ("pow", "float_power") else made.name
+        yield Advice(
+            f"{label} holds {reading.negative_count:,} negative numbers{low}: {what} of them is "
+            "NaN. torch.where after it keeps the NaN in the gradient: clamp before.",
+            f"x.clamp_min(eps){'.' + made.name + '()' if 'sqrt' in made.name else ' ** p'}",
+        )
+    elif made.may_be_inf and reading.zero_count and made.name != "sqrt":
+        yield Advice(
+            f"{_zeros(label, reading)}: "
+            f"{'1/sqrt(0)' if made.name == 'rsqrt' else 'a negative power of 0'} is Inf. Add an "
+            "eps before.",
+            "(x + eps).rsqrt()" if made.name == "rsqrt" else "(x + eps) ** p",
+        )
+
+
+def _exponential(case: Case, made: Operation) -> Iterator[Advice]:
+    label, reading = made.operand(0)
+    limit = _EXP_LIMITS.get((made.result or case.reading).dtype)
+    if limit is None or not made.may_be_inf:
+        return
+    seen = "Its input is larger"
+    if reading is not None:
+        if reading.max is None or reading.max <= limit:
+            return
+        seen = f"{label} reaches {format_number(reading.max)}"
+    yield Advice(
+        f"{seen}: {made.name} of more than {limit:.1f} is beyond the range of "
+        f"{(made.result or case.reading).dtype}. Clamp it before, or subtract the maximum as "
+        "softmax and logsumexp do.",
+        "x.clamp(max=20).exp()",
+    )
+
+
+def _softmax(case: Case, made: Operation) -> Iterator[Advice]:
+    _, reading = made.operand(0)
+    if made.may_be_nan and (reading is None or not reading.posinf_count):
+        yield Advice(
+            "A row that is masked whole: softmax over nothing but -inf is NaN. Let every query "
+            "attend to at least one key (padding and causal mask together), or mask with a large "
+            "finite number.",
+            "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
+        )
+
+
+def _ctc(case: Case, made: Operation) -> Iterator[Advice]:
+    yield Advice(
+        "CTC is Inf where a target is longer than the frames that it is aligned to (repeated "
+        "labels need one frame more each), and its gradient is NaN. Leave such samples out, or "
+        "pass zero_infinity=True.",
+        "ctc_loss(..., zero_infinity=True)",
+    )
+
+
+def _likelihood(case: Case, made: Operation) -> Iterator[Advice]:
+    if made.may_be_nan:
+        yield Advice(
+            "A mean over no targets is 0/0: every target is ignore_index, or has the weight 0. "
+            "Sum and divide by the count, or leave such a batch out.",
+            'loss_fn(logits, target, reduction="sum") / (target != -100).sum().clamp_min(1)',
+        )
+
+
+def _product(case: Case, made: Operation) -> Iterator[Advice]:
+    """Multiplications, whose NaN is 0 * Inf."""
+    if not made.may_be_nan:
+        return
+    for place, (label, reading) in enumerate(made.inputs[:2]):
+        if reading.inf_count:
+            other = made.operand(1 - place)[0]
+            yield Advice(
+                f"{label} holds Inf, and 0 * Inf is NaN where {other} is 0: a product masks no "
+                "Inf. Put a finite number there before (masked_fill, torch.where, clamp); "
+                "torch.xlogy(p, p) is 0 at 0.",
+                "torch.where(keep, x, 0.0)  # not x * keep",
+            )
+            return
+
+
+def _sum(case: Case, made: Operation) -> Iterator[Advice]:
+    _, reading = made.operand(0)
+    result = made.result
+    if result is None or result.float_format is None or not result.float_format.is_narrow:
+        return
+    seen = "" if reading is None else f" of {reading.components:,} elements"
+    yield Advice(
+        f"A sum{seen} in {result.dtype}, which ends at {format_number(result.float_format.max)}: "
+        "add up in float32.",
+        "x.sum(dtype=torch.float32)  # or x.float().sum()",
+    )
+
+
+def _mask_by_addition(case: Case, made: Operation) -> Iterator[Advice]:
+    """Two numbers at the lower end of a narrow format, added."""
+    result = made.result
+    form = None if result is None else result.float_format
+    if result is None or form is None or not form.is_narrow:
+        return
+    if result.neginf_count != result.nonfinite_count:
+        return
+    lowest = [label for label, r in made.inputs if r.min is not None and r.min <= -0.99 * form.max]
+    if lowest:
+        yield Advice(
+            f"{' and '.join(lowest)} already hold{'s' if len(lowest) == 1 else ''} "
+            f"{format_number(-form.max)}, the lowest number of {result.dtype}: adding to it "
+            "gives -Inf, and a row that is masked whole becomes NaN in softmax. Don't add masks: "
+            "combine them as bool and use masked_fill, or clamp the sum.",
+            "scores.masked_fill(~(causal & padding), torch.finfo(scores.dtype).min)",
+        )
+
+
+def _domain(case: Case, made: Operation) -> Iterator[Advice]:
+    label, reading = made.operand(0)
+    if reading is None or reading.min is None or reading.max is None:
+        return
+    if made.is_backward:
+        if not _has_zero(made) and abs(reading.min) < 1 and abs(reading.max) < 1:
+            return
+        yield Advice(
+            f"The derivative of {made.name} is infinite at -1 and 1, where its input came "
+            "(rounding may do that to a cosine). Clamp it inside.",
+            f"x.clamp(-1 + 1e-4, 1 - 1e-4).{made.name}()",
+        )
+        return
+    seen = f"{label} goes from {format_number(reading.min)} to {format_number(reading.max)}"
+    yield Advice(
+        f"{seen}: {made.name} is NaN or Inf outside of -1 to 1, and at its ends. Clamp it inside.",
+        f"x.clamp(-1 + 1e-4, 1 - 1e-4).{made.name}()",
+    )
+
+
+def _decomposition(case: Case, made: Operation) -> Iterator[Advice]:
+    values = "singular values" if "svd" in made.name else "eigenvalues"
+    only = "svdvals" if "svd" in made.name else "eigvalsh"
+    yield Advice(
+        f"The backward of {made.name.replace('linalg_', '')} divides by the differences of "
+        f"{values}: two equal ones (several zeros of a matrix of low rank, an identity) make it "
+        f"Inf or NaN. Add a little noise to the matrix, use only the values ({only} has a finite "
+        "derivative), or detach the vectors.",
+        "a + 1e-4 * torch.randn_like(a)",
+    )
+
+
+def _has_zero(made: Operation) -> bool:
+    return any(reading.zero_count for _, reading in made.inputs)
+
+
+def _root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
+    if not _has_zero(made) or case.trend.has_exploded:
+        return
+    shown, how = {
+        "pow": ("x ** p with p < 1", "(x + eps) ** p"),
+        "rsqrt": ("rsqrt", "(x + eps).rsqrt()"),
+    }.get(made.name, ("sqrt", "(x + eps).sqrt()"))
+    result = ", and Inf * 0 or 0/0 is NaN" if case.has_nan else ""
+    yield Advice(
+        f"The derivative of {shown} is infinite at 0{result}. Add the eps inside, not outside: "
+        "sqrt(x + eps). torch.where after it does not stop it.",
+        how,
+    )
+
+
+def _quotient_backward(case: Case, made: Operation) -> Iterator[Advice]:
+    infinite = [label for label, reading in made.inputs if reading.inf_count]
+    if infinite:
+        yield Advice(
+            f"The dividend holds Inf ({infinite[0]}), and the derivative by the divisor multiplies "
+            "it by 0: Inf * 0 is NaN. Divide first, and mask after.",
+            "(logits / temperature).masked_fill(mask, -math.inf)",
+        )
+    elif _has_zero(made):
+        yield Advice(
+            "The derivative of x / n divides by n or its square, and 0 came there: x/0 is Inf, and "
+            "0/0 is NaN. torch.where after the division does not stop it: make the divisor safe "
+            "before.",
+            "x / torch.where(n == 0, 1.0, n)  # or x / (n + eps)",
+        )
+
+
+def _logarithm_backward(case: Case, made: Operation) -> Iterator[Advice]:
+    if _has_zero(made):
+        yield Advice(
+            f"The derivative of {made.name} is infinite at "
+            f"{'-1' if made.name == 'log1p' else '0'}: clamp its input, or use log_softmax, "
+            "logsigmoid or binary_cross_entropy_with_logits on logits.",
+            "x.clamp_min(eps).log()",
+        )
+
+
+def _product_backward(case: Case, made: Operation) -> Iterator[Advice]:
+    if case.has_nan and any(reading.inf_count for _, reading in made.inputs):
+        yield Advice(
+            f"The backward of {made.name} multiplies the gradient by what its forward read: "
+            "0 * Inf is NaN, also where the result was masked away. Keep Inf out of its input: "
+            "clamp, or torch.where before it.",
+            "f(torch.where(ok, x, 1.0))",
+        )
+
+
+def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
+    label, divisor = made.operand(2)
+    if divisor is None or not divisor.zero_count:
+        return
+    yield Advice(
+        f"The divisor {_zeros(label, divisor)}, though the optimizer adds eps to it: "
+        + (
+            "Adam's eps=1e-8 is 0 in float16. Keep float32 weights under autocast, or set eps=1e-4."
+            if divisor.dtype == "float16"
+            else "its eps is 0, or lost beside the dtype's spacing. Give it a larger eps."
+        ),
+        "torch.optim.Adam(parameters, eps=1e-4)",
+    )
+
+
+_FORWARD: tuple[tuple[str, _Rule], ...] = (
+    (r"addcdiv", _optimizer),
+    (r"(?:std|var)(?:_mean)?", _spread),
+    (r"mean|nanmean", _mean),
+    (r"div|reciprocal|remainder|fmod", _division),
+    (r"log(?:2|10|1p)?", _logarithm),
+    (r"r?sqrt|pow|float_power", _power),
+    (r"exp2?|expm1|cosh|sinh", _exponential),
+    (r"(?:log_)?softmax", _softmax),
+    (r"ctc_loss", _ctc),
+    (r"nll_loss(?:2d|_nd)?|cross_entropy(?:_loss)?", _likelihood),
+    (r"mul|addcmul|xlogy", _product),
+    (r"sum|cumsum|nansum", _sum),
+    (r"add|sub|rsub", _mask_by_addition),
+    (r"acos|asin|atanh|erfinv|acosh", _domain),
+)
+_BACKWARD: tuple[tuple[str, _Rule], ...] = (
+    (r"r?sqrt|pow", _root_at_zero),
+    (r"div|reciprocal", _quotient_backward),
+    (r"log(?:2|10|1p)?|xlogy", _logarithm_backward),
+    (r"acos|asin|atanh", _domain),
+    (r"(?:linalg_)?(?:svd|eigh|eig|symeig)", _decomposition),
+    (r"(?:log_)?softmax", _softmax),
+    (r"ctc_loss", _ctc),
+    (r"mul|exp|pow|sqrt", _product_backward),
+)
