@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any, Callable
 
 import pytest
@@ -206,3 +207,183 @@ def test_it_travels_with_the_report() -> None:
     known = unpacked(packed(report))
     assert known.made_by is not None and packed(known) == packed(report)
     assert json.loads(packed(report))["made_by"]["operator"] == "LogBackward0"
+
+
+# The call that the stop interrupts, run again
+
+
+class Block(nn.Module):
+    """A model that makes a NaN when ``is_on``: batch norm, dropout, a counter and a cache."""
+
+    def __init__(self, bad: Loss) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+        self.drop, self.lstm = nn.Dropout(0.5), nn.LSTM(8, 8, batch_first=True)
+        self.calls, self.cache, self.bad, self.is_on = 0, [torch.zeros(1)], bad, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.cache.append(x.detach())
+        self.cache[0].add_(random.random())
+        x = self.drop(self.norm(self.first(x)))
+        x = x + self.lstm(x.unsqueeze(1))[0].squeeze(1)
+        if self.is_on:
+            x = self.bad(x)
+        return self.last(x)
+
+
+def stop_of_model(
+    model: Any, steps: int = 3, loss: Loss = torch.mean, **options: Any
+) -> fastcheck.OverflowDetected:
+    optimizer = torch.optim.Adam(model.parameters())
+    with fastcheck.install(model, **options), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for index, x in enumerate(batches(steps)):
+            model.is_on = index == steps - 1
+            optimizer.zero_grad()
+            loss(model(x)).backward()
+            optimizer.step()
+    return stop.value
+
+
+def negative_root(x: torch.Tensor) -> torch.Tensor:
+    return torch.sqrt(-x.abs() - 1)
+
+
+def test_the_operator_in_a_call() -> None:
+    seen = []
+
+    def bad(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.detach().clone())
+        return negative_root(x)
+
+    torch.manual_seed(0)
+    stop = stop_of_model(Block(bad))
+    made = stop.report.made_by
+    assert made is not None and made.operator == "aten.sqrt"
+    assert torch.equal(*seen)  # the same dropout
+    assert made.line.startswith(f"{__file__}:") and made.line.endswith("in negative_root")
+    (name, record), *_ = made.inputs
+    largest = float((-seen[0].abs() - 1).max())
+    assert name == "self" and statistics_of(record).max == largest
+    assert made.result is not None and statistics_of(made.result).nan_count == 32
+    assert "Block was run again" in str(stop)
+
+
+def test_a_call_is_run_on_copies() -> None:
+    """Everything is as a run without the search leaves it, bit for bit."""
+
+    def state_after(find_operator: bool) -> dict[str, Any]:
+        torch.manual_seed(0)
+        random.seed(0)
+        model = Block(negative_root)
+        before = nn.Linear(8, 8)
+        model.norm.register_forward_hook(lambda *_: None)
+        hooks = [dict(module._forward_hooks) for module in model.modules()]
+        objects = {name: id(value) for name, value in vars(model).items()}
+        optimizer = torch.optim.Adam(model.parameters())
+        stop = fastcheck.Stop(find_operator=find_operator)
+        with fastcheck.install(model, stop=stop), torch.autocast("cpu", torch.bfloat16):
+            with pytest.raises(fastcheck.OverflowDetected) as raised:
+                for index, x in enumerate(batches(3)):
+                    model.is_on = index == 2
+                    optimizer.zero_grad()
+                    y = before(x)
+                    model(y).float().square().mean().backward()
+                    optimizer.step()
+            assert torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
+        found = raised.value.report.made_by
+        assert (found is not None) == find_operator
+        y.sum().backward()  # the graph in front of the call is whole
+        assert hooks == [dict(module._forward_hooks) for module in model.modules()]
+        assert objects["cache"] == id(model.cache) and objects["_modules"] == id(model._modules)
+        tensors = [*model.parameters(), *model.buffers(), *before.parameters(), *model.cache]
+        return {
+            "values": [tensor.detach().clone() for tensor in tensors],
+            "gradients": [p.grad for p in [*model.parameters(), *before.parameters()]],
+            "versions": [tensor._version for tensor in tensors],
+            "generator": torch.get_rng_state(),
+            "random": random.getstate(),
+            "calls": model.calls,
+            "names": [list(vars(module)) for module in model.modules()],
+        }
+
+    found, expected = state_after(True), state_after(False)
+    assert found.keys() == expected.keys()
+    for name in ("versions", "random", "calls", "names"):
+        assert found[name] == expected[name], name
+    for name in ("values", "gradients"):
+        for one, other in zip(found[name], expected[name]):
+            assert (one is None) == (other is None)
+            assert one is None or torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+    assert torch.equal(found["generator"], expected["generator"])
+
+
+def test_hooks_of_the_call_itself_do_not_run_twice() -> None:
+    model = Block(negative_root)
+    seen: list[int] = []
+
+    def halve(module: nn.Module, args: tuple[torch.Tensor]) -> torch.Tensor:
+        seen.append(module.calls)
+        return args[0] / 2
+
+    model.register_forward_pre_hook(halve)
+    made = stop_of_model(model).report.made_by
+    assert made is not None and made.operator == "aten.sqrt"
+    assert seen == [0, 1, 2]
+
+
+def test_code_between_submodules() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.first(x) / (x * 0))
+
+    made = stop_of_model(Mixed()).report.made_by
+    assert made is not None and made.operator == "aten.div.Tensor"
+    assert {name: statistics_of(one).zero_count for name, one in made.inputs}["other"] == 32
+
+
+def test_an_input_that_was_written_in_place() -> None:
+    class Writing(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.mul_(2)
+            return super().forward(x)
+
+    made = stop_of_model(Writing(negative_root)).report.made_by
+    assert made is not None and made.operator == ""
+    assert "could not be run again: input[0] was written in place since" in made.how
+
+
+def test_an_error_of_the_second_run_is_said() -> None:
+    class Once(Block):
+        ran: set[int] = set()  # noqa: RUF012  # state that no module holds
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.is_on and self.ran:
+                raise LookupError("only once")
+            self.ran.update([1] if self.is_on else [])
+            return super().forward(x)
+
+    made = stop_of_model(Once(negative_root)).report.made_by
+    assert made is not None and made.operator == ""
+    assert "could not be run again: LookupError: only once" in made.how
+
+
+def test_a_second_run_that_is_finite_is_not_held_against_the_stop() -> None:
+    seen: list[int] = []
+
+    def once(x: torch.Tensor) -> torch.Tensor:
+        seen.append(1)
+        return negative_root(x) if len(seen) == 1 else x
+
+    made = stop_of_model(Block(once)).report.made_by
+    assert made is not None and made.operator == ""
+    assert "no operator in it could be named" in made.how and "finite" not in made.how
+
+
+def test_it_can_be_switched_off() -> None:
+    stop = stop_of_model(Block(negative_root), stop=fastcheck.Stop(find_operator=False))
+    assert stop.report.made_by is None

@@ -423,8 +423,8 @@ class _Step:
                 parts[kind].append(index)
         scales = block.records[block.names == self._run.names.number(_SCALE)]
         scale = float(scales["max"][-1]) if len(scales) else None
-        chosen = (block.records[indices] for indices in parts.values())
-        return loss_of_step(*chosen, scale)
+        plain, given, grad = (block.records[indices] for indices in parts.values())
+        return loss_of_step(plain, given, grad, scale)
 
     def _keep_unchanged(self) -> None:
         for is_same in (True, False):

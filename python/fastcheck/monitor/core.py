@@ -209,7 +209,7 @@ def build(
     watching = None if watched is None else Watching(session, watched)
 
     dumper = _stop_dumper(config, nodes, rank, together, captures)
-    makers, broken_weights = Makers(session), state.broken_weights
+    makers, broken_weights = Makers(session, install_alone), state.broken_weights
     stops = StopHandler(session, run_meta, agreement, dumper, makers, broken_weights)
     boundary = StepBoundary(session, stops)
     if agreement is not None:

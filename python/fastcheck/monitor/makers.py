@@ -5,12 +5,19 @@ from __future__ import annotations
 import weakref
 from typing import Optional
 
+import torch
+
 from fastcheck.monitor.session.session import Session
+from fastcheck.record.format import Verdict
 from fastcheck.report.stop_report import MadeBy
+from fastcheck.utils.torch.rank import group_size
+from fastcheck.utils.torch.transforms import in_transform
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
+from .call_again import run_again, running_call
 from .loss_graph import search_graph
+from .reruns.runner import Install
 
 _FORWARD = frozenset(("input", "output", "loss"))
 
@@ -20,17 +27,36 @@ class Makers:
     that is about to raise the stop.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, install: Install) -> None:
         self._session = weakref.ref(session)
+        self._install = install
 
     def __call__(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
         """None where nothing that could tell is left."""
         session = self._session()
-        if session is None or step is not session.step:
+        is_now = session is not None and step is session.step and session.tape is None
+        if session is None or not is_now or culprit.role not in _FORWARD:
             return None
-        if culprit.role in _FORWARD:
-            for root in session.backwards.roots:
-                found = search_graph(root)
-                if found is not None:
-                    return found
-        return None
+        for root in session.backwards.roots:
+            found = search_graph(root)
+            if found is not None:
+                return found
+        return self._again(culprit, session)
+
+    def _again(self, culprit: Finding, session: Session) -> Optional[MadeBy]:
+        call = culprit.call
+        if culprit.role == "input":  # between its submodules the parent made it
+            call = None if call is None else call.parent
+        is_forward = torch._C._current_graph_task_id() == -1
+        if not is_forward or culprit.verdict is not Verdict.ORIGIN or in_transform():
+            return None
+        running = running_call(call)
+        if running is None:
+            return None
+        if group_size(None) > 1:
+            return MadeBy(
+                "",
+                f"{running.call.node.name} was not run again: several ranks train together, and "
+                "one alone may leave the others waiting.",
+            )
+        return run_again(running, session, self._install)

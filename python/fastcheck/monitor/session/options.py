@@ -140,6 +140,9 @@ class Stop:
             ``Functional.softmax.7.backward.output.0``.
         report: whether a stop writes the log as an HTML page, ``report.html`` beside it, and names
             it in the message. Of a log of more than 128 MiB ``fastcheck report`` makes the page.
+        find_operator: whether a stop at module level looks for the operator that made the numbers:
+            in the graph of the loss and, on the CPU, by running the call that the stop interrupts
+            once more, on copies.
 
     Raises:
         ConfigError: an option has a value that can't be used.
@@ -155,6 +158,7 @@ class Stop:
     dump: Union[str, os.PathLike[str], None] = None
     style: str = "fastcheck"
     report: bool = True
+    find_operator: bool = True
 
     def __post_init__(self) -> None:
         choice("count", self.count, _COUNTS)
@@ -183,6 +187,7 @@ class Stop:
             object.__setattr__(self, "dump", _directory("dump", self.dump))
         check_style(self.style)
         check_bool("report", self.report)
+        check_bool("find_operator", self.find_operator)
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,8 @@ class Session(SessionReadings):
         #: What each step trains on, where the training loop names it.
         self.batches = BatchIds(event_store)
         self.backwards = Backwards()
+        # torch's generator of the host, as the last pass has begun with it.
+        self.pass_generator: Optional[torch.Tensor] = None
         tell_allowances(self)
 
     def allow(self, allowances: list[Allowance]) -> None:
@@ -259,6 +261,7 @@ class Session(SessionReadings):
         self.begin_step_if_closed()
         self.backwards.called(self.step.index)
         self.apply_pause()
+        self.pass_generator = torch.default_generator.get_state()
         if len(self.seen) > _MAX_SEEN:
             self.seen.clear()
         if len(self.step.journal.entries) > _MAX_SEEN:

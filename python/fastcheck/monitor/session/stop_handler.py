@@ -508,7 +508,9 @@ class StopHandler:
                 report = StopReport(
                     event_store.event(finding), step=step.index, rank=event_store.rank
                 )
-        if decision is Decision.STOP and session.config.level == "module":
+        config = session.config
+        is_unknown = config.level == "module" and config.stop.find_operator
+        if decision is Decision.STOP and is_unknown:
             report = replace(report, made_by=self._made_by(_culprit(due), step))
         if self._dumper is None or (decision is not Decision.STOP and self._has_dumped):
             return report
