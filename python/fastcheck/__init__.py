@@ -20,6 +20,9 @@ from fastcheck.monitor.named_tensors.observe import observe
 from fastcheck.monitor.rerun import rerun
 from fastcheck.monitor.reruns.result import Rerun
 from fastcheck.monitor.session.options import Filter, Log, OnRequest, Stop, Training
+from fastcheck.proving.prove import prove
+from fastcheck.proving.relation import Relation
+from fastcheck.proving.result import Proof
 from fastcheck.record.event import Event
 from fastcheck.record.exponents import Exponents, Share
 from fastcheck.record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Verdict
@@ -79,6 +82,8 @@ __all__ = [
     "Override",
     "PrecisionAdvice",
     "PrecisionWarning",
+    "Proof",
+    "Relation",
     "Rerun",
     "Seal",
     "Seeds",
@@ -110,6 +115,7 @@ __all__ = [
     "inventory",
     "observe",
     "override",
+    "prove",
     "rerun",
     "seal",
     "seed_all",

@@ -1,0 +1,191 @@
+"""Relations in which the model, or torch, computes the same batch in another way."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils import checkpoint as checkpointing
+
+from fastcheck.utils.torch.training_state import Generators
+
+from .case import Case
+from .computed import Computed
+from .relation import Relation
+from .torch_calls import seen_checkpoints
+
+
+class Again(Relation):
+    """The step twice, from the same state."""
+
+    name = "the same again"
+    kinds = ("loss", "output", "gradient", "update")
+
+
+class EvaluatedTwice(Relation):
+    """The model in evaluation, with two seeds: it draws nothing."""
+
+    name = "evaluation twice"
+    kinds = ("output",)
+
+    def why_not(self, case: Case) -> str:
+        return "" if case.call != ((), {}) else "the step does not call the model itself"
+
+    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+        return case.evaluate(1, sites)
+
+    def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+        return case.evaluate(0, sites)
+
+
+class Checkpointed(Relation):
+    """Activation checkpointing switched off where the step uses it, and else on: in each of the
+    repeated layers, with the generators put back.
+    """
+
+    name = "activation checkpointing"
+    kinds = ("loss", "output", "gradient", "update")
+
+    def why_not(self, case: Case) -> str:
+        if case.checkpoints or self._has_switch(case) or self._layers(case):
+            return ""
+        return "the model has no repeated layers"
+
+    def _has_switch(self, case: Case) -> bool:
+        return bool(getattr(case.model, "supports_gradient_checkpointing", False))
+
+    def _layers(self, case: Case) -> list[torch.nn.Module]:
+        lists = (torch.nn.ModuleList, torch.nn.Sequential)
+        return [
+            layer
+            for holder in case.model.modules()
+            if isinstance(holder, lists)
+            for layer in holder
+            if any(True for _ in layer.parameters())
+        ]
+
+    @contextlib.contextmanager
+    def changed(self, case: Case) -> Iterator[None]:
+        if case.checkpoints:
+            with seen_checkpoints(leave_out=True):
+                yield
+            return
+        if self._has_switch(case):
+            model: Any = case.model
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            try:
+                yield
+            finally:
+                model.gradient_checkpointing_disable()
+            return
+        outer: list[torch.nn.Module] = []
+        inner: set[int] = set()
+        for layer in self._layers(case):
+            if id(layer) not in inner:
+                outer.append(layer)
+                inner.update(id(one) for one in layer.modules())
+        with contextlib.ExitStack() as stack:
+            for layer in outer:
+                again = functools.partial(
+                    checkpointing.checkpoint, layer.forward, use_reentrant=False
+                )
+                stack.enter_context(mock.patch.object(layer, "forward", again))
+            yield
+
+    def note(self, case: Case) -> str:
+        return "switched off" if case.checkpoints else "switched on"
+
+
+class AttentionBackend(Relation):
+    """scaled_dot_product_attention by its definition (SDPBackend.MATH)."""
+
+    name = "attention by its definition"
+
+    def why_not(self, case: Case) -> str:
+        return "" if case.attention_calls else "scaled_dot_product_attention is not called"
+
+    mixes_rows = True  # a backend draws dropout in its own way
+
+    def changed(self, case: Case) -> Any:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        return sdpa_kernel(SDPBackend.MATH)
+
+
+class Unshared(Relation):
+    """A parameter that stands in several places, replaced by copies: their gradients add up to
+    its own.
+    """
+
+    name = "shared parameters as copies"
+    kinds = ("loss", "output", "gradient")
+
+    def _places(self, case: Case) -> list[tuple[str, str]]:
+        first: dict[int, str] = {}
+        found = []
+        for name, parameter in case.model.named_parameters(remove_duplicate=False):
+            if id(parameter) in first:
+                found.append((first[id(parameter)], name))
+            first.setdefault(id(parameter), name)
+        return found
+
+    def why_not(self, case: Case) -> str:
+        return "" if self._places(case) else "no parameter stands in two places"
+
+    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+        case.put_back()  # the copies are of the weights as they are computed with
+        undo, copies = [], []
+        for original, name in self._places(case):
+            path, _, last = name.rpartition(".")
+            holder = case.model.get_submodule(path)
+            shared = holder._parameters[last]
+            assert shared is not None
+            copy = torch.nn.Parameter(shared.detach().clone(), shared.requires_grad)
+            holder._parameters[last] = copy
+            undo.append((holder, last, shared))
+            copies.append((original, name, copy))
+        case.parameters.update({name: copy for _, name, copy in copies})
+        try:
+            computed = case.compute(sites=sites)
+        finally:
+            for holder, last, shared in undo:
+                holder._parameters[last] = shared
+            for _, name, _ in copies:
+                del case.parameters[name]
+        for original, name, _ in copies:
+            part = computed.tensors.pop(("gradient", name), None)
+            if part is not None:
+                whole = computed.tensors.get(("gradient", original), torch.zeros_like(part))
+                computed.tensors["gradient", original] = whole + part
+        return computed
+
+
+class SavedAndLoaded(Relation):
+    """Two steps, against one step, torch.save, the state before it, torch.load and one step: what
+    state_dict() leaves out is a step old then.
+    """
+
+    name = "save, load and go on"
+    kinds = ("loss", "output", "gradient", "update")
+
+    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+        case.compute()
+        holders: list[Any] = [case.model, *case.optimizers]
+        file = io.BytesIO()
+        torch.save([holder.state_dict() for holder in holders], file)
+        generators = Generators()
+        case.put_back()
+        file.seek(0)
+        for holder, state in zip(holders, torch.load(file, weights_only=False)):
+            holder.load_state_dict(state)
+        generators.put_back()
+        return case.compute(put_back=False, sites=sites)
+
+    def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+        case.compute()
+        return case.compute(put_back=False, sites=sites)

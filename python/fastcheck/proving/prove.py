@@ -1,0 +1,236 @@
+"""prove(): a training step computed in ways that must agree."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Callable, Optional, Union
+
+import torch
+
+from fastcheck.errors import ConfigError, explain, first_line
+from fastcheck.monitor.reruns.runner import set_aside
+from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.training_state import TrainingState
+
+from .batches import Alone, MicroBatches, Padded, Permuted
+from .case import Case
+from .computed import Computed, Key
+from .models import (
+    Again,
+    AttentionBackend,
+    Checkpointed,
+    EvaluatedTwice,
+    SavedAndLoaded,
+    Unshared,
+)
+from .place import find_place
+from .relation import Relation
+from .result import BY_DESIGN, DIFFERS, FAILED, HOLDS, NOT_ASKED, Outcome, Place, Proof
+from .score import LIMIT, Floor
+
+_AUTO: dict[str, type[Relation]] = {
+    "again": Again,
+    "permuted": Permuted,
+    "alone": Alone,
+    "padded": Padded,
+    "micro_batches": MicroBatches,
+    "checkpointed": Checkpointed,
+    "attention": AttentionBackend,
+    "unshared": Unshared,
+    "saved": SavedAndLoaded,
+    "evaluated": EvaluatedTwice,
+}
+_CONFIRMED_AT = (101, 102)
+
+_Relations = Union[str, Sequence[Union[str, Relation]]]
+
+
+def prove(
+    step: Callable[..., Any],
+    batch: Any,
+    *,
+    model: torch.nn.Module,
+    optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None,
+    relations: _Relations = "auto",
+    also: Sequence[Any] = (),
+) -> Proof:
+    """Computes one training step in ways that must agree, and names the first place where it does
+    not::
+
+        proof = fastcheck.prove(step, batch, model=model, optimizer=optimizer)
+        print(proof)
+
+    The tolerance is measured: the step is computed three times with each weight moved by one ulp
+    of the format in which the model computes, and a difference counts by how often it is larger
+    than what that has moved. Compared are the loss, what the model returns, every gradient, and the
+    update. All is put back before each computation and at the end, also after an exception, as
+    rerun() does. Monitors of the model see nothing of it.
+
+    Args:
+        step: one step, called as ``step(batch)``, or as ``step(model, batch)`` where it takes two
+            arguments. Returns the loss, or a mapping or object with ``loss``. It may call backward
+            and the optimizer; where it does not call backward prove() does. It is deterministic but
+            for torch's, NumPy's and Python's generators.
+        batch: what it takes in: tensors in nested dicts, lists and tuples, rows first.
+        model: the module.
+        optimizer: the optimizer of the step, or several.
+        relations: ``"auto"``, or relations by name and objects: see docs/prove.md.
+        also: what else has a state, as for rerun().
+
+    Returns:
+        A Proof: ``holds``, ``outcomes``; ``str()`` of it is a table.
+
+    Raises:
+        ConfigError: an argument that can't be used. What the step raises is raised here, if it
+            raises as it is.
+
+    Costs about 8 computations of the step, and 1 to 3 for each relation; one that differs costs
+    some 10 more. Holds three more copies of weights and gradients. Waits for the devices.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise _refused("model", "a torch.nn.Module", model)
+    if not callable(step):
+        raise _refused("step", "a function of the batch", step)
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or []
+    if not all(isinstance(one, torch.optim.Optimizer) for one in optimizers):
+        raise _refused("optimizer", "a torch.optim.Optimizer, or several", optimizer)
+    asked = _asked(relations)
+    tensors = [t for _, t in flatten(batch, "batch") if not t.is_inference()]
+    began = time.monotonic()
+    state = TrainingState([model], optimizers=optimizers, others=also, tensors=tensors)
+    with set_aside([model]), state:
+        case = Case(step, batch, model, list(optimizers), state)
+        try:
+            prover = Prover(case)
+            outcomes = tuple(prover.ask(relation) for relation in asked)
+        finally:
+            case.noise = 0
+            case.put_back()
+    return Proof(outcomes, prover.subject, round(time.monotonic() - began, 3))
+
+
+class Prover:
+    """Asks relations of one step."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._floors: dict[bool, Floor] = {}
+        case.learn()
+        draws = case.draws
+        case.find_layouts()
+        self._draws_more = False
+        if draws:
+            case.dropout = False
+            floor = self._floor(False)
+            if case.draws:
+                case.seed = 1
+                scores = floor.scores(case.compute(), floor.base, Relation.kinds)
+                case.seed = None
+                self._draws_more = max(scores.values(), default=0.0) > LIMIT
+            case.dropout = True
+        else:
+            self._floors[False] = self._floor(True)
+        count = sum(p.numel() for p in case.parameters.values())
+        rows = f", {case.rows} rows" if case.rows else ""
+        kind = str(case.dtype).removeprefix("torch.")
+        self.subject = f"{type(case.model).__name__}: {count:,} parameters{rows}, {kind}"
+
+    def _floor(self, dropout: bool) -> Floor:
+        if dropout not in self._floors:
+            self.case.dropout = dropout
+            self._floors[dropout] = Floor.measure(self.case)
+        return self._floors[dropout]
+
+    def ask(self, relation: Relation) -> Outcome:
+        """One relation. Raises nothing."""
+        began = time.monotonic()
+        try:
+            outcome = self._ask(relation)
+        except Exception as error:
+            text = f"{type(error).__name__}: {first_line(error)}"
+            outcome = Outcome(relation.name, FAILED, note=text)
+        finally:
+            self.case.noise, self.case.ulps, self.case.dropout = 0, 1.0, True
+        return replace(outcome, seconds=round(time.monotonic() - began, 3))
+
+    def _ask(self, relation: Relation) -> Outcome:
+        case, name = self.case, relation.name
+        reason = relation.why_not(case)
+        if reason:
+            return Outcome(name, NOT_ASKED, note=reason)
+        reason = relation.by_design(case)
+        if not reason and relation.mixes_rows and self._draws_more:
+            reason = "depends on the batch by design: it draws random numbers, besides dropout"
+        if reason:
+            return Outcome(name, BY_DESIGN, note=reason)
+        floor = self._floor(not relation.mixes_rows)
+        case.dropout = not relation.mixes_rows
+        scores = self._scores(relation, floor, floor.base)
+        hard = {key: s for key, s in scores.items() if key[0] not in relation.measured}
+        worst = max(hard, key=hard.__getitem__, default=None)
+        if worst is not None and self._persists(relation, floor, hard[worst]):
+            first = self._place(relation)
+            return Outcome(name, DIFFERS, hard[worst], _called(worst), first)
+        if not scores:
+            return Outcome(name, NOT_ASKED, note="nothing of the step can be compared")
+        score = max(scores.values())
+        if score > LIMIT and worst is not None and hard[worst] > LIMIT:
+            return Outcome(name, HOLDS, score, note="at other weights: a tie was decided otherwise")
+        if score > LIMIT:
+            note = "depends on the whole batch: no weighted sum of its parts' gradients"
+            return Outcome(name, BY_DESIGN, score, note=note)
+        return Outcome(name, HOLDS, score, note=relation.note(case))
+
+    def _scores(self, relation: Relation, floor: Floor, base: Computed) -> dict[Key, float]:
+        reference = relation.reference(self.case, base)
+        other = relation.run(self.case, base)
+        return floor.scores(other, reference, relation.kinds)
+
+    def _persists(self, relation: Relation, floor: Floor, score: float) -> bool:
+        """Whether it differs at other weights too: not where a tie (of a router, of a maximum) was
+        decided by rounding.
+        """
+        case = self.case
+        case.ulps = 1024.0 if case.eps < 1e-6 else 4.0
+        for noise in _CONFIRMED_AT:
+            if score <= LIMIT:
+                return False
+            case.noise = noise
+            scores = self._scores(relation, floor, case.compute())
+            hard = [s for key, s in scores.items() if key[0] not in relation.measured]
+            score = max(hard, default=0.0)
+        case.noise, case.ulps = 0, 1.0
+        return score > LIMIT
+
+    def _place(self, relation: Relation) -> Optional[Place]:
+        kept = self.case.layouts
+        try:
+            return find_place(self.case, relation)
+        finally:
+            self.case.layouts = kept
+
+
+def _called(key: Key) -> str:
+    return " ".join(part for part in key if part)
+
+
+def _asked(relations: _Relations) -> list[Relation]:
+    if isinstance(relations, str):
+        relations = list(_AUTO) if relations == "auto" else [relations]
+    found = []
+    for one in relations:
+        if isinstance(one, str) and one in _AUTO:
+            found.append(_AUTO[one]())
+        elif isinstance(one, Relation):
+            found.append(one)
+        else:
+            raise _refused("relations", '"auto", Relations, or of ' + ", ".join(_AUTO), one)
+    return found
+
+
+def _refused(name: str, expected: str, got: object) -> ConfigError:
+    hint = "fastcheck.prove(step, batch, model=model, optimizer=optimizer)"
+    text = explain(f"prove({name}=) can't be used", expected=expected, got=repr(got), hint=hint)
+    return ConfigError(text)

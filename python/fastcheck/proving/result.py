@@ -1,0 +1,134 @@
+"""Proof: what came of computing a step in ways that must agree, as data and as text."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from fastcheck.errors import printable
+from fastcheck.utils.text.layout import to_ascii, wants_ascii
+
+HOLDS, DIFFERS, BY_DESIGN = "holds", "differs", "by design"
+NOT_ASKED, FAILED = "not asked", "failed"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The first place at which two computations of a step part. ``module``: its path; ``""``: the
+    model itself. ``kind``: ``"forward"``, ``"backward"``, or ``"loss"`` where the model returns the
+    same and the loss differs. ``what``: which tensor. ``operator``: the function that was called
+    there, ``line``: by which line of the program, where that is known.
+    """
+
+    module: str
+    kind: str
+    what: str
+    score: float
+    operator: str = ""
+    line: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "loss":
+            return "the loss: the step makes another one of what the model returns"
+        name = f"{self.module or 'the model'} ({self.kind}): {self.what}"
+        called = f", {self.operator}" if self.operator else ""
+        return f"{name}{called}" + (f" at {self.line}" if self.line else "")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One relation. ``state``: ``"holds"``, ``"differs"``, ``"by design"`` (the step may depend on
+    what was changed; ``note`` says why), ``"not asked"`` (``note`` says why) or ``"failed"`` (the
+    computation raised ``note``). ``score``: the largest difference, in units of the measured noise
+    of its tensor; None where nothing was compared. ``worst``: that tensor. ``first``: where the two
+    computations part, of one that differs.
+    """
+
+    relation: str
+    state: str
+    score: Optional[float] = None
+    worst: str = ""
+    first: Optional[Place] = None
+    note: str = ""
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        first = None if self.first is None else dict(vars(self.first))
+        return {**vars(self), "first": first}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What fastcheck.prove() found; ``str()`` of it is a table, and it is true when no relation
+    differs.
+
+    ``outcomes``: one for each relation. ``subject``: model, batch and format. ``seconds``: of all.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    subject: str
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether no relation differs."""
+        return not any(one.state == DIFFERS for one in self.outcomes)
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+    def __getitem__(self, name: str) -> Outcome:
+        """The outcome of the relation of this name."""
+        for one in self.outcomes:
+            if one.relation == name:
+                return one
+        raise KeyError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        return {
+            "holds": self.holds,
+            "subject": self.subject,
+            "seconds": self.seconds,
+            "outcomes": [one.to_dict() for one in self.outcomes],
+        }
+
+    def __str__(self) -> str:
+        return render(self)
+
+
+def render(proof: Proof) -> str:
+    """The table: relation, state, score, time, and the first place or the reason."""
+    shown = [one for one in proof.outcomes if one.state != NOT_ASKED]
+    width = max([len(one.relation) for one in shown], default=0)
+    lines = [proof.subject, ""]
+    lines.append(f"  {'relation':{width}}  {'':9}  {'score':>8}  {'time':>7}")
+    for one in shown:
+        score = "" if one.score is None else _number(one.score)
+        note = one.note if one.state != DIFFERS else ""
+        row = f"  {one.relation:{width}}  {one.state:9}  {score:>8}  {one.seconds:5.1f} s  {note}"
+        lines.append(row.rstrip())
+        if one.state == DIFFERS:
+            if one.first is not None:
+                lines.append(f"      first place: {one.first}")
+            lines.append(f"      farthest: {one.worst}")
+    skipped = [one for one in proof.outcomes if one.state == NOT_ASKED]
+    if skipped:
+        lines += ["", "  not asked:"]
+        lines += [f"  {one.relation:{width}}  {one.note}" for one in skipped]
+    counts = {state: sum(one.state == state for one in shown) for state in (HOLDS, DIFFERS)}
+    lines += [
+        "",
+        f"  {counts[HOLDS]} hold, {counts[DIFFERS]} differ. A score is a difference over the",
+    ]
+    lines.append(
+        "  noise of its tensor, measured by moving each weight by one ulp; up to 10 is noise."
+    )
+    text = printable("\n".join(lines), keep="\n")
+    return to_ascii(text) if wants_ascii(sys.stdout) else text
+
+
+def _number(score: float) -> str:
+    return f"{score:.1f}" if score < 1000 else f"{score:.1e}"

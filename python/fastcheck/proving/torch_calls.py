@@ -1,0 +1,121 @@
+"""A step without dropout or checkpointing, and the functions of torch that it calls."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint as checkpointing
+
+_DROPOUTS = {
+    F.dropout,
+    F.alpha_dropout,
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    F.feature_alpha_dropout,
+    torch.dropout,
+    torch.feature_dropout,
+    torch.alpha_dropout,
+    torch.feature_alpha_dropout,
+}
+
+Called = Callable[[Any, tuple[Any, ...], Any], None]
+
+
+class Calls(TorchFunctionMode):
+    """Notes the calls of scaled_dot_product_attention; ``dropout=False``: leaves dropout out.
+    ``called`` is told of each function, its arguments and what it returns.
+    """
+
+    def __init__(self, dropout: bool, called: Optional[Called] = None) -> None:
+        super().__init__()
+        self._dropout = dropout
+        self._called = called
+        self.attention = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = self._run(func, args, kwargs or {})
+        if self._called is not None:
+            self._called(func, args, returned)
+        return returned
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is F.scaled_dot_product_attention:
+            self.attention += 1
+            if not self._dropout:
+                args, kwargs = args[:4], {**kwargs, "dropout_p": 0.0}
+                if len(args) == 4 and "attn_mask" in kwargs:
+                    args = args[:3]
+        elif not self._dropout and func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        elif func is F.multi_head_attention_forward:
+            # Its own calls are not seen here.
+            self.attention += 1
+            if not self._dropout:
+                bound = inspect.signature(func).bind(*args, **kwargs)
+                bound.arguments["dropout_p"] = 0.0
+                args, kwargs = bound.args, bound.kwargs
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def within(calls: Calls) -> Iterator[None]:
+    """Has ``calls`` see what the step calls, in backward too, where activations are computed again:
+    torch takes a mode away while it runs a function that a mode has seen.
+    """
+    autograd: Any = torch.autograd
+    run = autograd._engine_run_backward
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        with calls:
+            return run(*args, **kwargs)
+
+    with calls, mock.patch.object(autograd, "_engine_run_backward", backward):
+        yield
+
+
+@contextlib.contextmanager
+def without_dropout_of_recurrent(model: torch.nn.Module) -> Iterator[None]:
+    """Dropout between the layers of an LSTM, GRU or RNN is an argument of their kernel."""
+    layers = [one for one in model.modules() if isinstance(one, torch.nn.RNNBase)]
+    were = [one.dropout for one in layers]
+    try:
+        for one in layers:
+            one.dropout = 0.0
+        yield
+    finally:
+        for one, was in zip(layers, were):
+            one.dropout = was
+
+
+@contextlib.contextmanager
+def seen_checkpoints(leave_out: bool) -> Iterator[list[None]]:
+    """One entry for each call of torch.utils.checkpoint, which ``leave_out`` makes a plain call."""
+    calls: list[None] = []
+    reentrant: Any = checkpointing.CheckpointFunction
+    generator = checkpointing._checkpoint_without_reentrant_generator
+
+    class Plain:
+        @staticmethod
+        def apply(function: Any, preserve: bool, *args: Any) -> Any:
+            calls.append(None)
+            return function(*args) if leave_out else reentrant.apply(function, preserve, *args)
+
+    def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
+        calls.append(None)
+        if leave_out:
+            yield
+        else:
+            yield from generator(*args, **kwargs)
+
+    with mock.patch.multiple(
+        checkpointing, CheckpointFunction=Plain, _checkpoint_without_reentrant_generator=plain
+    ):
+        yield calls

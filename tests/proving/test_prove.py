@@ -1,0 +1,306 @@
+"""prove(): silent on a healthy step, names a fault and its place, keeps all state."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any, Callable
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import fastcheck
+
+WORDS, WIDTH = 40, 16
+
+
+class Block(nn.Module):
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.fault, self.calls = fault, 0
+        self.norm, self.qkv = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.out, self.drop = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        rows, tokens, _ = x.shape
+        q, k, v = (
+            t.view(rows, tokens, 2, -1).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1)
+        )
+        seen = None if self.fault == "mask" else mask
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        y = y.transpose(1, 2).reshape(rows, tokens, -1)
+        if self.fault == "rows":
+            y = y + 0.001 * y.mean(0, keepdim=True)
+        if self.fault == "evaluation":
+            y = F.dropout(y, 0.1)
+        if self.fault == "state":
+            self.calls += 1
+            y = y * (1 + 0.01 * self.calls)
+        return x + self.drop(self.out(y))
+
+
+class Model(nn.Module):
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(WORDS, WIDTH), nn.Embedding(16, WIDTH)
+        self.blocks = nn.ModuleList([Block(), Block(fault)])
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+        self.fault = fault
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        tokens = ids.shape[1]
+        x = self.embed(ids) + self.place(torch.arange(tokens))
+        seen = torch.ones(tokens, tokens).tril().bool() & mask[:, None, None, :].bool()
+        for block in self.blocks:
+            if self.fault == "recomputed":
+                x = checkpoint(block, x, seen, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, seen)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def batch() -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    ids = torch.randint(1, WORDS, (5, 7))
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = mask[3, 2:] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    return {"ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask, "labels": labels}
+
+
+def loss_of(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), **options)
+
+
+def made(fault: str = "") -> tuple[Model, torch.optim.Optimizer, Callable[[Any], Any]]:
+    torch.manual_seed(0)
+    model = Model(fault)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(given: dict[str, torch.Tensor]) -> Any:
+        optimizer.zero_grad()
+        if fault == "means":  # of micro-batches that have other numbers of targets
+            for rows in (slice(0, 2), slice(2, 5)):
+                part = {name: tensor[rows] for name, tensor in given.items()}
+                logits = model(part["ids"], part["attention_mask"])
+                (loss_of(logits, part["labels"]) / 2).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            return None
+        logits = model(given["ids"], given["attention_mask"])
+        loss = loss_of(logits, given["labels"])
+        if fault == "count":
+            loss = loss_of(logits, given["labels"], reduction="sum") / given["labels"].numel()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss
+
+    return model, optimizer, step
+
+
+def proof_of(fault: str = "", relations: Any = "auto") -> fastcheck.Proof:
+    model, optimizer, step = made(fault)
+    return fastcheck.prove(step, batch(), model=model, optimizer=optimizer, relations=relations)
+
+
+def differing(proof: fastcheck.Proof) -> dict[str, Any]:
+    return {one.relation: one.first for one in proof.outcomes if one.state == "differs"}
+
+
+def test_a_healthy_step_holds() -> None:
+    proof = proof_of()
+    assert proof and proof.holds
+    assert {one.relation: one.state for one in proof.outcomes} == dict.fromkeys(
+        [
+            "the same again",
+            "rows in another order",
+            "rows do not reach each other",
+            "more padding",
+            "micro-batches against the whole",
+            "activation checkpointing",
+            "attention by its definition",
+            "shared parameters as copies",
+            "save, load and go on",
+            "evaluation twice",
+        ],
+        "holds",
+    )
+    assert all(one.score is not None and one.score < 5 for one in proof.outcomes)
+    assert proof["micro-batches against the whole"].note.endswith("by targets")
+    assert json.loads(json.dumps(proof.to_dict()))["holds"] is True
+
+
+@pytest.mark.parametrize(
+    ("fault", "relation", "module"),
+    [
+        ("mask", "padded", "blocks.1"),
+        ("rows", "alone", "blocks.1"),
+        ("evaluation", "evaluated", "blocks.1"),
+        ("state", "saved", "blocks.1"),
+        ("recomputed", "checkpointed", "blocks.1"),
+    ],
+)
+def test_a_fault_is_named_with_its_module(fault: str, relation: str, module: str) -> None:
+    proof = proof_of(fault, [relation])
+    (place,) = differing(proof).values()
+    assert not proof
+    assert place.module == module
+    assert str(place) in str(proof)
+    if fault in ("mask", "rows", "state"):
+        assert __file__ in place.line
+
+
+def test_a_fault_of_the_step_is_named_as_the_loss() -> None:
+    (place,) = differing(proof_of("count", ["padded"])).values()
+    assert place.kind == "loss"
+
+
+def test_means_of_micro_batches_depend_on_the_order_of_rows() -> None:
+    assert "rows in another order" in differing(proof_of("means", ["permuted"]))
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
+    found: list[Any] = [torch.get_rng_state()]
+    found += [t.clone() for t in model.state_dict().values()]
+    found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    for state in optimizer.state.values():
+        found += [value.clone() for value in state.values()]
+    return found
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_state_is_kept_bit_for_bit(is_broken: bool) -> None:
+    model, optimizer, step = made()
+    given = batch()
+    step(given)
+    copies = {name: tensor.clone() for name, tensor in given.items()}
+    before = everything(model, optimizer)
+    count = 0
+
+    def counted(one: Any) -> Any:
+        nonlocal count
+        count += 1
+        returned = step(one)
+        one["ids"].zero_()
+        if is_broken:
+            raise KeyError("a fault of the step")
+        return returned
+
+    with pytest.raises(KeyError) if is_broken else contextlib.nullcontext():
+        fastcheck.prove(counted, given, model=model, optimizer=optimizer)
+    assert count == 1 if is_broken else count > 10
+    after = everything(model, optimizer)
+    assert len(before) == len(after) and all(map(torch.equal, before, after))
+    assert all(torch.equal(given[name], copies[name]) for name in given)
+    assert not model._forward_hooks and not model.embed.weight._backward_hooks
+
+
+def test_what_depends_on_the_batch_by_design_is_said() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    x, y = torch.randn(6, 4), torch.randint(2, (6,))
+    proof = fastcheck.prove(lambda b: F.cross_entropy(model(b[0]), b[1]), (x, y), model=model)
+    assert proof.holds
+    for name in ("rows do not reach each other", "micro-batches against the whole"):
+        assert proof[name].state == "by design"
+        assert proof[name].note == "depends on the batch by design: BatchNorm1d 1"
+    assert proof["rows in another order"].state == "holds"
+
+
+def test_a_contrastive_loss_is_measured_to_depend_on_the_batch() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+
+    def step(pairs: torch.Tensor) -> torch.Tensor:
+        a, b = (F.normalize(model(part)) for part in pairs.unbind(1))
+        return F.cross_entropy(10 * a @ b.T, torch.arange(len(a)))
+
+    proof = fastcheck.prove(step, torch.randn(6, 2, 8), model=model)
+    assert proof.holds
+    assert proof["micro-batches against the whole"].state == "by design"
+
+
+def test_noise_that_a_step_draws_is_no_fault() -> None:
+    model = nn.Linear(4, 4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return (model(x + torch.randn_like(x)) - x).square().mean()
+
+    proof = fastcheck.prove(step, torch.randn(4, 4), model=model)
+    assert proof.holds
+    assert proof["rows in another order"].state == "by design"
+
+
+def test_a_relation_of_ones_own() -> None:
+    class Kernel(fastcheck.Relation):
+        name = "my kernel against torch's"
+
+        def changed(self, case: Any) -> Any:
+            return mock.patch.object(F, "gelu", lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)))
+
+    class Worse(Kernel):
+        name = "a worse one"
+
+        def changed(self, case: Any) -> Any:
+            return mock.patch.object(F, "gelu", lambda x: x * torch.sigmoid(1.702 * x))
+
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 32), nn.Linear(32, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(F.gelu(self.a(x)))  # type: ignore[no-any-return]
+
+    model = Net()
+    proof = fastcheck.prove(
+        lambda x: model(x).square().mean(),
+        torch.randn(16, 8),
+        model=model,
+        relations=[Kernel(), Worse()],
+    )
+    assert [one.state for one in proof.outcomes] == ["holds", "differs"]
+    place = proof["a worse one"].first
+    assert place is not None and "what b is given" in str(place)
+
+
+def test_a_relation_that_raises_is_reported_and_the_others_are_asked() -> None:
+    class Broken(fastcheck.Relation):
+        name = "broken"
+
+        def run(self, case: Any, base: Any, sites: bool = False) -> Any:
+            raise ZeroDivisionError("in the relation")
+
+    proof = proof_of(relations=[Broken(), "again"])
+    assert [one.state for one in proof.outcomes] == ["failed", "holds"]
+    assert proof["broken"].note == "ZeroDivisionError: in the relation"
+
+
+def test_time_major_batches_are_not_permuted() -> None:
+    torch.manual_seed(0)
+    model = nn.GRU(4, 4)
+    proof = fastcheck.prove(
+        lambda x: model(x)[0].square().mean(), torch.randn(6, 3, 4), model=model
+    )
+    assert proof.holds
+    assert proof["rows in another order"].state == "not asked"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"model": 3}, "model"),
+        ({"optimizer": [3]}, "optimizer"),
+        ({"relations": ["unknown"]}, "relations"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(options: dict[str, Any], named: str) -> None:
+    given: dict[str, Any] = {"model": nn.Linear(1, 1), **options}
+    with pytest.raises(fastcheck.ConfigError, match=rf"prove\({named}=\)"):
+        fastcheck.prove(lambda x: x, torch.ones(1), **given)
