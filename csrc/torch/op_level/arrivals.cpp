@@ -26,11 +26,21 @@ bool Arrivals::settle(Fed& fed) {
     fed.seq = found->second;
     return true;
   }
-  const auto whole = std::find_if(fed.wholes.begin(), fed.wholes.end(),
-                                  [this](std::int64_t seq) { return has(seq); });
-  fed.is_arrival = whole == fed.wholes.end();
+  std::vector<std::int64_t> bad;
+  for (const std::int64_t whole : fed.wholes) {
+    const auto origin = source(whole);
+    if (origin && std::find(bad.begin(), bad.end(), *origin) == bad.end()) bad.push_back(*origin);
+  }
+  fed.is_arrival = bad.empty();
+  if (bad.empty()) return true;
   // What is bad in a part began where the whole did.
-  if (!fed.is_arrival) fed.seq = found->second = *source(*whole);
+  if (bad.size() == 1) {
+    found->second = bad.front();
+  } else {
+    fed.read = fed.seq;
+    fed.also.assign(bad.begin() + 1, bad.end());
+  }
+  fed.seq = bad.front();
   return true;
 }
 

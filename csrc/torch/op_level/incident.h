@@ -38,18 +38,24 @@ struct Fed {
   bool is_pending = false;
   bool is_own = false;
   std::vector<std::int64_t> wholes = {};
+  // Several records describe parts of it that are bad: `seq` and `also`, the youngest first; `read`
+  // is then the record of the whole, which later ops know it by. -1: one describes it.
+  std::vector<std::int64_t> also = {};
+  std::int64_t read = -1;
 };
 
-// A tensor that an op read, and the record of its contents.
+// A tensor that an op read, and the record of its contents; or of a tensor that it is a part of.
 struct Input {
   std::int32_t argument;
   std::int64_t seq;
+  bool is_part = false;
 };
 
-// The places of a value that the host reads (aten._local_scalar_dense), and of one that a
-// collective sends. Other places have numbers of the caller's.
+// The places of a value that the host reads (aten._local_scalar_dense), of one that a collective
+// sends, and of one that is converted to integers. Other places have numbers of the caller's.
 constexpr std::int32_t kHostPlace = 0;
 constexpr std::int32_t kRanksPlace = 1;
+constexpr std::int32_t kIntegersPlace = 2;
 
 // An op that made or read something non-finite; or may have, as long as its records are on a
 // device. Or a place that something non-finite has reached: then `op` is -1, or hands a value to
@@ -80,7 +86,7 @@ struct Incident {
   bool is_news() const {
     bool has_bad = false, has_arrival = false;
     for (const std::uint8_t bad : is_bad) has_bad = has_bad || bad;
-    for (const Fed& one : fed) has_arrival = has_arrival || one.is_arrival;
+    for (const Fed& one : fed) has_arrival = has_arrival || one.is_arrival || !one.also.empty();
     const bool uses_inputs = !made.empty() || is_unseen || place >= 0;
     return has_arrival || has_bad || (!fed.empty() && uses_inputs);
   }

@@ -108,6 +108,11 @@ py::tuple read_again(OpObserver& observer, py::handle object, std::int32_t site,
   return py::make_tuple(reading.seq, is_bad, reading.source);
 }
 
+py::tuple take_over(OpObserver& observer, py::handle object, std::int32_t site) {
+  const auto [reading, is_bad] = read_by(&OpObserver::take_over, observer, object, site, 0, 0);
+  return py::make_tuple(reading.seq, is_bad, reading.is_collective, reading.suspects);
+}
+
 py::dict as_dict(const Incident& incident) {
   py::dict d;
   d["op"] = incident.op;
@@ -124,11 +129,13 @@ py::dict as_dict(const Incident& incident) {
   d["forward_line"] = spelt(incident.forward_line);
   py::list fed;
   for (const Fed& one : incident.fed) {
-    fed.append(py::make_tuple(one.seq, one.is_arrival, one.is_collective));
+    fed.append(py::make_tuple(one.seq, one.is_arrival, one.is_collective, one.also, one.read));
   }
   d["fed"] = fed;
   py::list inputs;
-  for (const Input& one : incident.inputs) inputs.append(py::make_tuple(one.argument, one.seq));
+  for (const Input& one : incident.inputs) {
+    inputs.append(py::make_tuple(one.argument, one.seq, one.is_part));
+  }
   d["inputs"] = inputs;
   py::list made;
   for (std::size_t i = 0; i < incident.made.size(); ++i) {
@@ -232,6 +239,7 @@ void bind(py::module_& m) {
       .def("reach", reach, py::arg("tensors"), py::arg("places"))
       .def("read_again", read_again, py::arg("tensor"), py::arg("site"), py::arg("call"),
            py::arg("flags"))
+      .def("take_over", take_over, py::arg("tensor"), py::arg("site"))
       .def("has_incidents", &OpObserver::has_incidents)
       .def("next_seq", &OpObserver::next_seq)
       .def("op_name", &OpObserver::op_name, py::arg("number"))

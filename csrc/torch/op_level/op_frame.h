@@ -52,10 +52,13 @@ struct OpObserver::Frame {
     at::Tensor tensor;
     std::int64_t version;
     std::int32_t argument;
+    bool is_part = false;  // what is known of it is known of more
   };
   std::vector<Held> written;
   // Inputs that were not read: they are read if a result is non-finite.
   std::vector<Held> untold;
+  // Those on the CPU that are known, and are looked at once more if a result is non-finite.
+  std::vector<Held> told;
 };
 
 struct OpObserver::Thread {
@@ -96,6 +99,7 @@ struct OpObserver::Thread {
     frame.inputs.clear();
     frame.written.clear();
     frame.untold.clear();
+    frame.told.clear();
     return frame;
   }
   // What an op with a kernel of its own calls is part of it, and not looked at.

@@ -351,6 +351,7 @@ void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, 
   const bool is_known = known.is_whole && !known.is_unread;
   const bool is_suspect = !known.suspects.empty();
   std::int64_t seq = known.seq;
+  bool is_part = is_known && !known.is_exact;
   if (is_known && known.is_exact && is_suspect) {
     frame.fed.push_back({seq, false, false, known.bad.empty()});
   } else if ((!is_known || is_suspect) && known.bad.empty() &&
@@ -364,14 +365,17 @@ void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, 
     const std::int32_t site = site_number(frame, Role::kInput, argument);
     Token token = record(tensor, mine, site, frame.call, 0);
     seq = token.seq;
+    is_part = false;
     if (token.is_pending || token.is_bad) {
       Fed fed = fed_by(token, known);
-      if (token.is_bad) token.seq = fed.seq;
+      if (token.is_bad && fed.also.empty()) token.seq = fed.seq;
       frame.fed.push_back(std::move(fed));
     }
     provenance_.put(tensor, token);
+  } else if (frame.is_open && !is_written && tensor.is_cpu()) {
+    frame.told.push_back({tensor, Provenance::version(tensor), argument, is_part});
   }
-  frame.inputs.push_back({argument, seq});
+  frame.inputs.push_back({argument, seq, is_part});
 }
 
 // Something that an op has just read, of which `known` was known before.
@@ -382,7 +386,12 @@ Fed OpObserver::fed_by(const Token& token, const Known& known) const {
   }
   const bool is_arrival = known.bad.empty();
   // What is bad in a part began where the whole did.
-  return {is_arrival ? token.seq : known.bad.front(), is_arrival, known.is_collective};
+  Fed fed{is_arrival ? token.seq : known.bad.front(), is_arrival, known.is_collective};
+  if (known.bad.size() > 1) {
+    fed.read = token.seq;
+    fed.also.assign(known.bad.begin() + 1, known.bad.end());
+  }
+  return fed;
 }
 
 // Before an op is blamed for what it made, all that it read has to be known.
@@ -397,6 +406,34 @@ void OpObserver::read_late(Frame& frame, Thread& mine) {
     frame.inputs.push_back({held.argument, token.seq});
   }
   frame.untold.clear();
+  // A number that was given as infinite explains what was made: nothing need be looked for.
+  if (!frame.fed.empty() || frame.scalars.infinite() != 0) return;
+  for (const Frame::Held& held : frame.told) {
+    // Written without torch: through x.numpy(), by a library that has its address.
+    Record found{};
+    if (Provenance::version(held.tensor) != held.version ||
+        !read_into(found, held.tensor, mine, {}, Depth::kHealth)) {
+      continue;
+    }
+    const std::int32_t site = site_number(frame, Role::kInput, held.argument);
+    const Token token = record(held.tensor, mine, site, frame.call, 0);
+    frame.fed.push_back({token.seq, true, false});
+    provenance_.put(held.tensor, token);
+  }
+}
+
+// Of an op that is blamed it is told what it read, not what lies around that in memory.
+void OpObserver::read_parts(Frame& frame, Thread& mine) {
+  for (const Frame::Held& held : frame.told) {
+    if (!held.is_part || Provenance::version(held.tensor) != held.version) continue;
+    const std::int32_t site = site_number(frame, Role::kInput, held.argument);
+    const Token token = record(held.tensor, mine, site, frame.call, 0);
+    for (Input& input : frame.inputs) {
+      if (!input.is_part || input.argument != held.argument) continue;
+      input = {held.argument, token.seq, false};
+      break;
+    }
+  }
 }
 
 }  // namespace fastcheck::op_level

@@ -105,13 +105,22 @@ class OpObserver {
     bool is_bad, is_collective;
     bool is_pending = false;  // its record is on a device: is_bad is not set
     std::int64_t source = -1;
+    // Those of the records that it was known by which are bad, or may be; the youngest first.
+    std::vector<std::int64_t> suspects = {};
   };
   // Reads a tensor under a name of its own, unless what it holds is known.
   Reading read(const at::Tensor& tensor, std::int32_t site, std::int32_t call, std::uint32_t flags);
   // Reads it whether that is known or not; what is known of it stays. `source`: the record of
   // its contents, -1 if there was none.
   Reading read_again(const at::Tensor& tensor, std::int32_t site, std::int32_t call,
-                     std::uint32_t flags);
+                     std::uint32_t flags) {
+    return read_anew(tensor, site, call, flags, false);
+  }
+  // The same, and from now on this record describes its contents.
+  Reading take_over(const at::Tensor& tensor, std::int32_t site, std::int32_t call,
+                    std::uint32_t flags) {
+    return read_anew(tensor, site, call, flags, true);
+  }
 
   // Each of these tensors has reached the place of its number: what is non-finite among them
   // becomes an incident. Of what was never read nothing is known, and nothing is read.
@@ -163,6 +172,9 @@ class OpObserver {
                      bool is_written);
   Fed fed_by(const Token& token, const Known& known) const;
   void read_late(Frame& frame, Thread& mine);
+  void read_parts(Frame& frame, Thread& mine);
+  Reading read_anew(const at::Tensor& tensor, std::int32_t site, std::int32_t call,
+                    std::uint32_t flags, bool takes_over);
   void note_results(const at::RecordFunction& fn, Frame& frame, const Thread& mine);
   static bool reads_results(const Frame& frame, const Thread& mine);
   bool take_results(const at::RecordFunction& fn, Frame& frame, Thread& mine, Incident& incident);

@@ -86,7 +86,7 @@ bool OpObserver::find_bad(const at::Tensor& tensor, Thread& mine, std::vector<Fe
     Record record{};
     const bool is_here = tensor.is_cpu() || copies_;
     if (is_here && !read_into(record, tensor, mine, {}, Depth::kHealth)) return false;
-    found.push_back({known.bad.front(), false, false});
+    for (const std::int64_t seq : known.bad) found.push_back({seq, false, false});
     return true;
   }
   for (const std::int64_t seq : known.suspects) found.push_back({seq, false, false, true});
@@ -156,8 +156,8 @@ OpObserver::Reading OpObserver::read(const at::Tensor& tensor, std::int32_t site
   return reading;
 }
 
-OpObserver::Reading OpObserver::read_again(const at::Tensor& tensor, std::int32_t site,
-                                           std::int32_t call, std::uint32_t flags) {
+OpObserver::Reading OpObserver::read_anew(const at::Tensor& tensor, std::int32_t site,
+                                          std::int32_t call, std::uint32_t flags, bool takes_over) {
   Thread& mine = thread();
   Reading reading{};
   {
@@ -165,9 +165,10 @@ OpObserver::Reading OpObserver::read_again(const at::Tensor& tensor, std::int32_
     const Known known = provenance_.find(tensor);
     const bool is_known = known.is_whole && !known.is_unread;
     const Token token = record(tensor, mine, ~site, call, flags);
-    if (!is_known) provenance_.put(tensor, token);
+    if (!is_known || takes_over) provenance_.put(tensor, token);
     reading = {token.seq, token.is_bad, known.is_collective, token.is_pending};
     if (is_known) reading.source = known.bad.empty() ? known.seq : known.bad.front();
+    reading.suspects.assign(known.suspects.begin(), known.suspects.end());
   }
   launch(mine);
   return reading;

@@ -17,6 +17,17 @@ bool is_traced() {
          Modes::get_mode(Key::FUNCTIONAL).has_value();
 }
 
+// Whether an op returned numbers that are never non-finite.
+bool has_integers(const at::RecordFunction& fn) {
+  bool found = false;
+  for (const c10::IValue& value : fn.outputs()) {
+    for_each_tensor(value, [&](const at::Tensor& tensor) {
+      found = found || c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
+    });
+  }
+  return found;
+}
+
 }  // namespace
 
 void OpObserver::end(const at::RecordFunction& fn) {
@@ -34,6 +45,7 @@ void OpObserver::end(const at::RecordFunction& fn) {
   }
   frame.written.clear();
   frame.untold.clear();
+  frame.told.clear();
   mine.depth = at - 1;
 }
 
@@ -184,8 +196,13 @@ bool OpObserver::take_results(const at::RecordFunction& fn, Frame& frame, Thread
   bool is_bad = false;
   for (const std::uint8_t bad : incident.is_bad) is_bad = is_bad || bad;
   if (is_bad && frame.fed.empty()) read_late(frame, mine);
+  if (is_bad) read_parts(frame, mine);
+  if (frame.op->converts && incident.made.empty() && !frame.fed.empty() && has_integers(fn)) {
+    incident.place = kIntegersPlace;
+    return true;
+  }
   for (const Fed& one : frame.fed) {
-    if (one.is_arrival || (one.is_pending && one.is_own)) return true;
+    if (one.is_arrival || !one.also.empty() || (one.is_pending && one.is_own)) return true;
   }
   if (incident.made.empty()) return false;
   return is_deferred_ || is_bad || !frame.fed.empty();

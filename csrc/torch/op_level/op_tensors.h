@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -13,13 +14,23 @@
 
 namespace fastcheck::op_level {
 
+// Of a sparse tensor its values: the gradients of embeddings, which optimizers read.
+template <class Visit>
+void visit_values(const at::Tensor& tensor, const Visit& visit) {
+  if (tensor.defined() && tensor.is_sparse() && !is_wrapper(tensor)) {
+    visit(static_cast<const at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl())->values());
+  } else {
+    visit(tensor);
+  }
+}
+
 template <class Visit>
 void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
-    visit(value.toTensor());
+    visit_values(value.toTensor(), visit);
   } else if (value.isTensorList() || value.isOptionalTensorList()) {
     for (const c10::IValue& item : value.toListRef()) {
-      if (item.isTensor()) visit(item.toTensor());
+      if (item.isTensor()) visit_values(item.toTensor(), visit);
     }
   }
 }

@@ -123,6 +123,7 @@ const Op* OpTable::add(const c10::OperatorName& operator_name) {
   // The second looks at its probabilities, and refuses those that are not finite.
   op->is_host_read = operator_name.name == "aten::_local_scalar_dense" ||
                      operator_name.name == "aten::multinomial";
+  op->converts = operator_name.name == "aten::_to_copy" || operator_name.name == "aten::copy_";
   op->is_composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                      !handle->hasKernelForDispatchKey(c10::DispatchKey::CPU);
   op->number = static_cast<std::int32_t>(by_number_.size());

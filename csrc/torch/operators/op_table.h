@@ -44,6 +44,8 @@ struct Op {
   bool is_allocation = false;
   // Hands a value to the host (item(), float(), bool()).
   bool is_host_read = false;
+  // Changes the dtype of what it is given (to(), copy_()).
+  bool converts = false;
   // One of fastcheck's.
   bool is_own = false;
   // How the current run's filter classifies its name.

@@ -142,6 +142,7 @@ def input_lines(report: StopReport, width: int) -> list[str]:
             [
                 name,
                 reading.dtype,
+                f"{reading.numel:,}",
                 f"{reading.nonfinite_count:,}",
                 format_number(reading.min),
                 format_number(reading.max),
@@ -149,7 +150,7 @@ def input_lines(report: StopReport, width: int) -> list[str]:
                 *([_rms_before(before)] if has_earlier else []),
             ]
         )
-    header = ["tensor", "dtype", "NaN+Inf", "min", "max", "rms"]
+    header = ["tensor", "dtype", "elements", "NaN+Inf", "min", "max", "rms"]
     lines = table([*header, *(["rms before"] if has_earlier else [])], rows, left=2, width=width)
     hidden = len(report.inputs) - _INPUT_ROWS
     if hidden > 0:

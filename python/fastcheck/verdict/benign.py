@@ -16,6 +16,14 @@ _LIMITS = ("clamp", "clamp_max", "clamp_min", "constant_pad_nd")
 WRITERS = frozenset(f"aten.{name}{tail}" for name in _FILLS + _LIMITS for tail in ("", "_"))
 
 
+#: Ops of which each result is made of one element of each operand.
+ELEMENTWISE = frozenset(
+    f"aten.{name}{tail}"
+    for name in ("add", "sub", "mul", "div")
+    for tail in (".Tensor", ".Scalar", "_.Tensor", "_.Scalar")
+) | {"aten._to_copy"}
+
+
 class BenignRule(NamedTuple):
     """Output ``output`` (None: any) of the ops that match ``pattern`` may be non-finite."""
 

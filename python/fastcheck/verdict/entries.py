@@ -180,12 +180,13 @@ class Operator(NamedTuple):
 
 
 class Entered(NamedTuple):
-    """An argument of the model that no observed operator wrote. ``is_collective``: a collective
-    did.
+    """An argument of the model. ``is_collective``: a collective wrote it; ``sources``: the records
+    that it was known by which are bad, or may be.
     """
 
     seq: int
     is_collective: bool
+    sources: tuple[int, ...] = ()
 
 
 class ArgumentKnown(NamedTuple):

@@ -167,6 +167,10 @@ class Finding:
         return signs | self.saturated_signs
 
     @property
+    def infinities(self) -> int:
+        return int(self.record["posinf_count"]) + int(self.record["neginf_count"])
+
+    @property
     def only_neginf(self) -> bool:
         """Every non-finite value is -Inf: a masked score and a log(0) look alike here. What
         saturated stands for an infinity of its sign, where the record has the extremes.

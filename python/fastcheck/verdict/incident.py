@@ -4,7 +4,7 @@ it; and the places where such a value counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fastcheck.extension import extension
@@ -15,8 +15,8 @@ _OPTIMIZER = 2
 
 
 class Place(NamedTuple):
-    """``kind``: output, loss, gradient, update, state, host or ranks. ``clause`` ends a reason:
-    "it reached the loss".
+    """``kind``: output, loss, gradient, update, state, host, ranks or integers. ``clause`` ends a
+    reason: "it reached the loss".
     """
 
     kind: str
@@ -27,20 +27,30 @@ class Place(NamedTuple):
         """Whether a -Inf is an ordinary value there: the logarithm of a probability of 0."""
         return self.kind in ("output", "host", "ranks")
 
+    @property
+    def may_be_infinite(self) -> bool:
+        """Whether only a NaN counts: an infinity becomes the largest integer, as a rule."""
+        return self.kind == "integers"
 
-#: What the observer itself sees: kHostPlace and kRanksPlace of csrc/torch/op_level/incident.h.
+
+#: What the observer itself sees, numbered as in csrc/torch/op_level/incident.h (kHostPlace, ...).
 HOST = Place("host", "the host read it")
 RANKS = Place("ranks", "it was sent to other ranks")
+INTEGERS = Place("integers", "it was converted to integers, which have no NaN")
 
 
 class NonfiniteInput(NamedTuple):
     """A non-finite tensor that the op read. ``seq``: the sequence number of its record;
-    ``is_arrival``: no observed op wrote it; ``is_collective``: a collective did.
+    ``is_arrival``: no observed op wrote it; ``is_collective``: a collective did. Where several
+    records describe parts of it, ``also`` are the others, and ``read`` is its own, by which later
+    ops know it; -1: one describes it.
     """
 
     seq: int
     is_arrival: bool
     is_collective: bool
+    also: Sequence[int] = ()
+    read: int = -1
 
 
 class Incident:
@@ -73,9 +83,8 @@ class Incident:
     @property
     def bad_seqs(self) -> list[int]:
         """The sequence numbers of its non-finite inputs and outputs."""
-        return [seq for seq, is_bad in self.made if is_bad] + [
-            one.seq for one in self.nonfinite_inputs
-        ]
+        fed = [seq for one in self.nonfinite_inputs for seq in (one.seq, *one.also, one.read)]
+        return [seq for seq, is_bad in self.made if is_bad] + [seq for seq in fed if seq >= 0]
 
     @property
     def op(self) -> str:
@@ -85,10 +94,13 @@ class Incident:
     @property
     def inputs(self) -> list[tuple[str, int]]:
         """The names of the arguments that hold tensors, and the sequence numbers of their
-        records.
+        records: on a device those of the tensors that they are parts of.
         """
         observer, op = extension.op_observer(), self._raw["op"]
-        return [(observer.argument_name(op, at), seq) for at, seq in self._raw["inputs"]]
+        return [
+            (observer.argument_name(op, at) + (", a part of this" if is_part else ""), seq)
+            for at, seq, is_part in self._raw["inputs"]
+        ]
 
     def __str__(self) -> str:
         """The op, and the node of autograd that it is part of."""

@@ -23,7 +23,7 @@ import numpy as np
 from fastcheck.record.format import Verdict
 
 from .allowed import why_allowed
-from .benign import BOUNDED, WRITERS, why_benign
+from .benign import BOUNDED, ELEMENTWISE, WRITERS, why_benign
 from .entries import (
     ArgumentKnown,
     Compiled,
@@ -38,7 +38,7 @@ from .entries import (
     tensors_of,
 )
 from .findings import Finding, Findings, Outcome, State, is_event
-from .incident import HOST, RANKS, Incident, Place
+from .incident import HOST, INTEGERS, RANKS, Incident, NonfiniteInput, Place
 from .module_rules import LOSS_OVERFLOWED, harm, was_finite
 
 # Findings of earlier steps that may still be read: parameters, masks, running statistics.
@@ -62,7 +62,9 @@ class OpMemory:
     def __init__(self) -> None:
         self.earlier_findings: dict[int, Finding] = {}
         #: The places where a non-finite value counts, and their numbers.
-        self.places: dict[Place, int] = {HOST: 0, RANKS: 1}
+        self.places: dict[Place, int] = {HOST: 0, RANKS: 1, INTEGERS: 2}
+        #: What a record describes that was read of several findings, by its number.
+        self.parts: dict[int, list[Finding]] = {}
         #: Something is, or was in an earlier step, whose consequences decide.
         self.has_open = False
 
@@ -115,8 +117,8 @@ class OpRules:
                 arrival = self._made_by(incident, bad[one.seq])
                 if not self._allow(arrival):
                     self._arrive(arrival, one.is_collective, self._outside)
-        found = (self._find(one.seq) for one in incident.nonfinite_inputs)
-        inputs = [finding for finding in found if finding is not None]
+        found = (f for one in incident.nonfinite_inputs for f in self._read_of(one, bad))
+        inputs = list({id(finding): finding for finding in found}.values())
         if incident.place >= 0:
             place = list(self._memory.places)[incident.place]
             for source in inputs:
@@ -159,6 +161,7 @@ class OpRules:
         waiting = next((f for f in inputs if f.is_unresolved or _is_open(f)), None)
         intended = [f for f in inputs if f.verdict is Verdict.INTENDED]
         from_allowed = next((f for one in intended for f in (one, one.root) if f.is_allowed), None)
+        new_count = _new_infinities(finding, inputs, incident)
         benign = why_benign(incident.op, sites[finding.site].index)
         unread = ""
         if incident.reads_in_flight and not inputs:
@@ -183,6 +186,7 @@ class OpRules:
             and intended
             and not from_allowed
             and waiting is None
+            and not new_count
             and incident.op not in BOUNDED
             and _carries(finding, intended)
         ):
@@ -204,8 +208,13 @@ class OpRules:
             self._judge_at_once(finding, waiting, intended, incident.is_optimizer)
         elif finding.has_nan:
             self._hold(finding, Outcome(Verdict.ORIGIN, self._why(finding, intended)), inputs)
+        elif new_count:
+            reason = f"{op} made it: {new_count:,} of its infinities are not those that it read"
+            self._hold(finding, Outcome(Verdict.ORIGIN, reason), ())
         else:
             reason = f"{op} made it: everything that it read was finite"
+            if intended:
+                reason = self._why(finding, intended)
             self._hold(finding, Outcome(Verdict.ORIGIN, reason), inputs)
 
     def _judge_at_once(
@@ -256,11 +265,17 @@ class OpRules:
             return "everything that it read was finite"
         root = intended[0].root
         what = "made a NaN" if finding.has_nan else "overflowed"
-        writer = f"{self.findings.sites[root.site]}{f', {root.line}' if root.line else ''}"
+        is_mask = finding.has_nan and all(one.only_neginf for one in intended)
         return (
             f"{finding.uses.op} {what} where it read only finite values and infinities that were "
-            f"written on purpose in {writer} (a row that is masked entirely does this)"
+            f"written on purpose in {self._writer(root)}"
+            f"{' (a row that is masked entirely does this)' if is_mask else ''}"
         )
+
+    def _writer(self, finding: Finding) -> str:
+        """Where it was made: the site, and the line where that is known."""
+        line = f", {finding.line}" if finding.line else ""
+        return f"{self.findings.sites[finding.site]}{line}"
 
     def _is_copied(self, finding: Finding, incident: Incident) -> bool:
         """Whether one of the op's inputs held the largest number of the same dtype."""
@@ -288,9 +303,33 @@ class OpRules:
     # What is read by name, and is no result of an operator
 
     def _entered(self, finding: Finding, entry: Entered) -> None:
+        known = [f for seq in entry.sources for f in self._known(seq) if f is not finding]
+        sources = self._fitting(finding.record, known)
+        is_written = all(map(self._is_from_outside, sources))
+        if sources and (finding.only_neginf or not is_written):
+            self._stand_for(finding.seq, sources)
+            reason = "the verdict on the operator that made it counts"
+            self.findings.decide(finding, Verdict.BENIGN, reason)
+            return
         finding.is_data = not entry.is_collective
-        reason = "it came in with the batch: no observed op made it"
+        reason = "it came in with the batch: no observed op wrote it"
+        if sources:
+            root = sources[0].root
+            finding.line = sources[0].line or root.line
+            reason = f"it came in with the batch: it was written there by {self._writer(root)}"
         self._arrive(finding, entry.is_collective, reason)
+
+    def _is_from_outside(self, finding: Finding) -> bool:
+        """Whether it was not computed, but written: as a number, or from a tensor that no observed
+        op made.
+        """
+        if finding.verdict is Verdict.INTENDED:
+            return not finding.root.is_allowed
+        path, causes = _ancestors(finding)
+        roots = [one for one in path if not one.uses.parents]
+        return not causes and all(
+            one.then is not None and one.then.verdict is Verdict.ARRIVED for one in roots
+        )
 
     def _argument_known(self, entry: ArgumentKnown) -> None:
         finding = self._find(entry.seq)
@@ -424,6 +463,36 @@ class OpRules:
                 self._memory.earlier_findings[seq] = found
         return found
 
+    def _known(self, seq: int) -> list[Finding]:
+        """The findings that this record describes."""
+        if seq in self._memory.parts:
+            return self._memory.parts[seq]
+        found = self._find(seq)
+        return [] if found is None else [found]
+
+    def _read_of(self, one: NonfiniteInput, bad: Records) -> list[Finding]:
+        """The findings that an op read in one tensor."""
+        found = self._known(one.seq)
+        if one.read >= 0:
+            found = [*found, *(f for seq in one.also for f in self._known(seq))]
+            found = self._fitting(bad.get(one.read), found)
+            self._stand_for(one.read, found)
+        return found
+
+    def _stand_for(self, seq: int, findings: list[Finding]) -> None:
+        """What reads the record ``seq`` reads these."""
+        parts = self._memory.parts
+        parts[seq] = findings
+        while len(parts) > _MAX_EARLIER_FINDINGS:
+            del parts[next(iter(parts))]
+
+    def _fitting(self, record: Optional[np.void], findings: list[Finding]) -> list[Finding]:
+        """Those of which something may be in ``record``: a NaN, or an infinity of its sign."""
+        if record is None or len(findings) < 2:
+            return findings
+        kinds = _kinds(Finding(record, "input"))
+        return [f for f in findings if _kinds(f) & kinds or not _kinds(f)] or findings
+
     def _add(self, finding: Finding) -> None:
         self.findings.add(finding)
         earlier = self._memory.earlier_findings
@@ -509,6 +578,8 @@ class OpRules:
             if finding is not root:
                 self.findings.propagate(finding, root)
         if not _is_open(finding) or (finding.only_neginf and place.may_be_negative_infinity):
+            return
+        if place.may_be_infinite and not finding.has_nan:
             return
         # Of scaled gradients an update uses only those that the scaler let through.
         if finding.verdict is Verdict.SCALED and place.kind not in ("update", "state"):
@@ -646,6 +717,11 @@ def _position(finding: Finding) -> int:
     return finding.position
 
 
+def _kinds(finding: Finding) -> int:
+    """Bits 0 and 1: as of ``signs``; bit 2: it has a NaN."""
+    return finding.signs | int(finding.has_nan) << 2
+
+
 def _is_certain(finding: Finding) -> bool:
     """Whether it is judged without its consumers: a NaN, or saturated values that are no mask."""
     return finding.has_nan or (finding.is_saturated and finding.signs != 2)
@@ -736,6 +812,22 @@ def _is_written(finding: Finding, incident: Incident) -> bool:
         is_writer = ".".join(incident.op.split(".")[:2]) in WRITERS
         written |= largest if is_writer else largest & 2
     return bool(written) and finding.signs & ~written == 0
+
+
+def _new_infinities(finding: Finding, sources: list[Finding], incident: Incident) -> int:
+    """How many infinities an op has made of finite values beside those that it read, at least: each
+    of these is in as many results as its tensor was broadcast to. 0: that is not known.
+    """
+    if finding.has_nan or finding.is_saturated or not sources or incident.op not in ELEMENTWISE:
+        return 0
+    read = {seq for _, seq in incident.inputs}
+    numel = int(finding.record["numel"])
+    carried = 0
+    for source in sources:
+        if source.seq not in read:
+            return 0  # a part of it was read
+        carried += source.infinities * -(-numel // max(1, int(source.record["numel"])))
+    return max(0, finding.infinities - carried)
 
 
 def _carries(finding: Finding, sources: list[Finding]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,9 +24,11 @@ from fastcheck.record.format import Flag
 from fastcheck.utils.names.msprobe import is_name, msprobe_api_of
 from fastcheck.utils.names.patterns import op_names, op_patterns, op_spellings
 from fastcheck.utils.torch.flatten import flatten
-from fastcheck.utils.torch.own_operators import unobserved
+from fastcheck.utils.torch.own_operators import is_unobserved, unobserved
+from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.streams import streams_of
+from fastcheck.utils.torch.versions import is_compiling
 from fastcheck.verdict.entries import (
     ArgumentKnown,
     Compiled,
@@ -35,7 +38,7 @@ from fastcheck.verdict.entries import (
     OpStored,
     Seen,
 )
-from fastcheck.verdict.incident import Place
+from fastcheck.verdict.incident import HOST, Place
 
 from .launch import Launcher, where
 from .mode import CallMode, Captures
@@ -123,6 +126,10 @@ class Reach:
     def output(self, outputs: Named) -> None:
         """A model returned these."""
         self._session.reach("output", (("the model returned it", tensor) for _, tensor in outputs))
+
+    def host(self, tensor: torch.Tensor) -> None:
+        """Its values leave torch: as an array, as numbers, or into a file."""
+        self._session.reach(HOST.kind, ((HOST.clause, tensor),))
 
     def loss(self, loss: Any) -> None:
         """backward() is about to be called on this, or it is given to the scaler."""
@@ -219,6 +226,31 @@ def _has_traced() -> bool:
     return bool(counters and counters.get("frames", {}).get("total"))
 
 
+# By these the values of a tensor leave torch without an operator: arrays and pictures, numbers, and
+# files and other processes (pickle, torch.save).
+_LEAVES_BY = ("numpy", "tolist", "__reduce_ex__")
+_methods = WrappedMethods()
+
+
+def _wrap_leaving() -> None:
+    for name in _LEAVES_BY:
+        _methods.wrap(torch.Tensor, name, _telling, is_inherited=True)
+
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not (is_unobserved() or is_compiling()):
+            for session in _leaving:
+                session.leaves(tensor)
+        return original(tensor, *args, **kwargs)
+
+    return method
+
+
+_leaving: Listeners[OpSession] = Listeners(_wrap_leaving, _methods.restore)
+
+
 # A token for what was not read; no finding has it.
 _UNREAD = 2**62
 
@@ -281,6 +313,7 @@ class OpSession(OpReadings):
             mode.open()
             self._ops.set_mode(mode)
             weakref.finalize(self, mode.close)
+        _leaving.connect(self)
         # A model that is deleted takes its monitor along, without remove().
         weakref.finalize(self, self._ops.stop, self._run)
         weakref.finalize(self, self.launches.clear_rows)
@@ -303,6 +336,7 @@ class OpSession(OpReadings):
         self._last_seq = self.next_seq
         if self._mode is not None:
             self._mode.close()
+        _leaving.disconnect(self)
         self._ops.stop(self._run)
         self.launches.clear_rows()
 
@@ -443,6 +477,19 @@ class OpSession(OpReadings):
         if not self.is_scaled and self.backwards.owns_gradients:
             self.consequences.gradients()
 
+    def leaves(self, tensor: torch.Tensor) -> None:
+        """Its values leave torch on this thread, which holds no lock: what is due then is done."""
+        if not self.is_running or not self.is_active:
+            return
+        try:
+            with self.lock:
+                if not self.removed:
+                    self.consequences.host(tensor)
+        except Exception as error:
+            self.report_internal_error("a tensor that leaves torch", error)
+        if self.event_store.due:
+            self.deliver()
+
     # Readings by name
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:
@@ -517,12 +564,14 @@ class OpSession(OpReadings):
             self.saw(OpStored(seq, role), is_bad)
 
     def read_argument(self, tensor: torch.Tensor, site: int) -> None:
-        """What enters the model; nothing to do if an observed op has made it."""
+        """What enters the model. It is read even where an observed op has made it: what has been
+        written since without torch (through ``x.numpy()``) is seen here.
+        """
         if self.is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
-            seq, is_bad, is_collective = self._ops.read(tensor, site, 0, 0)
-            if self.event_store.has_allowances and is_bad is not False:
-                self.due(ArgumentKnown(seq, site))
-            self.saw(Entered(seq, is_collective), is_bad)
+            seq, is_bad, is_collective, sources = self._ops.take_over(tensor, site)
+            for known in sources if self.event_store.has_allowances else ():
+                self.due(ArgumentKnown(known, site))
+            self.saw(Entered(seq, is_collective, tuple(sources)), is_bad)
 
     def read_again(
         self, tensor: torch.Tensor, site: int, call: int, flags: int

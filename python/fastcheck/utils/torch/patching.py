@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any, Callable, Generic, TypeVar
+from typing import Any, Callable, Generic, Optional, TypeVar
 
 T = TypeVar("T")
 
@@ -56,13 +56,21 @@ class WrappedMethods:
     """Replaces methods of torch's classes by wrappers, until restore()."""
 
     def __init__(self) -> None:
-        self._originals: dict[tuple[Any, str], Callable[..., Any]] = {}
+        # None: the class has inherited it.
+        self._originals: dict[tuple[Any, str], Optional[Callable[..., Any]]] = {}
 
-    def wrap(self, kind: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
-        """Does nothing to a method that ``kind`` does not define itself."""
-        original = vars(kind).get(name)
+    def wrap(
+        self,
+        kind: Any,
+        name: str,
+        wrap: Callable[[Callable[..., Any]], Any],
+        *,
+        is_inherited: bool = False,
+    ) -> None:
+        """Does nothing to what ``kind`` does not define itself, unless it ``is_inherited``."""
+        original = getattr(kind, name) if is_inherited else vars(kind).get(name)
         if original is not None and not hasattr(original, "_fastcheck"):
-            self._originals[kind, name] = original
+            self._originals[kind, name] = vars(kind).get(name)
             wrapper = wrap(original)
             # Marks this wrapper, to distinguish it from the original and from others.
             wrapper._fastcheck = True
@@ -74,4 +82,7 @@ class WrappedMethods:
         for (kind, name), original in originals.items():
             # Another wrapper may have been put around this one: then both stay in place.
             if getattr(vars(kind).get(name), "_fastcheck", False):
-                setattr(kind, name, original)
+                if original is None:
+                    delattr(kind, name)
+                else:
+                    setattr(kind, name, original)
