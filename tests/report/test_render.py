@@ -129,7 +129,7 @@ def test_complex_tensors_count_parts() -> None:
 def test_inputs_show_producer_parameters_and_ranges() -> None:
     inputs = section_of(text_of(full_report()), "inputs")
     lines = inputs.splitlines()
-    assert lines[0].split() == ["tensor", "dtype", "NaN+Inf", "min", "max", "rms"]
+    assert lines[0].split() == ["tensor", "dtype", "elements", "NaN+Inf", "min", "max", "rms"]
     assert "output[0] of layers.2" in lines[1] and "-333" in lines[1] and "612" in lines[1]
     assert "parameter layers.3.attn.qkv.weight" in lines[2] and "float32" in lines[2]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,9 @@ class Open(torch.Tensor):
 
 
 def sparse() -> Any:
-    return torch.eye(4).to_sparse() * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "in beta state"
+        return torch.eye(4).to_sparse_csr() * 2
 
 
 def quantized() -> Any:

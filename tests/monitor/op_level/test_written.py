@@ -71,7 +71,7 @@ def test_an_infinity_that_is_written_into_the_batch_is_the_batch(write: str) -> 
         "ARRIVED",
     )
     assert stop.value.step == 2 and event.record["numel"] == 48
-    if write != "numpy":
+    if write not in ("numpy", "data"):  # whose writes no other tensor shows
         assert "test_written.py" in event.reason
 
 

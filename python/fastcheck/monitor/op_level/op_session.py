@@ -280,6 +280,7 @@ class OpSession(OpReadings):
         self.entering = ""
         self._entered: set[str] = set()
         self._mode: Optional[CallMode] = None
+        self._stop: Callable[[], None] = lambda: None
         # Where a device reads: records of the host that wait for those of the device, and where
         # Python was when the step's records were asked for.
         self._rows: list[np.ndarray] = []
@@ -313,6 +314,7 @@ class OpSession(OpReadings):
             mode.open()
             self._ops.set_mode(mode)
             weakref.finalize(self, mode.close)
+        self._stop = stops
         _leaving.connect(self)
         # A model that is deleted takes its monitor along, without remove().
         weakref.finalize(self, self._ops.stop, self._run)
@@ -488,7 +490,7 @@ class OpSession(OpReadings):
         except Exception as error:
             self.report_internal_error("a tensor that leaves torch", error)
         if self.event_store.due:
-            self.deliver()
+            self._stop()
 
     # Readings by name
 
