@@ -43,6 +43,28 @@ def test_a_row_that_is_masked_entirely() -> None:
     assert "masked entirely" in stop.culprit.reason
 
 
+@pytest.mark.parametrize("is_intended", [False, True])
+def test_the_infinities_that_are_named_are_those_that_did_harm(is_intended: bool) -> None:
+    """A mask with one -Inf where all is masked anyway, to which scores add a whole row of them."""
+    lowest = torch.finfo(torch.float32).min
+    padding = torch.zeros(6, 6)
+    padding[0] = lowest
+    causal = torch.zeros(6, 6)
+    causal[0, 5] = -INF if is_intended else lowest
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        mask = causal + padding
+        weights = (x @ x.T).abs() * -1e33 + mask
+        return weights.softmax(-1) @ x
+
+    model = model_with(attend)
+    fastcheck.install(model, level="op")
+    stop = stopped(train, model, 1, shape=(6, 8))
+    assert culprit(stop) == ("1", "aten.add.Tensor", "forward", "origin")
+    assert int(stop.culprit.record["neginf_count"]) == 6
+    assert "5 of its infinities are not those that it read" in stop.culprit.reason
+
+
 ORIGINS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = [
     ("0/0", lambda x: (x * 0) / (x * 0), "aten.div.Tensor"),
     ("log(0)", lambda x: x + torch.log(x * 0), "aten.log"),
