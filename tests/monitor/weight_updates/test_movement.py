@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any, Callable
 
@@ -228,7 +229,6 @@ def test_tied_weights() -> None:
 def test_a_loop_of_ones_own() -> None:
     """Without an optimizer of torch a step is no update: only if something moved it was."""
     model = Net()
-    texts = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with fastcheck.install(model, overflow_nums=-1) as monitor:
@@ -369,7 +369,6 @@ def test_an_error_of_its_own_leaves_training_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         "fastcheck.monitor.weight_updates.stalled.StalledWeights._weigh_gradients", fail
     )
-    texts = []
     model = Net()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -382,3 +381,31 @@ def test_an_error_of_its_own_leaves_training_alone(monkeypatch: pytest.MonkeyPat
         assert len(monitor.records())
     assert len(texts) == 1
     assert "no longer observes whether weights move: ZeroDivisionError" in texts[0]
+
+
+@pytest.mark.parametrize("kind", ["copy", "twin", "shared", "untrained"])
+def test_an_optimizer_of_a_copy(kind: str) -> None:
+    """``twin``: another model, which is trained; ``shared``: other parameters over the same values;
+    ``untrained``: the model has no gradients either.
+    """
+    model = Net()
+    other = copy.deepcopy(model)
+    if kind == "shared":
+        other.load_state_dict(model.state_dict(), assign=True)
+    optimizer = torch.optim.Adam(other.parameters(), 1e-3)
+    with warnings.catch_warnings(record=True) as caught, fastcheck.install(model) as monitor:
+        warnings.simplefilter("always")
+        for x in batches(STEPS):
+            model.zero_grad()
+            with torch.set_grad_enabled(kind != "untrained"):
+                loss = model(x).square().mean()
+            if kind != "untrained":
+                loss.backward()
+            if kind == "twin":
+                optimizer.zero_grad()
+                other(x).square().mean().backward()
+            optimizer.step()
+        summary = str(monitor.summary())
+    texts = [str(w.message) for w in caught if "holds none of the model's" in str(w.message)]
+    assert len(texts) == (kind == "copy")
+    assert ("those of Adam have the same shapes" in " ".join(summary.split())) == (kind == "copy")

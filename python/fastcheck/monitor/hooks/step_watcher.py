@@ -27,6 +27,7 @@ from fastcheck.monitor.hooks.stored.gradients import GradientWatcher
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.weight_updates.updates import StaleCopies
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
@@ -119,6 +120,7 @@ class StepWatcher:
         # The records of the scaler's own found_inf, where its value is on a device.
         self._scaler_words: list[int] = []
         self._evaluations = Evaluations(session, self.protection, state.read_gradients)
+        self._copies = StaleCopies()
         self._parts_off: set[str] = set()
         self._meets = False
         #: How many steps this has closed.
@@ -129,6 +131,10 @@ class StepWatcher:
     def before_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer is about to step: the parameters and gradients are as it will use them."""
         if not self._concerns(optimizer):
+            text = self._copies.look_at(optimizer, self._state.parameters())
+            if text is not None:
+                self.session.notes[text] = None
+                warn(text)
             return False
         self._update_reached = True
         if has_closure and self._updated_in.get(optimizer) == self.session.step.index:

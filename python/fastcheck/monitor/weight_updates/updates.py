@@ -7,6 +7,7 @@ only compared with the last close look, list by list.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
@@ -16,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_ids
-from fastcheck.utils.torch.readable import is_materialised
+from fastcheck.utils.torch.readable import has_memory, is_materialised
 from fastcheck.utils.torch.sharding import local
 from fastcheck.verdict.step import Step
 
@@ -200,6 +201,48 @@ class UpdateWatcher:
                 if site in read:
                     self._buffers.append(site)
                     self._buffer_nodes.append(node)
+
+
+class StaleCopies:
+    """Optimizers that hold a copy of the model's parameters in place of these."""
+
+    def __init__(self) -> None:
+        # Updates without a gradient, of each that may be one.
+        self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def look_at(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[StoredTensor]
+    ) -> Optional[str]:
+        """``optimizer``, which holds no parameter of the model, is about to step. What to warn of,
+        once: it has stepped several times with the shapes of all trained parameters, and its own
+        have no gradients while theirs do.
+        """
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        count = self._updates.get(optimizer, 0)
+        if count >= UPDATES or any(p.grad is not None for p in held):
+            return None
+        trained = [p for _, _, p in parameters if p.requires_grad]
+        has_gradients = bool(trained) and all(p.grad is not None for p in trained)
+        if not has_gradients or Counter(map(_form, held)) != Counter(map(_form, trained)):
+            return None
+        memory = {p.untyped_storage().data_ptr() for p in trained if has_memory(p)}
+        if any(has_memory(p) and p.untyped_storage().data_ptr() in memory for p in held):
+            return None  # other objects for the same values
+        count = self._updates[optimizer] = count + 1
+        if count < UPDATES:
+            return None
+        return (
+            f"an optimizer that holds none of the model's parameters: those of "
+            f"{type(optimizer).__name__} have the same shapes, and had no gradients in {count} "
+            "updates, while the model's had. Was it made before the model was copied, converted or "
+            "replaced? Give it the parameters of the model that is trained"
+        )
+
+
+def _form(parameter: torch.Tensor) -> tuple[int, ...]:
+    return tuple(parameter.shape)
 
 
 def _still(optimizer: torch.optim.Optimizer) -> set[int]:
