@@ -5,9 +5,10 @@ exception, and in the whole of that step.
 
 A model of three layers trains with default options, at module level and at op level; in its third
 step the middle layer returns NaN. ``sys.setprofile`` sees each function that is called or returned
-from; a move is one that leads from one file of fastcheck to another. What report/page does for the
-page of the stop is not counted: it runs before the exception, whose message names it. Exit status 1
-above the bars, which are of module level.
+from; a move is one that leads from one file of fastcheck to another. Two things that run before the
+exception, whose message has them, are not counted: what report/page does for the page of the stop,
+and what monitor/makers.py does to find the operator, which is to run the module's call again with a
+second monitor. Exit status 1 above the bars, which are of module level.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ import fastcheck
 import harness
 
 _ROOT = str(Path(fastcheck.__file__).parent)
-_PAGE = ("report/page/",)
+_ASIDE = ("report/page/", "monitor/makers.py")
 BARS = {"files": 15, "moves": 170}
 POISONED_STEP = 2
 
 
 class Journey:
-    """The files that control passes through, in order, without those of the page."""
+    """The files that control passes through, in order, without what is set aside."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
-        self._page_depth = 0
+        self._depth_aside = 0
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         if event not in ("call", "return"):
             return
         name = _file_of(frame)
-        if name.startswith(_PAGE):
-            self._page_depth += 1 if event == "call" else -1
+        if name.startswith(_ASIDE):
+            self._depth_aside += 1 if event == "call" else -1
             return
-        if self._page_depth:
+        if self._depth_aside:
             return
         if event == "return":
             back: Any = frame.f_back

@@ -132,9 +132,10 @@ def test_what_cannot_be_a_name() -> None:
     assert len(third) == 200
 
 
-def test_without_names_nothing_is_kept() -> None:
+def test_without_names_nothing_listens() -> None:
     loop = Loop()
     loop.step()
+    assert loop.monitor._event_store.listeners == []
     assert not loop.monitor._session.batches
 
 

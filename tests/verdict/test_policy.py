@@ -11,7 +11,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck import Verdict
-from fastcheck.verdict.step import Counter
+from fastcheck.verdict.findings import Counter
 from support.programs.training import Apply, Net, poison, stopped, train
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
@@ -47,7 +47,7 @@ class TestCounter:
     )
     def test_which_verdicts_count(self, count: str, verdicts: set[Verdict]) -> None:
         counter = Counter(1, None, count)
-        assert {verdict for verdict in Verdict if counter.counts(verdict)} == verdicts
+        assert counter.verdicts == verdicts
 
 
 def faulty() -> nn.Module:

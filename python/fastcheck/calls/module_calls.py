@@ -77,6 +77,7 @@ class ModuleNode:
     ) -> None:
         self.path = path
         self.type_name = type(module).__name__
+        self.name = path or self.type_name
         self.module = weakref.ref(module)
         # The first model given to install(): what enters it without a history is the batch.
         self.is_primary = is_primary
@@ -104,15 +105,6 @@ class ModuleNode:
         self.counter = new_counter()
         self.next_call = self.counter.next_call
         self.recomputed_call = self.counter.recomputed_call
-
-    @property
-    def name(self) -> str:
-        return self.path or self.type_name
-
-    @property
-    def has_unread_parts(self) -> bool:
-        """Whether something inside it goes unobserved."""
-        return self.has_excluded_parts or self.has_new_parts
 
     def switch_off(self) -> None:
         """Ends the observation of the module."""

@@ -17,7 +17,6 @@ import torch
 from fastcheck.calls.modes import ApiCalls
 from fastcheck.errors import warn
 from fastcheck.extension import compiled, extension
-from fastcheck.log.files import AppendFile
 from fastcheck.log.writer import RecordLog
 from fastcheck.monitor.install import install
 from fastcheck.monitor.session.listener import Listener
@@ -25,6 +24,7 @@ from fastcheck.monitor.session.options import Stop
 from fastcheck.record.event import Event
 from fastcheck.record.statistics import statistics_of
 from fastcheck.utils.names.msprobe import name_of
+from fastcheck.utils.private import AppendFile
 from fastcheck.utils.text.numbers import format_nonfinite
 from fastcheck.utils.torch.rank import own_rank
 

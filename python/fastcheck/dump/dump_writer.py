@@ -15,9 +15,9 @@ from fastcheck.dump.storage.record_writer import RecordWriter
 from fastcheck.dump.storage.shards import ShardWriter
 from fastcheck.dump.storage.values import ValueStore
 from fastcheck.errors import warn_of_fault
-from fastcheck.log.files import AppendFile
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.site import SiteTable
+from fastcheck.utils.private import AppendFile
 
 _LINES_AT_ONCE = 512
 _LEFT_OUT_NAMES = 10_000

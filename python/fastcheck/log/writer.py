@@ -33,14 +33,17 @@ import numpy as np
 
 from fastcheck.errors import LogError, explain, warn
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, VERDICT_MASK, Flag
-from fastcheck.utils.private import FILE_MODE, create_private, make_private_folders
+from fastcheck.utils.private import (
+    FILE_MODE,
+    AppendFile,
+    create_private,
+    make_private_folders,
+    write_all,
+)
 from fastcheck.utils.text.numbers import to_json
-
-from .files import AppendFile, write_all
 
 if TYPE_CHECKING:
     from fastcheck.record.event import Event
-    from fastcheck.record.site import Site
 
 FORMAT = 1
 _SEGMENT_BYTES = 64 * 1024 * 1024
@@ -50,9 +53,7 @@ _SEGMENTS_IN_LIMIT = 8
 class Sites(Protocol):
     """What the log needs of a SiteTable."""
 
-    def __getitem__(self, index: int) -> Site: ...
-
-    def __len__(self) -> int: ...
+    def to_dicts(self, first: int) -> list[dict[str, Any]]: ...
 
 
 def default_directory() -> str:
@@ -163,35 +164,20 @@ class RecordLog:
             return False
         return True
 
-    def append_event(self, event: Event) -> bool:
-        """Writes an event's verdict and reason as one line. Its record goes through append()."""
+    def append_event(self, *events: Event) -> bool:
+        """Writes verdict and reason of each as one line. Their records go through append()."""
         if self.failed:
             return False
         try:
             self._write_sites()
-            line = {
-                "step": event.step,
-                "seq": int(event.record["seq"]),
-                "call": int(event.record["call"]),
-                "site": int(event.record["site"]),
-                "verdict": int(event.verdict),
-                "verdict_name": event.verdict.name.lower(),
-                "counted": bool(event.counted),
-                "rank": event.rank,
-                **({"line": event.line} if event.line else {}),
-                **({"api": event.api} if event.api else {}),
-                **({"inputs": event.inputs} if event.inputs else {}),
-                "reason": event.reason,
-                # Not always the record's own: a gradient is blamed on the module that read it.
-                "blamed": event.site.to_dict(),
-            }
-            data = _line(line)
-            if self._has_room(len(data)):
-                self._write_event(self._path("events", "jsonl"), data)
-            else:
-                self._drop_event()
+            for event in events:
+                data = _line(_fields_of(event))
+                if self._has_room(len(data)):
+                    self._write_event(self._path("events", "jsonl"), data)
+                else:
+                    self._drop_event()
         except Exception as error:
-            self._switch_off(error, event.step)
+            self._switch_off(error, events[0].step if events else None)
             return False
         return True
 
@@ -307,15 +293,10 @@ class RecordLog:
             self.add_meta(dropped_events=self.dropped_events)
 
     def _write_sites(self) -> None:
-        if self._sites is None or len(self._sites) == self._sites_written:
-            return
-        count = len(self._sites)
-        lines = [
-            _line({"id": index, **self._sites[index].to_dict()})
-            for index in range(self._sites_written, count)
-        ]
-        self._write(self._path("sites", "jsonl"), b"".join(lines))
-        self._sites_written = count
+        new = [] if self._sites is None else self._sites.to_dicts(self._sites_written)
+        if new:
+            self._write(self._path("sites", "jsonl"), b"".join(map(_line, new)))
+            self._sites_written += len(new)
 
     def _parts(self, records: np.ndarray) -> list[np.ndarray]:
         """Whole, unless the records are more than a segment: then in pieces, so that the limit can
@@ -395,11 +376,29 @@ def save_log(
     step = int(records["step"][-1]) if len(records) else 0
     if not log.append(records, step):
         return None
-    for event in events:
-        if not log.append_event(event):
-            return None
+    if not log.append_event(*events):
+        return None
     log.close()
     return log.directory
+
+
+def _fields_of(event: Event) -> dict[str, Any]:
+    return {
+        "step": event.step,
+        "seq": int(event.record["seq"]),
+        "call": int(event.record["call"]),
+        "site": int(event.record["site"]),
+        "verdict": int(event.verdict),
+        "verdict_name": event.verdict.name.lower(),
+        "counted": bool(event.counted),
+        "rank": event.rank,
+        **({"line": event.line} if event.line else {}),
+        **({"api": event.api} if event.api else {}),
+        **({"inputs": event.inputs} if event.inputs else {}),
+        "reason": event.reason,
+        # Not always the record's own: a gradient is blamed on the module that read it.
+        "blamed": vars(event.site),
+    }
 
 
 def is_kept(records: np.ndarray) -> np.ndarray:
@@ -423,4 +422,8 @@ def _meta_text(meta: Mapping[str, Any]) -> bytes:
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(to_json(dict(value)), allow_nan=False).encode() + b"\n"
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):  # a NaN, or a number of NumPy
+        text = json.dumps(to_json(dict(value)), allow_nan=False)
+    return text.encode() + b"\n"

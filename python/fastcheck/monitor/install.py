@@ -20,7 +20,7 @@ from fastcheck.monitor.hooks.hook_support import (
     takes_hooks,
     unhookable_note,
 )
-from fastcheck.monitor.hooks.module_hooks import ForwardPreHook
+from fastcheck.monitor.hooks.module_observer import ForwardPreHook
 from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
 from fastcheck.monitor.op_level.launch import why_not
 from fastcheck.monitor.op_level.op_session import check_ops

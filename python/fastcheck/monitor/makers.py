@@ -11,7 +11,7 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Verdict
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.utils.torch.rank import group_size
-from fastcheck.utils.torch.transforms import in_transform
+from fastcheck.utils.torch.transforms import innermost_transform
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
@@ -48,7 +48,11 @@ class Makers:
         if culprit.role == "input":  # between its submodules the parent made it
             call = None if call is None else call.parent
         is_forward = torch._C._current_graph_task_id() == -1
-        if not is_forward or culprit.verdict is not Verdict.ORIGIN or in_transform():
+        if (
+            not is_forward
+            or culprit.verdict is not Verdict.ORIGIN
+            or innermost_transform() is not None
+        ):
             return None
         running = running_call(call)
         if running is None:

@@ -255,7 +255,7 @@ class Monitor(Pictures, PrecisionResults):
     @property
     def event_count(self) -> int:
         """How many events were counted against ``overflow_nums``."""
-        return self._event_store.policy.counter.total
+        return self._event_store.counter.total
 
     @property
     def watch(self) -> Watching:

@@ -40,7 +40,7 @@ def summary_of(
         steps=session.step.index + 1 if session.next_seq else 0,
         records=session.next_seq,
         sites=len(session.sites),
-        event_count=event_store.policy.counter.total,
+        event_count=event_store.counter.total,
         overflow_nums=session.config.overflow_nums,
         verdict_counts=verdicts,
         top_sites=[(session.sites[n], k) for n, k in places.most_common(_TOP_SITES)],

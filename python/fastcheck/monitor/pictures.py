@@ -78,7 +78,7 @@ def _monitor_html(session: Session, title: str, watched: list[str]) -> str:
         ("steps", session.step.index + 1 if session.next_seq else 0),
         ("records", session.next_seq),
         ("tensors", len(session.sites)),
-        ("counted events", event_store.policy.counter.total),
+        ("counted events", event_store.counter.total),
         ("log", None if log is None else log.directory),
     ]
     if numbers is not None:

@@ -135,6 +135,11 @@ class SiteTable:
         self._sites.append(site)
         return number
 
+    def to_dicts(self, first: int) -> list[dict[str, Any]]:
+        """The sites from this number on, ready for JSON, with their numbers as ``id``."""
+        new = self._sites[first:]
+        return [{"id": number, **vars(site)} for number, site in enumerate(new, first)]
+
     def __getitem__(self, number: int) -> Site:
         return self._sites[number]
 

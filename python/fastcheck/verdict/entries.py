@@ -284,26 +284,3 @@ def expanded(written: Union[Entry, Call]) -> Iterator[Entry]:
         if seq >= written.outputs_seq:  # no module had read it before
             yield Output(seq, written)
     yield Returned(written, written.is_complete)
-
-
-_SEVERAL = (Stored, UsedGradients, UnusedGradients, OptimizerState)
-_ROLES: Mapping[type, str] = {
-    Batch: "input",
-    InnerInput: "input",
-    Output: "output",
-    Named: "output",
-    Loss: "loss",
-    GradientNorm: "grad_norm",
-    Entered: "input",
-}
-
-
-def tensors_of(entry: Any, bad: Records) -> list[tuple[int, str]]:
-    """The numbers and roles of the tensors in ``bad`` whose reading the entry is, in order."""
-    if isinstance(entry, _SEVERAL):
-        first, roles = entry.first_seq, entry.roles
-        stop = first + len(roles)
-        return [(seq, roles[seq - first]) for seq in sorted(bad) if first <= seq < stop]
-    if entry.seq not in bad:
-        return []
-    return [(entry.seq, _ROLES.get(type(entry)) or entry.role)]

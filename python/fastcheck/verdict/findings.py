@@ -17,7 +17,8 @@ State, which Findings alone changes.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
@@ -29,7 +30,20 @@ from fastcheck.record.site import SiteTable
 from fastcheck.record.statistics import statistics_of
 
 from .allowed import Allowance, why_allowed
-from .entries import Records, tensors_of
+from .entries import (
+    Batch,
+    Entered,
+    GradientNorm,
+    InnerInput,
+    Loss,
+    Named,
+    OptimizerState,
+    Output,
+    Records,
+    Stored,
+    UnusedGradients,
+    UsedGradients,
+)
 
 #: Where the largest finite number is taken for an overflow, on a device that saturates. A batch or
 #: a weight may hold it on purpose: torch.finfo(dtype).min is a common mask.
@@ -77,6 +91,29 @@ def is_event(record: np.void, role: str) -> bool:
     return role in _SATURABLE or any(counts)
 
 
+_SEVERAL = (Stored, UsedGradients, UnusedGradients, OptimizerState)
+_ROLES: Mapping[type, str] = {
+    Batch: "input",
+    InnerInput: "input",
+    Output: "output",
+    Named: "output",
+    Loss: "loss",
+    GradientNorm: "grad_norm",
+    Entered: "input",
+}
+
+
+def tensors_of(entry: Any, bad: Records) -> list[tuple[int, str]]:
+    """The numbers and roles of the tensors in ``bad`` whose reading the entry is, in order."""
+    if isinstance(entry, _SEVERAL):
+        first, roles = entry.first_seq, entry.roles
+        stop = first + len(roles)
+        return [(seq, roles[seq - first]) for seq in sorted(bad) if first <= seq < stop]
+    if entry.seq not in bad:
+        return []
+    return [(entry.seq, _ROLES.get(type(entry)) or entry.role)]
+
+
 class Uses:
     """The operators that read a finding, and the findings that it was made of (op level)."""
 
@@ -112,6 +149,8 @@ class Finding:
         # parameter was read.
         self.position = self.seq
         self.site = int(record["site"])
+        self.has_nan = bool(record["nan_count"])
+        self.is_gradient = role in _GRADIENTS
         self.blamed_site = self.site
         # Whose inputs and parameters explain it; None where nothing observed was read to make it.
         self.blamed_call = call if role == "output" else None
@@ -119,6 +158,14 @@ class Finding:
         # The state before the last decision.
         self.was = State.NEW
         self.verdict = Verdict.NONE
+        # Non-finite beyond doubt: neither a possible mask nor a scaled gradient.
+        self.is_confirmed = False
+        # It may be a mask, or nothing was made of it yet.
+        self.is_tentative = False
+        # It counts as soon as something that it led to lasts or leaves.
+        self.is_pending = False
+        # Its consequences decide, or have decided.
+        self.by_consequence = False
         self.reason = ""
         self.then: Optional[Outcome] = None
         self.cause: Optional[Finding] = None
@@ -135,10 +182,6 @@ class Finding:
         self.uses = Uses()
 
     # The record
-
-    @property
-    def has_nan(self) -> bool:
-        return bool(self.record["nan_count"])
 
     @cached_property
     def is_saturated(self) -> bool:
@@ -170,7 +213,7 @@ class Finding:
     def infinities(self) -> int:
         return int(self.record["posinf_count"]) + int(self.record["neginf_count"])
 
-    @property
+    @cached_property
     def only_neginf(self) -> bool:
         """Every non-finite value is -Inf: a masked score and a log(0) look alike here. What
         saturated stands for an infinity of its sign, where the record has the extremes.
@@ -199,20 +242,23 @@ class Finding:
         return "its only non-finite values are -Inf"
 
     @property
-    def is_gradient(self) -> bool:
-        return self.role in _GRADIENTS
-
-    @property
     def is_recompute(self) -> bool:
         """Whether activation checkpointing computed it again in backward."""
         return bool(int(self.record["flags"]) & int(Flag.RECOMPUTE))
 
     # The state
 
-    @property
-    def is_confirmed(self) -> bool:
-        """Non-finite beyond doubt: neither a possible mask nor a scaled gradient."""
-        return self.verdict in _CONFIRMED
+    def stand(self, state: State, verdict: Verdict) -> None:
+        """For Findings: it is in this state now, and meanwhile has this verdict."""
+        if self.state is not State.FINAL:
+            self.was = self.state
+        self.state = state
+        self.verdict = verdict
+        self.is_confirmed = verdict in _CONFIRMED
+        self.is_tentative = verdict is Verdict.UNRESOLVED and not self.is_gradient
+        self.is_pending = state in _BY_CONSEQUENCE
+        was_pending = state is State.FINAL and self.was in _BY_CONSEQUENCE
+        self.by_consequence = self.is_pending or was_pending
 
     @property
     def is_undecided(self) -> bool:
@@ -222,21 +268,6 @@ class Finding:
     @property
     def is_unresolved(self) -> bool:
         return self.verdict is Verdict.UNRESOLVED
-
-    @property
-    def is_tentative(self) -> bool:
-        """It may be a mask, or nothing was made of it yet."""
-        return self.is_unresolved and not self.is_gradient
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether it counts as soon as something that it led to lasts or leaves."""
-        return self.state in _BY_CONSEQUENCE
-
-    @property
-    def by_consequence(self) -> bool:
-        """Whether its consequences decide, or have decided."""
-        return self.is_pending or (self.state is State.FINAL and self.was in _BY_CONSEQUENCE)
 
     @property
     def is_held_input(self) -> bool:
@@ -259,11 +290,6 @@ class Finding:
         self.cause = None if root is self else root
         # A weight is read in every step: what is made of it would never go.
         self.uses.made.clear()
-
-    @property
-    def flags(self) -> int:
-        """The bits for the record's flags word."""
-        return (int(Flag.EVENT) if self.counted else 0) | (int(self.verdict) << 8)
 
 
 class SiteMemory:
@@ -306,11 +332,23 @@ class Findings:
 
     def allow(self, finding: Finding) -> bool:
         """Decides on a finding that allow_nonfinite() covers; whether it does."""
+        if not self.allowances:
+            return False
         reason = why_allowed(self.sites[finding.site], self.allowances)
         if reason is not None:
             finding.is_allowed = True
             self.decide(finding, Verdict.INTENDED, reason)
         return reason is not None
+
+    @staticmethod
+    def roots_of(findings: list[Finding]) -> list[Finding]:
+        """Where these began, each once, earliest first."""
+        roots = {id(root): root for root in (finding.root for finding in findings)}
+        return sorted(roots.values(), key=lambda finding: finding.position)
+
+    def pending_from(self, root: Finding) -> list[Finding]:
+        """What is pending and follows from ``root``."""
+        return [f for f in self.all if f.is_pending and f is not root and f.root is root]
 
     @property
     def first_confirmed(self) -> Optional[Finding]:
@@ -376,10 +414,7 @@ class Findings:
         finding.cause = cause
 
     def _enter(self, finding: Finding, state: State, verdict: Verdict, reason: str) -> None:
-        if finding.state is not State.FINAL:
-            finding.was = finding.state
-        finding.state = state
-        finding.verdict = verdict
+        finding.stand(state, verdict)
         finding.reason = reason
         self.changed.append(finding)
 
@@ -399,7 +434,7 @@ class Findings:
         held = [f for f in self.all if f.state is State.SCALED]
         for finding in held:
             if skipped:
-                finding.state = State.SKIPPED  # with the same verdict: nothing has changed
+                finding.stand(State.SKIPPED, finding.verdict)  # the same: nothing has changed
             else:
                 self.release(finding)
         return held[0] if skipped and held else None
@@ -437,3 +472,39 @@ class Findings:
             f"{reason}: its overflow status was set, and no output or gradient that was read shows "
             "where",
         )
+
+
+_COUNTED = {
+    "origin": frozenset({Verdict.ORIGIN, Verdict.ARRIVED}),
+    "all": frozenset({Verdict.ORIGIN, Verdict.ARRIVED, Verdict.PROPAGATED}),
+}
+
+
+# The event store takes care that a call is counted once.
+_COUNTED["calls"] = _COUNTED["all"]
+
+
+class Counter:
+    """Counts events against ``overflow_nums``; with ``within``, only those of the last so many
+    steps.
+    """
+
+    def __init__(self, overflow_nums: int, within: Optional[int], count: str) -> None:
+        self.overflow_nums = overflow_nums
+        self.total = 0
+        self._within = within
+        #: Events with one of these verdicts count.
+        self.verdicts = _COUNTED[count]
+        # Only the youngest overflow_nums events can matter for the limit.
+        self._steps: deque[int] = deque(maxlen=max(overflow_nums, 1))
+
+    def add(self, step: int) -> bool:
+        """Counts one event. True when overflow_nums is reached: from then on for every event."""
+        self.total += 1
+        self._steps.append(step)
+        if self.overflow_nums < 0:
+            return False
+        if self._within is not None:
+            while self._steps and step - self._steps[0] >= self._within:
+                self._steps.popleft()
+        return len(self._steps) >= self.overflow_nums

@@ -173,7 +173,7 @@ class ModuleRules:
         call = entry.call
         related = self._related(call, finding)
         reason = f"everything that {call.node.name} read was finite, its parameters too"
-        if call.node.has_unread_parts:
+        if call.node.has_excluded_parts or call.node.has_new_parts:
             reason = (
                 f"all that was observed of what {call.node.name} read was finite; it contains "
                 "modules that are not observed"
@@ -268,9 +268,9 @@ class ModuleRules:
         for finding in self.findings.all:
             finding.ended_by = ""  # the run has gone on
         left = [f for f in self._among(call.outputs) if f.is_pending]
-        roots = {id(f): f for f in self._suspects(live)} if left else {}
-        roots.update((id(f.root), f.root) for f in left)
-        self._reach(_in_order(roots.values()), "the model returned it")
+        if left:
+            suspects = [f for f in live if f.site not in self.findings.memory.harmless]
+            self._reach(self.findings.roots_of(suspects + left), "the model returned it")
         if not is_complete:
             unread = self._suspects(f for f in live if f.is_pending and f.has_nan)
             self._reach(unread, "what the model returned was not read")
@@ -626,7 +626,7 @@ class ModuleRules:
             self.findings.propagate(tentative, stored)
         else:
             self.findings.release(tentative, harm(self.findings, tentative, by))
-            for follower in self._followers(tentative):
+            for follower in self.findings.pending_from(tentative):
                 self.findings.propagate(follower, tentative)
         self.findings.propagate(by, tentative)
 
@@ -656,13 +656,8 @@ class ModuleRules:
         which it came to nothing in an earlier step.
         """
         known = self.findings.memory.harmless
-        return _in_order(
-            {id(f.root): f.root for f in among if f.is_pending and f.site not in known}.values()
-        )
-
-    def _followers(self, root: Finding) -> list[Finding]:
-        pending = [f for f in self.findings.all if f.is_pending and f is not root]
-        return [f for f in pending if f.root is root]
+        pending = [f for f in among if f.is_pending and f.site not in known]
+        return self.findings.roots_of(pending) if pending else []
 
     def _pending_cause(
         self, related: Sequence[Finding], read: Sequence[Finding]
@@ -691,7 +686,7 @@ class ModuleRules:
             if root.is_confirmed:
                 continue
             is_plain = not root.by_consequence
-            followers = self._followers(root)
+            followers = self.findings.pending_from(root)
             made = next((f for f in followers if f.has_nan or is_plain), None)
             stored = self._stored_cause(root)
             if stored is not None:
@@ -798,8 +793,3 @@ _RULES: Mapping[type, Callable[[ModuleRules, Finding, Any], None]] = {
     UnusedGradients: ModuleRules._unused_gradient,
     OptimizerState: ModuleRules._optimizer_state,
 }
-
-
-def _in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """The earliest first."""
-    return sorted(findings, key=lambda finding: finding.position)

@@ -35,9 +35,8 @@ from .entries import (
     OpStored,
     Records,
     Seen,
-    tensors_of,
 )
-from .findings import Finding, Findings, Outcome, State, is_event
+from .findings import Finding, Findings, Outcome, State, is_event, tensors_of
 from .incident import HOST, INTEGERS, RANKS, Incident, NonfiniteInput, Place
 from .module_rules import LOSS_OVERFLOWED, harm, was_finite
 

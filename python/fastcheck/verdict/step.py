@@ -1,12 +1,9 @@
-"""The state of one step: its calls, the entries not judged yet, and its rules; and the policy, by
-which its events stop the run.
-"""
+"""The state of one step: its calls, the entries not judged yet, and its rules."""
 
 from __future__ import annotations
 
 import enum
 import weakref
-from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Any, Callable, Optional, Protocol
 
@@ -31,67 +28,8 @@ def nothing_stored(node: ModuleNode) -> Iterable[tuple[np.void, str]]:
 class Decision(enum.Enum):
     """What follows from an event."""
 
-    CONTINUE = "continue"  # it is recorded, and that is all
     WARN = "warn"  # the action is carried out, the run goes on
     STOP = "stop"  # the run is stopped
-
-
-class Policy:
-    """Counts events and decides when the action is due: at the overflow_nums-th and at every one
-    after it.
-    """
-
-    def __init__(
-        self, overflow_nums: int, within: Optional[int], count: str, *, stops: bool
-    ) -> None:
-        self.counter = Counter(overflow_nums, within, count)
-        self._due = Decision.STOP if stops else Decision.WARN
-
-    def counts(self, verdict: Verdict) -> bool:
-        return self.counter.counts(verdict)
-
-    def decide(self, step: int) -> Decision:
-        """Counts one event of ``step`` and decides."""
-        return self._due if self.counter.add(step) else Decision.CONTINUE
-
-
-_COUNTED = {
-    "origin": frozenset({Verdict.ORIGIN, Verdict.ARRIVED}),
-    "all": frozenset({Verdict.ORIGIN, Verdict.ARRIVED, Verdict.PROPAGATED}),
-}
-
-
-# The ledger takes care that a call is counted once.
-_COUNTED["calls"] = _COUNTED["all"]
-
-
-class Counter:
-    """Counts events against ``overflow_nums``; with ``within``, only those of the last so many
-    steps.
-    """
-
-    def __init__(self, overflow_nums: int, within: Optional[int], count: str) -> None:
-        self.overflow_nums = overflow_nums
-        self.total = 0
-        self._within = within
-        self._verdicts = _COUNTED[count]
-        # Only the youngest overflow_nums events can matter for the limit.
-        self._steps: deque[int] = deque(maxlen=max(overflow_nums, 1))
-
-    def counts(self, verdict: Verdict) -> bool:
-        """Whether events with this verdict count."""
-        return verdict in self._verdicts
-
-    def add(self, step: int) -> bool:
-        """Counts one event. True when overflow_nums is reached: from then on for every event."""
-        self.total += 1
-        self._steps.append(step)
-        if self.overflow_nums < 0:
-            return False
-        if self._within is not None:
-            while self._steps and step - self._steps[0] >= self._within:
-                self._steps.popleft()
-        return len(self._steps) >= self.overflow_nums
 
 
 class Rules(Protocol):
@@ -137,8 +75,6 @@ class Step:
     ``logged`` belong to the ledger.
     """
 
-    rules: Rules  # set by the ledger, which makes both
-
     def __init__(
         self, index: int, first_seq: int = 0, read_stored: ReadStored = nothing_stored
     ) -> None:
@@ -178,9 +114,10 @@ class Step:
         # The verdicts that the log has, by sequence number.
         self.logged: dict[int, Verdict] = {}
 
-    @property
-    def findings(self) -> Findings:
-        return self.rules.findings
+    def judge_by(self, rules: Rules) -> None:
+        """Begins anew with these rules, and their findings."""
+        self.rules, self.findings = rules, rules.findings
+        self.logged.clear()
 
     def apply(self, entry: Entry, bad: Records) -> None:
         """Judges an entry, or does what it stands for."""

@@ -85,8 +85,8 @@ def test_rings_of_a_few_slots(device: str, monkeypatch: pytest.MonkeyPatch) -> N
         functools.partial(HostRing, capacity=3),
         functools.partial(DeviceRing, segment_slots=3),
     )
-    monkeypatch.setattr("fastcheck.monitor.session.readings.HostRing", host)
-    monkeypatch.setattr("fastcheck.monitor.session.readings.DeviceRing", elsewhere)
+    monkeypatch.setattr("fastcheck.monitor.session.session.HostRing", host)
+    monkeypatch.setattr("fastcheck.monitor.session.session.DeviceRing", elsewhere)
     monkeypatch.setattr("fastcheck.monitor.session.session._MAX_SEEN", 40)
     assert outcome(MODELS["blocks"], device) == whole
 

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from fastcheck.log.files import OwnDescriptor, write_all
 from fastcheck.statistics.functions import row_major_chunks
-from fastcheck.utils.private import new_file
+from fastcheck.utils.private import OwnDescriptor, new_file, write_all
 
 #: Limit of the queued bytes; a dump takes these and the tensor that is being cloned.
 MEMORY_BYTES = 256 * 1024 * 1024

@@ -18,8 +18,7 @@ import torch
 from fastcheck.calls.module_calls import Call, ModuleNode
 
 from . import traced
-from .module_hooks import ForwardHook, ForwardPreHook, GradientHook
-from .module_observer import ModuleObserver
+from .module_observer import ForwardHook, ForwardPreHook, GradientHook, ModuleObserver
 from .traced import Traced
 
 # Calls whose gradients may still come; those of older ones pass unread.

@@ -12,8 +12,12 @@ import torch
 
 from fastcheck.calls.module_calls import Call, ModuleNode, new_call
 from fastcheck.extension import extension
-from fastcheck.monitor.hooks.module_hooks import ForwardHook, ForwardPreHook
-from fastcheck.monitor.hooks.module_observer import ModuleObserver, last_pass
+from fastcheck.monitor.hooks.module_observer import (
+    ForwardHook,
+    ForwardPreHook,
+    ModuleObserver,
+    last_pass,
+)
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.hooks.traced import Traced

@@ -24,11 +24,11 @@ from fastcheck.record.format import Flag, Verdict, overflowed
 from fastcheck.record.naming import OUTSIDE
 from fastcheck.record.site import SiteTable
 from fastcheck.verdict.allowed import Allowance, allowances
-from fastcheck.verdict.entries import Entry, Journal, Records, expanded
-from fastcheck.verdict.findings import Finding, Findings, SiteMemory
+from fastcheck.verdict.entries import Entry, Journal, Records, Task, expanded
+from fastcheck.verdict.findings import Counter, Finding, Findings, SiteMemory
 from fastcheck.verdict.module_rules import ModuleRules
 from fastcheck.verdict.op_rules import OpMemory, OpRules
-from fastcheck.verdict.step import Decision, Policy, ReadStored, Rules, Step, nothing_stored
+from fastcheck.verdict.step import Decision, ReadStored, Rules, Step, nothing_stored
 
 from .config import Config
 from .listener import Listener
@@ -64,12 +64,7 @@ class EventStore:
         self.lock = threading.RLock()
         self.history = History(config.log.history)
         self.steps = StepTable(sites, rank)
-        self.policy = Policy(
-            config.overflow_nums,
-            config.stop.within,
-            config.stop.count,
-            stops=config.stop.action == "raise",
-        )
+        self.counter = Counter(config.overflow_nums, config.stop.within, config.stop.count)
         self.log = log
         # The other parts of the monitor that are told of events, steps, stops and boundaries.
         self.listeners: list[Listener] = []
@@ -98,7 +93,7 @@ class EventStore:
     ) -> Step:
         """A step that has just begun, at this sequence number."""
         step = Step(index, first_seq, read_stored)
-        step.rules = self._new_rules(step)
+        step.judge_by(self._new_rules(step))
         return step
 
     def _new_rules(self, step: Step) -> Rules:
@@ -124,8 +119,7 @@ class EventStore:
             self._take_changes(step)
             self.store(step)
             self._archive(step)
-            step.rules = self._new_rules(step)
-            step.logged.clear()
+            step.judge_by(self._new_rules(step))
 
     def close(self, step: Step) -> None:
         """Settles the step and writes it down. May come again for the same step, after more
@@ -233,7 +227,10 @@ class EventStore:
     def judge(self, step: Step, entry: Entry, bad: Records = NO_RECORDS) -> None:
         """Judges one entry, whose records are on the host."""
         self._current = step
-        step.apply(entry, bad)
+        if isinstance(entry, Task):
+            entry.run(bad)
+        else:
+            step.rules.apply(entry, bad)
         self._take_changes(step)
 
     def replay(self, step: Step, journal: Journal, records: np.ndarray) -> None:
@@ -265,20 +262,19 @@ class EventStore:
                 if call in step.counted_calls:
                     continue
                 step.counted_calls.add(call)
-            event = self.event(finding)
             for listener in self.listeners:
-                listener.counted(event)
+                listener.counted(self.event(finding))
             self.first_bad = self.first_bad or step
-            decision = self.policy.decide(step.index)
-            if decision is not Decision.CONTINUE:
-                self.due.append((finding, decision, step))
+            if self.counter.add(step.index):
+                is_stop = self.config.stop.action == "raise"
+                self.due.append((finding, Decision.STOP if is_stop else Decision.WARN, step))
 
     def _counts(self, finding: Finding) -> bool:
         if self.config.stop.count == "calls" and finding.verdict is Verdict.PROPAGATED:
             site = self.sites[finding.blamed_site]
             if site.direction == "backward" and site.module_type == OUTSIDE and not finding.api:
                 return False  # sums of gradients, which autograd adds between the calls
-        return self.policy.counts(finding.verdict)
+        return finding.verdict in self.counter.verdicts
 
     def _call_of(self, finding: Finding) -> tuple[object, ...]:
         site = self.sites[finding.blamed_site]
@@ -289,7 +285,7 @@ class EventStore:
     def event(self, finding: Finding) -> Event:
         """The finding as it stands now, as a user sees it."""
         record = finding.record.copy()
-        record["flags"] = (int(record["flags"]) & 0xFF & ~int(Flag.EVENT)) | finding.flags
+        record["flags"] = (int(record["flags"]) & 0xFF & ~int(Flag.EVENT)) | _flags(finding)
         return Event(
             site=self.sites[finding.blamed_site],
             record=record,
@@ -345,16 +341,20 @@ class EventStore:
     def store(self, step: Step) -> None:
         """Puts the verdicts as they stand now on the records that are held, and writes the log."""
         for finding in step.findings.all:
-            self.history.set_flags(finding.seq, finding.flags)
+            self.history.set_flags(finding.seq, _flags(finding))
         records = self.history.take_unlogged()
         if self.log is None:
             return
         self.log.append(records, step.index)
-        for finding in step.findings.all:
-            # Again where it changed: the later line holds.
-            if step.logged.get(finding.seq) is not finding.verdict:
-                step.logged[finding.seq] = finding.verdict
-                self.log.append_event(self.event(finding))
+        changed = [f for f in step.findings.all if step.logged.get(f.seq) is not f.verdict]
+        if changed:  # some again: the later line holds
+            step.logged.update((f.seq, f.verdict) for f in changed)
+            self.log.append_event(*map(self.event, changed))
+
+
+def _flags(finding: Finding) -> int:
+    """The bits for the flags word of its record."""
+    return (int(Flag.EVENT) if finding.counted else 0) | (int(finding.verdict) << 8)
 
 
 def _why_pending(finding: Finding) -> str:

@@ -47,8 +47,6 @@ class BatchIds(Listener):
         self._lock = threading.Lock()
         # By step, oldest first: the names, and how many tensors had been read when each was given.
         self._names: OrderedDict[int, list[tuple[BatchId, Optional[int]]]] = OrderedDict()
-        # The first listener: the others ask for the name of the step.
-        event_store.listeners.insert(0, self)
 
     def __bool__(self) -> bool:
         return bool(self._names)
@@ -57,6 +55,10 @@ class BatchIds(Listener):
         """The step trains on ``name``. ``seq``: of the next tensor that is read, where ``step`` is
         only what it seems to belong to: a step whose update the loop leaves out is still open then.
         """
+        store = self._event_store
+        with store.lock:
+            if self not in store.listeners:  # the first: the others ask for the name of the step
+                store.listeners.insert(0, self)
         with self._lock:
             names = self._names.setdefault(step, [])
             if name not in [one for one, _ in names]:
@@ -67,8 +69,6 @@ class BatchIds(Listener):
 
     def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
         """What was named after the last tensor of the step is the next one's."""
-        if not self._names:
-            return
         index, last_seq = step.index, int(chunks[-1]["seq"].max())
         with self._lock:
             names = self._names.get(index, [])

@@ -17,7 +17,6 @@ import numpy as np
 
 from fastcheck.calls.module_calls import Call
 from fastcheck.errors import FastcheckError, warn
-from fastcheck.log.reader import log_parts
 from fastcheck.log.writer import (
     default_directory,
     found_at,
@@ -34,7 +33,7 @@ from fastcheck.record.site import Site
 from fastcheck.report.build import Evidence, argument_records, make_report
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.message import packed, unpacked
-from fastcheck.report.page.write import write_page
+from fastcheck.report.page.of_stop import with_page, write_stop_page
 from fastcheck.report.render import brief
 from fastcheck.report.spread import pending_lines
 from fastcheck.report.stop_report import Dumped, MadeBy, StopReport
@@ -140,7 +139,7 @@ def build_report(
         culprit,
         map(event_store.event, step.findings.all),
         inputs,
-        event_count=event_store.policy.counter.total,
+        event_count=event_store.counter.total,
         overflow_nums=session.config.overflow_nums,
         log_path=log_path,
         batch=session.batches.of(step.index),
@@ -148,7 +147,7 @@ def build_report(
         world_size=world_size,
         style=session.config.stop.style,
         learning_rates=meta.learning_rates(),
-        left_out_by=session.config.left_out_by,
+        left_out_by=session.left_out_by,
         **_update(session, finding, step),
     )
 
@@ -273,40 +272,6 @@ def save_held(session: Session, meta: RunMeta, directory: str) -> Optional[str]:
         session.sites,
         {**meta.to_dict(session.unread_ops()), **steps, **named},
     )
-
-
-#: Its name in the directory of the log.
-PAGE = "report.html"
-# About a second of work. `fastcheck report` makes the page of a larger log.
-_MOST_BYTES = 128 << 20
-
-
-def with_page(report: StopReport) -> StopReport:
-    """The report with the path that its page is to have: none without a log, or with one of more
-    than 128 MiB. All ranks that stop together name the same one.
-
-    Raises:
-        FastcheckError, OSError: the log can't be read.
-    """
-    log = report.log_path
-    if log is None or report.is_lost:
-        return report
-    # Of several ranks that hold their records in memory none has written any yet.
-    parts = log_parts(log) if os.path.isdir(log) else {}
-    if sum(os.path.getsize(path) for paths in parts.values() for path in paths) > _MOST_BYTES:
-        return report
-    return replace(report, page=os.path.join(log, PAGE))
-
-
-def write_stop_page(report: StopReport, rank: int) -> None:
-    """Writes the page that the report names, if ``rank``, this one, is that of the culprit: it has
-    the records of the event.
-
-    Raises:
-        FastcheckError, OSError: the log can't be read, or the page can't be written.
-    """
-    if report.page is not None and report.log_path is not None and report.rank == rank:
-        write_page(report.log_path, report.page, report.style, report=report)
 
 
 Sink = Callable[[StopReport], None]

@@ -260,7 +260,7 @@ class SinkConnection(Listener):
             row=row,
             chunks=chunks,
             skipped=self._skipped,
-            events=event_store.policy.counter.total,
+            events=event_store.counter.total,
             findings=sum(event_store.verdict_tally.values()) + len(step.findings.all),
             lag=max(0, session.step.index - step.index),
             waits=session.drain.wait_count,

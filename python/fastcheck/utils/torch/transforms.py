@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
 _functorch: Any = torch._C._functorch
 
 
-def in_transform() -> bool:
-    """Whether this thread runs within a transform."""
-    return _functorch.peek_interpreter_stack() is not None
+#: Returns the innermost transform that this thread runs within; None: it runs within none.
+innermost_transform: Callable[[], Any] = _functorch.peek_interpreter_stack
 
 
 def untransformed() -> contextlib.AbstractContextManager[None]:
