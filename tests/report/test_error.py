@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ import fastcheck
 from fastcheck import errors
 from fastcheck.report import render as report
 from support.records import record_builder as build
+from support.reports import full_report
 
 PUBLIC = [
     errors.ConfigError,
@@ -113,3 +115,17 @@ def test_a_fault_in_the_layout_still_names_the_culprit(monkeypatch: pytest.Monke
     monkeypatch.setattr(report, "render", broken)
     text = str(make_error())
     assert "layers.3.attn" in text and "step 41" in text and "in the layout" in text
+
+
+def test_the_rank_of_the_culprit_prints_the_report_and_the_others_two_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop = fastcheck.OverflowDetected(replace(full_report(rank=1), world_size=2))
+    whole = report.render(stop.report)
+    monkeypatch.setenv("RANK", "1")
+    assert str(stop) == whole
+    monkeypatch.setenv("RANK", "0")
+    other = str(stop).splitlines()
+    assert len(other) == 2
+    assert other[0] == whole.splitlines()[0] and "step 41 on rank 1" in other[0]
+    assert other[1].startswith("rank 1 prints the report; log of this rank: fastcheck_log/")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,32 @@ def section_of(text: str, label: str) -> str:
 def test_sections_come_in_the_order_in_which_one_asks() -> None:
     labels = re.findall(r"(?m)^([a-z]+)  ", text_of(full_report()))
     assert labels == ["what", "where", "when", "numbers", "inputs", "trend", "try", "log"]
+
+
+def test_the_text_of_a_stop_has_25_lines_with_what_to_try() -> None:
+    told = 0
+    for report in all_reports():
+        text = render(report, ascii_only=False)
+        assert len(text.splitlines()) <= 25, text
+        assert re.search(r"(?m)^try +1\. ", text), text
+        numbers = re.findall(r"(?m)^(?:try)? +(\d)\. ", text)
+        assert numbers == [str(n) for n in range(1, len(numbers) + 1)]
+        told += len(numbers)
+    assert told / len(all_reports()) > 2
+    assert 'install(..., level="op")' in render(full_report(), ascii_only=False)
+    labels = re.findall(r"(?m)^([a-z]+)  ", render(full_report(), ascii_only=False))
+    assert labels == ["what", "where", "when", "inputs", "try", "log"]
+
+
+def test_a_cut_text_keeps_the_line_and_the_log() -> None:
+    """However many tensors an operator has read."""
+    long = [(build.site(f"layers.{n}.{'long' * 9}"), build.record()) for n in range(30)]
+    report = replace(full_report(), inputs=tuple(long), weights_intact=None)
+    report = replace(report, culprit=replace(report.culprit, line="train.py:12 in forward"))
+    text = render(report, ascii_only=False)
+    assert len(text.splitlines()) <= 25
+    assert "line      train.py:12 in forward" in text and "\nlog  " in text
+    assert re.search(r"and 2[68] more", text) and "\ntry       1. " in text
 
 
 def test_the_headline_alone_says_what_where_and_when() -> None:
@@ -206,7 +233,7 @@ def test_long_module_paths_stay_whole_in_where() -> None:
 
 
 def test_plain_ascii_when_the_terminal_has_no_more() -> None:
-    text = render(full_report(), ascii_only=True)
+    text = render(full_report(), ascii_only=True, whole=True)
     assert text.isascii()
     assert re.search(r"abs max  _+.*#!", text)
 
@@ -220,14 +247,14 @@ def test_ascii_is_chosen_from_the_encoding_of_standard_error(
         def write(self, text: str) -> int:
             return len(text)
 
-    assert not render(full_report(), ascii_only=False).isascii()
+    assert not render(full_report(), ascii_only=False, whole=True).isascii()
     monkeypatch.setattr(sys, "stderr", Narrow())
-    assert render(full_report()).isascii()
+    assert render(full_report(), whole=True).isascii()
 
 
 def test_colour_only_when_asked() -> None:
     assert "\x1b" not in render(full_report())
-    painted = render(full_report(), color=True, ascii_only=False)
+    painted = render(full_report(), color=True, ascii_only=False, whole=True)
     assert re.sub(r"\x1b\[[\d;]*m", "", painted) == text_of(full_report())
 
 

@@ -25,7 +25,8 @@ def full_report(**fields: Any) -> StopReport:
 
 
 def text_of(report: StopReport, **options: Any) -> str:
-    options.setdefault("ascii_only", False)
+    """The whole report."""
+    options = {"ascii_only": False, "whole": True, **options}
     return render(report, **options)
 
 

@@ -86,7 +86,7 @@ def text_sections(
     if not wanted.filtered and not options.events:
         report = report_from_log(view, first_event(wanted.events), options.style)
         if report is not None:
-            blocks += [Section(label, lines) for label, lines in parts(report, body)]
+            blocks += [Section(label, lines) for label, lines in parts(report, body, True)]
         steps = step_table(step_rows(view), body, limit)
         if steps:
             blocks.append(Section("steps", steps))

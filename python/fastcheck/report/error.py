@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class OverflowDetected(FastcheckError):  # noqa: N818  (a stop that was requested, not a mistake)
-    """Training was stopped at a non-finite number. ``str()`` of it is the whole stop report.
+    """Training was stopped at a non-finite number. ``str()`` of it is the stop report, in about 25
+    lines; on the ranks that only stop with another one it is two lines that name it.
 
     Survives pickling, so that a launcher can pass it on from a worker process.
     """
@@ -46,10 +47,16 @@ class OverflowDetected(FastcheckError):  # noqa: N818  (a stop that was requeste
         return self.report.log_path
 
     def __str__(self) -> str:
-        from fastcheck.report.render import render
+        from fastcheck.report.render import headline, render
+        from fastcheck.utils.torch.rank import own_rank
 
+        report = self.report
         try:
-            return render(self.report)
+            # Each rank raises: that of the culprit prints the whole, the others where it is.
+            if report.world_size > 1 and not report.is_lost and own_rank() != report.rank:
+                where = "" if report.log_path is None else f"; log of this rank: {report.log_path}"
+                return f"{headline(report)}\nrank {report.rank} prints the report{where}"
+            return render(report)
         except Exception as error:  # a fault in the layout must not hide what was found
             culprit = self.culprit
             return (

@@ -16,7 +16,7 @@ from fastcheck.record.format import RECORD_DTYPE, Verdict
 from fastcheck.record.site import Site
 from fastcheck.record.validity import is_valid
 
-from .error import OverflowDetected
+from .render import render
 from .stop_report import Dumped, MadeBy, ReplayOutcome, StopReport
 
 #: A message that is longer is not read.
@@ -46,7 +46,7 @@ def unpacked(message: bytes) -> StopReport:
         raise ValueError(f"a message of {len(message):,} bytes")
     report = _report(json.loads(message))
     choice("style", report.style, ("fastcheck", "msprobe"))
-    str(OverflowDetected(report))  # here rather than where the run stops
+    render(report, whole=True)  # here rather than where the run stops
     return report
 
 

@@ -2,7 +2,8 @@
 
 The order of the sections is fixed: what, where, why, replay, when, numbers, inputs, spread, trend,
 dump, try, log. Each section is one function below; ``utils/text/layout.py`` lays the text out, and
-``report/advice`` chooses what to try.
+``report/advice`` chooses what to try. The text of a stop has what fits 25 lines; ``fastcheck show``
+and the page have the numbers, the spread and the trend as well.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 _TREND_ROWS = 8
 _INPUT_ROWS = 10
+#: Of the text of a stop.
+_MOST_LINES = 25
 _OPERAND_ROWS = 4
 
 
@@ -118,7 +121,7 @@ def last_healthy_lines(trend: Trend, width: int) -> list[str]:
     return wrap(f"step {last.step:,}, its last healthy one: {', '.join(numbers)}", width, "", "  ")
 
 
-def input_lines(report: StopReport, width: int) -> list[str]:
+def input_lines(report: StopReport, width: int, most: int = _INPUT_ROWS) -> list[str]:
     site = report.culprit.site
     if not report.inputs:
         if site.role in ("param", "buffer", "optimizer_state"):
@@ -131,7 +134,7 @@ def input_lines(report: StopReport, width: int) -> list[str]:
     rows = []
     earlier = (*report.inputs_before, *[None] * len(report.inputs))
     has_earlier = any(record is not None for record in report.inputs_before)
-    for (source, record), before in zip(report.inputs[:_INPUT_ROWS], earlier):
+    for (source, record), before in zip(report.inputs[:most], earlier):
         reading = statistics_of(record)
         name = source.tensor_name
         if report.style != "fastcheck" and not source.op:
@@ -152,7 +155,7 @@ def input_lines(report: StopReport, width: int) -> list[str]:
         )
     header = ["tensor", "dtype", "elements", "NaN+Inf", "min", "max", "rms"]
     lines = table([*header, *(["rms before"] if has_earlier else [])], rows, left=2, width=width)
-    hidden = len(report.inputs) - _INPUT_ROWS
+    hidden = len(report.inputs) - most
     if hidden > 0:
         lines.append(f"and {hidden} more")
     return lines
@@ -217,10 +220,13 @@ def render(
     width: int | None = None,
     color: bool = False,
     ascii_only: bool | None = None,
+    whole: bool = False,
 ) -> str:
     """The stop report as plain text of at most ``width`` columns (a longer path or code line stays
     whole). None: 88, or what the environment's COLUMNS asks for.
 
+    ``whole``: with all its sections. Else about 25 lines: more only where a reason or a path is
+    long.
     ``ascii_only``: None: True where standard error, which a traceback is printed to, prints ASCII
     only.
     """
@@ -229,10 +235,13 @@ def render(
     width = line_width(WIDTH) if width is None else width
     if report.is_lost:
         return "\n".join(wrap(_lost(report), width))
-    blocks = ["\n".join(paint(line, "red", color) for line in wrap(headline(report), width))]
-    sections = report_sections(report, width - GUTTER, ascii_only)
-    blocks += ["\n".join(section(label, lines, color)) for label, lines in sections]
-    text = "\n\n".join(blocks)
+    head = [paint(line, "red", color) for line in wrap(headline(report), width)]
+    if whole:
+        sections = report_sections(report, width - GUTTER, ascii_only)
+    else:
+        sections = _short_sections(report, width - GUTTER, _MOST_LINES - len(head) - 1)
+    blocks = ["\n".join(section(label, lines, color)) for label, lines in sections]
+    text = "\n".join([*head, "", ("\n\n" if whole else "\n").join(blocks)])
     return to_ascii(text) if ascii_only else text
 
 
@@ -264,9 +273,60 @@ def report_sections(
     return [(label, list(map(printable, lines))) for label, lines in sections if lines]
 
 
-def parts(report: StopReport, width: int) -> list[tuple[str, list[str]]]:
+def _short_sections(report: StopReport, body: int, room: int) -> list[tuple[str, list[str]]]:
+    """The sections of a stop's text: as many things to try as fit into ``room`` lines, one at
+    least.
+    """
+    reading = statistics_of(report.culprit.record)
+    trend = Trend.of(report.trend)
+    what = _counts(reading, body) + wrap(_verdict_text(report.culprit), body)
+    if trend.has_grown or trend.has_jumped:
+        what += wrap(trend.sentence(), body)
+    sections: list[tuple[str, list[str]]] = []
+    tries: list[str] = []
+    for rows in (4, 2):
+        is_known = report.made_by is not None or report.replay is not None
+        inputs = input_lines(report, body, rows) if report.inputs and not is_known else []
+        sections = [
+            ("what", what),
+            ("where", _where(report, reading, body)),
+            ("why", made_by_lines(report, body)),
+            ("replay", _replay_lines(report, body)),
+            ("when", _when_in_short(report, reading, body)),
+            ("inputs", inputs),
+            ("dump", [] if report.dump is None else report.dump.lines(body)),
+            ("log", _log_in_short(report, body)),
+        ]
+        left = room - sum(len(lines) for _, lines in sections)
+        tries = _advice_lines(report, body, left)
+        if len(tries) <= left:
+            break
+    sections.insert(-1, ("try", tries))
+    return [(label, list(map(printable, lines))) for label, lines in sections if lines]
+
+
+def _when_in_short(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
+    lines = wrap(_when_text(report, reading), width) + _batch_lines(report, width)
+    if report.overflow_nums > 1:
+        lines += wrap(_limit_text(report), width)
+    texts = [_updated_text(report), _weights_text(report)]
+    texts += [] if report.scale is None else [f"Loss scale {format_number(report.scale)}."]
+    return lines + wrap(" ".join(text for text in texts if text), width)
+
+
+def _log_in_short(report: StopReport, width: int) -> list[str]:
+    if report.log_path is None:
+        return wrap("the records of the last steps could not be written to disk.", width)
+    path = f"'{report.log_path}'" if " " in report.log_path else report.log_path
+    lines = [f"fastcheck show {path} --step {report.step}"]
+    if report.page is not None:
+        lines += wrap(f"In a browser: {report.page}", width)
+    return lines
+
+
+def parts(report: StopReport, width: int, whole: bool = False) -> list[tuple[str, list[str]]]:
     """The sections of the report that a summary shows: labelled lines of at most ``width``
-    columns.
+    columns. ``whole``: with the numbers and the trend.
     """
     reading = statistics_of(report.culprit.record)
     lines = wrap(_headline(report, reading), width)
@@ -275,9 +335,11 @@ def parts(report: StopReport, width: int) -> list[tuple[str, list[str]]]:
     lines += wrap(_verdict_text(report.culprit), width) + _batch_lines(report, width)
     found = [
         ("culprit", lines + last_healthy_lines(Trend.of(report.trend), width)),
+        ("numbers", statistics_lines(reading, width) if whole else []),
         ("inputs", input_lines(report, width) if report.inputs else []),
         ("why", made_by_lines(report, width)),
         ("spread", spread(report.events, report.culprit, report.style, width)),
+        ("trend", trend_lines(Trend.of(report.trend), width, False) if whole else []),
     ]
     return [(label, list(map(printable, lines))) for label, lines in found if lines]
 
@@ -327,14 +389,15 @@ def _verdict_text(event: Event) -> str:
     return f"{verdict.name.lower()}, {text}" + (f": {reason}" if reason else ".")
 
 
-def _what(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
+def _counts(reading: RecordStatistics, width: int) -> list[str]:
     share = format_share(reading.overflow_count, reading.components)
     unit = "real and imaginary parts" if reading.components != reading.numel else "elements"
-    lines = wrap(
-        f"{format_nonfinite(reading)} among {reading.components:,} {unit} ({share}).",
-        width,
-    )
-    lines += wrap(_verdict_text(report.culprit), width)
+    text = f"{format_nonfinite(reading)} among {reading.components:,} {unit} ({share})."
+    return wrap(text, width)
+
+
+def _what(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
+    lines = _counts(reading, width) + wrap(_verdict_text(report.culprit), width)
     others = [event for event in report.events if not is_same_event(event, report.culprit)]
     if others:
         named: list[str] = []
@@ -424,7 +487,7 @@ def _replay_lines(report: StopReport, width: int) -> list[str]:
     return lines
 
 
-def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
+def _when_text(report: StopReport, reading: RecordStatistics) -> str:
     direction = {
         "forward": "in the forward pass",
         "backward": "in the backward pass",
@@ -436,21 +499,29 @@ def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str
     when = f"step {report.step} (counted from 0), {direction}"
     if reading.call > 0 and not report.culprit.site.op:
         when += f", call {reading.call + 1} of this module in the step"
-    lines = wrap(when + ".", width)
-    lines += _batch_lines(report, width)
-    if report.overflow_nums > 0:
-        limit = (
-            "overflow_nums=1: the first event stops the run."
-            if report.overflow_nums == 1
-            else f"overflow_nums={report.overflow_nums}: this was event {report.event_count:,}."
-        )
-        lines += wrap(limit, width)
+    return when + "."
+
+
+def _limit_text(report: StopReport) -> str:
+    if report.overflow_nums == 1:
+        return "overflow_nums=1: the first event stops the run."
+    return f"overflow_nums={report.overflow_nums}: this was event {report.event_count:,}."
+
+
+def _updated_text(report: StopReport) -> str:
+    if report.weights_intact is None:
+        return ""
     if report.weights_intact:
-        lines += wrap("No weight has been updated in this step.", width)
-    elif report.weights_intact is False:
-        why = f": {report.why_updated}" if report.why_updated else ""
-        lines += wrap(f"The weights have been updated in this step{why}.", width)
-    lines += wrap(_weights_text(report), width)
+        return "No weight has been updated in this step."
+    why = f": {report.why_updated}" if report.why_updated else ""
+    return f"The weights have been updated in this step{why}."
+
+
+def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
+    lines = wrap(_when_text(report, reading), width) + _batch_lines(report, width)
+    if report.overflow_nums > 0:
+        lines += wrap(_limit_text(report), width)
+    lines += wrap(_updated_text(report), width) + wrap(_weights_text(report), width)
     if report.scale is not None:
         lines += wrap(f"Loss scale {format_number(report.scale)}.", width)
     return lines
@@ -475,11 +546,19 @@ def _batch_lines(report: StopReport, width: int) -> list[str]:
     return [] if report.batch is None else wrap(f"Batch {printable(str(report.batch))}.", width)
 
 
-def _advice_lines(report: StopReport, width: int) -> list[str]:
+def _advice_lines(report: StopReport, width: int, most: int | None = None) -> list[str]:
+    """``most``: lines; what does not fit into them is left out, but the first item is not."""
     lines: list[str] = []
-    for number, item in enumerate(advise(report), start=1):
-        lines += wrap(item.text, width, f"{number}. ", "   ")
-        lines += [f"     {line}" for line in item.code.splitlines()]
+    number = 1
+    items = advise(report)
+    for item in items:
+        shown = wrap(item.text, width, f"{number}. ", "   ")
+        shown += [f"     {line}" for line in item.code.splitlines()]
+        later = items[items.index(item) + 1 :]
+        kept = sum(len(wrap(one.text, width - 3)) for one in later if one.is_kept)
+        if most is None or not lines or len(lines) + len(shown) + kept <= most:
+            lines += shown
+            number += 1
     return lines
 
 

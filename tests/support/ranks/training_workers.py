@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import fastcheck
 from fastcheck.callbacks.seals import CheckpointSeals
 from fastcheck.cli.main import main
+from fastcheck.report.render import render
 from fastcheck.utils.torch.sharding import local
 from support.programs.training import Apply, Net, poison, where
 from support.ranks.ranks_workers import in_step
@@ -43,7 +44,14 @@ def trains(rank: int, kind: str, faulty: int, log_dir: Optional[str], options: A
     except fastcheck.OverflowDetected as stop:
         is_intact = all(bool(local(p).isfinite().all()) for p in model.parameters())
         gradients = [e for e in monitor.events if e.site.role == "param_grad"]
-        said = (step, str(stop), stop.step, where(stop.culprit), stop.report.rank, is_intact)
+        said = (
+            step,
+            render(stop.report),
+            stop.step,
+            where(stop.culprit),
+            stop.report.rank,
+            is_intact,
+        )
         return said, {(e.verdict.name, e.reason[-90:]) for e in gradients[:1]}
     return None
 
@@ -234,7 +242,14 @@ def on_a_fake_device(rank: int, sync: str) -> Any:
             optimizer.step()
     except fastcheck.OverflowDetected as stop:
         is_intact = all(bool(p.isfinite().all()) for p in model.parameters())
-        return step, stop.step, stop.report.rank, where(stop.culprit), str(stop), is_intact
+        return (
+            step,
+            stop.step,
+            stop.report.rank,
+            where(stop.culprit),
+            render(stop.report),
+            is_intact,
+        )
     return None
 
 

@@ -38,10 +38,13 @@ _DOMAINS = re.compile(
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to try; ``code``, if any, is shown on lines of its own."""
+    """One thing to try; ``code``, if any, is shown on lines of its own. ``is_kept``: where room is
+    short, it is shown rather than those before it.
+    """
 
     text: str
     code: str = ""
+    is_kept: bool = False
 
 
 @dataclass(frozen=True)

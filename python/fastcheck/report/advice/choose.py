@@ -399,8 +399,9 @@ def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
         return
     what = "the line" if made is not None and made.operator else "the operator and the line"
     yield Advice(
-        f'For {what} run it again with install(..., level="op"), or train by '
-        "monitor.run(step, batch) with install(..., stop=fastcheck.Stop(replay=True))."
+        f'For {what} run it again with install(..., level="op"), or with '
+        "stop=fastcheck.Stop(replay=True) and monitor.run(step, batch).",
+        is_kept=True,
     )
 
 
