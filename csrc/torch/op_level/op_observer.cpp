@@ -368,8 +368,11 @@ void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, 
     is_part = false;
     if (token.is_pending || token.is_bad) {
       Fed fed = fed_by(token, known);
-      if (token.is_bad && fed.also.empty()) token.seq = fed.seq;
+      const bool is_mixed = !fed.also.empty();
+      if (token.is_bad && !is_mixed) token.seq = fed.seq;
       frame.fed.push_back(std::move(fed));
+      // What a composite op calls is told before it: these ops read it themselves.
+      if (is_mixed && frame.op->is_composite) return;
     }
     provenance_.put(tensor, token);
   } else if (frame.is_open && !is_written && tensor.is_cpu()) {

@@ -54,7 +54,9 @@ Known Provenance::find(const at::Tensor& tensor, bool any_version) const {
     if (token.seq < 0) {
       known.is_unread = true;
       known.is_collective = known.is_collective || token.seq == kCollective;
-    } else if (token.is_bad || token.is_pending) {
+    } else if ((token.is_bad || token.is_pending) &&
+               std::find(known.suspects.begin(), known.suspects.end(), token.seq) ==
+                   known.suspects.end()) {
       known.suspects.push_back(token.seq);
       if (token.is_bad) known.bad.push_back(token.seq);
     }

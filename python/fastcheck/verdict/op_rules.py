@@ -206,7 +206,10 @@ class OpRules:
         elif self._decides_at_once(finding):
             self._judge_at_once(finding, waiting, intended, incident.is_optimizer)
         elif finding.has_nan:
-            self._hold(finding, Outcome(Verdict.ORIGIN, self._why(finding, intended)), inputs)
+            # A NaN among them explains it; an infinity beside that may have done no harm.
+            carried = [f for f in inputs if f.has_nan and (_is_open(f) or f.is_confirmed)]
+            then = Outcome(Verdict.ORIGIN, self._why(finding, intended))
+            self._hold(finding, then, carried or inputs)
         elif new_count:
             reason = f"{op} made it: {new_count:,} of its infinities are not those that it read"
             self._hold(finding, Outcome(Verdict.ORIGIN, reason), ())

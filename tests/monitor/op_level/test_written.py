@@ -112,6 +112,22 @@ def test_a_nan_is_not_lost_where_an_infinity_is_written_into_its_tensor(write: s
     assert culprit(stop.value) == ("", "aten.mul.Tensor", "forward", "origin")
 
 
+def test_parts_of_one_tensor_are_traced_to_what_made_it() -> None:
+    """Queries, keys and values are slices, which composite operators read one by one."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 24)
+    fastcheck.install(model, level="op")
+    with pytest.raises(fastcheck.OverflowDetected) as stop:
+        x = torch.randn(1, 6, 8)
+        qkv = model(torch.cat([x[:, :5], x[:, 5:] * float("nan")], 1))
+        qkv[0, 0] = -INF
+        q, k, v = qkv.view(1, 6, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        out = (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        out.sum().backward()
+    made = [e for e in stop.value.report.events if e.verdict.name in ("ORIGIN", "ARRIVED")]
+    assert [e.site.op for e in made] == ["aten.mul.Tensor"]
+
+
 def test_a_nan_that_was_written_over_is_gone() -> None:
     model = nn.Linear(8, 8)
     monitor = fastcheck.install(model, level="op")
