@@ -64,7 +64,7 @@ export function aligned(
 function eventTable(store: Store): HTMLElement {
   const { model } = store;
   const { events, event_count: count, verdicts } = model.header;
-  if (!events.length) return h("p", {}, "No event was found.");
+  if (!events.length) return h("p", {}, "No overflow event was found.");
   const rows = events
     .slice(0, MOST_EVENTS)
     .map((event) => [

@@ -198,7 +198,55 @@ def test_the_last_step_is_judged(tmp_path: Path) -> None:
 
 def test_a_record_without_statistics_is_refused() -> None:
     with pytest.raises(fastcheck.ConfigError, match="nothing to watch"):
-        fastcheck.install(nn.Linear(2, 2), watch=True, record="health")
+        fastcheck.install(nn.Linear(2, 2), watch=WATCH, record="health")
+    monitor = fastcheck.install(nn.Linear(2, 2), record="health")
+    with pytest.raises(fastcheck.ConfigError, match='record="health"'):
+        monitor.watch  # noqa: B018  # the property raises
+
+
+@pytest.mark.filterwarnings("ignore::fastcheck.SpikeWarning")
+def test_a_plain_install_watches() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with fastcheck.install(model) as monitor:
+        for step in range(100):
+            optimizer.zero_grad()
+            loss = model(torch.randn(64, 8)).square().mean()
+            (loss * (1000 if step == 80 else 1)).backward()
+            optimizer.step()
+    found = [event for event in monitor.watch.events if event.kind == "loss_spike"]
+    assert [(event.step, event.is_warning) for event in found] == [(80, True)]
+    assert "warning of the watch" in monitor.summary()
+
+
+@pytest.mark.filterwarnings("ignore::fastcheck.SpikeWarning")
+@pytest.mark.parametrize(("factor", "steps"), [(1, []), (4, [12])])
+def test_a_jump_of_the_loss_in_the_first_steps(factor: float, steps: list[int]) -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    with fastcheck.install(model) as monitor:
+        for step in range(30):
+            optimizer.zero_grad()
+            loss = (model(torch.ones(4, 8)) - 2).square().mean()
+            (loss * (factor**2 if step == 12 else 1) + 1).backward()
+            optimizer.step()
+    found = [event for event in monitor.watch.events if event.kind == "loss_spike"]
+    assert [event.step for event in found] == steps
+    assert not any(event.cause or event.movers for event in found)
+
+
+def test_steps_that_are_judged_together_have_the_settings_of_their_time() -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    with fastcheck.install(model) as monitor:
+        for step in range(40):
+            optimizer.zero_grad()
+            model(torch.ones(4, 8)).square().mean().backward()
+            if step == 21:
+                optimizer.param_groups[0]["eps"] = 1e-4
+            optimizer.step()
+    assert [event.step for event in monitor.watch.events if event.kind == "settings"] == [21]
 
 
 def test_the_numbers_of_each_parameter() -> None:
@@ -345,7 +393,7 @@ def test_betas_that_were_wrong_from_the_first_step(betas: tuple[float, float], w
             optimizer.zero_grad()
             model(torch.ones(3, 4)).sum().backward()
             optimizer.step()
-    monitor.remove()
+        monitor.remove()
     found = [event for event in monitor.watch.events if event.kind == "settings"]
     assert [event.is_warning for event in found] == [True] * warns
     if found:

@@ -15,7 +15,7 @@ INPUT, FIRST = 0, 1
 
 def run_of(names: Any) -> Run:
     run = Run()
-    run.watcher.causes.batch_of = names
+    run.watcher.causes._batch_of = names
     assert run.steps(100) == []
     return run
 

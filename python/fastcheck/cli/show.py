@@ -25,7 +25,7 @@ from fastcheck.record.precision import advice_from_lines
 from fastcheck.record.statistics import statistics_of
 from fastcheck.report.from_log import report_from_log
 from fastcheck.report.render import parts
-from fastcheck.report.summary import step_table, unread_lines
+from fastcheck.report.summary import count_warnings, step_table, unread_lines
 from fastcheck.utils.names.msprobe import is_name, parse
 from fastcheck.utils.names.style import STYLES, row_name, tensor_place
 from fastcheck.utils.text.layout import (
@@ -101,7 +101,7 @@ def text_sections(
             blocks.append(Section("unread", unread))
     if wanted.events or options.events or not wanted.filtered:
         blocks.append(
-            Section("events", _event_lines(view, wanted.events, limit, body, options.style))
+            Section("events", _event_lines(path, view, wanted.events, limit, body, options.style))
         )
     if len(wanted.records):
         blocks.append(Section("records", _record_table(view, wanted, limit, body, options.style)))
@@ -176,10 +176,12 @@ def _plural(number: int, noun: str) -> str:
 
 
 def _event_lines(
-    view: LogView, events: list[Any], limit: int | None, width: int, style: str
+    path: str, view: LogView, events: list[Any], limit: int | None, width: int, style: str
 ) -> list[str]:
     if not events:
-        return ["none."]
+        warnings = sum(line.get("is_warning") is True for line in read_watch(path))
+        more = f" of an overflow, and {count_warnings(warnings)}" if warnings else ""
+        return [f"none{more}."]
     lines: list[str] = []
     several = len(view.meta) > 1
     first = first_event(events) if several else None

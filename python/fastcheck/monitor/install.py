@@ -55,7 +55,7 @@ def install(
     training: Optional[Training] = None,
     sinks: Sinks = None,
     on_request: Optional[OnRequest] = None,
-    watch: WatchOption = False,
+    watch: WatchOption = True,
     **unknown: NoReturn,
 ) -> Monitor:
     """Observes ``model`` (and ``more`` modules, such as the criterion) and stops the run where it
@@ -97,8 +97,9 @@ def install(
             (docs/trainers.md).
         on_request: a fastcheck.OnRequest: a file or a signal by which the run, while it is under
             way, is asked to observe its next steps at op level, or to dump them.
-        watch: True, or a fastcheck.Watch: warn when the loss spikes, a layer leaves its usual range
-            or a tensor is about to overflow; ``monitor.watch`` has the events (docs/watch.md).
+        watch: warn when the loss spikes, a layer leaves its usual range or a tensor is about to
+            overflow; ``monitor.watch`` has the events (docs/watch.md). A fastcheck.Watch changes
+            what counts as unusual; False: nothing is watched, as with ``record="health"``.
 
     Returns:
         The Monitor. The model keeps it alive until ``monitor.remove()``.

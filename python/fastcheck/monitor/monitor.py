@@ -153,8 +153,8 @@ class Monitor(Pictures, PrecisionResults):
         style = session.config.stop.style if style is None else check_style(style)
         with session.lock, self._event_store.lock:
             session.collect()
-            watched = self._watched_lines()
-            return summary_of(session, self._core.meta, self._notes(), watched, style)
+            watching = self._core.watching
+            return summary_of(session, self._core.meta, self._notes(), watching, style)
 
     def step_table(self) -> list[StepRow]:
         """One row for each step of the run, oldest first: loss, overflow, loss scale, learning rate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Optional
 
 from fastcheck.backends.triton import backend as triton
 from fastcheck.calls.module_calls import ModuleNode
@@ -16,6 +17,8 @@ from fastcheck.report.spread import harmless, pending_lines
 from fastcheck.report.summary import step_table, summary, unread_lines
 from fastcheck.utils.text.layout import GUTTER, line_width
 
+from .watching import Watching
+
 _TOP_SITES = 10
 # In the table of steps.
 _NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm", *NUMBER_ROLES)
@@ -23,11 +26,9 @@ _NAMED_MODULES = 5
 
 
 def summary_of(
-    session: Session, meta: RunMeta, notes: list[str], watched: Sequence[str], style: str
+    session: Session, meta: RunMeta, notes: list[str], watching: Optional[Watching], style: str
 ) -> str:
-    """The text of monitor.summary(). ``watched``: the lines of monitor.watch. The caller holds both
-    locks.
-    """
+    """The text of monitor.summary(). The caller holds both locks."""
     width = line_width(WIDTH)
     body = width - GUTTER
     event_store = session.event_store
@@ -55,7 +56,8 @@ def summary_of(
         pending=pending_lines(pending, style, body),
         harmless=harmless(decided, style, body),
         step_table=step_table(event_store.all_steps(), body),
-        watch=watched,
+        watch=[] if watching is None else watching.lines(),
+        watch_warnings=0 if watching is None else watching.warning_count,
         unread=unread_lines(session.unread_ops(), body),
         style=style,
         width=width,

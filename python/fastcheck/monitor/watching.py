@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -18,20 +19,28 @@ from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.verdict.step import Step
 from fastcheck.watch.event import WatchEvent, check_callback, check_kind, to_table
 from fastcheck.watch.options import Watch
+from fastcheck.watch.signals import StepOver
 from fastcheck.watch.watcher import Watcher
 
 _SUMMARY_EVENTS = 10
+# Steps are judged together, which takes a fraction of the time: so many, or those of so many
+# seconds.
+_TOGETHER = 16
+_SECONDS = 1.0
 
 
 def watch_options(watch: object, record: str) -> Optional[Watch]:
-    """What ``install(watch=)`` was given, as options; None: nothing is to be watched.
+    """What ``install(watch=)`` was given, as options; None: nothing is to be watched, or by default
+    there are no numbers to watch.
 
     Raises:
-        ConfigError: neither a bool nor a Watch, or ``record`` has no numbers to watch.
+        ConfigError: neither a bool nor a Watch, or ``record`` has no numbers for that.
     """
     if watch is None or watch is False:
         return None
-    if record == "health":
+    if watch is True:
+        return None if record == "health" else Watch()
+    if isinstance(watch, Watch) and record == "health":
         raise ConfigError(
             explain(
                 "there is nothing to watch",
@@ -41,8 +50,6 @@ def watch_options(watch: object, record: str) -> Optional[Watch]:
         )
     if isinstance(watch, Watch):
         return watch
-    if watch is True:
-        return Watch()
     raise ConfigError(
         explain(
             "watch can't be used",
@@ -53,14 +60,14 @@ def watch_options(watch: object, record: str) -> Optional[Watch]:
 
 
 def connected(watching: Optional[Watching]) -> Watching:
-    """``watching``, or ConfigError where install() was not given ``watch=``."""
+    """``watching``, or ConfigError where nothing is watched."""
     if watching is not None:
         return watching
     raise ConfigError(
         explain(
             "this monitor does not watch",
-            expected="fastcheck.install(model, watch=True)",
-            got="a monitor without watch=",
+            expected='watch=True, the default, with record="stats" or record="full"',
+            got='watch=False, or record="health"',
         )
     )
 
@@ -68,10 +75,11 @@ def connected(watching: Optional[Watching]) -> Watching:
 class Watching(Listener):
     """What is unusual in the records of a monitor: ``monitor.watch``.
 
-    Steps are judged when they are over: on the CPU by the training thread, where the next step
-    begins; elsewhere by the drain's thread, when the records have arrived. Warnings and callbacks
-    run on the training thread at its next step boundary. All methods may be called from any thread;
-    none waits for a device.
+    Steps are judged when they are over, sixteen of them or those of a second together (with a
+    callback or ``skip_above`` each by itself): on the CPU by the training thread, where the next
+    step begins; elsewhere by the drain's thread, when the records have arrived. Warnings and
+    callbacks run on the training thread at its next step boundary. All methods may be called from
+    any thread; none waits for a device.
     """
 
     def __init__(self, session: Session, options: Watch) -> None:
@@ -81,6 +89,10 @@ class Watching(Listener):
         self._watcher = Watcher(
             options, session.sites, session.event_store.rank, is_whole, session.batches.of
         )
+        # Steps that are over and not judged yet, and when the last ones were.
+        self._waiting: list[StepOver] = []
+        self._judged_at = time.monotonic()
+        self._is_prompt = options.skip_above is not None
         self._callbacks: list[tuple[str, Callable[[WatchEvent], object]]] = []
         self._pending: deque[WatchEvent] = deque()
         self._is_off = False
@@ -98,11 +110,13 @@ class Watching(Listener):
         """
         check_callback(callback)
         self._callbacks.append((check_kind(kind), callback))
+        self._is_prompt = True
 
     @property
     def events(self) -> tuple[WatchEvent, ...]:
         """The events of the run, oldest first; the youngest 4,096."""
         with self._lock:
+            self._judge()
             return tuple(self._watcher.events)
 
     def table(self) -> np.ndarray:
@@ -116,6 +130,13 @@ class Watching(Listener):
     ) -> list[PrecisionAdvice]:
         """As ``monitor.advice()``: needs ``install(record="range")``."""
         return advice_of(self._session(), tolerance, formats)
+
+    @property
+    def warning_count(self) -> int:
+        """How many events have warned."""
+        with self._lock:
+            self._judge()
+            return self._warnings
 
     def lines(self) -> list[str]:
         """The events as text, for the summary: those that warn, or else the last ones."""
@@ -131,12 +152,14 @@ class Watching(Listener):
         a loss scale. float64; NaN: not known.
         """
         with self._lock:
+            self._judge()
             return self._watcher.parameters()
 
     def scalars(self) -> dict[str, float]:
         """Numbers for experiment trackers, by name: how many events there were, and how many of
         them warn. The caller holds the event store's lock.
         """
+        self._judge()
         return {"watch_events": self._watcher.count, "watch_warnings": self._warnings}
 
     def norm_limit(self) -> Optional[float]:
@@ -150,13 +173,30 @@ class Watching(Listener):
         """For Listener."""
         if self._is_off:
             return
+        self._waiting.append((rows[-1] if rows else None, list(chunks)))
+        is_late = time.monotonic() - self._judged_at >= _SECONDS
+        if self._is_prompt or is_late or len(self._waiting) >= _TOGETHER:
+            self._judge()
+
+    def run_ended(self) -> None:
+        """For Listener."""
+        self._judge()
+
+    def _judge(self) -> None:
+        """Judges what is waiting."""
+        waiting, self._waiting = self._waiting, []
+        self._judged_at = time.monotonic()
+        if not waiting or self._is_off:
+            return
         try:
-            self._take(self._watcher.add((rows[-1] if rows else None, chunks)))
+            self._take(self._watcher.add(*waiting))
         except Exception as error:
             self._switch_off(error)
 
     def setting_changed(self, name: str, before: Optional[float], after: float) -> None:
         """For Listener."""
+        if not name.endswith(".lr"):  # the rows of the steps have that
+            self._judge()  # it was not so in these
         self._watcher.setting(name, before, after)
 
     def replicas_differ(self, step: int, text: str) -> None:

@@ -42,6 +42,7 @@ def summary(
     harmless: Sequence[str] = (),
     step_table: Sequence[str] = (),
     watch: Sequence[str] = (),
+    watch_warnings: int = 0,
     unread: Sequence[str] = (),
     style: str = "fastcheck",
     width: int = 88,
@@ -51,13 +52,16 @@ def summary(
     is what the last finished step recorded, in device order (long ones are cut, non-finite records
     kept). ``story``: labelled lines on the first counted event; ``pending``: what the open step has
     not decided yet; ``harmless``: a line for each kind of what was not counted; ``step_table``: the
-    last steps; ``watch``: events of install(watch=); ``unread``: what op level could not observe.
+    last steps; ``watch``: events of install(watch=), of which ``watch_warnings`` warn; ``unread``:
+    what op level could not observe.
     """
     body = width - 10
     total = "never stops" if overflow_nums < 0 else f"stops at {overflow_nums:,}"
     watched = wrap(f"{steps:,} steps, {records:,} records of {sites:,} tensors", body)
     events = f"{event_count:,} counted overflow event{'s' if event_count != 1 else ''}"
     found = wrap(f"{events} ({total})", body)
+    if watch_warnings:
+        found += wrap(count_warnings(watch_warnings), body)
     rows = [
         [verdict.name.lower(), f"{count:,}"]
         for verdict, count in sorted(verdict_counts.items())
@@ -91,6 +95,11 @@ def summary(
     text = "\n\n".join("\n".join(block) for block in blocks)
     text = printable(text, keep="\n")
     return to_ascii(text) if (stderr_is_ascii() if ascii_only is None else ascii_only) else text
+
+
+def count_warnings(count: int) -> str:
+    """In words."""
+    return f"{count:,} warning{'' if count == 1 else 's'} of the watch"
 
 
 def _where(site: Site, style: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
@@ -25,6 +26,9 @@ _GROWTH_STEPS = 10
 _SCALE_PAST = 100
 # The rounding of a sum, as a share of the sum of magnitudes.
 _ROUNDING = 1e-6
+# Of a loss that jumps in the first steps: how many steps it takes, what share of the first loss it
+# has come down to, how many times its usual change it jumps by, and the highest loss to.
+_LEAST_BEFORE, _FALLEN, _SUDDEN, _ABOVE_ALL = 8, 0.95, 10.0, 1.5
 #: The numbers that have a range, and their least spread: as they are, and as log2.
 _RANGES = {"loss": (1e-12, 0.01), "gradient_norm": (1e-12, 0.05), "update_size": (1e-12, 0.1)}
 _NUMBERS = np.arange(2 * len(_RANGES))
@@ -37,6 +41,7 @@ class Number:
     whichever says less). ``most``: the largest of half a window, ``recent`` of 32 steps (inf: too
     few), ``first`` the median of the first 16. ``share``: of steps that were skipped; ``run``: of
     halvings in a row; ``steps``: how many there were; ``full_name``: of a setting.
+    ``is_early_jump``: as _jumps_early() has it.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Number:
     run: int = 0
     steps: int = 0
     is_skipped: bool = False
+    is_early_jump: bool = False
     full_name: str = ""
 
 
@@ -63,6 +69,7 @@ class Numbers:
         self._bands = Bands(window, warm_up, np.array(list(_RANGES.values())).ravel())
         self._bands.grow(len(_NUMBERS))
         self._new: dict[int, float] = {}
+        self._ended: list[tuple[list[float], list[bool]]] = []
         self._is_outside: set[int] = set()
         # The last values that were inside, and the first.
         self._inside: tuple[deque[float], ...] = tuple(deque(maxlen=window // 2) for _ in _RANGES)
@@ -91,17 +98,25 @@ class Numbers:
 
     def step_ended(self) -> None:
         """The others do."""
-        values, outside = np.full((1, len(_NUMBERS)), np.nan), np.zeros((1, len(_NUMBERS)), bool)
+        values, outside = [math.nan] * len(_NUMBERS), [False] * len(_NUMBERS)
         for at, value in self._new.items():
-            values[0, 2 * at] = value
-            values[0, 2 * at + 1] = math.log2(value) if value > 0 else math.nan
+            values[2 * at] = value
+            values[2 * at + 1] = math.log2(value) if value > 0 else math.nan
             if at in self._is_outside:
-                outside[0, 2 * at : 2 * at + 2] = True
+                outside[2 * at : 2 * at + 2] = True, True
             else:
                 self._inside[at].append(value)
-        self._bands.add(_NUMBERS, values, outside)
+        self._ended.append((values, outside))
         self._new.clear()
         self._is_outside.clear()
+
+    def add_ended(self) -> None:
+        """Adds the steps that have ended to the ranges."""
+        if not self._ended:
+            return
+        values, outside = zip(*self._ended)
+        self._bands.add(_NUMBERS, np.array(values), np.array(outside))
+        self._ended.clear()
 
     def of_step(self, row: StepRow, now: Signals, k: int, has_scaled: bool) -> list[Number]:
         """The numbers of step ``k``. ``has_scaled``: the gradients of parameters were read with the
@@ -138,6 +153,7 @@ class Numbers:
             recent=max(recent) if len(recent) == self._recent else math.inf,
             first=statistics.median(first),
             threshold=self._threshold,
+            is_early_jump=name == "loss" and math.isnan(median) and _jumps_early(inside, value),
         )
 
     def _update(self, row: StepRow, now: Signals, k: int) -> list[Number]:
@@ -194,6 +210,19 @@ class Numbers:
             "loss_scale", scale, usual=share, share=share, run=self._halvings,
             steps=self._steps, is_skipped=is_skipped,
         )  # fmt: skip
+
+
+def _jumps_early(before: Sequence[float], value: float) -> bool:
+    """Whether a loss that was falling, and steadily, is suddenly far above all that it ever was: of
+    the first steps, where there is no range yet.
+    """
+    if len(before) < _LEAST_BEFORE or not min(before) > 0:
+        return False
+    values = list(before)
+    changes = [abs(after - earlier) for earlier, after in zip(values, values[1:])]
+    has_fallen = values[-1] <= _FALLEN * values[0]
+    is_sudden = value - values[-1] >= _SUDDEN * sum(changes) / len(changes)
+    return has_fallen and is_sudden and value >= _ABOVE_ALL * max(values)
 
 
 def gradient_rms(now: Signals, k: int) -> float:

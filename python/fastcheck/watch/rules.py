@@ -85,8 +85,9 @@ class TensorRule(Rule):
 
 @dataclass(frozen=True)
 class NumberRule(Rule):
-    """``names``: the numbers that it is about. ``text`` may have ``name`` and ``share``. ``again``:
-    how many times as far from ``usual`` as at the last warning it warns before a window is over.
+    """``names``: the numbers that it is about. ``text`` may have ``name``, ``share`` and ``most``.
+    ``again``: how many times as far from ``usual`` as at the last warning it warns before a window
+    is over.
     """
 
     names: Sequence[str] = ()
@@ -310,6 +311,14 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         warns=loss_is_worth_a_look, again=2.0,
         text="the loss stays high: {value}, usual is {usual}", advice="",
         source="LLM Foundry's KillLossSpike",
+    ),
+    NumberRule(
+        kind="loss_spike", signal="loss", names=["loss"],
+        condition=lambda loss: loss.is_early_jump, steps=1, warns=True,
+        text="the loss is {value}, and was at most {most} before, in steps that are too few to "
+        "tell what left its range first",
+        advice="the learning rate, or its warm-up, may be too large, or the batch is another kind "
+        "of data", source="fastcheck",
     ),
     NumberRule(
         kind="gradient_spike", signal="norm of all gradients", names=["gradient_norm"],

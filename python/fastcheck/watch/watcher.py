@@ -375,6 +375,7 @@ class Watcher:
         for k in range(len(now.steps)):
             if now.is_read[k].any():
                 found += self._step(view, k, fired[k])
+        self._numbers.add_ended()
         self.events.extend(found)
         self.count += len(found)
         return found
@@ -503,10 +504,13 @@ class Watcher:
         text = rule.text.format(
             value=_Shown(number.value),
             usual=_Shown(number.usual),
+            most=_Shown(number.most),
             name=number.full_name or number.name,
             share=f"{number.share:.0%}",
         )
-        origin = Origin((), rule.cause) if rule.cause else self.causes.origin(step, rule.kind)
+        origin = Origin((), rule.cause)
+        if not (rule.cause or number.is_early_jump):
+            origin = self.causes.origin(step, rule.kind)
         return self._event(
             rule, step, warns, text, origin, value=number.value, reference=number.usual,
             score=number.score,

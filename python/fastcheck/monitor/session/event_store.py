@@ -149,6 +149,8 @@ class EventStore:
         self.store(step)
         if not self._has_run_ended:  # at exit, and when the monitor is removed: once
             self._notify(step, self.steps.rows_of(self.history.open_chunks))
+            for listener in self.listeners:
+                listener.run_ended()
         self._has_run_ended = True
 
     def _notify(self, step: Step, rows: Sequence[StepRow]) -> None:

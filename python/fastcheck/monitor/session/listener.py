@@ -27,6 +27,9 @@ class Listener:
     def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
         """A step is over, with these rows of the step table and these records."""
 
+    def run_ended(self) -> None:
+        """No step will follow the last one."""
+
     def setting_changed(self, name: str, before: Optional[float], after: float) -> None:
         """A number of an optimizer, or the clip threshold, is another one than before. ``before``
         is None for the first number of an Adam.

@@ -260,8 +260,11 @@ def _events(state: LiveState, width: int) -> list[Line]:
         "warning": "warnings of the watch",
         "watch": "others of it",
     }
+    style_of_warning = _EVENT_STYLES["warning"] if counts["warning"] else ""
     text = ", ".join(f"{counts[kind]:,} {name}" for kind, name in named.items() if counts[kind])
-    lines: list[Line] = [[_label("events"), (text, "red" if counts["counted"] else "")]]
+    lines: list[Line] = [
+        [_label("events"), (text, "red" if counts["counted"] else style_of_warning)]
+    ]
     for event in state.events(_MOST_EVENTS):
         rank = f"rank {event.rank}: " if len(state.ranks) > 1 and event.kind != "counted" else ""
         style = _EVENT_STYLES[event.kind]

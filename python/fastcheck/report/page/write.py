@@ -19,6 +19,7 @@ from fastcheck.report.advice.choose import advise
 from fastcheck.report.from_log import report_from_log
 from fastcheck.report.render import headline, report_sections
 from fastcheck.report.stop_report import StopReport
+from fastcheck.report.summary import count_warnings
 from fastcheck.utils.names.style import STYLES
 from fastcheck.utils.text.numbers import format_steps, to_json
 
@@ -152,7 +153,10 @@ def verdict_html(report: StopReport) -> str:
 def healthy_html(found: Collected, harmless: int) -> str:
     """Of a log without a counted event."""
     bad = len(found.bad)
-    if not found.records:
+    warnings = [line for line in read_watch(found.directory) if line.get("is_warning") is True]
+    if warnings:
+        text = f"{count_warnings(len(warnings))}. The first: {warnings[0]['text']}"
+    elif not found.records:
         text = "This log holds no records."
     elif harmless or bad:
         text = (
@@ -164,7 +168,8 @@ def healthy_html(found: Collected, harmless: int) -> str:
     steps = sorted({int(step) for step in found.rows.columns()["last_step"].tolist()})
     last = f" up to {format_steps(steps[-1:])}" if steps else ""
     more = f"{found.records:,} records of {found.rows.count:,} tensors{last}."
-    return f'<p class="headline good">{text_html(text)}</p>\n<p>{text_html(more)}</p>'
+    kind = "bad" if warnings else "good"
+    return f'<p class="headline {kind}">{text_html(text)}</p>\n<p>{text_html(more)}</p>'
 
 
 def title_of(found: Collected, report: Optional[StopReport]) -> str:
