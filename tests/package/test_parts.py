@@ -109,7 +109,7 @@ def test_install_and_the_monitor_use_no_private_part_of_one_another() -> None:
 LARGE = {
     "monitor/distributed/agreement.py: RankAgreement": 23,
     "monitor/hooks/step_watcher.py: StepWatcher": 26,
-    "monitor/session/event_store.py: EventStore": 22,
+    "monitor/session/event_store.py: EventStore": 19,
     "monitor/session/session.py: Session": 34,
     "verdict/findings.py: Finding": 29,
     "verdict/step.py: Step": 23,

@@ -144,9 +144,9 @@ def lost_notes(session: Session) -> list[str]:
     dropped = event_store.history.dropped_records
     if dropped:
         notes.append(f"{dropped:,} records of a very long step were dropped from memory")
-    if event_store.forgotten_events:
+    if event_store.past.forgotten:
         notes.append(
-            f"{event_store.forgotten_events:,} older events were dropped from memory: "
+            f"{event_store.past.forgotten:,} older events were dropped from memory: "
             f"monitor.events has the youngest {len(event_store.events):,}"
         )
     log = event_store.log

@@ -43,6 +43,45 @@ Due = tuple[Finding, Decision, Step]
 NO_RECORDS: Records = {}
 
 
+class PastEvents:
+    """The events of the steps that are over, and how many there were. It judges nothing."""
+
+    def __init__(self) -> None:
+        #: Oldest first, the youngest 16,384.
+        self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
+        #: How many are not held any more.
+        self.forgotten = 0
+        #: How many there were of each verdict.
+        self.verdicts: Tally[Verdict] = Tally()
+        # How many were counted at each blamed site.
+        self._sites: Tally[int] = Tally()
+
+    def add(self, findings: list[Finding], events: list[Event]) -> None:
+        """A step is over; ``events``: its findings, as a user sees them."""
+        self.forgotten += max(len(self.events) + len(events) - _MAX_EVENTS, 0)
+        self.events.extend(events)
+        _tally(findings, self.verdicts, self._sites)
+
+    def take_back(self, seq: int, verdict: Verdict) -> None:
+        """The one with this record is an event of the open step again."""
+        self.verdicts[verdict] -= 1
+        kept = [event for event in self.events if int(event.record["seq"]) != seq]
+        self.events = deque(kept, maxlen=_MAX_EVENTS)
+
+    def tallies(self, findings: list[Finding]) -> tuple[Tally[Verdict], Tally[int]]:
+        """With those of the open step: of each verdict, and counted ones at each blamed site."""
+        verdicts, sites = Tally(self.verdicts), Tally(self._sites)
+        _tally(findings, verdicts, sites)
+        return verdicts, sites
+
+
+def _tally(findings: list[Finding], verdicts: Tally[Verdict], places: Tally[int]) -> None:
+    for finding in findings:
+        verdicts[finding.verdict] += 1
+        if finding.counted:
+            places[finding.blamed_site] += 1
+
+
 class EventStore:
     """Every method expects ``lock`` to be held. Whoever needs the session's lock too takes that
     first.
@@ -72,13 +111,9 @@ class EventStore:
         # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
         # One list for good: the recorder looks at it, too.
         self.due: list[Due] = []
-        self.verdict_tally: Tally[Verdict] = Tally()
-        self.site_tally: Tally[int] = Tally()
+        self.past = PastEvents()
         # The first step with a counted event: summary() reports it.
         self.first_bad: Optional[Step] = None
-        self._past_events: deque[Event] = deque(maxlen=_MAX_EVENTS)
-        #: How many events of earlier steps are not held any more.
-        self.forgotten_events = 0
         self._allowances = allowances()
         self._sites_memory = SiteMemory()
         self.op_memory = OpMemory()
@@ -255,7 +290,9 @@ class EventStore:
         changed, step.findings.changed = step.findings.changed, []
         for finding in changed:
             if finding.uses.archived is not None:
-                self._take_back(finding, finding.uses.archived)
+                # Of an earlier step, it turned out to count: it is one of the open step now.
+                self.past.take_back(finding.seq, finding.uses.archived)
+                finding.uses.archived = None
             if finding.counted or not self._counts(finding):
                 continue
             finding.counted = True
@@ -310,13 +347,11 @@ class EventStore:
     @property
     def events(self) -> tuple[Event, ...]:
         """The events that are held, oldest first."""
-        return (*self._past_events, *map(self.event, self._findings))
+        return (*self.past.events, *map(self.event, self._findings))
 
     def tallies(self) -> tuple[Tally[Verdict], Tally[int]]:
         """How many events there were of each verdict, and counted ones at each blamed site."""
-        verdicts, places = Tally(self.verdict_tally), Tally(self.site_tally)
-        _tally(self._findings, verdicts, places)
-        return verdicts, places
+        return self.past.tallies(self._findings)
 
     @property
     def _findings(self) -> list[Finding]:
@@ -324,21 +359,11 @@ class EventStore:
 
     def _archive(self, step: Step) -> None:
         findings = step.findings.all
-        count = len(self._past_events) + len(findings)
-        self.forgotten_events += max(count - _MAX_EVENTS, 0)
-        self._past_events.extend(map(self.event, findings))
-        _tally(findings, self.verdict_tally, self.site_tally)
+        self.past.add(findings, list(map(self.event, findings)))
         step.rules.let_go()
         if findings:
             for finding in (*findings, *self.op_memory.earlier_findings.values()):
                 finding.detach()
-
-    def _take_back(self, finding: Finding, verdict: Verdict) -> None:
-        """A finding of an earlier step turned out to count: it is one of the open step now."""
-        finding.uses.archived = None
-        self.verdict_tally[verdict] -= 1
-        kept = [one for one in self._past_events if int(one.record["seq"]) != finding.seq]
-        self._past_events = deque(kept, maxlen=_MAX_EVENTS)
 
     def store(self, step: Step) -> None:
         """Puts the verdicts as they stand now on the records that are held, and writes the log."""
@@ -362,10 +387,3 @@ def _flags(finding: Finding) -> int:
 def _why_pending(finding: Finding) -> str:
     reason = finding.reason if finding.then is None else finding.then.reason
     return f"{reason}; {finding.ended_by}" if finding.ended_by else reason
-
-
-def _tally(findings: list[Finding], verdicts: Tally[Verdict], places: Tally[int]) -> None:
-    for finding in findings:
-        verdicts[finding.verdict] += 1
-        if finding.counted:
-            places[finding.blamed_site] += 1
