@@ -387,3 +387,22 @@ def test_a_second_run_that_is_finite_is_not_held_against_the_stop() -> None:
 def test_it_can_be_switched_off() -> None:
     stop = stop_of_model(Block(negative_root), stop=fastcheck.Stop(find_operator=False))
     assert stop.report.made_by is None
+
+
+def test_a_bad_batch_is_named_with_its_first_bad_element_and_row() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(4):
+            x = torch.randn(8, 6)
+            if step == 2:
+                x[5, 2], x[7, 0] = float("nan"), float("inf")
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    text = " ".join(str(stop.value).split())
+    assert (
+        "first bad element of input[0] is [5, 2], in row 5 of the batch: 2 of 8 rows hold" in text
+    )
+    assert "look at the data, not at the model" in text

@@ -70,6 +70,28 @@ def running_call(call: Optional[Call]) -> Optional[RunningCall]:
     return None
 
 
+def bad_element(call: Optional[Call], label: str) -> Optional[MadeBy]:
+    """Where in the batch its first NaN or Inf is, of the argument with this label of a call that is
+    running; None where it is not on this thread's stack.
+    """
+    running = running_call(call)
+    if running is None:
+        return None
+    batch = dict(flatten_arguments(running.args, running.kwargs)).get(label)
+    if batch is None or batch.dim() == 0 or not can_read(batch):
+        return None
+    with unobserved(), torch.no_grad():
+        bad = (~torch.isfinite(batch.detach())).nonzero()
+    if not len(bad):
+        return None
+    first, rows = bad[0].tolist(), bad[:, 0].unique()
+    most = f"{len(rows):,} of {len(batch):,} rows hold{'s' if len(rows) == 1 else ''} NaN or Inf"
+    return MadeBy(
+        "",
+        f"The first bad element of {label} is {first}, in row {first[0]:,} of the batch: {most}.",
+    )
+
+
 def _call_frames() -> Iterator[FrameType]:
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:

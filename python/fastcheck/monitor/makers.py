@@ -15,7 +15,7 @@ from fastcheck.utils.torch.transforms import innermost_transform
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
-from .call_again import run_again, running_call
+from .call_again import bad_element, run_again, running_call
 from .loss_graph import search_graph
 from .reruns.runner import Install
 
@@ -37,6 +37,8 @@ class Makers:
         is_now = session is not None and step is session.step and session.tape is None
         if session is None or not is_now or culprit.role not in _FORWARD:
             return None
+        if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:
+            return bad_element(culprit.call, session.sites[culprit.site].label)
         for root in session.backwards.roots:
             found = search_graph(root)
             if found is not None:
