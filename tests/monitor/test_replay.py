@@ -236,3 +236,65 @@ def test_it_leaves_nothing_behind_and_the_monitor_goes_on() -> None:
     assert run.monitor.event_count == 1
     assert stopped(run).report.replay is not None
     assert run.monitor.event_count == 2
+
+
+class Lerping(nn.Module):
+    """A variance of one's own, of a batch of one row NaN in its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("variance", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        with torch.no_grad():
+            self.variance.lerp_(y.var(0), 0.1)
+        return y
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
+def test_a_replay_that_no_event_ends_is_not_called_finite() -> None:
+    model = Lerping()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+
+    with fastcheck.install(model, stop=fastcheck.Stop(replay=True)) as monitor:
+        monitor.run(step, torch.rand(3, 8))
+        with pytest.raises(fastcheck.OverflowDetected) as caught:
+            monitor.run(step, torch.rand(1, 8))
+            monitor.run(step, torch.rand(3, 8))
+    replay = caught.value.report.replay
+    assert replay is not None
+    text = " ".join(replay.remarks)
+    assert "finite: the cause" not in text
+    if replay.report is None:
+        assert "the first non-finite tensor was" in text and "in forward" in text
+
+
+class Breaking(torch.optim.SGD):
+    """Its second update writes NaN."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.count += 1
+        super().step(closure)
+        if self.count == 2:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].div_(0).mul_(0)
+
+
+def test_what_an_update_made_is_not_looked_for_in_the_step_after_it() -> None:
+    run = Run(Breaking)
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        run.train()
+    assert caught.value.culprit.site.role == "param"
+    replay = caught.value.report.replay
+    assert replay is not None and replay.report is None
+    assert "the step was not run again: what was found was stored already" in str(caught.value)
+    assert "first read" not in str(caught.value)

@@ -174,6 +174,16 @@ def test_op_level_is_offered_where_a_module_is_blamed() -> None:
     assert 'level="op"' not in advice_of(batch)
 
 
+@pytest.mark.parametrize("role", ["param", "buffer"])
+def test_op_level_is_offered_for_what_the_run_has_broken(role: str) -> None:
+    where = build.site("fc", "Linear", direction="optimizer", role=role, label="weight")
+    bad = build.record(nan_count=1, step=5)
+    broken = build.report(where, bad, Verdict.ARRIVED, before=[build.record(step=4)])
+    assert 'level="op"' in advice_of(broken) and "replay=True" not in advice_of(broken)
+    loaded = build.report(where, build.record(nan_count=1, step=0), Verdict.ARRIVED)
+    assert 'level="op"' not in advice_of(loaded)
+
+
 def test_a_parameter_is_a_checkpoint_at_first_and_an_update_later() -> None:
     where = build.site("fc", "Linear", direction="optimizer", role="param", label="weight")
     loaded = build.report(where, build.record(nan_count=1, step=0), Verdict.ARRIVED)

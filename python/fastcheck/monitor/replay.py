@@ -16,6 +16,7 @@ from fastcheck.errors import FastcheckError
 from fastcheck.monitor.session.options import Stop, Training
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.session.stop_handler import are_skipped
+from fastcheck.record.event import Event
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.stop_report import Dumped, ReplayOutcome
 from fastcheck.utils.torch.flatten import flatten
@@ -104,7 +105,7 @@ class Replayer:
     ) -> tuple[Replay, Optional[OverflowDetected]]:
         """The replay, and the stop within it with its traceback."""
         session, options = self._session, self._session.config.stop
-        reason = self._why_not()
+        reason = self._why_not(stop)
         if reason:
             dump = None
             if self._dumper is not None and session.config.level == "module":
@@ -130,8 +131,13 @@ class Replayer:
                 ) as monitor:
                     monitor._session.begin_at(step)
                     function(*args, **kwargs)
+                    notes += _passing(monitor.events)
             except OverflowDetected as caught:
-                found = caught
+                found, site = caught, caught.culprit.site
+                if site.role == "param" and notes:
+                    # The update has made it, which has been applied since.
+                    notes.append(f"run again, {site.key} was non-finite before the step began")
+                    found = None
             except FastcheckError as error:
                 notes = [f"the step was not run again at op level: {error}"]
             except Exception as error:
@@ -191,13 +197,15 @@ class Replayer:
         """The models that there are still."""
         return [model for ref in self._models if (model := ref()) is not None]
 
-    def _why_not(self) -> str:
+    def _why_not(self, stop: Optional[OverflowDetected]) -> str:
         if not self.alive():
             return "the model is gone"
         if self._session.config.level == "op":
             return "this monitor is at op level itself: its report has the operator and the line"
         if self._session.world_size > 1:
             return "several ranks train together: one that stops would leave the others waiting"
+        if stop is not None and stop.culprit.site.role in ("param", "optimizer_state"):
+            return "what was found was stored already when it began, and the step before it is gone"
         return ""
 
     def _differences(self, stop: Optional[OverflowDetected]) -> Iterator[str]:
@@ -239,6 +247,17 @@ class Replayer:
         finally:
             with session.lock:
                 session.removed = was
+
+
+def _passing(events: Sequence[Event]) -> Iterator[str]:
+    """Of a step without a stop: what was not finite in it."""
+    first = min(events, key=lambda event: int(event.record["seq"]), default=None)
+    if first is not None:
+        line = f" ({first.line})" if first.line else ""
+        yield (
+            f"run again at op level, the first non-finite tensor was {first.site}{line}, and "
+            "nothing that counts was made of it within the step"
+        )
 
 
 def _versions(batch: Any) -> dict[str, int]:

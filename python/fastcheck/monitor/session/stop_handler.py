@@ -319,6 +319,7 @@ class StopHandler:
         self._agreement = agreement
         # The first stop that is due and was not proposed to the other ranks yet.
         self._held: Optional[Due] = None
+        self._held_maker: Optional[MadeBy] = None
         self._proposed: Optional[StopReport] = None
         self._dumper = dumper
         self._has_dumped = False
@@ -337,7 +338,8 @@ class StopHandler:
             elif self._agreement is None:
                 self._stop(self._report(item))
             elif self._held is None and self._proposed is None:
-                self._held = item
+                # What tells of the operator is gone at the boundary.
+                self._held, self._held_maker = item, self._made_by(item)
 
     def at_step_boundary(self, is_last: bool = False) -> None:
         """At a step boundary: proposes a due stop to the other ranks, and stops if they agree.
@@ -410,7 +412,7 @@ class StopHandler:
     def _stop_if_agreed(self, agreed: Optional[Agreed]) -> None:
         if agreed is None:
             return
-        own, self._proposed, self._held = self._proposed, None, None
+        own, self._proposed, self._held, self._held_maker = self._proposed, None, None, None
         report, is_own = own, agreed.rank == self._session.event_store.rank
         if agreed.message and not (is_own and own is not None):
             try:
@@ -473,18 +475,20 @@ class StopHandler:
                 report = StopReport(
                     event_store.event(finding), step=step.index, rank=event_store.rank
                 )
-        config = session.config
-        is_unknown = config.level == "module" and config.stop.find_operator
-        if decision is Decision.STOP and is_unknown:
-            report = replace(report, made_by=self._made_by(_culprit(due), step))
+        report = replace(report, made_by=self._held_maker or self._made_by(due))
         if self._dumper is None or (decision is not Decision.STOP and self._has_dumped):
             return report
         self._has_dumped = True
         return replace(report, dump=self._dumper.dump(report.culprit))
 
-    def _made_by(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
+    def _made_by(self, due: Due) -> Optional[MadeBy]:
+        _, decision, step = due
+        config = self._session.config
+        is_known = config.level == "op" or not config.stop.find_operator
+        if is_known or decision is not Decision.STOP:
+            return None
         try:
-            return self._find_maker(culprit, step)
+            return self._find_maker(_culprit(due), step)
         except Exception as error:
             self._session.report_internal_error("the operator that made its events", error)
             return None

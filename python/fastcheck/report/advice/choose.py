@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fastcheck.record.site import Site
     from fastcheck.report.stop_report import StopReport
 
+_STORED = ("param", "buffer", "optimizer_state")
+
 
 def stored(case: Case) -> Iterator[Advice]:
     name = case.site.key
@@ -330,7 +332,7 @@ def _rules(case: Case) -> Callable[[Case], Iterator[Advice]]:
         return _propagated
     if role == "output" and case.broken_weight is not None:
         return _nothing_else
-    if role in ("param", "buffer", "optimizer_state"):
+    if role in _STORED:
         return stored
     if role == "loss":
         return loss
@@ -393,14 +395,17 @@ def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
     """Suggests how to find the operator and the line, where they are not known."""
     made = report.made_by
     is_batch = case.site.role == "input" and not case.site.module
-    if case.site.op or case.verdict is not Verdict.ORIGIN or is_batch:
+    # What is stored and was finite in an earlier step was made in the run, too.
+    was_finite = case.site.role in _STORED and bool(case.trend.healthy)
+    if case.site.op or not (case.verdict is Verdict.ORIGIN or was_finite) or is_batch:
         return
     if case.site.role in ("collective", "grad_norm") or (made is not None and made.line):
         return
     what = "the line" if made is not None and made.operator else "the operator and the line"
+    # The step that made what is stored is over when it is read.
+    replay = ", or with stop=fastcheck.Stop(replay=True) and monitor.run(step, batch)"
     yield Advice(
-        f'For {what} run it again with install(..., level="op"), or with '
-        "stop=fastcheck.Stop(replay=True) and monitor.run(step, batch).",
+        f'For {what} run it again with install(..., level="op"){"" if was_finite else replay}.',
         is_kept=True,
     )
 
