@@ -7,8 +7,9 @@
     monitor = fastcheck.callbacks.accelerate(accelerator, model)
     monitor = fastcheck.callbacks.deepspeed(engine)
     monitor = fastcheck.callbacks.megatron(model, optimizer)
+    proof = fastcheck.callbacks.prove_trainer(trainer)
 
-Imports ``monitor``, ``report``, ``sealing`` and ``utils``.
+Imports ``monitor``, ``proving``, ``report``, ``sealing`` and ``utils``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .huggingface import HuggingFace
     from .lightning import Lightning
     from .megatron_optimizer import megatron
+    from .proof import prove_trainer
     from .ray_train import Ray
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "accelerate",
     "deepspeed",
     "megatron",
+    "prove_trainer",
 ]
 
 # Not the functions' own names: a submodule would take their place in the package.
@@ -44,6 +47,7 @@ _MODULES = {
     "Ray": "ray_train",
     "deepspeed": "deepspeed_engine",
     "megatron": "megatron_optimizer",
+    "prove_trainer": "proof",
 }
 
 

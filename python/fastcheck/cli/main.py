@@ -37,18 +37,20 @@ first steps:
   fastcheck collect LOG --out DIR   a node's log as Parquet files, for many ranks
   fastcheck fleet DIR               which of these ranks is sick
   fastcheck verify checkpoint-100   whether a sealed checkpoint holds the weights that were sealed
+  fastcheck prove train.py:step     whether a step agrees with itself: padded, permuted, ...
 
 exit codes:
   0  done
   1  done, and the answer is no: nothing matches the filters, doctor found something missing or
-     a device that fails a check, or the two sides of compare differ
+     a device that fails a check, the two sides of compare differ,
+     or a relation of prove does
   2  wrong usage, or a path that can't be read as what it should be
   130  interrupted"""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; each command's module adds its own part."""
-    from . import compare, doctor, export, report, run, show, top, verify
+    from . import compare, doctor, export, prove, report, run, show, top, verify
     from .fleet_commands import collect, compact, fleet
 
     parser = argparse.ArgumentParser(
@@ -69,6 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     compact.add_parser(commands)
     fleet.add_parser(commands)
     verify.add_parser(commands)
+    prove.add_parser(commands)
     run.add_parser(commands)
     # The demo parses its own options (it needs torch, which takes seconds to import).
     demo = commands.add_parser(

@@ -5,6 +5,7 @@ batch in another form, the model computed otherwise. ``case`` is a step and its 
 ``observer`` reads into what ``computed`` holds, with ``torch_calls`` for what torch calls on the
 way. ``score`` measures the noise and holds two computations to it, ``place`` finds where they part,
 ``result`` is what came of it, and ``prove`` the public function.
+``target`` loads a step that is named on the command line, ``pytest_plugin`` is a fixture.
 
 Imports ``monitor`` and ``utils``.
 """

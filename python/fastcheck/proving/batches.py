@@ -31,6 +31,7 @@ def _shared_by_rows(case: Case) -> str:
 
 class _Rows(Relation):
     mixes_rows = True
+    draws_alike = False
 
     def why_not(self, case: Case) -> str:
         if not case.rows:

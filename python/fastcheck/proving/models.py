@@ -79,7 +79,9 @@ class Checkpointed(Relation):
             model: Any = case.model
             model.gradient_checkpointing_enable({"use_reentrant": False})
             try:
-                yield
+                # A cache of keys and values would be filled twice.
+                with mock.patch.object(model.config, "use_cache", False, create=True):
+                    yield
             finally:
                 model.gradient_checkpointing_disable()
             return
@@ -109,7 +111,7 @@ class AttentionBackend(Relation):
     def why_not(self, case: Case) -> str:
         return "" if case.attention_calls else "scaled_dot_product_attention is not called"
 
-    mixes_rows = True  # a backend draws dropout in its own way
+    draws_alike = False  # a backend draws dropout in its own way
 
     def changed(self, case: Case) -> Any:
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -171,6 +173,7 @@ class SavedAndLoaded(Relation):
     """
 
     name = "save, load and go on"
+    draws_alike = False  # a model that is built anew in its first step draws its weights there
     kinds = ("loss", "output", "gradient", "update")
 
     def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:

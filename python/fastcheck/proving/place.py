@@ -57,18 +57,22 @@ def _first(case: Case, relation: Relation, phase: str = "") -> Optional[tuple[Ke
         for role in ("input", "output", "parameter", "operator")
     )
     if phase:
-        kinds = (f"{phase} operator",)
+        kinds = ("forward operator", "backward operator")
     case.find_layouts(sites=True)
     floor = Floor.measure(case, sites=True)
     reference = relation.reference(case, floor.base, sites=True)
     other = relation.run(case, floor.base, sites=True)
     scores = floor.scores(other, reference, ("loss", *kinds))
     loss = scores.pop(("loss", ""), 0.0)
+    has_backward = any(key[0].startswith("backward") for key in scores)
     for key, score in scores.items():
+        way, _, role = key[0].partition(" ")
+        if has_backward and way == "forward" and ("backward " + role, key[1]) not in scores:
+            continue  # nothing is made of it, as of the last state of a recurrent layer
         if key[0].startswith("backward") and loss > LIMIT and not phase:
             return ("loss", ""), loss
         is_held = key in reference.rows or not is_of_rows(key) or not relation.mixes_rows
-        if score > LIMIT and is_held:
+        if score > LIMIT and is_held and way == (phase or way):
             return key, score
     return (("loss", ""), loss) if loss > LIMIT and not phase else None
 

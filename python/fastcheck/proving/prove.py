@@ -161,12 +161,12 @@ class Prover:
         if reason:
             return Outcome(name, NOT_ASKED, note=reason)
         reason = relation.by_design(case)
-        if not reason and relation.mixes_rows and self._draws_more:
+        if not reason and not relation.draws_alike and self._draws_more:
             reason = "depends on the batch by design: it draws random numbers, besides dropout"
         if reason:
             return Outcome(name, BY_DESIGN, note=reason)
-        floor = self._floor(not relation.mixes_rows)
-        case.dropout = not relation.mixes_rows
+        floor = self._floor(relation.draws_alike)
+        case.dropout = relation.draws_alike
         scores = self._scores(relation, floor, floor.base)
         hard = {key: s for key, s in scores.items() if key[0] not in relation.measured}
         worst = max(hard, key=hard.__getitem__, default=None)

@@ -25,14 +25,16 @@ class Relation:
             ``"update"``.
         measured: the kinds that a healthy loss may not agree in; if they alone differ the step
             depends on the batch by design.
-        mixes_rows: rows are computed in another order or company. Dropout is left out then, and a
-            step that draws other random numbers is not asked.
+        mixes_rows: rows are computed in another order or company.
+        draws_alike: the same random numbers are drawn for the same elements. If not, dropout is
+            left out, and a step that draws other random numbers is not asked.
     """
 
     name = ""
     kinds: tuple[str, ...] = ("loss", "output", "gradient")
     measured: tuple[str, ...] = ()
     mixes_rows = False
+    draws_alike = True
 
     def why_not(self, case: Case) -> str:
         """The reason why the relation can't be asked of this step, or ``""``."""

@@ -1,0 +1,147 @@
+"""The doors to prove(): the command, the fixture of pytest, trainers."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from fastcheck.cli.main import main
+
+PROGRAM = """
+import torch
+from torch import nn
+
+def step():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    return model, torch.randn(4, 4), lambda x: model(x).square().mean()
+
+def leaking():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    return model, torch.randn(4, 4), lambda x: model(x - x[0]).square().mean()
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_the_command_says_what_holds(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", f"{program}:step"]) == 0
+    assert "rows in another order" in capsys.readouterr().out
+
+
+def test_the_command_fails_where_a_relation_differs(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prove", f"{program}:leaking", "--relations", "permuted", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [one["state"] for one in found["outcomes"]] == ["differs"]
+
+
+@pytest.mark.parametrize("target", ["{}", "{}:unknown", "{}:nothing", "/no/file.py:step"])
+def test_the_command_refuses_what_is_no_step(
+    program: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prove", target.format(program)]) == 2
+    assert "expected:" in capsys.readouterr().err
+
+
+TESTS = """
+import pytest, torch
+from torch import nn
+
+model = nn.Linear(4, 2)
+
+def test_right(fastcheck_prove, request):
+    proof = fastcheck_prove(lambda x: model(x).square().mean(), torch.ones(4, 4), model=model)
+    assert proof.holds and request.node.get_closest_marker("fastcheck_prove")
+
+@pytest.mark.fastcheck_prove(relations=["permuted"])
+def test_wrong(fastcheck_prove):
+    x = torch.randn(4, 4)
+    fastcheck_prove(lambda x: model(x - x[0]).square().mean(), x, model=model)
+
+def test_other():
+    assert False
+"""
+
+
+def test_the_fixture_fails_with_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "test_step.py"
+    path.write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-p", "fastcheck.proving.pytest_plugin", str(path)]
+    command += ["-m", "fastcheck_prove", "--strict-markers"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert "1 failed, 1 passed, 1 deselected" in done.stdout
+    assert re.search("rows in another order +differs", done.stdout)
+
+
+def test_a_trainer_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=30,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=16,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    ids = torch.randint(3, 30, (8, 6))
+    data = [
+        {"input_ids": row, "labels": row, "attention_mask": torch.ones(6).long()} for row in ids
+    ]
+    options = transformers.TrainingArguments(
+        str(tmp_path), use_cpu=True, per_device_train_batch_size=4, report_to=[]
+    )
+    trainer = transformers.Trainer(model=model, args=options, train_dataset=data)
+    before = torch.get_rng_state()
+    proof = fastcheck.callbacks.prove_trainer(trainer, relations=["again", "permuted", "padded"])
+    assert [one.state for one in proof.outcomes] == ["holds"] * 3
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_trainer_of_lightning() -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Net(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.layer(batch - batch[0]).square().mean()
+
+        def train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=4)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    proof = fastcheck.callbacks.prove_trainer(trainer, model=Net(), relations=["permuted"])
+    assert proof["rows in another order"].state == "differs"
+
+
+def test_another_trainer_is_refused() -> None:
+    with pytest.raises(fastcheck.ConfigError, match="no step of this trainer"):
+        fastcheck.callbacks.prove_trainer(object())
