@@ -19,7 +19,7 @@ from fastcheck.errors import warn
 from fastcheck.extension import compiled, extension
 from fastcheck.log.writer import RecordLog
 from fastcheck.monitor.install import install
-from fastcheck.monitor.session.listener import Listener
+from fastcheck.monitor.session.event_store import Listener
 from fastcheck.monitor.session.options import Stop
 from fastcheck.record.event import Event
 from fastcheck.record.statistics import statistics_of

@@ -28,7 +28,7 @@ from fastcheck.errors import ConfigError, explain, first_line, warn
 from fastcheck.monitor.hooks.optimizers import step_ends
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.listener import Listener
+from fastcheck.monitor.session.event_store import Listener
 from fastcheck.monitor.session.options import Filter, Log, OnRequest, Stop
 from fastcheck.monitor.session.session import Session
 from fastcheck.report.stop_report import StopReport

@@ -15,7 +15,7 @@ from fastcheck.errors import UnsupportedTensorError, first_line
 from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.hooks import optimizers as optimizer_hooks
 from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.listener import Listener
+from fastcheck.monitor.session.event_store import Listener
 from fastcheck.monitor.session.options import Filter, Log, Stop, Training
 from fastcheck.record.format import Depth, Flag, nonfinite
 from fastcheck.record.site import Site, SiteTable

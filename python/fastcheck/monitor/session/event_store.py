@@ -23,6 +23,7 @@ from fastcheck.record.event import Event
 from fastcheck.record.format import Flag, Verdict, overflowed
 from fastcheck.record.naming import OUTSIDE
 from fastcheck.record.site import SiteTable
+from fastcheck.report.stop_report import StopReport
 from fastcheck.verdict.allowed import Allowance, allowances
 from fastcheck.verdict.entries import Entry, Journal, Records, Task, expanded
 from fastcheck.verdict.findings import Counter, Finding, Findings, SiteMemory
@@ -31,7 +32,6 @@ from fastcheck.verdict.op_rules import OpMemory, OpRules
 from fastcheck.verdict.step import Decision, ReadStored, Rules, Step, nothing_stored
 
 from .config import Config
-from .listener import Listener
 
 # A served model never closes a step: what is remembered of it is renewed at these sizes.
 _MAX_FINDINGS = 4096
@@ -41,6 +41,40 @@ _MAX_EVENTS = 16384
 Due = tuple[Finding, Decision, Step]
 
 NO_RECORDS: Records = {}
+
+
+class Listener:
+    """A part of a monitor that is told of what the others do; it is connected by being added to
+    ``event_store.listeners``, whose order is that of the calls. Methods that are not overridden do
+    nothing.
+    """
+
+    # By the thread that judges, which holds the event store's lock. None may raise.
+
+    def counted(self, event: Event) -> None:
+        """The event counts against ``overflow_nums``."""
+
+    def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
+        """A step is over, with these rows of the step table and these records."""
+
+    def run_ended(self) -> None:
+        """No step will follow the last one."""
+
+    def setting_changed(self, name: str, before: Optional[float], after: float) -> None:
+        """A number of an optimizer, or the clip threshold, is another one than before. ``before``
+        is None for the first number of an Adam.
+        """
+
+    # By the thread of training, outside of all locks.
+
+    def stopping(self, report: StopReport) -> None:
+        """The report is about to be acted on. What this raises is reported as an internal error."""
+
+    def replicas_differ(self, step: int, text: str) -> None:
+        """check_replicas() has found a difference."""
+
+    def at_boundary(self) -> None:
+        """A step boundary. What this raises leaves the training loop."""
 
 
 class PastEvents:

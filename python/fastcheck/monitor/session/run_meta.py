@@ -23,8 +23,7 @@ from fastcheck.reproducibility.placement import placement
 from fastcheck.verdict.step import Step
 
 from .config import Config
-from .event_store import EventStore
-from .listener import Listener
+from .event_store import EventStore, Listener
 
 #: The name of a batch.
 BatchId = Union[int, str]

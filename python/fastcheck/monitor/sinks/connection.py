@@ -15,7 +15,7 @@ import numpy as np
 
 from fastcheck.errors import printable, warn
 from fastcheck.log.step_table import StepRow
-from fastcheck.monitor.session.listener import Listener
+from fastcheck.monitor.session.event_store import Listener
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import DTYPES, Depth, DeviceMode, nonfinite
 from fastcheck.record.statistics import LARGEST_FINITE
