@@ -236,6 +236,30 @@ def test_a_jump_of_the_loss_in_the_first_steps(factor: float, steps: list[int]) 
     assert not any(event.cause or event.movers for event in found)
 
 
+@pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+@pytest.mark.parametrize(
+    ("unscales", "threshold", "found"),
+    [(False, 1.0, [0]), (True, 1.0, []), (False, 4096.0, [])],
+    ids=["scaled", "unscaled", "a threshold that is scaled too"],
+)
+def test_gradients_that_are_clipped_before_they_are_unscaled(
+    unscales: bool, threshold: float, found: list[int]
+) -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+    with fastcheck.install(model) as monitor:
+        for _ in range(4):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(4, 8)).square().mean()).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), threshold)
+            scaler.step(optimizer)
+            scaler.update()
+    assert [event.step for event in monitor.watch.events if event.kind == "settings"] == found
+
+
 def test_steps_that_are_judged_together_have_the_settings_of_their_time() -> None:
     model = nn.Linear(8, 4)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)

@@ -44,6 +44,7 @@ _ALIVE = 64
 _BATCH_SHIFT, _WEIGHT_SHIFT = 2.0, 1.0
 _RATE_FACTOR, _AVERAGE_FACTOR, _FACTOR = 4.0, 2.0, 10.0
 _BELOW_EPSILON = 0.5
+_LEAST_SCALE = 64.0
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,11 @@ def loss_spikes(loss: Number) -> bool:
 def loss_rises(loss: Number) -> bool:
     """Above its range, a little less far."""
     return loss_spikes(loss) or _loss_is_high(loss, _RISE_SCORE)
+
+
+def clips_scaled(threshold: Number) -> bool:
+    """Beside its scale the threshold is no multiple of it, as where a program scales it too."""
+    return threshold.usual >= _LEAST_SCALE and threshold.value**2 <= threshold.usual
 
 
 def loss_is_worth_a_look(loss: Number) -> bool:
@@ -368,6 +374,13 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         kind="settings", signal="learning rate", names=["lr"], condition=rate_rose,
         is_over=lambda number: True, steps=1, warns=False, cause="optimizer",
         text="{name} was changed from {usual} to {value}", advice="", source="fastcheck",
+    ),
+    NumberRule(
+        kind="settings", signal="threshold of clipping, loss scale", names=["scaled_threshold"],
+        condition=clips_scaled, steps=1, cause="optimizer",
+        text="gradients were clipped to {value} while they carried the loss scale of {usual}, by "
+        "which they are divided afterwards", advice="call scaler.unscale_(optimizer) before "
+        "clipping", source=_LOW_BITS,
     ),
     NumberRule(
         kind="settings", signal="beta2 of Adam at first", names=["beta2"],

@@ -401,7 +401,9 @@ class Watcher:
         """
         self._settings[name] = value
         option = name.rpartition(".")[2].partition("[")[0]
-        if before is not None and option != "lr":  # the rows have that of all groups
+        if name == "clipping.scaled":
+            self._changes.append(Number("clipped_scaled", value))
+        elif before is not None and option != "lr":  # the rows have that of all groups
             self._changes.append(Number(option, value, before, full_name=name))
         elif name.endswith("betas[1]"):
             beta1 = self._settings.get(f"{name[:-2]}0]", math.nan)
@@ -446,6 +448,8 @@ class Watcher:
         for change in changes:
             if change.full_name:
                 self.causes.setting_changed(step, change.full_name, change.usual, change.value)
+            elif change.name == "clipped_scaled" and row is not None and row.scale:
+                changes.append(Number("scaled_threshold", change.value, row.scale))
         rate = self.causes.note_step(now, k, row)
         if rate is not None:
             changes.append(Number("lr", rate.after, rate.before, full_name=rate.name))

@@ -70,6 +70,12 @@ def warn_in_child() -> None:
     )
 
 
+def _has_unscaled(scaler: GradScaler) -> bool:
+    """Whether unscale_() was called in this step."""
+    states = getattr(scaler, "_per_optimizer_states", {}).values()
+    return any(getattr(state.get("stage"), "name", "") == "UNSCALED" for state in states)
+
+
 class StepWatcher:
     """Its methods are called (by ``optimizers.py``) for every optimizer and scaler of the process;
     it acts on those of the observed model.
@@ -119,6 +125,8 @@ class StepWatcher:
         self._scaler_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         # The records of the scaler's own found_inf, where its value is on a device.
         self._scaler_words: list[int] = []
+        # To what the gradients of this step were clipped while they carried the scale.
+        self._clipped_to: object = None
         self._evaluations = Evaluations(session, self.protection, state.read_gradients)
         self._copies = StaleCopies()
         self._parts_off: set[str] = set()
@@ -299,6 +307,9 @@ class StepWatcher:
         is_ours = self._apart("gradient clipping", self._gradients.after_clipping, gradients, norm)
         if is_ours:
             self._meta.schedule.clipped(self.session.step.index, threshold)
+            scaler = self.session.step.scaler and self.session.step.scaler()
+            if scaler is not None and not _has_unscaled(scaler):
+                self._clipped_to = threshold
         return is_ours
 
     def _apart(self, what: str, method: Callable[..., Optional[bool]], *args: Any) -> bool:
@@ -344,6 +355,9 @@ class StepWatcher:
             return False
         self._in_scaler = optimizer
         self._update_reached = False
+        clipped_to, self._clipped_to = self._clipped_to, None
+        if clipped_to is not None:
+            self._meta.schedule.clipped_scaled(clipped_to)
         return True
 
     def scaler_step_ended(

@@ -172,6 +172,18 @@ class Schedule:
         for _, value in _numbers({"lr": threshold}):
             self._note(step, "clipping.threshold", value, True)
 
+    def clipped_scaled(self, threshold: Any) -> None:
+        """Gradients were clipped to ``threshold`` while they carried a GradScaler's scale."""
+        for _, value in _numbers({"lr": threshold}):
+            if "clipping.scaled" not in self._last:  # once is enough
+                self._last["clipping.scaled"] = value
+                self._tell("clipping.scaled", None, value)
+
+    def _tell(self, name: str, before: Optional[float], value: float) -> None:
+        with self._event_store.lock:
+            for listener in self._event_store.listeners:
+                listener.setting_changed(name, before, value)
+
     def _note(
         self, step: int, name: str, value: float, tells_first: bool, is_adam: bool = False
     ) -> None:
@@ -179,9 +191,7 @@ class Schedule:
         if not is_first and self._last[name] == value:
             return
         if not is_first or is_adam:
-            with self._event_store.lock:
-                for listener in self._event_store.listeners:
-                    listener.setting_changed(name, self._last.get(name), value)
+            self._tell(name, self._last.get(name), value)
         self._last[name] = value
         log = self._event_store.log
         if log is not None and (tells_first or not is_first):
