@@ -16,7 +16,7 @@ import torch
 
 import harness
 from fastcheck.backends.portable import backend as portable
-from fastcheck.backends.portable.any_nonfinite import any_nonfinite
+from fastcheck.backends.portable.backend import any_nonfinite
 
 SIZES = harness.size((64, 4096, 768 * 768, 4 * 1024 * 1024), (64, 4096))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

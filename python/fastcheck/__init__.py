@@ -16,9 +16,9 @@ from fastcheck.comparison.compare import compare
 from fastcheck.dump.dumper import Dumper
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
-from fastcheck.monitor.named_tensors.observe import observe
+from fastcheck.monitor.named_tensors import observe
 from fastcheck.monitor.rerun import rerun
-from fastcheck.monitor.reruns.result import Rerun
+from fastcheck.monitor.reruns import Rerun
 from fastcheck.monitor.session.options import Filter, Log, OnRequest, Stop, Training
 from fastcheck.proving.prove import prove
 from fastcheck.proving.relation import Relation
@@ -32,10 +32,8 @@ from fastcheck.report.error import OverflowDetected
 from fastcheck.reproducibility.environment import environment
 from fastcheck.reproducibility.inventory import inventory
 from fastcheck.reproducibility.seeds import Seeds, seed_all
-from fastcheck.sealing.seal import NonFiniteWeightsError, Seal, seal
-from fastcheck.sealing.verification import Verification, verify
-from fastcheck.statistics.exponents import exponents
-from fastcheck.statistics.functions import checksum, found_nonfinite, stats
+from fastcheck.sealing import NonFiniteWeightsError, Seal, Verification, seal, verify
+from fastcheck.statistics.functions import checksum, exponents, found_nonfinite, stats
 from fastcheck.statistics.stats import Stats, StatsList
 from fastcheck.substitution.bisect import Bisection, bisect
 from fastcheck.substitution.override import Override, override

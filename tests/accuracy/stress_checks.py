@@ -18,8 +18,7 @@ from fastcheck.backends.portable import many as portable_many
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES, Depth, nonfinite
-from fastcheck.ring.device import DeviceRing, Reserve
-from fastcheck.ring.segment import Segment
+from fastcheck.ring.device import DeviceRing, Reserve, Segment
 
 #: The fields of a record that do not depend on the order of sums.
 EXACT = tuple(

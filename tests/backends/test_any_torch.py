@@ -13,7 +13,7 @@ import torch
 
 import fastcheck
 from fastcheck import _kernels
-from fastcheck.backends import arguments
+from fastcheck.backends import backend
 from fastcheck.backends.cpu import cpu_backend
 from fastcheck.backends.portable.exponents import count_exponents
 from fastcheck.record.reference import DEPTHS, DTYPES, RECORD_BYTES, fields, pattern
@@ -75,7 +75,7 @@ def test_threads_of_its_own_give_the_same_bits() -> None:
     want = by_extension([x])[0]
     out = (ctypes.c_char * RECORD_BYTES)()
     for threads in (1, 2, 5, 64):
-        listed, _ = arguments.arguments_of([x])
+        listed, _ = backend.arguments_of([x])
         assert _kernels.records(listed, 3, False, threads, ctypes.addressof(out)) == 0
         assert out.raw == want
 

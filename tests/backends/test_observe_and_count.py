@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fastcheck import _kernels, backends
-from fastcheck.backends import exponents
-from fastcheck.backends.arguments import arguments_of
+from fastcheck.backends import table
+from fastcheck.backends.backend import arguments_of
 from fastcheck.backends.cpu import cpu_backend
 from fastcheck.backends.table import backend_for
 from fastcheck.record.reference import FLOAT_NAMES, RECORD_BYTES, pattern
@@ -69,8 +69,8 @@ def test_threads_give_the_same() -> None:
 
 def test_a_backend_without_it_reads_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     without = dataclasses.replace(backend_for(torch.device("cpu")), observe_and_count=None)
-    monkeypatch.setattr(exponents, "backend_for", lambda device: without)
+    monkeypatch.setattr(table, "backend_for", lambda device: without)
     x = torch.randn(5000)
     slots = torch.zeros((1, RECORD_BYTES), dtype=torch.uint8)
-    words = exponents.observe_and_count(x, slots, 0)
+    words = table.observe_and_count(x, slots, 0)
     assert (slots.numpy().tobytes(), words.tolist()) == alone(x)

@@ -15,8 +15,7 @@ from fastcheck.cli.main import main
 from fastcheck.errors import explain, printable
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.site import SiteTable
-from fastcheck.utils.text.csv_cells import csv_text
-from fastcheck.utils.text.layout import Section, Table, paint, printable_section
+from fastcheck.utils.text.layout import Section, Table, csv_text, paint, printable_section
 from support.records import record_builder as build
 
 NASTY = "\x1b]0;title\x07\x1b[2Jlayer\r\x9b31m\u202e"

@@ -17,7 +17,7 @@ from fastcheck.log.reader import read_log
 from fastcheck.log.table import log_table
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.format import RECORD_DTYPE, offset_of
-from fastcheck.record.validity import is_valid
+from fastcheck.record.site import is_valid
 from support.fuzzing.limits import limited_memory
 from support.logs import site_table
 from support.records import record_builder as build

@@ -15,7 +15,7 @@ from fastcheck.log.reader import find_logs, read_log
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.format import RECORD_DTYPE, Flag, Verdict
 from fastcheck.record.site import Site, SiteTable
-from fastcheck.utils.text.sizes import parse_bytes
+from fastcheck.utils.text.numbers import parse_bytes
 from support.logs import as_bytes, site_table
 from support.records import record_builder as build
 

@@ -13,9 +13,8 @@ from torch import nn
 
 from fastcheck.calls import module_calls, recorder
 from fastcheck.record.format import Depth
-from fastcheck.ring import cursor as cursor_module
-from fastcheck.ring.host import HostRing
-from fastcheck.ring.reader import make_reader
+from fastcheck.ring import host as cursor_module
+from fastcheck.ring.host import HostRing, make_reader
 from fastcheck.utils.torch.seen_tensors import make_seen
 from fastcheck.verdict.entries import Gradient, InnerInput, Output, Returned, expanded
 

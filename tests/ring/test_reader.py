@@ -10,8 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fastcheck.backends.portable.traversal import dtype_and_order
-from fastcheck.ring.host import HostRing
-from fastcheck.ring.reader import (
+from fastcheck.ring.host import (
     ELSEWHERE,
     IS_BAD,
     IS_NEW,
@@ -22,6 +21,7 @@ from fastcheck.ring.reader import (
     UNKNOWN_DEVICE,
     UNREAD,
     HookReader,
+    HostRing,
     PythonReader,
     identity_of,
     make_reader,

@@ -15,13 +15,20 @@ import pytest
 import torch
 
 import fastcheck
-from fastcheck import _C
+from fastcheck import _C, selftest
 from fastcheck.cli.main import main
 from fastcheck.record.format import RECORD_DTYPE, Depth
 from fastcheck.record.reference import TABLE, fields, record
-from fastcheck.selftest import checks
-from fastcheck.selftest.checks import FAILED, NOT_CHECKABLE, PASSED, Outcome, run_checks
-from fastcheck.selftest.samples import layouts, sizes, special
+from fastcheck.selftest import (
+    FAILED,
+    NOT_CHECKABLE,
+    PASSED,
+    Outcome,
+    layouts,
+    run_checks,
+    sizes,
+    special,
+)
 from fastcheck.statistics import functions
 from support.processes import run_code
 
@@ -29,7 +36,7 @@ CPU = torch.device("cpu")
 
 
 def one(name: str, monkeypatch: pytest.MonkeyPatch) -> Outcome:
-    monkeypatch.setattr(checks, "CHECKS", {name: checks.CHECKS[name]})
+    monkeypatch.setattr(selftest, "CHECKS", {name: selftest.CHECKS[name]})
     (outcome,) = run_checks(CPU)
     return outcome
 
@@ -159,7 +166,7 @@ def test_install_that_does_not_stop_or_names_another(
     options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        checks, "install", lambda *a, **kw: fastcheck.install(*a, **{**kw, **options})
+        selftest, "install", lambda *a, **kw: fastcheck.install(*a, **{**kw, **options})
     )
     outcome = one("install", monkeypatch)
     assert outcome.status == FAILED and said in outcome.detail, outcome.detail
@@ -170,20 +177,20 @@ def test_install_that_stops_a_healthy_run(monkeypatch: pytest.MonkeyPatch) -> No
         model.faulty.register_forward_pre_hook(lambda module, _: setattr(module, "armed", True))
         return fastcheck.install(model, **options)
 
-    monkeypatch.setattr(checks, "install", armed)
+    monkeypatch.setattr(selftest, "install", armed)
     outcome = one("install", monkeypatch)
     assert outcome.status == FAILED and "before any fault" in outcome.detail
 
 
 def test_a_dtype_that_the_device_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy_to = checks.copy_to
+    copy_to = selftest.copy_to
 
     def without_float64(x: torch.Tensor, device: torch.device) -> torch.Tensor:
         if x.dtype == torch.float64:
             raise RuntimeError("float64 is not supported")
         return copy_to(x, device)
 
-    monkeypatch.setattr(checks, "copy_to", without_float64)
+    monkeypatch.setattr(selftest, "copy_to", without_float64)
     outcome = one("values", monkeypatch)
     assert outcome.status == PASSED and "(not on this device: float64)" in outcome.detail
 
@@ -200,8 +207,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_report_holds_the_checks_and_no_path_and_no_name(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = {name: checks.CHECKS[name] for name in ("no-wait", "install")}
-    monkeypatch.setattr(checks, "CHECKS", kept)
+    kept = {name: selftest.CHECKS[name] for name in ("no-wait", "install")}
+    monkeypatch.setattr(selftest, "CHECKS", kept)
     code, out, _ = run(capsys, "--device", "cpu")
     assert code == 0 and "fastcheck can be used here" in out
     for line in (f"no-wait     {NOT_CHECKABLE}", f"install     {PASSED}", "the reference's bits"):

@@ -13,12 +13,18 @@ import pytest
 import torch
 
 from fakes import fake_device
+from fastcheck import selftest
 from fastcheck.backends import table
 from fastcheck.backends.backend import Backend
 from fastcheck.cli.main import main
-from fastcheck.selftest import checks
-from fastcheck.selftest.checks import FAILED, NOT_CHECKABLE, PASSED, Outcome, run_checks
-from fastcheck.selftest.devices import find_device
+from fastcheck.selftest import (
+    FAILED,
+    NOT_CHECKABLE,
+    PASSED,
+    Outcome,
+    find_device,
+    run_checks,
+)
 from fastcheck.utils.torch.streams import DeviceStreams
 
 pytestmark = [pytest.mark.fake_accelerator, pytest.mark.fake_cuda]
@@ -36,7 +42,7 @@ def _default_stream() -> Iterator[None]:
 
 
 def one(name: str, monkeypatch: pytest.MonkeyPatch) -> Outcome:
-    monkeypatch.setattr(checks, "CHECKS", {name: checks.CHECKS[name]})
+    monkeypatch.setattr(selftest, "CHECKS", {name: selftest.CHECKS[name]})
     (outcome,) = run_checks(find_device(NAME))
     return outcome
 
@@ -47,7 +53,7 @@ def test_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["device"]["device"] == f"{NAME}:1"
     assert found["device"]["name"] == "fake device 1"
     details = {check["name"]: check["detail"] for check in found["checks"]}
-    assert details.keys() == checks.CHECKS.keys()
+    assert details.keys() == selftest.CHECKS.keys()
     assert {check["status"] for check in found["checks"]} == {PASSED}
     assert 'set_sync_debug_mode("error") raised nothing' in details["no-wait"]
     assert "of earlier work was still queued" in details["no-wait"]
@@ -156,7 +162,7 @@ def test_a_device_without_a_watch_is_still_watched(monkeypatch: pytest.MonkeyPat
 def test_a_stream_that_is_never_busy_leaves_the_watch_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(checks, "_enqueue_work", lambda *_: None)
+    monkeypatch.setattr(selftest, "_enqueue_work", lambda *_: None)
     monkeypatch.setattr(DeviceStreams, "is_done", lambda *_: True)
     assert one("no-wait", monkeypatch).status == PASSED
     with monkeypatch.context() as patch:
@@ -166,6 +172,6 @@ def test_a_stream_that_is_never_busy_leaves_the_watch_alone(
 
 
 def test_a_device_without_streams_is_not_checkable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "streams_of", lambda device: None)
+    monkeypatch.setattr(selftest, "streams_of", lambda device: None)
     states = {outcome.name: outcome.status for outcome in run_checks(find_device(NAME))}
     assert states == {"values": PASSED, "no-wait": NOT_CHECKABLE, "install": NOT_CHECKABLE}

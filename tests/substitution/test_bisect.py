@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fastcheck
-from fastcheck.record.naming import OUTSIDE
+from fastcheck.record.site import OUTSIDE
 from fastcheck.substitution.bisect import _minimal
 
 

@@ -17,7 +17,7 @@
 
 namespace fastcheck {
 
-// What read() gives, from the lowest bit on (python/fastcheck/ring/reader.py has the same); below 0
+// What read() gives, from the lowest bit on (python/fastcheck/ring/host.py has the same); below 0
 // are a tensor that passes unread, and one on a device of a type that was not added.
 namespace code {
 constexpr std::int64_t kUnread = -1, kUnknownDevice = -2;

@@ -12,7 +12,7 @@
 namespace fastcheck {
 
 // A kernel writes a record to row cursor.slot of `slots`; its identity goes to that row of
-// `identities`, a NumPy array of int64 (rows, 7) that python/fastcheck/ring/segment.py reads. All
+// `identities`, a NumPy array of int64 (rows, 7) that python/fastcheck/ring/device.py reads. All
 // with the interpreter's lock and, as Python moves the cursor too, the session's.
 class RingRows {
  public:

@@ -11,8 +11,7 @@ import torch
 from fastcheck.record.exponents import EXPONENT_WORDS
 from fastcheck.record.format import RECORD_BYTES, DeviceMode
 
-from .arguments import arguments_of
-from .backend import Backend
+from .backend import Backend, arguments_of
 
 _HEALTH, _FULL = 1, 3
 

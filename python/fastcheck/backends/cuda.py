@@ -21,8 +21,7 @@ from fastcheck.record.exponents import EXPONENT_WORDS
 from fastcheck.record.format import RECORD_BYTES, DeviceMode
 from fastcheck.utils.torch.own_operators import no_grad
 
-from .arguments import TensorArgument, arguments_of
-from .backend import Backend, BlackBox
+from .backend import Backend, BlackBox, TensorArgument, arguments_of
 
 # Of csrc/cuda/launch.h: more tensors of a dtype need a table. A graph's replay would read a table
 # again, from pinned memory that is used for something else by then.

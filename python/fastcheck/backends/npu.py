@@ -31,6 +31,16 @@ from fastcheck.utils.torch.own_operators import no_grad
 
 from .backend import Backend, OverflowStatus
 
+
+def mlu_backend(kernels: Backend, device: torch.device) -> Backend:
+    """``kernels``, the backend that reads the tensors of a Cambricon MLU, with its overflow mode.
+
+    No public document specifies how its arithmetic stores a result that is out of range, nor how
+    to query the device. NaN and infinities are found by their bits.
+    """
+    return dataclasses.replace(kernels, device_mode=DeviceMode.UNKNOWN)
+
+
 #: Chips by torch_npu's name for them. "Ascend910B", without a digit, is one of the first 910s.
 _EITHER = re.compile(r"Ascend910(B\d|_93)")
 _ALWAYS_IEEE = re.compile(r"Ascend(950|910_95)")

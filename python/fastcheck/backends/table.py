@@ -1,4 +1,4 @@
-"""The table of backends: which one reads the tensors of a device."""
+"""The table of backends: which one reads the tensors of a device, and counts their exponents."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Callable, Optional
 import torch
 
 from fastcheck.kernels import kernels
+from fastcheck.record.format import Depth
 from fastcheck.utils.torch.streams import DeviceStreams, streams_of
 
-from . import cuda, mlu, npu
+from . import cuda, npu
 from .backend import Backend
 from .cpu import cpu_backend
 from .portable import backend as portable
+from .portable.exponents import count_exponents
 from .triton import backend as triton
 
 
@@ -31,7 +33,7 @@ def _of_type(device_type: str, index: Optional[int] = None) -> Backend:
 
 #: Types of device whose overflow mode or overflow status depends on the device.
 _COMPLETED: dict[str, Callable[[Backend, torch.device], Backend]] = {
-    "mlu": mlu.mlu_backend,
+    "mlu": npu.mlu_backend,
     "npu": npu.npu_backend,
 }
 
@@ -67,3 +69,22 @@ def guarded_streams(device: torch.device) -> Optional[DeviceStreams]:
     if streams is not None:
         streams.exchange_capture_mode = backend_for(device).exchange_capture_mode
     return streams
+
+
+def exponent_words(tensor: torch.Tensor, logical: bool = False) -> torch.Tensor:
+    """int64 (328,) on the tensor's device (``docs/record-format.md``, section 10). The tensor is
+    readable, of a floating-point or complex dtype. Without synchronisation, outside of autograd.
+    """
+    count = backend_for(tensor.device).exponents or count_exponents
+    return count(tensor, logical)
+
+
+def observe_and_count(tensor: torch.Tensor, slots: torch.Tensor, index: int) -> torch.Tensor:
+    """Writes ``slots[index]`` as ``Backend.observe`` at full depth, and returns the tensor's
+    ``exponent_words``: in one pass over its memory where the backend has that.
+    """
+    backend = backend_for(tensor.device)
+    if backend.observe_and_count is not None:
+        return backend.observe_and_count(tensor, slots, index)
+    backend.observe(tensor, slots, index, Depth.FULL)
+    return exponent_words(tensor)

@@ -9,9 +9,8 @@ from typing import Any, Callable, Optional, Union
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 
-from .rows import WaitingRows
 from .seals import CheckpointSeals
-from .wrapping import replace
+from .wrapping import WaitingRows, replace
 
 try:
     from composer import Callback, Logger, State

@@ -13,11 +13,10 @@ from fastcheck.monitor.hooks.flat_optimizers import GradientParts
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
-from fastcheck.utils.torch.zero3 import without_padding
+from fastcheck.utils.torch.sharding import without_padding
 
-from .rows import WaitingRows
 from .seals import CheckpointSeals
-from .wrapping import replace, wrap_step
+from .wrapping import WaitingRows, replace, wrap_step
 
 __all__ = ["deepspeed"]
 

@@ -9,8 +9,8 @@ from typing import Any, Optional, Union
 from fastcheck.errors import ConfigError, warn
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
+from fastcheck.monitor.sinks.libraries import TensorBoard
 from fastcheck.monitor.sinks.sink import ScalarSink, open_sinks
-from fastcheck.monitor.sinks.tensorboard import TensorBoard
 
 from .seals import CheckpointSeals
 

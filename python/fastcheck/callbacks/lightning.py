@@ -8,8 +8,8 @@ from typing import Any, Optional, Union
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 
-from .rows import WaitingRows
 from .seals import CheckpointSeals
+from .wrapping import WaitingRows
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -17,7 +17,7 @@ from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
 from fastcheck.monitor.session.session import Session
-from fastcheck.sealing.seal import Part
+from fastcheck.sealing import Part
 from fastcheck.utils.torch.rank import group_size
 
 from .seals import CheckpointSeals

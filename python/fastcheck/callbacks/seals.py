@@ -9,9 +9,8 @@ from typing import Any, Union
 import torch
 
 from fastcheck.errors import UnsealedCheckpointWarning, choice, warn
-from fastcheck.sealing.seal import find_nonfinite, refusal, seal
-from fastcheck.utils.torch.gather import of_all_ranks
-from fastcheck.utils.torch.rank import own_rank
+from fastcheck.sealing import find_nonfinite, refusal, seal
+from fastcheck.utils.torch.rank import of_all_ranks, own_rank
 from fastcheck.utils.torch.sharding import is_part, local
 
 __all__ = ["CheckpointSeals", "held_weights", "is_spread"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from fastcheck.record.naming import OUTSIDE
+from fastcheck.record.site import OUTSIDE
 
 from .modes import ApiCalls
 from .module_calls import ModuleNode

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from fastcheck.extension import compiled
-from fastcheck.ring.cursor import Cursor
-from fastcheck.ring.reader import HookReader
+from fastcheck.ring.host import Cursor, HookReader
 
 from .module_calls import ModuleNode, ModuleRecorder
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Optional, Union
 
 from fastcheck.errors import ConfigError, did_you_mean, explain, string_list
-from fastcheck.record.naming import OUTSIDE
+from fastcheck.record.site import OUTSIDE
 from fastcheck.utils.names.msprobe import has_api_name
 from fastcheck.utils.names.patterns import (
     Wanted,

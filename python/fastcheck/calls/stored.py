@@ -9,9 +9,9 @@ from typing import Optional
 
 import torch
 
+from fastcheck.utils.torch.memory_ref import values_of
 from fastcheck.utils.torch.readable import can_read, has_memory, is_plain
 from fastcheck.utils.torch.sharding import local
-from fastcheck.utils.torch.sparse import values_of
 from fastcheck.utils.torch.transforms import unwrapped
 
 from .module_calls import ModuleNode

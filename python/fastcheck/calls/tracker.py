@@ -3,6 +3,10 @@
 Hooks on all modules of the process, while a dump is under way. A module that is called while none
 runs is a root; its submodules are named by their paths in it. The first root is the model; the
 names of further ones (a criterion) begin with their class name, as with ``install()``.
+
+The hooks on optimizers' steps are for all listeners, and registered once: torch goes through its
+global hooks as they lie, and one that is registered, or removed, within a step ends that step in an
+error.
 """
 
 from __future__ import annotations
@@ -14,14 +18,64 @@ from typing import Any, Callable, Optional, Protocol
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 from fastcheck.utils.torch.own_operators import is_unobserved
+from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.versions import is_compiling
 
 from .module_calls import ModuleNode
-from .optimizer_steps import optimizer_listeners
+
+
+class OptimizerListener(Protocol):
+    """Is told of every step of an optimizer."""
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None: ...
+
+    def after_update(self) -> None: ...
+
+
+class NoOptimizerListener:
+    """While it is connected, others may connect and disconnect within an optimizer's step."""
+
+    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
+        pass
+
+    def after_update(self) -> None:
+        pass
+
+
+_handles: list[Any] = []
+
+
+def _begin() -> None:
+    _handles.append(register_optimizer_step_pre_hook(_before_update))
+    _handles.append(register_optimizer_step_post_hook(_after_update))
+
+
+def _end() -> None:
+    for handle in _handles:
+        handle.remove()
+    _handles.clear()
+
+
+#: Told from connect() on, until disconnect() or until they are gone.
+optimizer_listeners: Listeners[OptimizerListener] = Listeners(_begin, _end)
+
+
+def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for listener in optimizer_listeners:
+        listener.before_update(optimizer)
+
+
+def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for listener in optimizer_listeners:
+        listener.after_update()
 
 
 class Running:

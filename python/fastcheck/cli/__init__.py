@@ -2,5 +2,5 @@
 those on many ranks.
 
 Imports ``backends``, ``comparison``, ``dump``, ``fleet``, ``log``, ``monitor``, ``proving``,
-``record``, ``report``, ``reproducibility``, ``sealing``, ``selftest`` and ``utils``.
+``record``, ``report``, ``reproducibility`` and ``utils``.
 """

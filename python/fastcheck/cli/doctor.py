@@ -25,7 +25,7 @@ from fastcheck.utils.text.numbers import to_json
 from .console import show_sections
 
 if TYPE_CHECKING:
-    from fastcheck.selftest.checks import Outcome
+    from fastcheck.selftest import Outcome
 
 _WIDTH = 88
 _ISA_VARIABLE = "FASTCHECK_CPU_ISA"
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 1 when there is a problem, else 0."""
     device = None
     if options.device is not None:
-        from fastcheck.selftest.devices import find_device
+        from fastcheck.selftest import find_device
 
         device = find_device(options.device)
     found = diagnose()
@@ -263,7 +263,7 @@ def _cuda_devices(torch: Any) -> int:
 
 def _checks(device: Any, found: Findings, color: bool) -> Iterator[Section]:
     """The device, and each check of it as it is done. One that failed is a problem."""
-    from fastcheck.selftest.checks import FAILED, PASSED, run_checks
+    from fastcheck.selftest import FAILED, PASSED, run_checks
 
     found.device = _about(device)
     yield Section("device", _pairs(found.device))

@@ -32,7 +32,7 @@ from fastcheck.log.table import COLUMNS, log_table
 from fastcheck.record.format import Verdict, nonfinite
 from fastcheck.record.statistics import LARGEST_FINITE, statistics_columns
 from fastcheck.utils.private import new_file
-from fastcheck.utils.text.csv_cells import csv_text
+from fastcheck.utils.text.layout import csv_text
 
 _STEP_MICROSECONDS = 1000
 _VERDICTS = [int(verdict) for verdict in Verdict]

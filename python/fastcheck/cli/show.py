@@ -15,10 +15,9 @@ import numpy as np
 
 from fastcheck.dump.storage.files import places_in
 from fastcheck.errors import ConfigError, did_you_mean, explain, printable
-from fastcheck.log.lost_device import lost_lines
 from fastcheck.log.reader import find_logs, read_log, read_logs, read_ranges, read_watch
 from fastcheck.log.step_table import step_rows
-from fastcheck.log.unobserved import from_meta
+from fastcheck.log.unobserved import from_meta, lost_lines
 from fastcheck.log.view import LogView, first_event
 from fastcheck.record.format import Verdict, nonfinite
 from fastcheck.record.precision import advice_from_lines

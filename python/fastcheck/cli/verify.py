@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 1 when the checkpoint is not as it was sealed, or not finite."""
     import sys
 
-    from fastcheck.sealing.verification import verify
+    from fastcheck.sealing import verify
 
     found = verify(options.checkpoint, trust=options.trust)
     if options.json:

@@ -4,7 +4,7 @@ In the order of the data flow: ``sources`` read either side into the Blocks of `
 same ``names`` for the same tensors; ``over_time`` pairs the steps; ``align`` matches the tensors of
 two Blocks; ``measure`` computes how far each pair is apart, and ``noise`` finds differences that
 rounding explains; ``run`` does so block by block, and ``tally`` collects the outcome.
-``compared`` is a step with what was found, which ``page`` makes an HTML file of.
+``page`` makes an HTML file of it.
 ``nested_diff`` compares environments and hyper-parameters. ``questions`` turns the outcome into
 answers; ``result``, ``row`` and ``render`` present them. ``compare`` is the public function, with
 what it returns and remarks. The package is not called compare, because importing it would replace

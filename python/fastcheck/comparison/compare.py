@@ -7,9 +7,14 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Optional, TextIO, Union
 
-from fastcheck.comparison.over_time.losses import LOSS_DRIFT, drift_start
-from fastcheck.comparison.over_time.schedules import parted
-from fastcheck.comparison.over_time.step_pairs import Pairing, Steps, pair_steps
+from fastcheck.comparison.over_time import (
+    LOSS_DRIFT,
+    Pairing,
+    Steps,
+    drift_start,
+    pair_steps,
+    parted,
+)
 from fastcheck.comparison.page.gather import Gathered
 from fastcheck.comparison.page.write import write_comparison
 from fastcheck.comparison.sources.checkpoint import look_through_wrappers
@@ -26,7 +31,7 @@ from fastcheck.errors import (
 from fastcheck.notebook import block_html, fields_html, guarded_html, lines_html, table_html
 from fastcheck.statistics.thresholds import make_thresholds
 from fastcheck.utils.reading import read_json
-from fastcheck.utils.text.csv_cells import csv_text
+from fastcheck.utils.text.layout import csv_text
 from fastcheck.utils.text.numbers import format_shape, format_steps
 
 from .block import Kind, Phase, Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Optional
 
-from fastcheck.comparison.over_time.losses import shown_losses
+from fastcheck.comparison.over_time import shown_losses
 from fastcheck.utils.text.layout import Part, Section, Table, paint, plain_text, sparkline, wrap
 from fastcheck.utils.text.numbers import format_number, format_shape, format_steps
 

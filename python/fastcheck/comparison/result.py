@@ -1,18 +1,46 @@
-"""Result: the outcome of a comparison as data, without its text."""
+"""Result: the outcome of a comparison as data, without its text; Compared: the pairs of one
+step of one rank with what was found of each.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
-from fastcheck.comparison.over_time.losses import Loss
+import numpy as np
+
+from fastcheck.comparison.over_time import Loss
 from fastcheck.utils.text.numbers import to_json
 
+from .block import Block
 from .measure import State
 from .questions import Answer
 from .row import Row
 from .tally import Found, Growth, Missing
+
+
+class Compared(NamedTuple):
+    """Arrays have one element a pair, in the order of the reference.
+
+    ``step``: the reference's; ``before``: the step whose update the parameters of this one show;
+    ``names``: numbers of the Runner's NameTable; ``phases``, ``states``: values of Phase and State;
+    ``errors``: relative errors, and ``limits``: what is allowed of them; ``reasons``: indices of
+    REASONS; ``records``: of actual and of reference, RECORD_DTYPE; ``blocks``: all tensors of
+    either side.
+    """
+
+    step: int
+    before: int
+    rank: int
+    names: np.ndarray
+    phases: np.ndarray
+    states: np.ndarray
+    errors: np.ndarray
+    reasons: np.ndarray
+    limits: np.ndarray
+    records: tuple[np.ndarray, np.ndarray]
+    blocks: tuple[Block, Block]
 
 
 @dataclass(frozen=True)

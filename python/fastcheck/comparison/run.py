@@ -7,7 +7,7 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from fastcheck.comparison.over_time.losses import Loss, loss_of
+from fastcheck.comparison.over_time import Loss, loss_of
 from fastcheck.log.step_table import loss_of_step
 from fastcheck.record.format import DTYPES, Depth
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS
@@ -17,7 +17,6 @@ from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS, Threshold
 
 from .align import Alignment, align
 from .block import Block, Kind, Phase, Source
-from .compared import Compared
 from .measure import (
     DTYPE,
     ELEMENTS,
@@ -30,8 +29,8 @@ from .measure import (
     measure_records,
 )
 from .names import Name, NameTable, Renaming
-from .noise.drift import Drift
-from .noise.excuse import Measures, excuse, excuse_parts
+from .noise import Drift, Measures, excuse, excuse_parts
+from .result import Compared
 from .row import Row, make_row
 from .tally import COMPUTED, KEPT_STEPS, Found, Tally
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
-from fastcheck.comparison.over_time.losses import Loss
+from fastcheck.comparison.over_time import Loss
 
 from .block import Phase
 from .measure import State

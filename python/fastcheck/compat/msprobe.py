@@ -19,8 +19,7 @@ from fastcheck.reproducibility.seeds import seed_all as _seed_all
 from fastcheck.utils.names.api import api_names, is_function
 from fastcheck.utils.torch.rank import own_rank
 
-from ._dumps import Dumps
-from ._options import check_names, compare_paths, raise_config_error, warn_once
+from ._options import Dumps, check_names, compare_paths, raise_config_error, warn_once
 from ._overflows import OverflowWatch
 
 __all__ = ["PrecisionDebugger", "compare", "seed_all"]

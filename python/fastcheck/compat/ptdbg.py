@@ -23,8 +23,7 @@ from fastcheck.errors import ConfigError, choice, explain, string_list
 from fastcheck.reproducibility.seeds import seed_all as _seed_all
 from fastcheck.utils.names.api import api_names
 
-from ._dumps import Dumps
-from ._options import check_names, compare_paths, raise_config_error, warn_once
+from ._options import Dumps, check_names, compare_paths, raise_config_error, warn_once
 from ._overflows import OverflowWatch
 
 __all__ = [

@@ -11,9 +11,8 @@ import torch
 
 from fastcheck.calls.recorder import make_lock
 from fastcheck.dump.storage.files import CALLS, INDEX, REFERENCE, json_text, write_json
-from fastcheck.dump.storage.record_writer import RecordWriter
+from fastcheck.dump.storage.record_writer import RecordWriter, ValueStore
 from fastcheck.dump.storage.shards import ShardWriter
-from fastcheck.dump.storage.values import ValueStore
 from fastcheck.errors import warn_of_fault
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.site import SiteTable

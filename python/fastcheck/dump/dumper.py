@@ -19,16 +19,16 @@ from fastcheck.dump.storage.files import claim, place_of
 from fastcheck.errors import ConfigError, LogError, explain, local_path, warn
 from fastcheck.log.reader import find_logs, read_log
 from fastcheck.log.view import first_event
-from fastcheck.record.naming import OUTSIDE
+from fastcheck.record.site import OUTSIDE
 from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.reproducibility.inventory import describe_optimizer
 from fastcheck.utils.names.patterns import Wanted
-from fastcheck.utils.torch.mode_stack import take_off
 from fastcheck.utils.torch.operators import describe_tensor
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.rank import own_rank
 from fastcheck.utils.torch.readable import can_read, has_memory, is_materialised
 from fastcheck.utils.torch.sharding import local
+from fastcheck.utils.torch.transforms import take_off
 from fastcheck.utils.torch.versions import eager_stance
 
 from .dump_writer import DumpSession

@@ -9,7 +9,7 @@ import torch
 
 from fastcheck.errors import ConfigError, choice, explain
 from fastcheck.record.format import DEPTHS, ORDERS
-from fastcheck.utils.text.sizes import parse_bytes
+from fastcheck.utils.text.numbers import parse_bytes
 
 Models = Union[torch.nn.Module, Iterable[torch.nn.Module], None]
 

@@ -19,8 +19,7 @@ from fastcheck.log.reader import log_parts
 from fastcheck.log.record_file import read_pieces
 from fastcheck.record.format import NONFINITE_COUNTS, nonfinite
 from fastcheck.record.statistics import statistics_of
-from fastcheck.report.page.container import Container
-from fastcheck.report.page.shell import page_html, text_html, write_html
+from fastcheck.report.page.container import Container, page_html, text_html, write_html
 from fastcheck.utils.reading import read_json_lines
 from fastcheck.utils.text.numbers import to_json
 

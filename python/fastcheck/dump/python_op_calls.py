@@ -11,8 +11,7 @@ from fastcheck.calls.namer import CallNamer
 from fastcheck.calls.selection import Selection
 from fastcheck.calls.tracker import Listener, ModuleTracker, Running
 from fastcheck.record.format import Flag
-from fastcheck.record.naming import OUTSIDE
-from fastcheck.record.site import Site
+from fastcheck.record.site import OUTSIDE, Site
 from fastcheck.utils.torch.operators import (
     describe_tensor,
     inputs_of,
@@ -22,8 +21,7 @@ from fastcheck.utils.torch.operators import (
 )
 
 from .dump_writer import DumpSession
-from .op_call import OpCall
-from .reference import Reference
+from .reference import OpCall, Reference
 
 # Weak references to storages have no public form; torch.multiprocessing.reductions uses these.
 _STORAGE: Any = torch.UntypedStorage

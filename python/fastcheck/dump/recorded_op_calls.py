@@ -15,8 +15,7 @@ from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.namer import recomputes
 from fastcheck.calls.selection import Selection
 from fastcheck.dump.storage.files import json_text
-from fastcheck.record.naming import OUTSIDE
-from fastcheck.record.site import Site
+from fastcheck.record.site import OUTSIDE, Site
 from fastcheck.utils.torch.operators import describe_tensor, plain_value
 
 from .dump_writer import DumpSession

@@ -13,10 +13,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.calls.namer import Forward
+from fastcheck.calls.selection import CallName
 from fastcheck.record.format import DTYPES
 from fastcheck.statistics.elements import compare_elements
 from fastcheck.statistics.thresholds import EXACT, make_thresholds, rounding_unit
@@ -26,12 +29,6 @@ from fastcheck.utils.torch.run_on_device import Elsewhere, compute
 
 from .dump_writer import DumpSession
 
-if TYPE_CHECKING:
-    from fastcheck.utils.torch.operators import OpInfo
-
-    from .op_call import OpCall
-
-
 _UNITS = {info.name: rounding_unit(info.code) for info in DTYPES}
 #: Rounding errors of many additions grow beyond that of the terms.
 _ACCUMULATED = 4.0
@@ -40,6 +37,34 @@ _REDUCED = 4
 #: The most roundings that are counted as pointing one way.
 _MOST = 8.0
 _POINTWISE = getattr(torch.Tag, "pointwise", None)
+
+
+class OpCall:
+    """A call that is under way."""
+
+    __slots__ = (
+        "flags",
+        "forward",
+        "func",
+        "info",
+        "inputs",
+        "is_wanted",
+        "name",
+        "node",
+        "skipped",
+    )
+
+    def __init__(self, func: Any, info: OpInfo, name: CallName) -> None:
+        self.func = func
+        self.info = info
+        self.name = name
+        self.node: Optional[ModuleNode] = None
+        self.forward: Optional[Forward] = None
+        self.flags = 0
+        self.is_wanted = True
+        self.inputs: list[dict[str, Any]] = []
+        # Why the reference can't take it.
+        self.skipped = ""
 
 
 def movement(info: OpInfo, func: Any, args: Any, kwargs: Any) -> Sequence[float]:

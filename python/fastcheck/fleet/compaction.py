@@ -1,4 +1,5 @@
-"""Merges the small files of a span of steps, so that questions read few large ones.
+"""Merges the small files of a span of steps, so that questions read few large ones; names the
+damaged file of a run, since an engine says what it could not do, and often not with what.
 
 The merged files are written first, then a note that makes them count in place of those that they
 were made of, which are then deleted. Killed at any point, each row counts exactly once.
@@ -6,19 +7,84 @@ were made of, which are then deleted. Killed at any point, each row counts exact
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastcheck.errors import ConfigError, FastcheckError, LogError, explain, first_line
+
+from .engines import files_of_run
 from .manifest import counted_files, read_merges, record_files, write_merge
-from .schema import RECORD_COLUMNS, need, table_bytes
+from .schema import KEYS, RECORD_COLUMNS, TABLES, need, table_bytes
 from .store import Folder
 
 #: Of one merged file, and of what is sorted at once: about 1.5 GB.
 _ROWS = 1 << 23
 _MERGED = "merged."
+
+_COLUMNS = {"records": RECORD_COLUMNS, "all_sites": TABLES["sites"], "all_ranks": TABLES["ranks"]}
+
+
+@contextlib.contextmanager
+def naming_damage(folder: Folder, run: str) -> Iterator[None]:
+    """Raises a LogError with the name of a damaged file in place of what the file made an engine,
+    or the judgement of its answers, raise.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # a damaged file may raise anything
+        damage = _first_damage(folder, run)
+        if isinstance(error, FastcheckError) and not damage:
+            raise
+        raise LogError(
+            explain(
+                "the files of this run can't be read",
+                expected="files that fastcheck collect has written",
+                got=damage or f"{folder.url(f'run={run}')}: {first_line(error)}",
+                hint="delete a damaged file, and collect its node again",
+            )
+        ) from error
+
+
+def _first_damage(folder: Folder, run: str) -> str:
+    for table, files in files_of_run(folder, run).items():
+        for path in files:
+            why = _damage(folder, path, _COLUMNS[table])
+            if why:
+                return f"{folder.url(path)}: {why}"
+    return ""
+
+
+def _damage(folder: Folder, path: str, columns: Mapping[str, str]) -> str:
+    """Why a file is no such table; "": it is one."""
+    parquet, types = need("pyarrow.parquet"), need("pyarrow.types")
+    is_kind = {
+        "int": types.is_integer,
+        "float": types.is_floating,
+        "string": lambda one: types.is_string(one) or types.is_large_string(one),
+        "bool": types.is_boolean,
+    }
+    try:
+        file: Any = parquet.ParquetFile(folder.open(path))
+        found = {one.name: one.type for one in file.schema_arrow}
+        for name, kind in columns.items():
+            if name not in found:
+                return f"it has no column {name}"
+            if not is_kind[kind.rstrip("0123456789")](found[name]):
+                return f"its column {name} holds {found[name]}"
+        for number in range(file.num_row_groups):
+            rows = file.read_row_group(number)
+            for name in KEYS.keys() & columns.keys():
+                if rows[name].null_count:
+                    return f"its column {name} has rows without a number"
+    except Exception as error:  # a damaged file may raise anything
+        return first_line(error)
+    return ""
 
 
 @dataclass(frozen=True)

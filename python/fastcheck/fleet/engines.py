@@ -8,7 +8,7 @@ import tempfile
 from typing import Any, Optional, Protocol
 
 from fastcheck.errors import ConfigError, LogError, explain
-from fastcheck.utils.text.secrets import without_credentials
+from fastcheck.utils.private import without_credentials
 
 from .manifest import counted_files, runs_in
 from .questions import ANSWERS, DIALECTS, TABLES_IN_ORDER, Dialect, statement

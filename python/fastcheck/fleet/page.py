@@ -12,8 +12,7 @@ import numpy as np
 from fastcheck._version import __version__
 from fastcheck.errors import printable
 from fastcheck.fleet.findings import Cell, Finding, FleetReport, Suspect
-from fastcheck.report.page.container import Container
-from fastcheck.report.page.shell import page_html, text_html, write_html
+from fastcheck.report.page.container import Container, page_html, text_html, write_html
 
 # Ranks by columns.
 _MOST_CELLS = 4_000_000

@@ -20,7 +20,7 @@ from fastcheck.log.reader import log_parts
 from fastcheck.log.record_file import check_version, count_records, read_span
 from fastcheck.log.writer import is_kept
 from fastcheck.record.format import RECORD_DTYPE
-from fastcheck.record.validity import is_valid
+from fastcheck.record.site import is_valid
 
 _NUMBER = re.compile(r"-([0-9]{6,18})\.bin$")
 # 12 MiB.

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastcheck.errors import LogError, explain, first_line
-from fastcheck.utils.private import create_private
+from fastcheck.utils.private import create_private, without_credentials
 from fastcheck.utils.reading import open_regular
-from fastcheck.utils.text.secrets import without_credentials
 
 from .schema import need
 

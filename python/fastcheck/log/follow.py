@@ -15,8 +15,7 @@ import numpy as np
 
 from fastcheck.errors import LogError
 from fastcheck.record.format import RECORD_BYTES
-from fastcheck.record.site import Site
-from fastcheck.record.validity import is_valid
+from fastcheck.record.site import Site, is_valid
 from fastcheck.utils.reading import open_regular, parse_json
 
 from .reader import find_logs, log_parts, read_meta, sites_of_lines

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastcheck.errors import LogError, explain
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
-from fastcheck.record.validity import is_valid
+from fastcheck.record.site import is_valid
 from fastcheck.utils.reading import check_regular, open_regular
 
 # 12 MiB.

@@ -1,4 +1,6 @@
-"""Operators that op level did not observe, as rows in the meta file of a log."""
+"""Fields of the meta file of a log that say what it lacks: operators that op level did not observe,
+a device that was lost.
+"""
 
 from __future__ import annotations
 
@@ -32,3 +34,24 @@ def from_meta(metas: Iterable[Mapping[str, Any]]) -> list[UnreadOp]:
             if isinstance(count, int):
                 calls[str(row.get("op")), str(row.get("reason"))] += count
     return [UnreadOp(op, reason, count) for (op, reason), count in calls.most_common()]
+
+
+_LOST = "lost_device"
+
+
+def lost_to_meta(message: str, step: int) -> dict[str, Any]:
+    """The field: what the device reported, in which step."""
+    return {_LOST: {"message": message, "step": step}}
+
+
+def lost_lines(metas: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """A line for each rank whose device was lost, by the meta files of the ranks."""
+    lines = []
+    for rank, meta in sorted(metas.items()):
+        lost = meta.get(_LOST)
+        if isinstance(lost, dict) and isinstance(lost.get("step"), int):
+            of_rank = f" of rank {rank}" if len(metas) > 1 else ""
+            lines.append(
+                f"the device{of_rank} was lost in step {lost['step']:,}: {lost.get('message')}"
+            )
+    return lines

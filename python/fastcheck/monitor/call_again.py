@@ -33,7 +33,7 @@ from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_read, is_materialised
 from fastcheck.utils.torch.training_state import Generators
 
-from .reruns.runner import Install, set_aside
+from .reruns import Install, set_aside
 
 _CALL = torch.nn.Module._call_impl.__code__
 # Those of the module itself have run, or are running.

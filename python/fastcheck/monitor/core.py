@@ -17,6 +17,7 @@ from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.dump.on_stop.captured_op import OpCaptures
 from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
 from fastcheck.log.writer import RecordLog
+from fastcheck.monitor import named_tensors
 from fastcheck.monitor.distributed.join import agreement_for, follow
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
@@ -25,12 +26,11 @@ from fastcheck.monitor.hooks.hook_support import ModuleTree, follow_forks
 from fastcheck.monitor.hooks.module_observer import ModuleObserver
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
-from fastcheck.monitor.named_tensors import observe
-from fastcheck.monitor.on_request.requests import Install, Requests
+from fastcheck.monitor.on_request import Install, Requests
 from fastcheck.monitor.op_level.hooks import OpModuleObserver
 from fastcheck.monitor.op_level.op_session import OpSession, check_alone
 from fastcheck.monitor.op_level.stored import OpState
-from fastcheck.monitor.precision.results import session_type_for
+from fastcheck.monitor.precision import session_type_for
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.event_store import EventStore
 from fastcheck.monitor.session.run_meta import RunMeta, first_meta
@@ -94,7 +94,7 @@ class Hooks:
         observer: ModuleObserver,
         watcher: StepWatcher,
         graphs: GraphFollower,
-        reader: observe.NamedTensors,
+        reader: named_tensors.NamedTensors,
         stops: StopHandler,
         compiled: dict[int, None],
         requests: Optional[Requests],
@@ -139,7 +139,7 @@ class Hooks:
         followers.connect(self.graphs)
         if isinstance(session, OpSession):
             session.begin(self._nodes, self._stops)
-        observe.connect(self._reader)
+        named_tensors.connect(self._reader)
         follow_forks(session, self._nodes)
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class Hooks:
         self.graphs.leave()
         if self._connection is not None:
             disconnect(self._connection.number)
-        observe.disconnect(self._reader)
+        named_tensors.disconnect(self._reader)
         self._watcher.close()
 
     @property
@@ -226,7 +226,7 @@ def build(
         observer: ModuleObserver = OpModuleObserver(session, state, watcher, stops, keeps, nodes)
     else:
         observer = ModuleObserver(session, state, watcher, stops, keeps)
-    reader = observe.reader_for(observer)
+    reader = named_tensors.reader_for(observer)
     keeps.append(reader)
 
     requests = None

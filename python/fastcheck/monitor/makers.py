@@ -17,7 +17,7 @@ from fastcheck.verdict.step import Step
 
 from .call_again import bad_element, run_again, running_call
 from .loss_graph import search_graph
-from .reruns.runner import Install
+from .reruns import Install
 
 _FORWARD = frozenset(("input", "output", "loss"))
 

@@ -14,7 +14,7 @@ from fastcheck.monitor.distributed.replicas import ReplicaMismatch, replica_chec
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.op_level.op_session import OpSession
-from fastcheck.monitor.precision.results import PrecisionResults
+from fastcheck.monitor.precision import PrecisionResults
 from fastcheck.monitor.session.run_meta import BatchId, batch_name
 from fastcheck.record.event import Event
 from fastcheck.record.site import SiteTable

@@ -13,8 +13,7 @@ from fastcheck.utils.torch.training_state import is_stateful
 from fastcheck.utils.torch.versions import GradScaler
 
 from .install import _install
-from .reruns.result import Rerun
-from .reruns.runner import Runner
+from .reruns import Rerun, Runner
 
 _Models = Union[torch.nn.Module, Sequence[torch.nn.Module]]
 _Optimizers = Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None]

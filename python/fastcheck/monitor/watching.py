@@ -12,7 +12,7 @@ import numpy as np
 
 from fastcheck.errors import ConfigError, explain, first_line, warn
 from fastcheck.log.step_table import StepRow
-from fastcheck.monitor.precision.results import advice_of
+from fastcheck.monitor.precision import advice_of
 from fastcheck.monitor.session.event_store import Listener
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.precision import PrecisionAdvice

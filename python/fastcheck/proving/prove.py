@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, Union
 import torch
 
 from fastcheck.errors import ConfigError, explain, first_line
-from fastcheck.monitor.reruns.runner import set_aside
+from fastcheck.monitor.reruns import set_aside
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.training_state import TrainingState
 

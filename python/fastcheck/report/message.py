@@ -13,8 +13,7 @@ import numpy as np
 from fastcheck.errors import choice
 from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, Verdict
-from fastcheck.record.site import Site
-from fastcheck.record.validity import is_valid
+from fastcheck.record.site import Site, is_valid
 
 from .render import render
 from .stop_report import Dumped, MadeBy, ReplayOutcome, StopReport

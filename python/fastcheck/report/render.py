@@ -14,7 +14,7 @@ import numpy as np
 
 from fastcheck.errors import printable
 from fastcheck.record.format import Verdict
-from fastcheck.record.naming import OUTSIDE, module_name
+from fastcheck.record.site import OUTSIDE, module_name
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.advice.choose import advise, named_weights
 from fastcheck.utils.names.style import tensor_place

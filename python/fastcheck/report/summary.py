@@ -12,7 +12,7 @@ from fastcheck.errors import printable
 from fastcheck.log.step_table import StepRow
 from fastcheck.log.unobserved import UnreadOp
 from fastcheck.record.format import Verdict
-from fastcheck.record.naming import module_name
+from fastcheck.record.site import module_name
 from fastcheck.record.statistics import statistics_of
 from fastcheck.utils.names.msprobe import name_of
 from fastcheck.utils.names.style import row_name

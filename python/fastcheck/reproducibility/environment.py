@@ -18,7 +18,7 @@ import torch
 from fastcheck._version import __version__
 from fastcheck.extension import status
 from fastcheck.kernels import status as kernel_status
-from fastcheck.utils.text.secrets import is_secret_name, without_credentials
+from fastcheck.utils.private import is_secret_name, without_credentials
 
 #: Packages that compute, or change what others compute.
 _PACKAGES = (

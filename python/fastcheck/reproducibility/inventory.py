@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import torch
 
 from fastcheck.errors import ConfigError, explain
-from fastcheck.utils.text.secrets import without_credentials
+from fastcheck.utils.private import without_credentials
 from fastcheck.utils.torch.readable import is_materialised
 
 Optimizers = Union[torch.optim.Optimizer, Iterable[torch.optim.Optimizer], None]

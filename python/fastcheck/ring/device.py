@@ -4,6 +4,12 @@ Slots come in segments. A segment is filled, copied to its pinned mirror, decode
 event has passed, and filled again. There are as many segments as the host's lead over the device
 needs: none is allocated any more once it has been that far ahead. Streams may take turns; a
 segment's copy waits, on the device, for every stream that wrote to it.
+
+GraphSlots are the record slots of a captured graph, copied aside after each replay before the next
+overwrites them. A slot has one address for as long as the graph lives: it is in memory of the
+graph's own pool, taken in its capture, which nothing else gets while the graph may be replayed. In
+front of the slots is a row that counts replays, on the device: how often they were written comes
+with the same copy.
 """
 
 from __future__ import annotations
@@ -22,17 +28,122 @@ from fastcheck.record.format import (
     BOX_DTYPE,
     RECORD_BYTES,
     RECORD_DTYPE,
+    VALUE_BYTES,
     DeviceMode,
+    Flag,
     Identity,
     identify,
+    nonfinite,
     offset_of,
 )
+from fastcheck.utils.torch.lost_device import is_lost
 from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.streams import DeviceStreams
 
-from .cursor import Cursor
-from .graph_slots import GraphSlots
-from .segment import Segment
+from .host import Cursor, new_cursor
+
+
+class Segment:
+    """Slots on the device, their mirror in pinned memory, and the streams that wrote to them."""
+
+    def __init__(self, streams: DeviceStreams, rows: int) -> None:
+        self._streams = streams
+        # Allocated by this stream: another one has to wait for it before its first use.
+        self._home = streams.current()
+        self._ready = streams.new_event()
+        self.slots = streams.empty(rows, RECORD_BYTES)
+        self._ready.record(self._home)
+        self.mirror = streams.pinned(rows, RECORD_BYTES)
+        # Made here: numpy() calls operators, which take() must not.
+        self.rows: np.ndarray = self.mirror.numpy()
+        # Each row an Identity; the cursor's slot is the first free row. Each filling has a cursor
+        # of its own: a recorder that still holds an earlier one finds no free row there.
+        self.identities = np.zeros((rows, len(Identity._fields)), np.int64)
+        self.cursor = new_cursor()
+        self._written: dict[Any, Any] = {}  # stream: the event behind its last write
+        self._copied = streams.new_event()
+        self._address = self.slots.data_ptr()
+        # The first stretch of launches (backends.backend.BlackBox) that wrote to it.
+        self.stretch = 0
+        # Why the copy could not be started: the device is lost.
+        self._failure: Optional[RuntimeError] = None
+        # The copy was seen to be done. Of a device that is lost no event can be queried any more,
+        # not even one that it has passed.
+        self._is_copied = False
+        # The segment is appended to it when its records have been taken.
+        self.pool: Optional[deque[Segment]] = None
+
+    @property
+    def used(self) -> int:
+        """How many rows are copied."""
+        return self.cursor.slot
+
+    def use_on(self, stream: Any) -> None:
+        """Orders writes of slots on ``stream`` behind the allocation. Call it before writing."""
+        if stream in self._written:
+            return
+        self._written[stream] = self._streams.new_event()
+        if stream != self._home:
+            stream.wait_event(self._ready)
+            self.slots.record_stream(stream)
+
+    def start_copy(self, copier: Any) -> None:
+        """Puts the copy to the mirror on the stream ``copier``, behind all writes. No waiting. On a
+        device that is lost nothing happens: ``is_ready`` raises then.
+        """
+        self._is_copied = False
+        try:
+            self._start_copy(copier)
+        except RuntimeError as error:
+            if not is_lost(error):
+                raise
+            self._failure = error
+
+    def _start_copy(self, copier: Any) -> None:
+        for stream, event in self._written.items():
+            event.record(stream)
+            copier.wait_event(event)
+        used = self.used
+        with self._streams.on(copier):
+            self.mirror[:used].copy_(self.slots[:used], non_blocking=True)
+        self.slots.record_stream(copier)
+        self._copied.record(copier)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the copy is done. Does not wait. Raises what the device reports if it is lost."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._is_copied:
+            self._is_copied = self._streams.is_done(self._copied)
+        return self._is_copied
+
+    def wait(self) -> None:
+        """Waits for the copy. Raises what the device reports if it is lost."""
+        if self._failure is not None:
+            raise self._failure
+        self._streams.wait_for(self._copied)
+
+    def take(self, depth: int, backend: Backend) -> np.ndarray:
+        """The complete records; the segment may be filled again afterwards."""
+        used = self.cursor.slot
+        records = np.zeros(used, RECORD_DTYPE)
+        rows = records.view(np.uint8).reshape(used, RECORD_BYTES)
+        rows[:, :VALUE_BYTES] = self.rows[:used, :VALUE_BYTES]
+        identify(records, self.identities[:used], depth, backend.device_mode)
+        self.cursor = new_cursor()
+        return records
+
+    def rescue(self, box: np.ndarray, depth: int, backend: Backend) -> np.ndarray:
+        """The complete records of this segment that ``box`` holds, rows of BOX_DTYPE."""
+        places = box["slot"].astype(np.int64) - self._address
+        mine = (box["stretch"] >= max(self.stretch, 1)) & (places >= 0)
+        mine &= places < self.cursor.slot * RECORD_BYTES
+        rows = places[mine] // RECORD_BYTES
+        records: np.ndarray = box["record"][mine][np.argsort(rows)]
+        identify(records, self.identities[np.sort(rows)], depth, backend.device_mode)
+        return records
+
 
 # From one cut to the next.
 RESERVED_SLOTS = 16
@@ -390,3 +501,152 @@ class DeviceRing:
             segment.start_copy(self._copier)
             self._last_used = None
             self._in_flight.append(segment)
+
+
+# Slots of a captured graph
+
+BLOCK_SLOTS = 1024
+# Of one graph's copies in flight.
+_MAX_BYTES = 12 * 2**20
+# As many as a host that is max_lag=2 steps ahead needs, and one.
+_FIRST_SNAPSHOTS = 4
+
+
+class GraphSlots:
+    """The slots of one segment of a graph, on one device.
+
+    Not thread-safe: the caller holds the session's lock.
+    """
+
+    def __init__(self, streams: DeviceStreams, backend: Backend, depth: int) -> None:
+        self.streams = streams
+        self.backend = backend
+        #: Each as of an Identity, with the numbers of the capture.
+        self.identities: list[tuple[int, ...]] = []
+        self._blocks: list[torch.Tensor] = []
+        #: Replays that the host counted, and those that only the device did.
+        self.replays = self.unseen_replays = 0
+        self._depth = depth
+        self._template: Optional[np.ndarray] = None
+        self._free: deque[Segment] = deque()
+        self._snapshot_count = 0
+
+    # While the graph is captured
+
+    def observe(self, tensor: torch.Tensor, identity: tuple[int, ...]) -> None:
+        """Captures the reading of ``tensor`` into a slot."""
+        block, row = self._next()
+        self.backend.observe(tensor, block, row, self._depth)
+        self.identities.append(identity)
+
+    def observe_list(
+        self, tensors: Sequence[torch.Tensor], identities: Sequence[tuple[int, ...]]
+    ) -> None:
+        done = 0
+        while done < len(tensors):
+            block, row = self._next()
+            part = tensors[done : done + len(block) - row]
+            with no_grad():
+                self.backend.observe_list(part, block, row, self._depth)
+            self.identities += identities[done : done + len(part)]
+            done += len(part)
+
+    def end_capture(self) -> None:
+        """Captures the counter's increment, as the last launch of the graph."""
+        if self._blocks:
+            with no_grad():
+                self._counter.add_(1)
+
+    def start(self) -> None:
+        """Prepares for the first replay. Called after the capture."""
+        if not self._blocks:
+            return
+        with no_grad():
+            self._counter.zero_()
+        self._template = np.zeros(len(self.identities), RECORD_DTYPE)
+        mode = self.backend.device_mode
+        identify(self._template, self.identities, self._depth, mode)
+        # Allocated here: allocating pinned memory may wait for the device.
+        self._free.extend(self._new_snapshot() for _ in range(_FIRST_SNAPSHOTS))
+
+    @property
+    def _counter(self) -> torch.Tensor:
+        return self._blocks[0].view(torch.int64)[0, :1]
+
+    def _next(self) -> tuple[torch.Tensor, int]:
+        """A block that has a free row, and which one that is."""
+        row = 1 + len(self.identities)  # behind the counter
+        if row >= BLOCK_SLOTS * len(self._blocks):
+            with torch.inference_mode(False):
+                self._blocks.append(self.streams.empty(BLOCK_SLOTS, RECORD_BYTES))
+        return self._blocks[row // BLOCK_SLOTS], row % BLOCK_SLOTS
+
+    # After a replay, on the stream that it runs on
+
+    def snapshot(self) -> Optional[GraphCopy]:
+        """A free copy; None when too many are in flight."""
+        if self._free:
+            found = self._free.popleft()
+            assert isinstance(found, GraphCopy)
+            return found
+        rows = 1 + len(self.identities)
+        if self._snapshot_count >= max(_FIRST_SNAPSHOTS, _MAX_BYTES // (rows * RECORD_BYTES)):
+            return None
+        return self._new_snapshot()
+
+    def _new_snapshot(self) -> GraphCopy:
+        self._snapshot_count += 1
+        with torch.inference_mode(False):
+            return GraphCopy(self, self._free)
+
+    def pieces(self) -> list[torch.Tensor]:
+        """The rows that are in use, the counter's first."""
+        rows = 1 + len(self.identities)
+        return [
+            block[: rows - first] for first, block in zip(range(0, rows, BLOCK_SLOTS), self._blocks)
+        ]
+
+    def records(self, rows: np.ndarray, shift: int, step: int, number: int) -> np.ndarray:
+        """The records in the rows of a snapshot that was taken after replay ``number``."""
+        assert self._template is not None
+        records: np.ndarray = self._template.copy()
+        cells = records.view(np.uint8).reshape(len(records), RECORD_BYTES)
+        cells[:, :VALUE_BYTES] = rows[1:, :VALUE_BYTES]
+        records["seq"] += shift
+        records["step"] = step
+        records["flags"] |= nonfinite(records).astype(np.uint32) * np.uint32(Flag.NONFINITE)
+        counted = int(rows[0, :8].view(np.int64)[0])
+        self.unseen_replays = max(self.unseen_replays, counted - number)
+        return records
+
+
+class GraphCopy(Segment):
+    """What the slots of a graph hold after one of its replays, and the mirror of that."""
+
+    def __init__(self, slots: GraphSlots, pool: deque[Segment]) -> None:
+        super().__init__(slots.streams, 1 + len(slots.identities))
+        self.pool = pool
+        self._of = slots
+        self._shift = self._step = self._number = 0
+
+    def copy(self, shift: int, step: int, copier: object) -> None:
+        """Puts the copy on the current stream, and the one to the host behind it. No waiting.
+
+        ``shift``: what the sequence numbers of the capture become larger by.
+        """
+        self._shift, self._step, self._number = shift, step, self._of.replays
+        self.use_on(self._streams.current())
+        with no_grad():
+            done = 0
+            for piece in self._of.pieces():
+                self.slots[done : done + len(piece)].copy_(piece, non_blocking=True)
+                done += len(piece)
+        self.start_copy(copier)
+
+    @property
+    def used(self) -> int:
+        return len(self.slots)
+
+    def take(self, depth: int, backend: Backend) -> np.ndarray:
+        rows = self.mirror.numpy()
+        return self._of.records(rows, self._shift, self._step, self._number)

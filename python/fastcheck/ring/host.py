@@ -1,22 +1,48 @@
-"""HostRing: a preallocated block of record slots that the kernels of the CPU write.
+"""HostRing: a preallocated block of record slots that the kernels of the CPU write; and HookReader,
+one call for a hook's tensor: checks that it can be read and is new and, on the CPU, writes its
+record.
 
-It never allocates after construction, and a record can be read as soon as it is written. A full
-ring calls ``when_full``, which takes the records out, and starts again at the first slot.
-``ring/device.py`` has the ring of other devices."""
+The ring never allocates after construction, and a record can be read as soon as it is written. A
+full ring calls ``when_full``, which takes the records out, and starts again at the first slot.
+``ring/device.py`` has the ring of other devices. The extension has a HookReader of its own
+(csrc/torch/hooks/reader.h).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Callable, Optional
+from typing import Callable, Optional, Protocol
 
 import numpy as np
 import torch
 
 from fastcheck.backends.backend import Observe
 from fastcheck.backends.complete_records import host_observers, observe_on_host
+from fastcheck.backends.portable.traversal import dtype_and_order
+from fastcheck.extension import compiled
 from fastcheck.record.format import RECORD_DTYPE, nonfinite
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
+from fastcheck.utils.torch.seen_tensors import SeenTensors
 
-from .cursor import Cursor, new_cursor
+
+class Cursor:
+    """``seq``: the number of the next record. ``slot``: the slot of the host ring that a record of
+    a CPU tensor goes to.
+    """
+
+    __slots__ = ("seq", "slot")
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.slot = 0
+
+
+def new_cursor() -> Cursor:
+    """The extension's (csrc/torch/hooks/call.h), which its recorder moves too, or the one above."""
+    module = compiled()
+    cursor: Cursor = Cursor() if module is None else module.Cursor()
+    return cursor
+
 
 # 768 KiB: several steps of a model of a few hundred modules, so that it is rarely full in a step.
 CAPACITY = 4096
@@ -135,3 +161,100 @@ class HostRing:
         records: np.ndarray = self._records[: self.used].copy()
         self.used = 0
         return records
+
+
+#: read() returns them for a tensor that can't be read, and for one of a type of device that was not
+#: added.
+UNREAD, UNKNOWN_DEVICE = -1, -2
+#: Bits of read()'s result for other tensors.
+IS_NEW, IS_BAD, ELSEWHERE, NEEDS_GRADIENT, NEW_STREAM = 1, 2, 4, 8, 16
+_DTYPE_SHIFT, _ORDER_SHIFT = 5, 10
+#: The bits above them: the sequence number under which the tensor is remembered.
+TOKEN_SHIFT = 11
+#: The token of a tensor that could not be read; larger than any sequence number.
+NO_TOKEN = 2**50
+
+
+def identity_of(code: int) -> tuple[int, int]:
+    """The dtype code and the order of the record of a tensor ELSEWHERE."""
+    return (code >> _DTYPE_SHIFT) & 31, (code >> _ORDER_SHIFT) & 1
+
+
+class HookReader(Protocol):
+    """Not thread-safe: the caller holds the session's lock."""
+
+    def read(
+        self,
+        tensor: torch.Tensor,
+        index: int,
+        site: int,
+        call: int,
+        step: int,
+        seq: int,
+        flags: int,
+        any_dtype: bool,
+        /,
+    ) -> int:
+        """UNREAD, UNKNOWN_DEVICE, or bits and a token, as above. ``index``: the slot that a record
+        goes to. ``any_dtype``: integers are read too. Raises the kernel's error for a tensor that
+        it refuses, which is remembered by then. Does not synchronise.
+        """
+
+    def add_device(self, tensor: torch.Tensor, /) -> None:
+        """Tensors on this tensor's type of device can be read from now on. The CPU needs no
+        call.
+        """
+
+
+def make_reader(seen: SeenTensors, ring: HostRing) -> HookReader:
+    """A reader that remembers tensors in ``seen`` and writes records to slots of ``ring``."""
+    module = compiled()
+    if module is None:
+        return PythonReader(seen, ring.write)
+    reader: HookReader = module.hook_reader(seen, ring.slots, ring.depth)
+    return reader
+
+
+class PythonReader:
+    """HookReader in Python. Sets NEW_STREAM for every tensor on a device."""
+
+    def __init__(self, seen: SeenTensors, write: Callable[..., bool]) -> None:
+        self._seen = seen
+        self._write = write
+        self._known = {"cpu"}
+
+    def read(
+        self,
+        tensor: torch.Tensor,
+        index: int,
+        site: int,
+        call: int,
+        step: int,
+        seq: int,
+        flags: int,
+        any_dtype: bool,
+        /,
+    ) -> int:
+        if not (any_dtype or can_hold_nonfinite(tensor)):
+            return UNREAD
+        if tensor.device.type not in self._known:
+            return UNKNOWN_DEVICE
+        if not can_read(tensor):
+            return UNREAD
+        token = self._seen.add(tensor, seq)
+        if token == NO_TOKEN:
+            return UNREAD
+        if token >= 0:
+            return token << TOKEN_SHIFT
+        code = seq << TOKEN_SHIFT | IS_NEW
+        if tensor.requires_grad:
+            code |= NEEDS_GRADIENT
+        if not tensor.is_cpu:
+            dtype, order = dtype_and_order(tensor)
+            return code | ELSEWHERE | NEW_STREAM | dtype << _DTYPE_SHIFT | order << _ORDER_SHIFT
+        if self._write(tensor, index, site, call, step, seq, flags):
+            code |= IS_BAD
+        return code
+
+    def add_device(self, tensor: torch.Tensor, /) -> None:
+        self._known.add(tensor.device.type)

@@ -16,7 +16,7 @@ import torch
 from fakes import cuda_on_fake, fake_device
 from fakes.cuda_on_fake.checks import slots_for, spent
 from fastcheck.monitor.distributed.replicas import _Copies
-from fastcheck.monitor.precision.range_session import ExponentReadings
+from fastcheck.monitor.precision import ExponentReadings
 from fastcheck.record.site import SiteTable
 from fastcheck.ring.device import DeviceRing
 from fastcheck.utils.torch.lost_device import is_lost

@@ -15,7 +15,7 @@ import fastcheck
 from backends.cuda.test_kernels import LAYOUTS
 from fakes import cuda_on_fake, fake_device
 from fakes.cuda_on_fake.checks import spent
-from fastcheck.backends.exponents import exponent_words
+from fastcheck.backends.table import exponent_words
 from fastcheck.record.reference import FLOAT_NAMES, RECORD_BYTES
 from support.devices.on_device import in_threads, random
 from support.helpers import put

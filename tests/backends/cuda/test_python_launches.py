@@ -14,7 +14,7 @@ from backends.cuda import test_binding_exponents as exponents
 from backends.cuda import test_binding_launches as launches
 from fakes import cuda_on_fake, fake_device
 from fakes.cuda_on_fake.checks import slots_for, spent
-from fastcheck.backends.exponents import exponent_words
+from fastcheck.backends.table import exponent_words
 from support.devices.on_device import assert_all_same, many, of_cpu, random
 from support.helpers import put
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fastcheck.backends.portable import any_nonfinite as module
-from fastcheck.backends.portable.any_nonfinite import any_nonfinite
+from fastcheck.backends.portable import backend as module
+from fastcheck.backends.portable.backend import any_nonfinite
 from fastcheck.record.reference import DTYPES, FLOAT_NAMES, fields, record
 from support.helpers import tensor_of
 from support.records.special_codes import special_codes

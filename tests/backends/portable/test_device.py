@@ -14,7 +14,7 @@ import torch
 import fastcheck
 from fastcheck.backends.portable import backend as portable
 from fastcheck.backends.portable import many as portable_many
-from fastcheck.backends.portable.any_nonfinite import any_nonfinite
+from fastcheck.backends.portable.backend import any_nonfinite
 from fastcheck.backends.table import backend_for
 from fastcheck.record.reference import DEPTHS, VALUE_BYTES, pattern, record
 from support.devices.on_device import in_threads

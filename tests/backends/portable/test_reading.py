@@ -16,7 +16,7 @@ from fastcheck.backends.complete_records import record as whole_record
 from fastcheck.backends.portable import checksum as sum64
 from fastcheck.backends.portable import many
 from fastcheck.backends.portable import one as portable_one
-from fastcheck.backends.portable.any_nonfinite import any_nonfinite
+from fastcheck.backends.portable.backend import any_nonfinite
 from fastcheck.backends.portable.constants import constant
 from fastcheck.backends.portable.formats import FORMATS
 from fastcheck.backends.portable.traversal import dtype_and_order

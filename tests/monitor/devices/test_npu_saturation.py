@@ -13,7 +13,7 @@ import torch
 import fastcheck
 from fastcheck import Verdict
 from fastcheck.ring.device import DeviceRing
-from fastcheck.selftest.checks import check_values
+from fastcheck.selftest import check_values
 from support.devices import ascend
 from support.devices.ascend import SATURATED, Chip, Net, loop, too_large
 from support.programs.training import change_gradient, poison, stopped, where

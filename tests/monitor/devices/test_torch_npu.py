@@ -20,7 +20,7 @@ from fakes import fake_acl
 from fastcheck import DeviceMode
 from fastcheck.backends import npu
 from fastcheck.backends.portable import backend as portable
-from fastcheck.backends.portable.any_nonfinite import any_nonfinite
+from fastcheck.backends.portable.backend import any_nonfinite
 from fastcheck.backends.table import backend_for
 from fastcheck.record.reference import DEPTHS, DTYPES, RECORD_BYTES, pattern
 from fastcheck.utils.torch.streams import stream_handle, streams_of

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fastcheck
 from fastcheck import ConfigError, Flag, observe
-from fastcheck.monitor.named_tensors import observe as reader_of_names
+from fastcheck.monitor import named_tensors as reader_of_names
 from fastcheck.record.statistics import statistics_of
 from support.programs.observing import EXPECTED, net, readings, train
 from support.programs.training import Apply, batches, names, nan_gradient, poison, stopped, where
@@ -151,7 +151,7 @@ class TestNothingIsDone:
         assert not x._backward_hooks
 
     def test_after_remove_and_when_the_model_is_gone(self) -> None:
-        from fastcheck.monitor.named_tensors import observe as module
+        from fastcheck.monitor import named_tensors as module
 
         gc.collect()
         model = net()

@@ -14,7 +14,7 @@ import pytest
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import fastcheck
-from fastcheck.monitor.on_request import requests
+from fastcheck.monitor import on_request
 from support.processes import run_code
 from support.programs.asked import ASKED, Run, ask, bare
 from support.programs.training import Net
@@ -27,7 +27,7 @@ pytestmark = [
 
 class TestFile:
     def test_that_is_touched(self, tmp_path: Path, monkeypatch: Any) -> None:
-        monkeypatch.setattr(requests, "_SECONDS", 0.0)
+        monkeypatch.setattr(on_request, "_SECONDS", 0.0)
         file = tmp_path / "ask"
         file.touch()
         os.utime(file, (1, 1))
@@ -41,7 +41,7 @@ class TestFile:
         assert sorted(os.listdir(run.place)) == ["step3-op", "step8-op"]
 
     def test_that_appears_and_goes(self, tmp_path: Path, monkeypatch: Any) -> None:
-        monkeypatch.setattr(requests, "_SECONDS", 0.0)
+        monkeypatch.setattr(on_request, "_SECONDS", 0.0)
         file = tmp_path / "ask"
         run = Run(tmp_path, more={"signal": None, "file": file, "steps": 1})
 
@@ -56,10 +56,10 @@ class TestFile:
 
     def test_is_looked_at_once_in_a_second(self, tmp_path: Path, monkeypatch: Any) -> None:
         now = [0.0]
-        monkeypatch.setattr(requests.time, "monotonic", lambda: now[0])
-        file = requests.TouchedFile(str(tmp_path / "ask"))
+        monkeypatch.setattr(on_request.time, "monotonic", lambda: now[0])
+        file = on_request.TouchedFile(str(tmp_path / "ask"))
         looked = []
-        monkeypatch.setattr(requests, "_modified", lambda path: looked.append(path))
+        monkeypatch.setattr(on_request, "_modified", lambda path: looked.append(path))
         for tick in range(50):
             now[0] = tick / 20
             assert not file.take()
@@ -146,12 +146,12 @@ class TestErrors:
 
     @pytest.mark.parametrize("level", ["op", "dump"])
     def test_within_the_observation(self, tmp_path: Path, monkeypatch: Any, level: str) -> None:
-        from fastcheck.monitor.on_request import requests
+        from fastcheck.monitor import on_request
 
         def fail(*args: Any) -> None:
             raise RuntimeError("a defect")
 
-        kind = requests.OpLevelSteps if level == "op" else requests.StepDumps
+        kind = on_request.OpLevelSteps if level == "op" else on_request.StepDumps
         monkeypatch.setattr(kind, "next_step", fail)
         run = Run(tmp_path, more={"level": level})
         with pytest.warns(fastcheck.FastcheckWarning, match="not observed: a defect"):
@@ -196,9 +196,9 @@ import os, signal, sys, time, torch, fastcheck
 from support.programs.training import Net, batches
 
 from fastcheck.monitor.on_request import requests
-from fastcheck.utils.torch.mode_stack import take_off
+from fastcheck.utils.torch.transforms import take_off
 
-requests._SECONDS = 0.05
+on_request._SECONDS = 0.05
 how, file = sys.argv[1:]
 def losses(model, is_asked):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 import fastcheck
 from fastcheck.log.reader import read_log
-from fastcheck.utils.torch.mode_stack import take_off
+from fastcheck.utils.torch.transforms import take_off
 from support.programs.asked import Run, ask, bare
 from support.programs.training import batches
 from support.trackers import Kept

@@ -15,8 +15,8 @@ import fastcheck
 from fastcheck import ConfigError, PrecisionAdvice, backends
 from fastcheck.backends.table import backend_for
 from fastcheck.cli.main import main
-from fastcheck.monitor.precision import range_session
-from fastcheck.monitor.precision.range_session import ExponentReadings
+from fastcheck.monitor import precision
+from fastcheck.monitor.precision import ExponentReadings
 from fastcheck.monitor.session.session import Session
 
 
@@ -247,7 +247,7 @@ def test_what_is_counted_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     cpu = backend_for(torch.device("cpu"))
     once = dataclasses.replace(cpu, observe=fail, observe_list=fail, exponents=fail)
-    for module in (backends.exponents, range_session):
+    for module in (backends.exponents, precision):
         monkeypatch.setattr(module, "backend_for", lambda device: once)
     monitor, _ = train(1)
     assert len(monitor.advice()) > 6

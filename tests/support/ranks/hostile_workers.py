@@ -89,18 +89,18 @@ def meets(rank: int, options: str) -> Any:
 
 def gathers(rank: int, path: str) -> Any:
     """One rank sends a pickle in the place of what of_all_ranks() sends."""
-    from fastcheck.utils.torch import gather
+    from fastcheck.utils.torch import rank as ranks
 
     if rank == 1:
-        gather.json.dumps = lambda value: pickle.dumps(Evil(path), protocol=0).decode()  # type: ignore[attr-defined]
+        ranks.json.dumps = lambda value: pickle.dumps(Evil(path), protocol=0).decode()  # type: ignore[attr-defined]
     try:
-        return gather.of_all_ranks({"rank": rank})
+        return ranks.of_all_ranks({"rank": rank})
     except ValueError as error:
         return type(error).__name__, os.path.exists(path)
 
 
 def gathers_all(rank: int) -> Any:
-    from fastcheck.utils.torch.gather import of_all_ranks
+    from fastcheck.utils.torch.rank import of_all_ranks
 
     values = [None, True, {"a": [rank, "b" * rank * 1000, float("inf")]}, 2**63 + rank]
     return [of_all_ranks(value) for value in values]

@@ -18,7 +18,7 @@ import torch
 
 from fastcheck.backends.backend import Backend
 from fastcheck.backends.portable import backend as portable
-from fastcheck.backends.portable.any_nonfinite import any_nonfinite
+from fastcheck.backends.portable.backend import any_nonfinite
 from fastcheck.backends.portable.traversal import Traversal, traverse
 from fastcheck.errors import ConfigError, explain, first_line, near_matches
 from fastcheck.record.format import RECORD_BYTES, Depth, DeviceMode

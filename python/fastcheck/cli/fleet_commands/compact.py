@@ -7,8 +7,7 @@ import json
 from typing import Any
 
 from fastcheck.errors import ConfigError, printable
-from fastcheck.fleet.compaction import merge_run
-from fastcheck.fleet.damage import naming_damage
+from fastcheck.fleet.compaction import merge_run, naming_damage
 from fastcheck.fleet.engines import run_of
 from fastcheck.fleet.store import Folder
 

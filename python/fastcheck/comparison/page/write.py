@@ -13,20 +13,18 @@ from fastcheck._version import __version__
 from fastcheck.comparison.block import Phase
 from fastcheck.comparison.measure import REASONS
 from fastcheck.comparison.names import Name, NameTable
-from fastcheck.comparison.over_time.losses import LOSS_DRIFT
+from fastcheck.comparison.over_time import LOSS_DRIFT
 from fastcheck.comparison.render import sections
 from fastcheck.comparison.result import Result
 from fastcheck.comparison.row import Row
 from fastcheck.errors import printable
 from fastcheck.log.step_table import StepRow
-from fastcheck.report.page.container import Container
+from fastcheck.report.page.container import Container, page_html, text_html, write_html
 from fastcheck.report.page.parts import add_grid, dtype_list, json_numbers, step_columns
-from fastcheck.report.page.shell import page_html, text_html, write_html
 from fastcheck.utils.text.layout import Part, Section, Table
 from fastcheck.utils.text.numbers import to_json
 
-from .gather import Gathered
-from .pair_rows import NEVER
+from .gather import NEVER, Gathered
 
 _SIGNALS = ("learning_rate", "loss", "scale", "gradient_norm", "overflow")
 _PAGE_TITLES = {

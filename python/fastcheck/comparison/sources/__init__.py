@@ -2,6 +2,5 @@
 
 Each returns its side as Blocks (``comparison.block``).
 
-Imports ``comparison``, ``comparison.over_time``, ``dump``, ``log``, ``record``, ``statistics`` and
-``utils``.
+Imports ``comparison``, ``dump``, ``log``, ``record``, ``statistics`` and ``utils``.
 """

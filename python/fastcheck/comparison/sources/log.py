@@ -15,13 +15,12 @@ import numpy as np
 
 from fastcheck.comparison.block import Block, Kind, Phase
 from fastcheck.comparison.names import Name, NameTable, Renaming, plain_label
-from fastcheck.comparison.over_time.schedules import Schedules, schedules_of
+from fastcheck.comparison.over_time import Schedules, schedules_of
 from fastcheck.errors import CompareError, explain
 from fastcheck.log.reader import find_logs, log_parts, read_schedule, read_sites_and_meta
 from fastcheck.log.record_file import check_version, count_records, read_span
 from fastcheck.record.format import DTYPES
-from fastcheck.record.site import NUMBER_ROLES, Site
-from fastcheck.record.validity import is_valid
+from fastcheck.record.site import NUMBER_ROLES, Site, is_valid
 
 _STORED = ("param", "buffer", "optimizer_state")
 _GRADIENTS = ("grad_input", "grad_output", "param_grad", "grad_norm", "found_inf", "loss_scale")

@@ -19,8 +19,7 @@ from fastcheck.errors import ConfigError, LogError
 from fastcheck.log.reader import read_log
 from fastcheck.log.writer import found_at, working_directory
 from fastcheck.record.format import NONFINITE_COUNTS, Depth
-from fastcheck.record.naming import OUTSIDE, module_name
-from fastcheck.record.site import Site
+from fastcheck.record.site import OUTSIDE, Site, module_name
 from fastcheck.report.stop_report import Dumped
 from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.utils.private import create_private

@@ -1,4 +1,6 @@
-"""Reads tensors into records and appends these to a log, a block at a time."""
+"""Reads tensors into records and appends these to a log, a block at a time; writes each value once,
+however many calls read it.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,36 @@ from fastcheck.backends.complete_records import host_observers
 from fastcheck.errors import UnsupportedTensorError
 from fastcheck.extension import status
 from fastcheck.log.writer import RecordLog
-from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, Depth, Flag, nonfinite
+from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, VALUE_BYTES, Depth, Flag, nonfinite
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_read, unreadable_reason
 
-from .values import ValueStore
+from .shards import ShardWriter, Slot
+
+
+class ValueStore:
+    """Recognises a value that was already written by the checksum in its record."""
+
+    def __init__(self, writer: ShardWriter) -> None:
+        self.writer = writer
+        self.shared_count = 0
+        self._slots: dict[tuple[object, ...], Slot] = {}
+
+    def put(self, tensor: torch.Tensor, record: np.void) -> Optional[Slot]:
+        """``record``: of ``tensor``, at full depth. None when it can't be written."""
+        # The checksum is of the elements as they lie in memory.
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        key = (record.tobytes()[:VALUE_BYTES], tensor.dtype, tuple(tensor.shape), strides)
+        slot = self._slots.get(key)
+        if slot is not None:
+            self.shared_count += 1
+            return slot
+        slot = self.writer.put(tensor)
+        if slot is not None:
+            self._slots[key] = slot
+        return slot
+
 
 _SLOTS = 1024
 _IN_FLIGHT = "pinned memory of the host, to which a copy from a device may be under way"

@@ -4,6 +4,6 @@
 ``boundaries`` for unusual loops. ``stored`` reads parameters, gradients and buffers, ``protect``
 keeps bad updates out of the weights, ``graphs`` follows captured graphs.
 
-Imports ``backends``, ``calls``, ``log``, ``monitor.session``, ``monitor.weight_updates``,
-``record``, ``ring``, ``utils`` and ``verdict``.
+Imports ``backends``, ``calls``, ``log``, ``monitor``, ``monitor.session``, ``record``, ``ring``,
+``utils`` and ``verdict``.
 """

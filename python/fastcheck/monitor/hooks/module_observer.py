@@ -28,10 +28,10 @@ from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag
-from fastcheck.ring.reader import IS_BAD, IS_NEW, NEEDS_GRADIENT, TOKEN_SHIFT
+from fastcheck.ring.host import IS_BAD, IS_NEW, NEEDS_GRADIENT, TOKEN_SHIFT
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
+from fastcheck.utils.torch.memory_ref import values_of
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_plain
-from fastcheck.utils.torch.sparse import values_of
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import innermost_transform, untransformed, unwrapped
 from fastcheck.utils.torch.versions import is_compiling, is_dynamo_compiling

@@ -27,7 +27,7 @@ from fastcheck.monitor.hooks.stored.gradients import GradientWatcher
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.weight_updates.updates import StaleCopies
+from fastcheck.monitor.weight_updates import StaleCopies
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler

@@ -8,7 +8,7 @@ from typing import Any, Optional, Protocol
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastcheck.utils.torch.mode_stack import take_off
+from fastcheck.utils.torch.transforms import take_off
 
 
 class Judging(Protocol):

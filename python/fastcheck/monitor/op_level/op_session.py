@@ -27,10 +27,8 @@ from fastcheck.monitor.session.overflow_status import ROLE as STATUS_ROLE
 from fastcheck.monitor.session.overflow_status import StatusReader
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import RECORD_DTYPE, Flag, overflowed
-from fastcheck.record.naming import OUTSIDE
-from fastcheck.record.site import Site, SiteTable
-from fastcheck.ring.device import DeviceRing
-from fastcheck.ring.segment import Segment
+from fastcheck.record.site import OUTSIDE, Site, SiteTable
+from fastcheck.ring.device import DeviceRing, Segment
 from fastcheck.utils.names.msprobe import is_name, msprobe_api_of
 from fastcheck.utils.names.patterns import op_names, op_patterns, op_spellings
 from fastcheck.utils.torch.flatten import flatten

@@ -21,8 +21,7 @@ from fastcheck.log.unobserved import UnreadOp, to_meta
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.event import Event
 from fastcheck.record.format import Flag, Verdict, overflowed
-from fastcheck.record.naming import OUTSIDE
-from fastcheck.record.site import SiteTable
+from fastcheck.record.site import OUTSIDE, SiteTable
 from fastcheck.report.stop_report import StopReport
 from fastcheck.verdict.allowed import Allowance, allowances
 from fastcheck.verdict.entries import Entry, Journal, Records, Task, expanded

@@ -13,7 +13,7 @@ import torch
 
 from fastcheck.errors import ConfigError, choice, explain, local_path
 from fastcheck.utils.names.style import check_style
-from fastcheck.utils.text.sizes import parse_bytes
+from fastcheck.utils.text.numbers import parse_bytes
 from fastcheck.utils.torch.versions import GradScaler
 
 

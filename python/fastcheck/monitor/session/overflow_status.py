@@ -15,8 +15,7 @@ import torch
 from fastcheck.backends.backend import Backend, OverflowStatus
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.record.format import DeviceMode
-from fastcheck.record.naming import module_name
-from fastcheck.record.site import Site, SiteTable
+from fastcheck.record.site import Site, SiteTable, module_name
 from fastcheck.ring.device import DeviceRing
 from fastcheck.verdict.findings import Finding
 

@@ -22,18 +22,18 @@ from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.calls.recorder import make_lock, make_recorder
 from fastcheck.calls.stored import StoredTensors
 from fastcheck.record.format import RECORD_DTYPE, nonfinite
-from fastcheck.ring.cursor import new_cursor
 from fastcheck.ring.device import DeviceRing
-from fastcheck.ring.host import HostRing
-from fastcheck.ring.reader import (
+from fastcheck.ring.host import (
     ELSEWHERE,
     IS_NEW,
     NEW_STREAM,
     NO_TOKEN,
     UNKNOWN_DEVICE,
     UNREAD,
+    HostRing,
     identity_of,
     make_reader,
+    new_cursor,
 )
 from fastcheck.utils.torch.seen_tensors import make_seen
 from fastcheck.utils.torch.streams import streams_of

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
 from fastcheck.errors import ConfigError, did_you_mean, explain
 from fastcheck.utils.torch.rank import own_rank
 
-from .tensorboard import TensorBoard
-
-_NAMES = ("tensorboard", "wandb", "mlflow", "trackio", "aim")
+from .libraries import LIBRARIES, TensorBoard, Wandb, sink_of
 
 
 class ScalarSink(Protocol):
@@ -42,23 +39,24 @@ def open_sinks(given: Any) -> tuple[ScalarSink, ...]:
 def _open(given: Any) -> Optional[ScalarSink]:
     made: Optional[ScalarSink]
     if isinstance(given, str):
-        if given not in _NAMES:
+        if given not in LIBRARIES:
             raise ConfigError(
                 explain(
                     f"unknown sink {given!r}",
-                    expected=", ".join(map(repr, _NAMES)) + ", or an object with log(dict, step)",
+                    expected=", ".join(map(repr, LIBRARIES))
+                    + ", or an object with log(dict, step)",
                     got=repr(given),
-                    hint=did_you_mean(given, _NAMES),
+                    hint=did_you_mean(given, LIBRARIES),
                 )
             )
-        made = _module(given).active() if own_rank() == 0 else None
+        made = sink_of(given) if own_rank() == 0 else None
         return made
     package = type(given).__module__.rpartition(".")[0]
     if package == __package__:  # made by an adapter for a trainer
         made = given
         return made
     if package.partition(".")[0] == "wandb":
-        made = _module("wandb").Wandb(given)
+        made = Wandb(given)
         return made
     if callable(getattr(given, "add_scalar", None)):
         return TensorBoard(given)
@@ -70,27 +68,10 @@ def _open(given: Any) -> Optional[ScalarSink]:
                 expected="an object with log(dict, step), log_metrics(dict, step), "
                 "log_dict(dict, step), track(dict, step=) or add_scalar(name, value, step)",
                 got=f"{type(given).__name__}: {given!r}",
-                hint="names of libraries: " + ", ".join(_NAMES),
+                hint="names of libraries: " + ", ".join(LIBRARIES),
             )
         )
     return _Given(given, method)
-
-
-def _module(name: str) -> Any:
-    """The file of this library. ConfigError: the library is not installed."""
-    module = importlib.import_module(f"{__package__}.{name}")
-    try:
-        module.library()
-    except ImportError as error:
-        raise ConfigError(
-            explain(
-                f"sink {name!r} needs {name}, which can't be imported",
-                expected=f"the package {name}",
-                got=str(error),
-                hint=f"pip install {name}",
-            )
-        ) from error
-    return module
 
 
 def _method(given: object) -> Optional[Callable[..., object]]:

@@ -12,8 +12,7 @@ from fastcheck.errors import printable
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.statistics import statistics_of
 from fastcheck.utils.text.layout import sparkline, to_ascii, wrap
-from fastcheck.utils.text.numbers import format_number
-from fastcheck.utils.text.sizes import format_bytes
+from fastcheck.utils.text.numbers import format_bytes, format_number
 
 from .state import SORTS, LiveState, RankState, SiteRow
 

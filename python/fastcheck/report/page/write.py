@@ -24,11 +24,10 @@ from fastcheck.utils.names.style import STYLES
 from fastcheck.utils.text.numbers import format_steps, to_json
 
 from .collect import Collected, collect, newest_log
-from .container import Container
+from .container import Container, page_html, text_html, write_html
 from .evidence import event_of
 from .grid import values_of
 from .parts import add_grid, dtype_list, json_numbers, step_columns
-from .shell import page_html, text_html, write_html
 
 __all__ = ["newest_log", "page_of_log", "write_page"]
 

@@ -19,8 +19,7 @@ from typing import Optional
 import torch
 
 from fastcheck.errors import ConfigError, did_you_mean, explain
-from fastcheck.record.naming import OUTSIDE
-from fastcheck.record.site import Site
+from fastcheck.record.site import OUTSIDE, Site
 
 KINDS = ("Functional", "Tensor", "Torch", "VF", "Aten", "Distributed", "Custom", "Module")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from fastcheck.errors import choice
-from fastcheck.record.naming import module_name
-from fastcheck.record.site import Site
+from fastcheck.record.site import Site, module_name
 
 from .msprobe import msprobe_name, name_of
 

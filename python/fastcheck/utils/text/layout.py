@@ -1,4 +1,6 @@
-"""Plain-text layout for reports and commands: sections, wrapping, tables, sparklines, colours."""
+"""Plain-text layout for reports and commands: sections, wrapping, tables, sparklines, colours;
+cells of CSV files.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,17 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TextIO, Union
 
 from fastcheck.errors import printable
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_text(text: str) -> str:
+    """``text`` as a cell that no spreadsheet takes for a formula: an apostrophe goes before one.
+
+    https://owasp.org/www-community/attacks/CSV_Injection
+    """
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
 
 GUTTER = 10
 _BARS = "▁▂▃▄▅▆▇█"

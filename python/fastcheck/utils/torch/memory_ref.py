@@ -1,13 +1,28 @@
-"""MemoryRef: knows the memory of a tensor again, and keeps neither alive."""
+"""MemoryRef: knows the memory of a tensor again, and keeps neither alive; the values of
+sparse tensors.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
+from .own_operators import no_grad, unobserved
 from .sharding import local
-from .sparse import values_of
+
+_COMPRESSED = frozenset((torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
+
+
+def values_of(tensor: torch.Tensor) -> Optional[torch.Tensor]:
+    """Its values, on the memory of ``tensor`` and without a graph; None where it is not sparse."""
+    is_coo = tensor.layout is torch.sparse_coo
+    if not is_coo and tensor.layout not in _COMPRESSED:
+        return None
+    with unobserved(), no_grad():
+        held = tensor._values() if is_coo else tensor.values()
+        return held.detach()
+
 
 # Weak references to storages have no public form; torch.multiprocessing.reductions uses these.
 _STORAGE: Any = torch.UntypedStorage

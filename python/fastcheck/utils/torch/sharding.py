@@ -1,4 +1,5 @@
-"""Sharded optimizers (FSDP2): decides over all shards whether an update is bad.
+"""Sharded optimizers (FSDP2, DeepSpeed's ZeRO 3): decides over all shards whether an update is bad,
+and finds what a rank keeps of a parameter.
 
 A rank holds only a part of every gradient.
 
@@ -8,12 +9,31 @@ equal, and so is what each rank decides.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
 
-from .zero3 import kept_part
+
+def kept_part(tensor: Any) -> Optional[torch.Tensor]:
+    """What this rank keeps of a parameter that is not gathered now, flat; None of any other tensor.
+    No communication.
+    """
+    kept = getattr(tensor, "ds_tensor", None)
+    if not isinstance(kept, torch.Tensor) or tensor.numel() == tensor.ds_numel:
+        return None
+    return without_padding(tensor, kept)
+
+
+def without_padding(parameter: Any, flat: torch.Tensor) -> torch.Tensor:
+    """This rank's part ``flat`` of a parameter, or of its gradient, without what DeepSpeed adds
+    behind the last element to make all parts equally long, which is never written.
+    """
+    rank = 0
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank = torch.distributed.get_rank(getattr(parameter, "ds_process_group", None))
+    held = int(parameter.ds_numel) - rank * flat.numel()
+    return flat.detach().reshape(-1)[: max(0, held)]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.monitor.session import drain as drain_module
-from fastcheck.ring import graph_slots
+from fastcheck.ring import device
 from support.devices import graphs_on_fake
 from support.devices.graphs_on_fake import NAME, data, fake
 from support.programs.graphs import (
@@ -84,7 +84,7 @@ def test_replays_leave_the_cpus_records_of_what_they_computed() -> None:
 
 
 def test_many_records_need_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_slots, "BLOCK_SLOTS", 8)
+    monkeypatch.setattr(device, "BLOCK_SLOTS", 8)
     training = Training(deep(4), NAME, guarded)
     monitor = fastcheck.install(
         training.model, overflow_nums=-1, stop=fastcheck.Stop(protect_weights=True)
@@ -234,8 +234,8 @@ def test_replays_wait_for_nothing_and_allocate_nothing() -> None:
 def test_a_host_that_is_far_ahead_loses_records_and_no_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(graph_slots, "_MAX_BYTES", 0)
-    monkeypatch.setattr(graph_slots, "_FIRST_SNAPSHOTS", 2)  # replays on their way
+    monkeypatch.setattr(device, "_MAX_BYTES", 0)
+    monkeypatch.setattr(device, "_FIRST_SNAPSHOTS", 2)  # replays on their way
     training = Training(deep(3), NAME, guarded)
     options: Any = {"overflow_nums": -1, "stop": fastcheck.Stop(max_lag=None, protect_weights=True)}
     monitor = fastcheck.install(training.model, **options)

@@ -17,10 +17,9 @@ import torch
 
 from fastcheck.calls.module_calls import Call, ModuleNode, new_call
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
-from fastcheck.monitor.weight_updates.updates import UpdateInfo
-from fastcheck.ring.device import DeviceRing
-from fastcheck.ring.graph_slots import GraphSlots
-from fastcheck.ring.reader import NO_TOKEN
+from fastcheck.monitor.weight_updates import UpdateInfo
+from fastcheck.ring.device import DeviceRing, GraphSlots
+from fastcheck.ring.host import NO_TOKEN
 from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.streams import DeviceStreams, streams_of
 from fastcheck.verdict.entries import Entry, Journal, Note, Records, Task, expanded

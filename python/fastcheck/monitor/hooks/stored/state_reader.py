@@ -20,8 +20,7 @@ from fastcheck.calls.stored import (
 )
 from fastcheck.log.history import History
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.weight_updates.stalled import StalledWeights
-from fastcheck.monitor.weight_updates.updates import UpdateWatcher
+from fastcheck.monitor.weight_updates import StalledWeights, UpdateWatcher
 from fastcheck.record.format import DTYPES, VALUE_BYTES, Depth, Flag
 from fastcheck.record.statistics import FLOAT_FORMATS
 from fastcheck.utils.torch.memory_ref import MemoryRef

@@ -21,7 +21,7 @@ from typing import Any, Callable, Optional, Union
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fastcheck.calls.optimizer_steps import NoOptimizerListener, optimizer_listeners
+from fastcheck.calls.tracker import NoOptimizerListener, optimizer_listeners
 from fastcheck.dump.dumper import Dumper
 from fastcheck.dump.storage.files import place_of
 from fastcheck.errors import ConfigError, explain, first_line, warn

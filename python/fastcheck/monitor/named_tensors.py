@@ -16,7 +16,7 @@ from fastcheck.monitor.hooks.module_observer import ModuleObserver, last_pass
 from fastcheck.monitor.hooks.traced import Traced, trace_named
 from fastcheck.monitor.op_level.hooks import OpModuleObserver
 from fastcheck.record.format import Flag
-from fastcheck.ring.reader import IS_BAD, IS_NEW, TOKEN_SHIFT
+from fastcheck.ring.host import IS_BAD, IS_NEW, TOKEN_SHIFT
 from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.readable import can_read, may_be_in_flight
 from fastcheck.utils.torch.streams import streams_of

@@ -1,4 +1,0 @@
-"""Differences that rounding noise explains: gradients whose terms cancel, and their updates.
-
-Imports ``comparison``, ``record`` and ``statistics``.
-"""

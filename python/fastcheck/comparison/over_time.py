@@ -1,0 +1,217 @@
+"""Pairs the steps of two sides; compares their losses, and finds where these drift apart, and the
+step from which learning rates, weight decays or clip thresholds differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from fastcheck.comparison.block import Source
+from fastcheck.comparison.nested_diff import NOT_THERE, Setting
+from fastcheck.errors import CompareError, ConfigError, explain
+from fastcheck.record.format import NONFINITE_COUNTS
+from fastcheck.utils.text.numbers import format_steps
+
+#: What compare(steps=) takes.
+Steps = Union[str, Iterable[tuple[int, int]], None]
+
+#: Two losses that differ by more than this have drifted apart.
+LOSS_DRIFT = 0.01
+_SHOWN = 12
+
+#: By name: (step, value from there on), in the order of the steps.
+Schedules = Mapping[str, Sequence[tuple[int, float]]]
+
+
+def schedules_of(lines: Sequence[Mapping[str, Any]], optimizers: Any) -> Schedules:
+    """Of a log's lines, and its description of the optimizers, which has their first values."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        step, name, value = (line.get(key) for key in ("step", "name", "value"))
+        if isinstance(step, int) and isinstance(name, str) and isinstance(value, (int, float)):
+            if name not in found:
+                first = _at(optimizers, name)
+                found[name] = [] if first is None else [(-1, first)]
+            found[name].append((step, float(value)))
+    return found
+
+
+def parted(
+    actual: Schedules, reference: Schedules, bases: tuple[Any, Any], last_step: int
+) -> list[Setting]:
+    """The first step at which each differs, unless the first values do, which is known already.
+    ``bases``: both sides' descriptions of optimizers, for names that one side never changes.
+    """
+    found = []
+    for name in dict.fromkeys([*reference, *actual]):
+        sides = [
+            schedule.get(name) or _constant(base, name)
+            for schedule, base in zip((actual, reference), bases)
+        ]
+        steps = sorted({step for side in sides for step, _ in side if step <= last_step})
+        for step in steps:
+            mine, other = (_value(side, step) for side in sides)
+            if not _equal(mine, other):
+                if step >= 0:
+                    texts = [NOT_THERE if v is None else f"{v:.6g}" for v in (mine, other)]
+                    found.append(Setting(f"{name} from step {step:,} on", *texts))
+                break
+    return found
+
+
+def _constant(base: Any, name: str) -> list[tuple[int, float]]:
+    value = _at(base, name)
+    return [] if value is None else [(-1, value)]
+
+
+def _value(schedule: Sequence[tuple[int, float]], step: int) -> Optional[float]:
+    return next((value for start, value in reversed(schedule) if start <= step), None)
+
+
+def _equal(mine: Optional[float], other: Optional[float]) -> bool:
+    if mine is None or other is None:
+        return mine is other
+    return mine == other or math.isclose(mine, other, rel_tol=1e-9)
+
+
+def _at(optimizers: Any, name: str) -> Optional[float]:
+    """The value under a name such as ``optimizers[0].groups[1].lr``; None where there is none."""
+    value: Any = {"optimizers": optimizers}
+    for key in _keys(name):
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number else None
+
+
+def _keys(name: str) -> Iterator[Any]:
+    for part in name.replace("]", "").replace("[", ".").split("."):
+        yield int(part) if part.isdigit() else part
+
+
+class Loss(NamedTuple):
+    """The losses of one step. ``error``: their difference relative to the reference."""
+
+    step: int
+    actual: float
+    reference: float
+
+    @property
+    def error(self) -> float:
+        apart = abs(self.actual - self.reference)
+        if self.actual == self.reference:
+            return 0.0
+        return apart / abs(self.reference) if self.reference and math.isfinite(apart) else math.inf
+
+
+def loss_of(record: np.void) -> Optional[float]:
+    """The value of a record of one number; None of any other."""
+    if record["numel"] != 1 or not record["version"]:
+        return None
+    nan, positive, negative = (record[field] > 0 for field in NONFINITE_COUNTS)
+    if nan or positive or negative:
+        return math.nan if nan else math.inf if positive else -math.inf
+    return float(record["sum"])
+
+
+def drift_start(losses: Iterable[Loss], allowed: float) -> Optional[int]:
+    """The first step whose losses differ by more; None where none does."""
+    return next((loss.step for loss in losses if loss.error > allowed), None)
+
+
+def shown_losses(losses: list[Loss], start: Optional[int]) -> list[Loss]:
+    """At most a dozen: the first that differs, where the drift starts, and a regular rest."""
+    if len(losses) <= _SHOWN:
+        return losses
+    chosen = {round(place * (len(losses) - 1) / (_SHOWN - 3)) for place in range(_SHOWN - 2)}
+    for place, loss in enumerate(losses):
+        if loss.error > 0:
+            chosen.add(place)
+            break
+    chosen |= {place for place, loss in enumerate(losses) if loss.step == start}
+    return [losses[place] for place in sorted(chosen)]
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """``places``: (step of actual, step of reference, rank). ``is_shifted``: some of them pair two
+    different steps, which are not expected to agree. ``notes``: what is not compared.
+    """
+
+    places: list[tuple[int, int, int]]
+    is_shifted: bool
+    notes: list[str]
+
+
+def pair_steps(actual: Source, reference: Source, wanted: Steps) -> Pairing:
+    """The same steps; those that ``wanted`` names; or the only ones, where each side has one.
+
+    Raises ConfigError for text that names no steps, CompareError for steps that are not there.
+    """
+    ours, theirs = set(actual.places()), set(reference.places())
+    steps = _parsed(wanted)
+    only = [sorted({step for step, _ in side}) for side in (ours, theirs)]
+    notes = []
+    if not steps and len(only[0]) == len(only[1]) == 1 and only[0] != only[1]:
+        steps = [(only[0][0], only[1][0])]
+        notes.append(f"step {only[0][0]:,} of actual is compared with step {only[1][0]:,}")
+    if not steps:
+        common = [(step, step, rank) for step, rank in sorted(ours & theirs)]
+        return Pairing(common, False, _left_over(ours, theirs))
+    places = []
+    for mine, other in steps:
+        ranks = sorted(
+            {rank for step, rank in ours if step == mine}
+            & {rank for step, rank in theirs if step == other}
+        )
+        if not ranks:
+            raise CompareError(
+                explain(
+                    f"step {mine} of actual and step {other} of reference can't be paired",
+                    expected="steps that the two have, of a rank that both have",
+                    got=f"{format_steps(only[0])} in actual and {format_steps(only[1])} in "
+                    "reference",
+                )
+            )
+        places += [(mine, other, rank) for rank in ranks]
+    return Pairing(places, any(mine != other for mine, other in steps), notes)
+
+
+def _left_over(ours: set[tuple[int, int]], theirs: set[tuple[int, int]]) -> list[str]:
+    notes = []
+    common = {rank for _, rank in ours & theirs}
+    for side, places in (("actual", ours - theirs), ("reference", theirs - ours)):
+        if places:
+            ranks = sorted({rank for _, rank in places})
+            span = format_steps(sorted({step for step, _ in places}))
+            what = span if common >= set(ranks) else f"{span} of ranks {ranks}"
+            notes.append(f"only {side} has {what}: not compared")
+    return notes
+
+
+def _parsed(wanted: Steps) -> list[tuple[int, int]]:
+    """``"3:7,4:8"``, ``"3"``, or pairs of numbers."""
+    if wanted is None:
+        return []
+    try:
+        if not isinstance(wanted, str):
+            return [(int(mine), int(other)) for mine, other in wanted]
+        halves = [part.split(":") for part in wanted.split(",")]
+        if any(len(half) > 2 for half in halves):
+            raise ValueError(wanted)
+        return [(int(half[0]), int(half[-1])) for half in halves]
+    except (TypeError, ValueError):
+        raise ConfigError(
+            explain(
+                "steps= is not a list of pairs of steps",
+                expected='a step of actual and one of reference: "3:7", "3:7,4:8" or [(3, 7)]',
+                got=repr(wanted),
+            )
+        ) from None
