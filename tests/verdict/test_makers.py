@@ -62,7 +62,7 @@ def test_the_maker_leads(level: str, reader: Any) -> None:
     stop = stop_of(level, some, reader())
     assert where(stop.culprit) == ("maker", "output", "output", "origin")
     assert "NaN of it" in stop.culprit.reason or "did harm: reader" in stop.culprit.reason
-    assert "reader" in str(stop)
+    assert "reader" in str(stop) or "made a NaN of it" in str(stop)
 
 
 @pytest.mark.parametrize("make", [whole, masked])

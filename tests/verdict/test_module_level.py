@@ -286,7 +286,7 @@ class TestLoss:
         monitor = fastcheck.install(model)
         y = model(torch.ones(4, 8))
         stop = stopped(monitor.step, loss=y.sum() * INF)
-        assert where(stop.culprit) == ("", "loss", "loss", "origin")
+        assert where(stop.culprit) == ("", "loss", "given loss", "origin")
 
     def test_the_criterion_that_was_observed_is_named(self) -> None:
         model, criterion = Net(), Apply(lambda y: y.square().sum() * INF)
