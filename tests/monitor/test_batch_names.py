@@ -133,7 +133,7 @@ def test_what_cannot_be_a_name() -> None:
 
 
 def test_without_names_nothing_listens() -> None:
-    loop = Loop()
+    loop = Loop(watch=False)
     loop.step()
     assert loop.monitor._event_store.listeners == []
     assert not loop.monitor._session.batches

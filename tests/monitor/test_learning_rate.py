@@ -101,7 +101,7 @@ class TestWarning:
 
     def test_of_two_optimizers(self) -> None:
         model = Net()
-        with warnings.catch_warnings(), fastcheck.install(model) as monitor:
+        with warnings.catch_warnings(), fastcheck.install(model, watch=False) as monitor:
             warnings.simplefilter("error")
             optimizers = [
                 torch.optim.SGD(model.head.parameters(), lr=0.0),

@@ -108,7 +108,7 @@ def test_a_stop_leaves_a_page_beside_its_log(log_dir: str | None) -> None:
     stop = stop_of(Net(), log_dir=log_dir)
     log = stop.report.log_path
     assert log is not None and stop.report.page == str(Path(log, "report.html"))
-    assert f"To see them in a browser: {stop.report.page}" in " ".join(str(stop).split())
+    assert f"In a browser: {stop.report.page}" in " ".join(str(stop).split())
     text = Path(stop.report.page).read_text()
     header = PageData(text).header
     assert header["records"] == len(read_log(log).records)

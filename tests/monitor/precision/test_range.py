@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck import ConfigError, PrecisionAdvice, backends
+from fastcheck import ConfigError, PrecisionAdvice
+from fastcheck.backends import table
 from fastcheck.backends.table import backend_for
 from fastcheck.cli.main import main
 from fastcheck.monitor import precision
@@ -247,7 +248,7 @@ def test_what_is_counted_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     cpu = backend_for(torch.device("cpu"))
     once = dataclasses.replace(cpu, observe=fail, observe_list=fail, exponents=fail)
-    for module in (backends.exponents, precision):
+    for module in (table, precision):
         monkeypatch.setattr(module, "backend_for", lambda device: once)
     monitor, _ = train(1)
     assert len(monitor.advice()) > 6

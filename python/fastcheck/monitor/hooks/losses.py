@@ -180,7 +180,7 @@ class LossReader:
             self._session.numbers.loss_scale(scaler() if callable(scaler) else scaler)
         if backward.losses:
             self._last = [MemoryRef(loss) for loss, _, _ in backward.losses]
-        anew = int(Flag.ANEW) if self._begins_anew() and backward.losses else 0
+        anew = int(Flag.ANEW) if self._begins_anew(backward) and backward.losses else 0
         for loss, position, name in backward.losses:
             label = name if position == 0 else f"{name}[{position}]"
             self._read(loss, position, label, anew)
@@ -201,10 +201,12 @@ class LossReader:
             if not any(known.is_of(tensor) for known in last):
                 self._read(tensor, position, label)
 
-    def _begins_anew(self) -> bool:
-        """Whether the gradients of the parts before this one were thrown away."""
+    def _begins_anew(self, backward: _Backward) -> bool:
+        """Whether the gradients of the parts before this one were thrown away. Those of a model
+        that this backward is not known to lead to may be in use by another thread.
+        """
         is_anew, self._is_anew = self._is_anew, False
-        if self._first_part is not None:
+        if self._first_part is not None and backward.parameter is not None:
             step, place = self._first_part
             parameter = parameter_at(*place)
             is_anew |= parameter is None or parameter.grad is None
