@@ -216,7 +216,8 @@ def explodes(view: View) -> np.ndarray:
 
 def comes_near_the_end(view: View) -> np.ndarray:
     """Forecast to leave the range of its dtype within the horizon."""
-    found: np.ndarray = view.steps_left <= view.horizon
+    # A scaler skips scaled gradients that leave the range, and halves its scale.
+    found: np.ndarray = (view.steps_left <= view.horizon) & ~view.now.is_scaled
     return found
 
 
