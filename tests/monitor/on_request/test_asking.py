@@ -195,7 +195,7 @@ PROGRAM = """
 import os, signal, sys, time, torch, fastcheck
 from support.programs.training import Net, batches
 
-from fastcheck.monitor.on_request import requests
+from fastcheck.monitor import on_request
 from fastcheck.utils.torch.transforms import take_off
 
 on_request._SECONDS = 0.05

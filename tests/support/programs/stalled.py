@@ -29,7 +29,7 @@ def said(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", fastcheck.LearningRateWarning)
-        with fastcheck.install(model, overflow_nums=-1, **options) as monitor:
+        with fastcheck.install(model, overflow_nums=-1, **{"watch": False, **options}) as monitor:
             device = next(model.parameters()).device
             for step, x in enumerate(batches(steps * accumulate)):
                 loss = model(x.to(device)).float().square().mean()
