@@ -16,6 +16,7 @@ SAMPLES = {
     "fleet_true": [],
     "healthy": ["--steps", "2"],
     "healthy_awkward": [],
+    "prove_healthy": ["--kinds", "causal", "--only", "gpt2", "--out", "prove.json"],
     "stress": ["--seconds", "2"],
     "threads": ["--seconds", "1"],
     "watch": ["--steps", "100", "--seeds", "1"],

@@ -145,6 +145,8 @@ def test_same_seed_same_run(short: None, text: torch.Tensor) -> None:
     assert one.losses != other.losses
 
 
+# The watch tells of the growth before the stop.
+@pytest.mark.filterwarnings("ignore::fastcheck.PrecisionWarning")
 def test_mistake_overflows_and_cure_does_not(
     steep: None, text: torch.Tensor, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +177,7 @@ def test_it_gives_no_warning(monkeypatch: pytest.MonkeyPatch, text: torch.Tensor
     assert [str(one.message) for one in caught] == []
 
 
+@pytest.mark.filterwarnings("ignore::fastcheck.PrecisionWarning")
 def test_main_tells_the_story(steep: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Through the command line; too steep for ten healthy steps, so the exit code has to be 1."""
     assert command_line(["demo", "--seed", "0"]) == 1

@@ -54,7 +54,7 @@ def test_weights_that_are_gone_are_said() -> None:
 
     stop = stopped(monitor.run, step, torch.ones(4, 8))
     assert "the weights of the step are gone" in said(stop)
-    assert f"{place(FOLDER)} holds parameter head.weight of head (Linear)" in said(stop)
+    assert "run again, head.weight was non-finite before the step began" in said(stop)
 
 
 def test_a_step_that_is_there_is_left_alone() -> None:
@@ -181,7 +181,8 @@ def test_several_ranks_have_a_directory_each(tmp_path: Path) -> None:
     told = ranks_harness.values(
         ranks_harness.run_ranks(on_ranks, str(tmp_path), options, world_size=2)
     )
-    assert all(f"{tmp_path}/step3/rank0 holds what aten.sqrt #0" in text for text in told)
+    # One of them prints the report.
+    assert any(f"{tmp_path}/step3/rank0 holds what aten.sqrt #0" in text for text in told)
     ranks = [(p / "calls.jsonl").is_file() for p in sorted((tmp_path / "step3").iterdir())]
     assert ranks == [True, True]
 
@@ -191,7 +192,7 @@ def test_several_ranks_are_not_run_again_and_say_so(is_run: bool, tmp_path: Path
     told = ranks_harness.values(
         ranks_harness.run_ranks(on_ranks, str(tmp_path), {}, is_run, world_size=2)
     )
-    assert all("nothing was dumped: several ranks" in text for text in told)
+    assert any("nothing was dumped: several ranks" in text for text in told)
 
 
 def test_records_are_those_without_it() -> None:

@@ -108,9 +108,9 @@ def test_install_and_the_monitor_use_no_private_part_of_one_another() -> None:
 #: Classes that are larger than they should be, and how large they may be.
 LARGE = {
     "monitor/distributed/agreement.py: RankAgreement": 23,
-    "monitor/hooks/step_watcher.py: StepWatcher": 26,
+    "monitor/hooks/step_watcher.py: StepWatcher": 28,
     "monitor/session/event_store.py: EventStore": 19,
-    "monitor/session/session.py: Session": 34,
+    "monitor/session/session.py: Session": 35,
     "verdict/findings.py: Finding": 29,
     "verdict/step.py: Step": 23,
 }

@@ -116,6 +116,7 @@ def test_enums() -> None:
         "RECOMPUTE": 2,
         "SCALED": 4,
         "EVENT": 8,
+        "ANEW": 16,
     }
     verdicts = [
         "none",

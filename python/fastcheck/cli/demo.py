@@ -191,6 +191,8 @@ def train(text: Tensor, *, norm_forgotten: bool, seed: int) -> Run:
         model,
         criterion,
         overflow_nums=1,
+        # The line of an operator is that of a program's code, not of fastcheck's own.
+        stop=fastcheck.Stop(find_operator=False),
         log=fastcheck.Log(None, history=STEPS),
     )
     try:

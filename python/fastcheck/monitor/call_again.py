@@ -84,7 +84,7 @@ def bad_element(call: Optional[Call], label: str) -> Optional[MadeBy]:
         bad = (~torch.isfinite(batch.detach())).nonzero()
     if not len(bad):
         return None
-    first, rows = bad[0].tolist(), bad[:, 0].unique()
+    first, rows = bad[0].tolist(), set(bad[:, 0].tolist())
     most = f"{len(rows):,} of {len(batch):,} rows hold{'s' if len(rows) == 1 else ''} NaN or Inf"
     return MadeBy(
         "",

@@ -307,7 +307,8 @@ class StepWatcher:
         is_ours = self._apart("gradient clipping", self._gradients.after_clipping, gradients, norm)
         if is_ours:
             self._meta.schedule.clipped(self.session.step.index, threshold)
-            scaler = self.session.step.scaler and self.session.step.scaler()
+            known = self.session.step.scaler
+            scaler = None if known is None else known()
             if scaler is not None and not _has_unscaled(scaler):
                 self._clipped_to = threshold
         return is_ours
