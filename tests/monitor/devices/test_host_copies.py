@@ -165,8 +165,8 @@ def test_what_is_made_of_it_is_no_origin() -> None:
         monitor.step()
         monitor.flush()
     first = next(event for event in monitor.events if event.counted)
-    assert (first.site.op, first.verdict) == ("aten._to_copy", fastcheck.Verdict.ARRIVED)
-    assert "pinned memory" in first.reason
+    assert (first.site.role, first.verdict) == ("input", fastcheck.Verdict.ARRIVED), first.reason
+    assert "written there by outside the model · aten._to_copy" in first.reason
 
 
 def test_a_scaled_gradient_that_is_made_of_it_is_no_origin() -> None:
