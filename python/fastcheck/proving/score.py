@@ -9,7 +9,8 @@ import torch
 from .case import Case
 from .computed import Computed, Key, is_of_rows
 
-#: The score up to which a difference is noise. Healthy models were seen below 3, faults above 60.
+#: The score up to which a difference is noise. Of 113 healthy models the largest was 2.5
+#: (tests/accuracy/prove_healthy.py).
 LIMIT = 10.0
 _PERTURBED = 3
 
