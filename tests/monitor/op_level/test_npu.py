@@ -185,6 +185,8 @@ class TestValues:
         first = monitor.events[0]
         assert (first.site.role, first.verdict) == ("grad_output", Verdict.ARRIVED)
 
+    # Each update is skipped, and the watch tells so.
+    @pytest.mark.filterwarnings("ignore::fastcheck.PrecisionWarning")
     @pytest.mark.parametrize("skips", [True, False])
     def test_loss_scaling(self, computing: Computing, skips: bool) -> None:
         """What the scaler skips is scaled, and what it doesn't see counts."""
