@@ -259,7 +259,7 @@ class Monitor(Pictures, PrecisionResults):
 
     @property
     def watch(self) -> Watching:
-        """What ``install(watch=)`` found, and callbacks for it; ConfigError without ``watch=``."""
+        """What the watch found, and callbacks for it; ConfigError with ``watch=False``."""
         return connected(self._core.watching)
 
     @property
