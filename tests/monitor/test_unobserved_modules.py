@@ -17,6 +17,7 @@ from torch import nn
 import fastcheck
 from fastcheck.monitor.hooks import hook_support
 from fastcheck.utils.torch.patching import Listeners
+from support.processes import run_code
 from support.programs.training import Net, train
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
@@ -164,11 +165,18 @@ def test_a_copy_that_is_observed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("level", ["module", "op"])
 def test_a_forked_child_leaves_its_parents_log_alone(tmp_path: pathlib.Path, level: str) -> None:
+    # In a process of its own: no child may call backward() where autograd has started a thread.
+    call = f"fork({level!r}, {str(tmp_path / 'log')!r})"
+    done = run_code(f"from monitor.test_unobserved_modules import fork; {call}")
+    assert done.returncode == 0, done.stderr
+
+
+def fork(level: str, log_dir: str) -> None:
     model = Net()
-    monitor = fastcheck.install(model, level=level, log_dir=tmp_path / "log")
+    monitor = fastcheck.install(model, level=level, log_dir=log_dir)
     train(model, 2)
     monitor.flush()
-    sizes = {path: path.stat().st_size for path in (tmp_path / "log").iterdir()}
+    sizes = {path: path.stat().st_size for path in pathlib.Path(log_dir).iterdir()}
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -186,7 +194,7 @@ def test_a_forked_child_leaves_its_parents_log_alone(tmp_path: pathlib.Path, lev
     os.waitpid(child, 0)
     (text,) = found
     assert "was forked from the one that called fastcheck.install(), and trains" in text
-    assert {path: path.stat().st_size for path in (tmp_path / "log").iterdir()} == sizes
+    assert {path: path.stat().st_size for path in pathlib.Path(log_dir).iterdir()} == sizes
     train(model, 1)
     assert {r["step"] for r in monitor.records()} == {0, 1, 2}
     monitor.remove()

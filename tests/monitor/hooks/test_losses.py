@@ -327,6 +327,17 @@ class TestTheLossOfAStep:
     def test_is_the_sum_of_its_parts(self, backward: Any, times: float) -> None:
         assert self.loop(backward) == pytest.approx([times * self.plain])
 
+    def test_a_backward_that_raised_does_not_count(self) -> None:
+        def retry(loss: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+            interrupted = loss()
+            interrupted.grad_fn.register_prehook(lambda gradients: interrupted.no_such_attribute)
+            with pytest.raises(AttributeError):
+                interrupted.backward()
+            optimizer.zero_grad()
+            loss().backward()
+
+        assert self.loop(retry) == [self.plain]
+
     def test_a_part_whose_gradient_was_thrown_away_does_not_count(self) -> None:
         def backward(loss: Any, model: nn.Module, optimizer: Any) -> None:
             (3 * loss()).backward()

@@ -2,7 +2,8 @@
 
 Each call of backward() adds a part to the loss of its step, whoever has read the tensor before. The
 parts before it count no more if their gradients were thrown away: a parameter that had a gradient
-when the first of them was back-propagated has none, or the closure of a step is evaluated again.
+when the first of them was back-propagated has none, the closure of a step is evaluated again, or
+the first of them was interrupted.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ class LossReader:
         of parameters. Whether it is known to be this model's.
         """
         session = self._session
-        self._running.backward = None
+        interrupted, self._running.backward = self._running.backward, None
+        if interrupted is not None and interrupted.step is session.step:
+            # It has raised, and its part counts no more; those before it are known by a gradient.
+            self._is_anew |= self._first_part is None
         is_ours = session.config.level == "op" or leads_to_model
         if not is_ours and session.backwards.is_foreign:
             return False
@@ -140,7 +144,7 @@ class LossReader:
         """The backward of this thread is over. Whether it was this model's. ``was_alone``: the
         gradients that have come since it began are from it.
         """
-        backward, self._running.backward = self._running.backward, None
+        backward = self._running.backward
         if backward is None:
             return False
         if self._first_part is None and backward.parameter is not None:
@@ -148,6 +152,7 @@ class LossReader:
             # Some keep gradients elsewhere, and never leave one here.
             if parameter is not None and parameter.grad is not None:
                 self._first_part = backward.step.index, backward.parameter
+        self._running.backward = None
         has_gradients = len(backward.step.gradients) > backward.gradient_count
         if not backward.is_ours and was_alone and has_gradients:
             # By a node that hides its graph (checkpointing), or into a parameter that stands for
