@@ -12,6 +12,9 @@ ACCELERATOR ?= cpu
 # Passed to pytest, for example TESTS="tests/statistics/test_checksum.py -x".
 TESTS ?= tests
 
+# Where nothing may be kept, each process that imports torch compiles all of it: 7 s more, and there are hundreds.
+unexport PYTHONDONTWRITEBYTECODE
+
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 PY := $(VENV)/bin/python
 CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')

@@ -46,7 +46,7 @@ class TestInAProcessOfItsOwn:
     def test_without_the_extension(self) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-            env={**os.environ, "FASTCHECK_NO_EXTENSION": "1"},
+            env={**os.environ, "FASTCHECK_NO_EXTENSION": "1", "PYTEST_ADDOPTS": ""},
             cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.cli.main import main
+from support.processes import run_python
 
 PROGRAM = """
 import torch
@@ -88,10 +86,9 @@ def test_other():
 def test_the_fixture_fails_with_the_table(tmp_path: Path) -> None:
     path = tmp_path / "test_step.py"
     path.write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-p", "fastcheck.proving.pytest_plugin", str(path)]
-    command += ["-m", "fastcheck_prove", "--strict-markers"]
-    environment = {**os.environ, "PYTEST_ADDOPTS": ""}  # .ci/run's are of this project
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    command = ("-m", "pytest", "-p", "fastcheck.proving.pytest_plugin", path)
+    command += ("-m", "fastcheck_prove", "--strict-markers")
+    done = run_python(*command, cwd=tmp_path, env={"PYTEST_ADDOPTS": ""})
     assert "1 failed, 1 passed, 1 deselected" in done.stdout
     assert re.search("rows in another order +differs", done.stdout)
 
