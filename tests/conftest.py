@@ -135,7 +135,6 @@ SLOW = (
     "compat/test_catch.py",
     "compat/test_msprobe.py",
     "compat/test_ptdbg.py",
-    "dump/page/",
     "dump/test_dumper.py::test_the_filters_of_warnings_are_as_before",
     "dump/test_dumper.py::test_a_compiled_model",
     "dump/test_files.py",

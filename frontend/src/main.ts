@@ -5,7 +5,6 @@ import { comparisonParts } from "./comparison";
 import { openContainer } from "./container";
 import { detail } from "./detail";
 import { h } from "./dom";
-import { type DumpHeader, dumpParts } from "./dump";
 import { environment } from "./environment";
 import { fleetParts } from "./fleet";
 import { heatmap } from "./heatmap";
@@ -24,10 +23,10 @@ async function main(): Promise<void> {
   const text = (id: string): string => document.getElementById(id)?.textContent ?? "";
   const opened = await openContainer(text("header"), text("arrays"));
   const { kind } = opened.header as { kind?: string };
-  if (kind === "dump" || kind === "fleet") {
-    const fleet = kind === "fleet" ? fleetParts(opened) : null;
-    app.append(...(fleet?.parts ?? dumpParts(opened.header as DumpHeader)));
-    listenToTheme(() => fleet?.themeChanged());
+  if (kind === "fleet") {
+    const fleet = fleetParts(opened);
+    app.append(...fleet.parts);
+    listenToTheme(() => fleet.themeChanged());
     document.documentElement.dataset.ready = "true";
     return;
   }

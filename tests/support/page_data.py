@@ -21,8 +21,6 @@ class PageData:
             name: _decoded(data[place["offset"] : place["offset"] + place["bytes"]], place)
             for name, place in self.header["arrays"].items()
         }
-        if self.header.get("kind") == "dump":
-            return  # it has no steps
         columns = len(self.header["axis"]["starts"])
         bits = np.unpackbits(self.arrays.get("seen", np.zeros(0)).astype(np.uint8).reshape(-1))
         rows = len(self.header["rows"]["site"])

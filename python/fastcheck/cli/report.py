@@ -1,4 +1,4 @@
-"""``fastcheck report``: writes a log or a dump as one HTML page."""
+"""``fastcheck report``: writes a log as one HTML page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 from typing import Any
 
-from fastcheck.dump.storage.files import is_dump_directory
 from fastcheck.errors import printable
 from fastcheck.report.page.write import newest_log, write_page
 from fastcheck.utils.names.style import STYLES
@@ -17,16 +16,12 @@ Writes a log as one HTML file to open in a browser: the verdict with what to try
 all sites by steps, the curves of each site, loss and norms, how an overflow spread, a table of
 sites, the ranks, weights that do not move, the environment. The file needs no network.
 
-Of a dump (Dumper, Stop(dump=)) the operators around the culprit: inputs and outputs with
-histograms of their values, the distance to the reference, the script that runs the call again.
-
 Two runs are a page of `fastcheck compare A B --html FILE`."""
 
 _EPILOG = """\
 examples:
   fastcheck report fastcheck_log                 the newest log; writes report.html into it
   fastcheck report LOG -o run.html               under another name
-  fastcheck report DUMP                          a dump, a step of it or a rank of a step
 
 exit codes: 0 written; 2 no log, a file that can't be written, or wrong usage"""
 
@@ -39,9 +34,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "log", help="log directory, the fastcheck_log/ above it (the newest), or a dump"
-    )
+    parser.add_argument("log", help="log directory, or the fastcheck_log/ above it (the newest)")
     parser.add_argument(
         "-o",
         "--output",
@@ -60,24 +53,11 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0; what goes wrong is raised."""
-    if is_dump_directory(options.log):
-        path = options.output or os.path.join(options.log, "report.html")
-        return _report(options, options.log, path, _write_dump(options.log, path))
     log = newest_log(options.log)
     path = options.output or os.path.join(log, "report.html")
-    return _report(options, log, path, write_page(log, path, options.style))
-
-
-def _report(options: argparse.Namespace, log: str, path: str, size: int) -> int:
+    size = write_page(log, path, options.style)
     if options.json:
         print(json.dumps({"log": log, "file": path, "bytes": size}))
     else:
         print(printable(f"{path}: {size:,} bytes, of {log}"))
     return 0
-
-
-def _write_dump(dump: str, path: str) -> int:
-    # Here: it imports torch, which `fastcheck --help` can do without.
-    from fastcheck.dump.page import write_dump_page
-
-    return write_dump_page(dump, path)

@@ -4,7 +4,7 @@
 its options. ``python_op_calls`` (in C++: ``recorded_op_calls``) and ``module_calls`` record calls.
 ``reference`` runs operators again on the CPU, and estimates the difference that rounding explains.
 All of them write through ``dump_writer`` to the files of ``storage``. ``on_stop`` dumps the call
-that stopped a run. ``page`` makes an HTML file of a dump.
+that stopped a run.
 
 Imports ``backends``, ``calls``, ``log``, ``record``, ``report``, ``reproducibility``,
 ``statistics`` and ``utils``.

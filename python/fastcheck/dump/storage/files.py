@@ -63,11 +63,6 @@ def claim(place: str, step: int, overwrite: bool) -> None:
         os.unlink(os.path.join(place, name))
 
 
-def is_dump_directory(path: str) -> bool:
-    """Whether a dump, a step of one or a rank of a step is at ``path``."""
-    return any(True for _ in places_in(path))
-
-
 def places_in(path: str) -> Iterator[tuple[int, int, str]]:
     """(step, rank, directory) of all that was dumped at ``path``: a dump, a step or a rank."""
     path = os.path.abspath(path)

@@ -191,7 +191,7 @@ def newest_log(path: str) -> str:
             "there is no log here",
             expected="a log directory, or the fastcheck_log/ above it",
             got=path + ("" if os.path.exists(path) else ", which does not exist"),
-            hint="give the directory that the stop message ends with",
+            hint="give the directory that the stop message ends with; `fastcheck show` reads dumps",
         )
     )
 
