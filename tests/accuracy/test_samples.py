@@ -12,6 +12,7 @@ from support.sampling import IS_WHOLE
 
 SAMPLES = {
     "compare_healthy": [],
+    "compare_sides": [],
     "fault_injection": ["--faults", "4"],
     "fleet_true": [],
     "healthy": ["--steps", "2"],

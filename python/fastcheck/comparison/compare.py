@@ -34,10 +34,11 @@ from fastcheck.utils.reading import read_json
 from fastcheck.utils.text.layout import csv_text
 from fastcheck.utils.text.numbers import format_shape, format_steps
 
+from .advice import advice_of
 from .block import Kind, Phase, Source
 from .measure import State
 from .names import Renaming
-from .nested_diff import Setting, differing_settings
+from .nested_diff import Setting, differing_settings, without_implementations
 from .questions import ACCEPTABLE, Answer, Questions
 from .render import render_comparison
 from .result import Result
@@ -312,6 +313,7 @@ def compare(
         first_inexact=tally.first(tally.inexact, COMPUTED),
         expects_bits=is_bitwise,
         is_partial=is_partial,
+        advice=tuple(advice_of(questions, tally, answers)) if kind.family == "run" else (),
         growth=tuple(tally.growth[step] for step in sorted(tally.growth)),
         counts={
             phase.name.lower(): {state.name.lower(): n for state, n in sorted(counts.items())}
@@ -420,6 +422,9 @@ def _settings(
         mine, other = actual.settings.get(phase), reference.settings.get(phase)
         if mine is not None and other is not None:
             found[phase] = differing_settings(phase, mine, other, renaming)
+            if phase is Phase.HYPERPARAMETERS and actual.kind.family == "run":
+                found[phase], ways = without_implementations(found[phase] or [])
+                reference.notes += ways
             if phase is Phase.HYPERPARAMETERS:
                 found[phase] = [*(found[phase] or []), *_parted_schedules(actual, reference)]
         elif actual.kind is Kind.CHECKPOINT and (mine is None) == (other is None):

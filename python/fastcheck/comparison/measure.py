@@ -60,11 +60,14 @@ REASONS = (
     "its terms cancel: the error is relative to what was summed",
     "updated by rounding noise",
     "the whole gradient on one side, a module's part of it on the other",
+    "it was updated on one side alone",
+    "the updates differ: the error is relative to the size of the update",
 )
 NUMEL, NONFINITE, NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ORDER = range(1, 10)
 GIVEN, ELEMENTS, SHAPE, LARGEST, DTYPE, UNREADABLE, CANCELLED, DRIFTED, PART = range(10, 19)
+STILL, UPDATED = 19, 20
 #: What rounding can be the cause of.
-MEASURED = (NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ELEMENTS, LARGEST)
+MEASURED = (NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ELEMENTS, LARGEST, STILL, UPDATED)
 
 
 def measure_records(

@@ -36,6 +36,24 @@ def differing_settings(
     return list(_differences("", actual, reference))
 
 
+#: Switches of torch's optimizers that choose a kernel of the same update.
+_IMPLEMENTATIONS = ("foreach", "fused", "capturable")
+
+
+def without_implementations(settings: list[Setting]) -> tuple[list[Setting], list[str]]:
+    """Settings that change what is computed; of the others, notes."""
+    kept, notes = [], []
+    for setting in settings:
+        if setting.path.rpartition(".")[2] in _IMPLEMENTATIONS and ".groups[" in setting.path:
+            notes.append(
+                f"{setting.path} is {setting.actual} in actual and {setting.reference} in "
+                "reference: another kernel of the same update, whose results are compared"
+            )
+        else:
+            kept.append(setting)
+    return kept, notes
+
+
 def _by_name(value: Any, renaming: Renaming) -> Any:
     """Renamed, and a group's parameters as a set: their order changes no update."""
     if isinstance(value, list):

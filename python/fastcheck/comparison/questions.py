@@ -14,6 +14,7 @@ from typing import Optional
 from .block import Kind, Phase
 from .measure import State
 from .nested_diff import Setting
+from .origin import Cause, Origin
 from .tally import COMPUTED, Found, Missing, Tally
 
 #: What accept= may name.
@@ -83,7 +84,7 @@ class Questions:
     ) -> None:
         self._tally, self._settings, self._accept = tally, settings, accept
         self._exact, self._ask_all = exact, ask_all
-        self._expects_bits, self._is_partial = expects_bits, is_partial
+        self.expects_bits, self._is_partial = expects_bits, is_partial
         self._labels = _ELSEWHERE.get(kind, _IN_A_RUN)
         self._in_order = kind.family == "run"
         self._missing: dict[Phase, list[Missing]] = {}
@@ -102,17 +103,24 @@ class Questions:
         if self._is_partial and nonfinite is not None:
             # Of chosen operators the first is not the cause of the others: what overflows leads.
             return nonfinite
+        origin = self.origin
         if (
             inexact is not None
-            and self._expects_bits
-            and inexact.row.state is State.REORDERED
+            and origin is not None
+            and self.expects_bits
             and "order" not in self._accept
             and (different is None or inexact.key < different.key)
+            and origin.cause is not Cause.ROUNDING
+            and (inexact.row.state is State.REORDERED or origin.is_beyond)
         ):
-            # Until here the runs were equal to the bit, and their machines compute alike: rounding
-            # has no part in this.
+            # Until here the runs were equal to the bit, and their machines compute alike.
             return inexact
         return different
+
+    @property
+    def origin(self) -> Optional[Origin]:
+        """The first computed tensor that is not equal to the bit, with what follows from it."""
+        return min(self._tally.origins.values(), key=lambda one: one.key, default=None)
 
     def answers(self) -> tuple[Answer, ...]:
         found: list[Answer] = []
@@ -149,6 +157,9 @@ class Questions:
             return Answer(label, self._no(phase), text, tuple(settings))
         table = self._tally.inexact if self._exact else self._tally.different
         found = table.get(phase)
+        reordered = self._tally.given_reordered[phase]
+        if found is None and reordered:
+            return Answer(label, "accepted", f"{reordered:,} in another order")
         if found is None:
             return self._agrees(phase, label)
         return Answer(label, self._no(phase), self._how_many(phase), found=found)

@@ -39,6 +39,9 @@ def sections(comparison: Result, color: bool = False, ascii_only: bool = False) 
         Section("asked", _asked(comparison, color)),
         Section("result", _result(comparison, color)),
     ]
+    if comparison.advice:
+        lines = [line for text in comparison.advice for line in wrap(text + ".", _BODY, "", "  ")]
+        blocks.append(Section("why", lines))
     stopped = any(answer.answer == "not asked" for answer in comparison.answers)
     given = [answer for answer in comparison.answers[:4] if answer.answer == "no"]
     shown = comparison.first if not given or not stopped else None

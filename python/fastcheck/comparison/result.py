@@ -79,6 +79,8 @@ class Result:
     losses: tuple[Loss, ...]
     drifts_from: Optional[int]
     notes: tuple[str, ...]
+    #: What a difference is, as far as that is known, and which option accepts it.
+    advice: tuple[str, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -131,6 +133,7 @@ class Result:
             "losses": [{**loss._asdict(), "error": loss.error} for loss in self.losses],
             "drifts_from": self.drifts_from,
             "notes": list(self.notes),
+            "advice": list(self.advice),
         }
         plain: dict[str, Any] = to_json(made)
         return plain

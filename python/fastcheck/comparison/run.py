@@ -24,15 +24,19 @@ from .measure import (
     LARGEST,
     NONFINITE,
     SHAPE,
+    STILL,
     UNREADABLE,
+    UPDATED,
     State,
     measure_records,
 )
 from .names import Name, NameTable, Renaming
 from .noise import Drift, Measures, excuse, excuse_parts
+from .origin import Origin, is_permuted, rounding_limit
 from .result import Compared
 from .row import Row, make_row
 from .tally import COMPUTED, KEPT_STEPS, Found, Tally
+from .updates import Parameters, judge_updates
 
 
 def inherited_formats(
@@ -77,6 +81,7 @@ def missing_of(
 
 
 _TRAIL = 8
+_FLOAT32 = next(code for code, info in enumerate(DTYPES) if info.name == "float32")
 # Statistics that went through text in float32, as msprobe's do.
 _GIVEN_BY_STATISTICS = 1e-5
 # What the loss of a step was multiplied by.
@@ -115,6 +120,8 @@ class Runner:
         self._drifts: dict[int, Drift] = {}
         # By rank: the largest error of what the step before computed, and whether it was exact.
         self.last_computed: dict[int, tuple[float, bool]] = {}
+        # By rank: the parameters of the step before.
+        self.parameters: dict[int, Parameters] = {}
 
     def compare(self, step: int, other: int, rank: int) -> None:
         """Compares a step of one rank of ``actual`` with the step ``other`` of ``reference``."""
@@ -193,6 +200,7 @@ class _Step:
             self._measure(open_pairs)
         self._settle_arrived()
         self._judge_given()
+        self._judge_updates()
         self._excuse()
         inexact = (self._states != State.SAME) & (self._has_bits | (self._errors > 0))
         settled = (self._states == State.SAME) | (self._states == State.UNREADABLE)
@@ -207,6 +215,7 @@ class _Step:
             self._note(tally.inexact, phase, here & inexact)
             self._note(tally.nonfinite, phase, here & (self._reasons == NONFINITE))
             self._note_growth(Phase(phase), here)
+        self._trace(inexact)
         self._keep_rows()
         self._keep_losses()
         if tally.keeps_unchanged:
@@ -317,8 +326,33 @@ class _Step:
             given &= self._left["dtype"] == self._right["dtype"]
         known = np.isin(np.arange(len(given)), list(self._elements)) | self._has_bits
         given &= known | (self._errors > _GIVEN_BY_STATISTICS)
+        reordered = given & (self._states == State.REORDERED)
+        for phase in self._phases[reordered].tolist():
+            self._run.tally.given_reordered[Phase(phase)] += 1
+        if "order" in self._run._accept:
+            given &= ~reordered
         self._states[given] = State.DIFFERENT
         self._reasons[given & (self._reasons == 0)] = GIVEN
+
+    def _judge_updates(self) -> None:
+        """Of parameters that are within the thresholds of their own size."""
+        run, rank = self._run, self._theirs.rank
+        stored = np.flatnonzero(np.isin(self._phases, [int(Phase.WEIGHTS), int(Phase.UPDATE)]))
+        numbers = self._theirs.names[self._pairs.theirs]
+        is_parameter = [run.names[number].role == "param" for number in numbers[stored].tolist()]
+        where = stored[np.array(is_parameter, bool)]
+        now = Parameters(self._theirs.step, numbers[where], self._left[where], self._right[where])
+        before, run.parameters[rank] = run.parameters.get(rank), now
+        if before is None or not run._given or run.tally.keeps_unchanged:
+            return
+        found = judge_updates(before, now, _FLOAT32)
+        wanted = (self._phases[where] == Phase.UPDATE) & np.isin(
+            self._states[where], [int(State.CLOSE), int(State.REORDERED)]
+        )
+        for which, reason in ((found.still, STILL), (found.apart, UPDATED)):
+            for place in np.flatnonzero(which & wanted).tolist():
+                ratio = float(found.ratios[place])
+                self._set(int(where[place]), State.DIFFERENT, ratio, reason)
 
     def _excuse(self) -> None:
         """What isn't comparable, and what rounding noise explains, up to the first difference."""
@@ -345,6 +379,53 @@ class _Step:
             run.tally.cancelled.setdefault(name)
 
     # Adding to the tally
+
+    def _trace(self, inexact: np.ndarray) -> None:
+        """Notes the first computed tensor that is not equal to the bit, and what follows it."""
+        origins, rank = self._run.tally.origins, self._theirs.rank
+        computed = np.isin(self._phases, [int(phase) for phase in COMPUTED])
+        is_update = self._phases == Phase.UPDATE
+        origin = origins.get(rank)
+        if origin is not None:
+            if origin.is_open:
+                reads = is_update
+                if origin.is_parameters_gradient:
+                    reads = is_update & (self._states != State.SAME)
+                self._follow(origin, is_update, int(reads.sum()))
+                # The first update of Adam is the same for gradients with other last bits.
+                origin.is_open = origin.is_parameters_gradient and not reads.any()
+            return
+        keys = [
+            (self._step_of(int(phase)), int(phase), int(np.argmax(here)), rank)
+            for phase in COMPUTED
+            for here in [inexact & (self._phases == phase)]
+            if here.any()
+        ]
+        if not keys:
+            return
+        key = min(keys)
+        index, code = key[2], int(self._coarsest[key[2]])
+        left, right, state = self._left[index], self._right[index], State(self._states[index])
+        origin = origins[rank] = Origin(
+            key,
+            self._row(index),
+            rounding_limit(code),
+            self._names_of(index).role == "param_grad",
+            is_permuted(left, right, state, code),
+            is_open=key[1] != Phase.UPDATE,
+        )
+        after = computed & (np.arange(len(computed)) != index)
+        if origin.is_open:
+            after &= ~is_update & (np.arange(len(computed)) > index)
+        self._follow(origin, after, 0 if origin.is_parameters_gradient else int(after.sum()))
+
+    def _follow(self, origin: Origin, which: np.ndarray, readers: int) -> None:
+        where = np.flatnonzero(which)
+        worst = None
+        if len(where):
+            ranked = np.lexsort((self._errors[where], self._states[where] == State.DIFFERENT))
+            worst = self._row(int(where[ranked[-1]]))
+        origin.follow(readers, worst)
 
     def _note(self, table: dict[Phase, Found], phase: int, which: np.ndarray) -> None:
         where = np.flatnonzero(which)

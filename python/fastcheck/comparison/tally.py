@@ -10,6 +10,7 @@ from fastcheck.comparison.over_time import Loss
 
 from .block import Phase
 from .measure import State
+from .origin import Origin
 from .row import Row
 
 KEPT_ROWS = 1000
@@ -66,6 +67,7 @@ class Tally:
         self.worst: dict[Phase, Found] = {}
         self.steps: dict[Phase, set[int]] = defaultdict(set)
         self.growth: dict[int, Growth] = {}
+        self.origins: dict[int, Origin] = {}  # by rank
         self.missing: dict[tuple[State, str], Missing] = {}
         self.rows: list[Row] = []
         self.more_rows = 0
@@ -81,7 +83,14 @@ class Tally:
         self.keeps_unchanged = False
         self.unchanged: dict[str, bool] = {}
         self.losses: dict[int, Loss] = {}
+        #: By question about what was given: pairs of the same numbers in another order.
+        self.given_reordered: Counter[Phase] = Counter()
         self.has_bits = True  # whether all pairs could be compared to the bit
+
+    def is_reordered(self, phase: Phase) -> bool:
+        """Whether what was given differs, and in its order alone."""
+        differing = self.states[phase][State.DIFFERENT]
+        return bool(differing) and differing == self.given_reordered[phase]
 
     @property
     def room(self) -> int:

@@ -1,0 +1,206 @@
+"""Compares runs whose sides should agree though they are computed in another way, and runs beside
+them that only look so.
+
+    make accuracy SUITE="compare_sides [--only WORD]"
+
+Writes bench/results/compare_sides.json. A healthy pair has to be equal, with the option that the
+report itself names where the pair needs one; a wrong pair has to be different. The exit status is 1
+otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable
+
+import torch
+
+import fastcheck
+import harness
+from accuracy.sides_programs import train, train_images
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """``accept``: what the report of the pair has to advise. ``said``: a part of the report."""
+
+    name: str
+    is_healthy: bool
+    actual: Options
+    reference: Options = field(default_factory=dict)
+    accept: str = ""
+    said: str = ""
+    run: Callable[..., None] = train
+
+
+def _healthy(name: str, said: str = "rounding: step", **actual: Any) -> Pair:
+    return Pair(name, True, actual, said=said)
+
+
+def _wrong(name: str, said: str = "", reference: Options | None = None, **actual: Any) -> Pair:
+    return Pair(name, False, actual, reference or {}, said=said)
+
+
+F64, BF16 = {"dtype": torch.float64}, {"dtype": torch.bfloat16}
+SMALL = {"rate": 1e-6}
+
+PAIRS = [
+    _healthy("the same", said="identical"),
+    _healthy("SDPA", attention="sdpa"),
+    Pair("SDPA, float64", True, {"attention": "sdpa", **F64}, F64, said="rounding: step"),
+    Pair("SDPA, bfloat16", True, {"attention": "sdpa", **BF16}, BF16),
+    _healthy("einsum", attention="einsum"),
+    Pair(
+        "q, k, v in one", True, {"attention": "fused qkv"}, accept="missing", said="rounding: step"
+    ),
+    _healthy("F.rms_norm", norm="torch"),
+    _healthy("a norm multiplied in another order", norm="order"),
+    _healthy("a rotation of complex numbers", rope="complex"),
+    _healthy("GELU written out", mlp="formula"),
+    _healthy("the loss in chunks", said="", loss="chunks"),
+    _healthy("log_softmax and nll_loss", said="", loss="log_softmax"),
+    _healthy("fused AdamW", said="another kernel of the same update", optimizer="fused"),
+    _healthy("AdamW of lists", said="another kernel of the same update", optimizer="foreach"),
+    Pair(
+        "fused AdamW, small rate",
+        True,
+        {"optimizer": "fused", **SMALL},
+        SMALL,
+        said="another kernel of the same update",
+    ),
+    Pair("SDPA, small rate", True, {"attention": "sdpa", **SMALL}, SMALL, said="rounding: step"),
+    _healthy("recomputed", said="identical", recompute=True),
+    Pair(
+        "channels_last",
+        True,
+        {"layout": "channels_last"},
+        accept="order",
+        said="channels_last",
+        run=train_images,
+    ),
+    Pair("rows flipped, labels too", True, {"batch": "rows"}, accept="order", said="rows"),
+    _wrong("eps of the norm", norm="eps"),
+    _wrong("another norm", norm="max"),
+    _wrong("scale of the attention", attention="scale"),
+    _wrong("not causal", attention="not causal"),
+    _wrong("one token is not seen", attention="window"),
+    _wrong("two heads swapped", attention="heads"),
+    _wrong("two tokens swapped", attention="tokens"),
+    _wrong("key and value swapped", attention="key and value"),
+    _wrong("rotation of neighbours", rope="interleaved"),
+    _wrong("positions shifted by one", rope="shift"),
+    _wrong("positions in bfloat16", rope="bfloat16 positions"),
+    _wrong("base of the rotation", rope="base"),
+    _wrong("GELU by tanh", mlp="tanh"),
+    _wrong("no bias", mlp="no bias", reference={"mlp": "addmm"}),
+    _wrong("mean of means", loss="mean of means"),
+    _wrong("label smoothing", loss="smoothing"),
+    _wrong("two labels swapped", batch="labels"),
+    _wrong("transposed gradient", "gradient of", optimizer="transposed gradient"),
+    _wrong("two rows of a gradient swapped", "gradient of", optimizer="rows of the gradient"),
+    Pair(
+        "SDPA, a frozen weight", False, {"attention": "sdpa", "optimizer": "frozen", **SMALL}, SMALL
+    ),
+    Pair("two heads swapped, bfloat16", False, {"attention": "heads", **BF16}, BF16),
+    Pair("two tokens swapped, bfloat16", False, {"attention": "tokens", **BF16}, BF16),
+    Pair("two tokens swapped, float64", False, {"attention": "tokens", **F64}, F64),
+    Pair("fused AdamW, a frozen weight", False, {"optimizer": "frozen"}, {"optimizer": "fused"}),
+    _wrong("F.rms_norm, transposed gradient", norm="torch", optimizer="transposed gradient"),
+    _wrong("SDPA, transposed gradient", attention="sdpa", optimizer="transposed gradient"),
+    _wrong("SDPA, gradient's rows", attention="sdpa", optimizer="rows of the gradient"),
+    *(
+        _wrong(f"{fault}, rate {rate}", optimizer=fault, rate=rate, reference={"rate": rate})
+        for fault in ("frozen", "wrong way", "twice", "half", "transposed gradient")
+        for rate in (1e-3, 1e-5, 1e-6)
+    ),
+    *(
+        Pair(f"images, {fault}", False, {"fault": fault}, run=train_images)
+        for fault in ("transposed", "channels", "read as another layout", "rows")
+    ),
+    Pair(
+        "channels_last and images transposed",
+        False,
+        {"layout": "channels_last", "fault": "transposed"},
+        run=train_images,
+    ),
+]
+#: A sample, for the tests.
+CHECKED = (
+    "SDPA",
+    "SDPA, bfloat16",
+    "q, k, v in one",
+    "fused AdamW",
+    "channels_last",
+    "eps of the norm",
+    "two heads swapped",
+    "transposed gradient",
+    "frozen, rate 1e-06",
+    "images, transposed",
+)
+
+
+def judge(pair: Pair, logs: Path) -> dict[str, Any]:
+    """What compare() says of it, and whether that is right."""
+    sides = [_log(pair.run, options, logs) for options in (pair.actual, pair.reference)]
+    found = fastcheck.compare(*sides)
+    report = str(found)
+    is_right = found.agrees == pair.is_healthy
+    if pair.accept:
+        accepted = fastcheck.compare(*sides, accept=pair.accept).agrees
+        is_right = accepted and not found.agrees and f"--accept {pair.accept}" in _flat(report)
+    elif not pair.is_healthy and "If that is meant: --accept order" in _flat(report):
+        # Advice that may be followed of a wrong pair has to leave it different.
+        is_right &= not fastcheck.compare(*sides, accept="order").agrees
+    is_right &= pair.said in _flat(report)
+    first = None if found.first is None else f"step {found.first.row.step}: {found.first.row.name}"
+    return {
+        "pair": pair.name,
+        "is_healthy": pair.is_healthy,
+        "verdict": found.verdict,
+        "first": first,
+        "is_right": is_right,
+    }
+
+
+def _flat(report: str) -> str:
+    return " ".join(report.split())
+
+
+def _log(run: Callable[..., None], options: Options, logs: Path) -> Path:
+    name = "_".join([run.__name__, *(f"{key}-{options[key]}" for key in sorted(options))])
+    log = logs / name.replace(" ", "-")
+    if not log.exists():
+        run(log, **options)
+    return log
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="pairs that have this in their name")
+    parser.add_argument("--keep", type=Path, help="a directory for the logs")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    pairs = [pair for pair in PAIRS if options.only in pair.name]
+    if harness.IS_SMOKE:
+        pairs = [pair for pair in pairs if pair.name in CHECKED]
+    with tempfile.TemporaryDirectory() as temporary:
+        logs = options.keep or Path(temporary)
+        rows = [judge(pair, logs) for pair in pairs]
+    for row in rows:
+        if not row["is_right"]:
+            print(f"not right: {row['pair']}: {row['verdict']}, {row['first']}")
+    for is_healthy, text in ((True, "healthy pairs equal"), (False, "wrong pairs different")):
+        own = [row for row in rows if row["is_healthy"] == is_healthy]
+        print(f"{sum(row['is_right'] for row in own)} of {len(own)} {text}")
+    harness.write_results("compare_sides", rows)
+    return 0 if all(row["is_right"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Two sides that are computed in another way are equal; those that only look so are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fastcheck
+from accuracy.compare_sides import CHECKED, PAIRS, judge
+from accuracy.sides_programs import train
+from support.programs.compare_runs import answers
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_healthy_pair_is_equal_and_a_wrong_one_different(logs: Path, name: str) -> None:
+    (pair,) = [pair for pair in PAIRS if pair.name == name]
+    found = judge(pair, logs)
+    assert found["is_right"], found
+
+
+def test_what_nothing_reads_is_not_taken_for_rounding(tmp_path: Path) -> None:
+    """The gradient of the last step: no update is read after it."""
+    for name, kind in (("actual", "transposed gradient"), ("reference", "loop")):
+        train(tmp_path / name, optimizer=kind, steps=1)
+    found = fastcheck.compare(tmp_path / "actual", tmp_path / "reference")
+    assert found["gradients"].answer == "no"
+    assert "rounding can't be told from another order" in found.advice[0]
+    assert "If it is meant: --accept order" in found.advice[0]
+
+
+def test_an_update_is_judged_against_its_size(tmp_path: Path) -> None:
+    for kind in ("frozen", "half", "loop"):
+        train(tmp_path / kind, optimizer=kind, rate=1e-6, dtype=torch.float32)
+    name = "blocks.1.attention.value · optimizer · blocks.1.attention.value.weight"
+    reasons = {"frozen": "it was updated on one side alone", "half": "relative to the size"}
+    for kind, reason in reasons.items():
+        found = fastcheck.compare(tmp_path / kind, tmp_path / "loop")
+        assert found["gradients"].answer == "yes" and found["update"].answer == "no"
+        assert found.first is not None
+        assert (found.first.row.step, found.first.row.name) == (0, name)
+        assert reason in found.first.row.reason
+        assert found.first.row.error == pytest.approx({"frozen": 1.0, "half": 0.5}[kind], rel=0.05)
+
+
+def test_another_kernel_of_the_same_update_is_a_note(tmp_path: Path) -> None:
+    for kind in ("fused", "loop"):
+        train(tmp_path / kind, optimizer=kind)
+    found = fastcheck.compare(tmp_path / "fused", tmp_path / "loop")
+    assert found.agrees and answers(found)["hyper-parameters"] == "yes"
+    assert any("fused is True in actual and None in reference" in note for note in found.notes)
+    train(tmp_path / "other", optimizer="fused", rate=1.1e-3)
+    found = fastcheck.compare(tmp_path / "other", tmp_path / "loop")
+    assert [setting.path for setting in found["hyper-parameters"].settings] == [
+        "optimizers[0].groups[0].lr"
+    ]
