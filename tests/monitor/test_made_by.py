@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import weakref
 from typing import Any, Callable
 
 import pytest
@@ -12,6 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
+from fastcheck.monitor.loss_graph import search_derivatives
+from fastcheck.monitor.session.derivatives import SAVED, Derivatives
 from fastcheck.record.statistics import statistics_of
 from fastcheck.report.message import packed, unpacked
 from fastcheck.report.stop_report import MadeBy
@@ -126,6 +130,37 @@ def test_a_value_from_outside_the_graph() -> None:
     assert statistics_of(made.inputs[0][1]).numel == 1
 
 
+def test_what_a_bad_value_was_assigned_from() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        given = y.detach()[:1, 0]
+        scale = (
+            given.std()  # of one element
+            + 1e-8
+        )
+        shifted = given - given.mean()
+        print(end="")
+        advantage = shifted / scale
+        result = (advantage * y).mean()
+        result.backward()
+        return result
+
+    made = maker_of(loss)
+    assert "advantage was assigned from scale, which is not finite either" in made.how
+    assert made.variable.startswith("scale, assigned at ") and made.variable.endswith("scale = (")
+
+
+def test_a_result_that_only_a_local_variable_holds() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        total = (y * 1e4).half().sum()
+        whole = 1 - 2 * total.float() / (total + total).float()
+        whole.backward()
+        return whole
+
+    made = maker_of(loss)
+    assert made.operator == "SumBackward0"
+    assert made.variable.startswith("total, assigned at ")
+
+
 def test_the_local_variable_that_it_has_led_to() -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:
         fine = y.mean()
@@ -207,6 +242,147 @@ def test_it_travels_with_the_report() -> None:
     known = unpacked(packed(report))
     assert known.made_by is not None and packed(known) == packed(report)
     assert json.loads(packed(report))["made_by"]["operator"] == "LogBackward0"
+
+
+# A gradient, after a finite forward
+
+GRADIENTS: dict[str, tuple[Loss, str, str]] = {
+    "root of 0": (lambda y: (y * 0).sqrt().mean(), "SqrtBackward0", "is infinite at 0"),
+    "a power below 1": (lambda y: ((y * 0) ** 0.5).sum(), "PowBackward0", "(x + eps) ** p"),
+    "an exponent that is learned": (
+        lambda y: ((y * 0) ** (y[0, 0] * 0 + 0.5)).sum(),
+        "PowBackward1",
+        "(x + eps) ** p",
+    ),
+    "acos of 1": (lambda y: (y * 0 + 1).acos().mean(), "AcosBackward0", "clamp(-1 + 1e-4"),
+    "where behind a root": (
+        lambda y: torch.where(y > 0, y, (y - 9).sqrt()).mean(),
+        "SqrtBackward0",
+        "The result of sqrt was NaN (of a negative number)",
+    ),
+    "where behind log": (
+        lambda y: torch.where(y > 0, y, (y * 0).log()).mean(),
+        "LogBackward0",
+        "derivative of log is infinite at 0",
+    ),
+    "where behind exp": (
+        lambda y: torch.where(y > 1e9, (y + 100).exp(), y).mean(),
+        "ExpBackward0",
+        "0 * Inf is NaN",
+    ),
+    "where behind a quotient": (
+        lambda y: torch.where(y > 0, y, y / (y * 0)).mean(),
+        "DivBackward0",
+        "divides by n or its square",
+    ),
+    "Inf over a temperature": (
+        lambda y: (y.masked_fill(y > 0.7, -torch.inf) / y.mean()).exp().sum(),
+        "DivBackward0",
+        "The dividend holds Inf",
+    ),
+    "equal eigenvalues": (
+        lambda y: torch.linalg.eigh(torch.eye(8) + (y.T @ y) * 0)[1].square().sum(0).norm(),
+        "LinalgEighBackward0",
+        "differences of eigenvalues",
+    ),
+    "a length of nothing": (lambda y: torch.hypot(y * 0, y * 0).sum(), "HypotBackward0", "Inf at"),
+    "where behind softmax": (
+        lambda y: torch.where(y > 1e9, (y - torch.inf).softmax(-1), y).mean(),
+        "SoftmaxBackward0",
+        "softmax over nothing but -inf",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_the_operator_whose_derivative_is_not_finite(name: str) -> None:
+    loss, operator, advice = GRADIENTS[name]
+    stop = stop_of(loss)
+    made = stop.report.made_by
+    assert stop.report.culprit.site.direction == "backward"
+    assert made is not None and made.operator == operator and made.is_backward
+    assert made.inputs and operator in str(stop)
+    assert advice in " ".join(str(stop).split())
+
+
+def test_derivatives_are_those_of_torch() -> None:
+    """Where the table says infinite, torch's own gradient is not finite, and nowhere else."""
+    functions: list[Callable[..., torch.Tensor]] = [
+        *(torch.acos, torch.acosh, torch.asin, torch.atanh, torch.div, torch.erfinv, torch.exp),
+        *(torch.exp2, torch.expm1, torch.hypot, torch.log, torch.log10, torch.log1p, torch.log2),
+        *(torch.logit, torch.mul, torch.reciprocal, torch.rsqrt, torch.sqrt),
+        lambda x: x**0.5,
+        lambda x: x**2,
+        lambda x, y: x**y,
+        lambda x, y: torch.addcdiv(x, x, y),
+        lambda x: torch.stack([x, x]).softmax(0)[0],
+        lambda x: torch.stack([x, x]).log_softmax(0)[0],
+    ]
+    points = (0.0, 0.5, 1.0, -1.0, 2.0, 200.0, float("inf"), -float("inf"), 1e-3)
+    met = set()
+    for function in functions:
+        count = 1 + (function in (torch.div, torch.hypot, torch.mul))
+        count = getattr(getattr(function, "__code__", None), "co_argcount", count)
+        for values in itertools.product(points, repeat=count):
+            xs = [torch.tensor(value).half().requires_grad_() for value in values]
+            y = function(*xs)
+            derivatives = Derivatives()
+            derivatives.note([y])
+            found = search_derivatives(derivatives.graphs)
+            gradients = [
+                gradient
+                for given in (0.0, 1.0)
+                for gradient in torch.autograd.grad(
+                    y, xs, torch.tensor(given).half(), retain_graph=True
+                )
+            ]
+            is_bad = any(not bool(one.isfinite()) for one in gradients)
+            assert (found is not None) == is_bad, (function, values, gradients)
+            met.update([] if found is None else [found.operator])
+    assert met == SAVED.keys() - {"LinalgEighBackward0", "LinalgSvdBackward0"}
+
+
+def test_what_is_kept_for_derivatives_is_small_and_gone_after_the_step() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    roots: list[Any] = []
+
+    def step() -> None:
+        y = model(torch.rand(4, 8)).sigmoid()
+        large = torch.rand(3000, 3000).requires_grad_().sqrt()
+        root = y.sqrt()
+        roots.append(weakref.ref(root))
+        (root.mean() + large.mean()).backward()
+
+    with fastcheck.install(model) as monitor:
+        derivatives = monitor._session.backwards.derivatives
+        step()
+        (graph,) = derivatives.graphs
+        # 36 MB are too much.
+        assert [(one.name, one.values["result"].shape) for one in graph] == [
+            ("SqrtBackward0", (4, 8))
+        ]
+        assert roots[0]() is None  # nor is the graph held
+        step()
+        assert len(derivatives.graphs) == 2
+        optimizer.step()
+        step()
+        assert len(derivatives.graphs) == 1
+
+
+def test_what_hooks_have_packed_is_not_unpacked_for_derivatives() -> None:
+    y = torch.rand(4).requires_grad_()
+    unpacked: list[Any] = []
+
+    def unpack(tensor: Any) -> Any:
+        unpacked.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        loss = y.sqrt().sum()
+    derivatives = Derivatives()
+    derivatives.note([loss])
+    assert derivatives.graphs == [[]] and unpacked == []
 
 
 # The call that the stop interrupts, run again

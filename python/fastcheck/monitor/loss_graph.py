@@ -1,4 +1,5 @@
-"""Searches the graph of a loss for the first operator whose result is not finite.
+"""Searches the graph of a loss for the first operator whose result is not finite, and what is kept
+of it for the first whose derivative is not.
 
 The graph is whole from the call of backward() until backward has passed: nodes hold some of the
 tensors that their operators read and made. These are read here, once the stop is decided. A tensor
@@ -13,13 +14,14 @@ import heapq
 import linecache
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from types import CodeType, FrameType
-from typing import Any, Callable, Optional
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import torch
 
+from fastcheck.monitor.session.derivatives import SavedByNode
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
@@ -51,6 +53,53 @@ def search_graph(root: torch.Tensor) -> Optional[MadeBy]:
     return None
 
 
+def search_derivatives(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[MadeBy]:
+    """The first operator, in the order of backward, whose derivative is not finite at what it has
+    read. Makes the host wait for a device.
+    """
+    known = [one for graph in graphs for one in graph]
+    # Of a decomposition it is not known whether its vectors were used.
+    known.sort(key=lambda one: one.name in _DECOMPOSITIONS)
+    with unobserved(), no_grad():
+        for saved in known:
+            factors = _DERIVATIVES[saved.name](saved)
+            bad = max((int((~f.isfinite()).sum()) for f in factors), default=0)
+            if bad:
+                return _steep(saved, bad, max(f.numel() for f in factors))
+    return None
+
+
+def _steep(saved: SavedByNode, bad: int, numel: int) -> MadeBy:
+    tensors = [(n, v) for n, v in saved.values.items() if torch.is_tensor(v)]
+    where = f"{bad:,} of {numel:,} elements" if numel > 1 else "its one element"
+    which = " (where its vectors are used)" if saved.name in _DECOMPOSITIONS else ""
+    return MadeBy(
+        saved.name,
+        f"{saved.name}, in the graph of the loss: the derivative of its operator{which} is not "
+        f"finite at what it read or made, in {where}. It is the first such one in backward, of "
+        "those whose values are still held.",
+        inputs=tuple((n, r) for n, v in tensors if (r := _record(v)) is not None),
+        variable=_later_variable(saved.is_node, lambda one: _leads_to(one.grad_fn, saved)),
+        is_backward=True,
+    )
+
+
+def _leads_to(root: Any, saved: SavedByNode) -> bool:
+    """Whether the graph of ``root`` holds this node, among those that came after it."""
+    waiting, met = [root], {root}
+    while waiting and len(met) < _MOST_NODES:
+        node = waiting.pop()
+        if saved.is_node(node):
+            return True
+        for following, _ in node.next_functions:
+            if following is not None and following not in met and _order(following) >= saved.order:
+                met.add(following)
+                # A leaf's comes after all others.
+                if not hasattr(following, "variable"):
+                    waiting.append(following)
+    return False
+
+
 def _is_nonfinite(record: np.void) -> bool:
     return bool(record["nan_count"] or record["posinf_count"] or record["neginf_count"])
 
@@ -69,6 +118,10 @@ class _Search:
         self._known: dict[_Edge, np.void] = {}
         self._saved: dict[Any, dict[str, torch.Tensor]] = {}
         self._is_whole = True
+        # Results that their nodes do not keep.
+        for _, _, tensor in _locals():
+            if tensor.grad_fn is not None:
+                self._note(tensor)
         self._spread(root)
 
     def _spread(self, root: torch.Tensor) -> None:
@@ -102,9 +155,11 @@ class _Search:
         return record
 
     def _state(self, edge: _Edge) -> Optional[bool]:
-        """Whether this result is bad; None: it is not known."""
+        """Whether this result is bad; None: it is not known, or its -Inf may be on purpose."""
         record = self._known.get(edge)
-        return None if record is None else self._is_bad(record)
+        if record is None or not _is_nonfinite(record):
+            return None if record is None else False
+        return self._is_bad(record) or None
 
     def found(self) -> Optional[MadeBy]:
         if not self._is_whole:
@@ -140,7 +195,12 @@ class _Search:
             f"({name}): data, or computed under no_grad() or from detached tensors."
         )
         variable = _variable(lambda one: _is_same(one, tensor))
-        return MadeBy("", how, inputs=((name, record),), variable=variable)
+        cause = None if variable is None else variable.first_cause()
+        if variable is not None and cause is not None:
+            how += f" {variable.name} was assigned from {cause.name}, which is not finite either."
+            variable = cause
+        shown = "" if variable is None else str(variable)
+        return MadeBy("", how, inputs=((name, record),), variable=shown)
 
     def _made(
         self, node: Any, inputs: list[tuple[str, np.void]], result: Optional[np.void]
@@ -155,14 +215,10 @@ class _Search:
             known = "whose result is not finite, while what it read was"
         else:
             known = "whose result is known not to be finite"
-        variable = _variable(lambda one: one.grad_fn is node)
-        if not variable:
-            later = self._users(node)
-            variable = _variable(
-                lambda one: one.grad_fn in later and _is_bad_local(one),
-                lambda one: _order(one.grad_fn),
-            )
-            variable = f"it has led to {variable}" if variable else ""
+        later = self._users(node)
+        variable = _later_variable(
+            lambda one: one is node, lambda one: one.grad_fn in later and _is_bad_local(one)
+        )
         return MadeBy(
             _name(node),
             f"{_name(node)}: the first operator in the graph of the loss {known}.",
@@ -181,8 +237,8 @@ class _Search:
         return found
 
 
-def _is_bad_local(tensor: torch.Tensor) -> bool:
-    record = _record(tensor)
+def _is_bad_local(value: object) -> bool:
+    record = _record(value) if isinstance(value, torch.Tensor) else None
     return record is not None and _is_nonfinite(record)
 
 
@@ -296,6 +352,86 @@ def _makes_nonfinite(node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
         return False
 
 
+# By what a gradient is multiplied. Most nodes save no operand for a derivative that nobody needs.
+
+
+def _quotient(saved: SavedByNode) -> list[Any]:
+    other, dividend = saved.values.get("other"), saved.values.get("self")
+    if other is None:
+        return []
+    return [1 / other, *([] if dividend is None else [dividend / other / other])]
+
+
+def _power_of(saved: SavedByNode) -> list[Any]:
+    x, exponent = saved.values.get("self"), saved.values.get("exponent")
+    if x is None or exponent is None:
+        return []
+    found = []
+    # Where it is 0 for sure torch's gives 0.
+    if saved.needs_gradient[0]:
+        is_constant = torch.as_tensor(exponent == 0)
+        found.append((x.pow(exponent - 1) * exponent).masked_fill(is_constant, 0))
+    if len(saved.needs_gradient) > 1 and saved.needs_gradient[1]:
+        found.append((x.pow(exponent) * x.log()).masked_fill((x == 0) & (exponent >= 0), 0))
+    return found
+
+
+def _differences(name: str) -> Callable[[SavedByNode], list[Any]]:
+    def between(values: Any) -> Any:
+        diagonal = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
+        return 1 / (values[..., None, :] - values[..., :, None] + diagonal)
+
+    return _of(name, between)
+
+
+def _of(name: str, derivative: Callable[[Any], Any]) -> Callable[[SavedByNode], list[Any]]:
+    return lambda saved: [derivative(saved.values[name])] if name in saved.values else []
+
+
+def _of_both(
+    derivative: Callable[[Any, Any], Any], names: tuple[str, str] = ("self", "other")
+) -> Callable[[SavedByNode], list[Any]]:
+    def of_both(saved: SavedByNode) -> list[Any]:
+        x, y = map(saved.values.get, names)
+        return [] if x is None or y is None else [derivative(x, y)]
+
+    return of_both
+
+
+_DECOMPOSITIONS = frozenset(("LinalgEighBackward0", "LinalgSvdBackward0"))
+_INVERSE = _of("self", lambda x: 1 / x)
+_LOGIT = _of("self", lambda x: x.logit() / (x * (1 - x)))
+_RESULT = _of("result", lambda y: y)
+_DERIVATIVES: dict[str, Callable[[SavedByNode], list[Any]]] = {
+    "AcosBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
+    "AcoshBackward0": _of("self", lambda x: (x * x - 1).rsqrt()),
+    "AddcdivBackward0": _of_both(lambda x, y: x / y / y, ("tensor1", "tensor2")),
+    "AsinBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
+    "AtanhBackward0": _of("self", lambda x: 1 / (1 - x * x)),
+    "DivBackward0": _quotient,
+    "ErfinvBackward0": _of("self", lambda x: x.erfinv()),
+    "Exp2Backward0": _RESULT,
+    "ExpBackward0": _RESULT,
+    "Expm1Backward0": _RESULT,
+    "HypotBackward0": _of_both(lambda x, y: (x.abs() + y.abs()) / x.hypot(y)),
+    "LinalgEighBackward0": _differences("eigenvalues"),
+    "LinalgSvdBackward0": _differences("S"),
+    "Log10Backward0": _INVERSE,
+    "Log1PBackward0": _of("self", lambda x: 1 / (x + 1)),
+    "Log2Backward0": _INVERSE,
+    "LogBackward0": _INVERSE,
+    "LogSoftmaxBackward0": _of("result", lambda y: y.exp()),
+    "LogitBackward0": lambda saved: [] if "eps" in saved.values else _LOGIT(saved),
+    "MulBackward0": lambda saved: [v for v in saved.values.values() if torch.is_tensor(v)],
+    "PowBackward0": _power_of,
+    "PowBackward1": _power_of,
+    "ReciprocalBackward0": _of("result", lambda y: y * y),
+    "RsqrtBackward0": _of("result", lambda y: y**3),
+    "SoftmaxBackward0": _RESULT,
+    "SqrtBackward0": _of("result", lambda y: 1 / y),
+}
+
+
 # Local variables
 
 
@@ -307,29 +443,76 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.numel() > 0 and one.data_ptr() == other.data_ptr()
 
 
+class _Variable(NamedTuple):
+    """A local variable of a running function. ``line``: of its last assignment; 0: it has none."""
+
+    name: str
+    frame: FrameType
+    line: int
+
+    def __str__(self) -> str:
+        code = self.frame.f_code
+        if not self.line:
+            return self.name
+        source = linecache.getline(code.co_filename, self.line, self.frame.f_globals).strip()
+        where = f"{self.name}, assigned at {code.co_filename}:{self.line} in {code.co_name}"
+        return f"{where}: {source[:_MOST_SOURCE]}" if source else where
+
+    def first_cause(self) -> Optional[_Variable]:
+        """What it was assigned from that is not finite itself, or what that was assigned from, and
+        so on.
+        """
+        found, assigned = self, _assignments(self.frame)
+        while found.line:
+            read = next(one for one in assigned[found.name] if one[0] == found.line)[1]
+            earlier = [
+                _Variable(name, self.frame, assigned[name][-1][0])
+                for name in read
+                if assigned.get(name) and _is_bad_local(self.frame.f_locals.get(name))
+            ]
+            # One that was assigned since may have been finite by then.
+            earlier = [one for one in earlier if one.line < found.line]
+            if not earlier:
+                break
+            found = min(earlier, key=lambda one: one.line)
+        return None if found is self else found
+
+
 def _variable(
     is_it: Callable[[torch.Tensor], bool],
     rank: Callable[[torch.Tensor], int] = lambda one: 0,
-) -> str:
+) -> Optional[_Variable]:
     """The local variable of the program's running functions that holds such a tensor, of several
-    the one of the least rank; where it is assigned.
+    the one of the least rank.
     """
-    found: list[tuple[int, int, str, FrameType]] = []
-    for depth, frame in enumerate(_user_frames()):
-        for name, value in list(frame.f_locals.items())[:_MOST_LOCALS]:
-            if isinstance(value, torch.Tensor) and is_it(value):
-                found.append((rank(value), depth, name, frame))
+    found = [(rank(value), name, frame) for frame, name, value in _locals() if is_it(value)]
     if not found:
-        return ""
-    _, _, name, frame = min(found, key=lambda one: one[:2])
-    code = frame.f_code
-    lines = [line for line in _assignments(code, name) if line <= frame.f_lineno]
-    if not lines:
-        return name
-    line = max(lines)
-    source = linecache.getline(code.co_filename, line, frame.f_globals).strip()
-    where = f"{name}, assigned at {code.co_filename}:{line} in {code.co_name}"
-    return f"{where}: {source[:_MOST_SOURCE]}" if source else where
+        return None
+    _, name, frame = min(found, key=lambda one: one[0])
+    lines = _assignments(frame).get(name)
+    return _Variable(name, frame, lines[-1][0] if lines else 0)
+
+
+def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tensor], bool]) -> str:
+    """The variable that holds the result of the node for which ``is_of`` holds, or the first one
+    that this has led to.
+    """
+    own = _variable(lambda one: one.grad_fn is not None and is_of(one.grad_fn))
+    if own is not None:
+        return str(own)
+    later = _variable(
+        lambda one: one.grad_fn is not None and is_later(one),
+        lambda one: _order(one.grad_fn),
+    )
+    return f"it has led to {later}" if later is not None and later.line else ""
+
+
+def _locals() -> Iterator[tuple[FrameType, str, torch.Tensor]]:
+    """Those that hold a tensor."""
+    for frame in _user_frames():
+        for name, value in list(frame.f_locals.items())[:_MOST_LOCALS]:
+            if isinstance(value, torch.Tensor):
+                yield frame, name, value
 
 
 def _user_frames() -> Iterator[FrameType]:
@@ -342,13 +525,30 @@ def _user_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _assignments(code: CodeType, name: str) -> Iterator[int]:
-    """The lines of a function that assign a variable."""
-    line = code.co_firstlineno
-    starts = dict(dis.findlinestarts(code))
+def _assignments(frame: FrameType) -> dict[str, list[tuple[int, tuple[str, ...]]]]:
+    """By variable, the lines of a function that have assigned it until now, with the variables that
+    each has read.
+    """
+    found: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+    code, is_over = frame.f_code, False
+    read: list[str] = []
+    starts, line = dict(dis.findlinestarts(code)), code.co_firstlineno
     for instruction in dis.get_instructions(code):
         line = starts.get(instruction.offset) or line
-        stored = re.fullmatch(r"STORE_(?:FAST|NAME|GLOBAL|DEREF)(?:_\w+)?", instruction.opname)
-        # From Python 3.13 on one instruction may store two.
-        if stored and name in _each(instruction.argval):
-            yield line
+        name = instruction.opname
+        known = re.fullmatch(r"(STORE|LOAD)_(?:FAST|NAME|GLOBAL|DEREF)(?:_\w+)?", name)
+        if known is None:
+            is_over = is_over or name.startswith(("POP_", "RETURN_"))
+            continue
+        # From Python 3.13 on one instruction may store two, or load two.
+        names = [str(one) for one in _each(instruction.argval)]
+        if known[1] == "LOAD":
+            if is_over:
+                read, is_over = [], False
+            read += names
+            continue
+        is_over = True
+        if line <= frame.f_lineno:
+            for one in names:
+                found.setdefault(one, []).append((line, tuple(read)))
+    return {name: sorted(lines) for name, lines in found.items()}

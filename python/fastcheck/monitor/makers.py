@@ -16,10 +16,11 @@ from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
 from .call_again import bad_element, run_again, running_call
-from .loss_graph import search_graph
+from .loss_graph import search_derivatives, search_graph
 from .reruns import Install
 
 _FORWARD = frozenset(("input", "output", "loss"))
+_GRADIENTS = frozenset(("grad_input", "grad_output", "param_grad"))
 
 
 class Makers:
@@ -35,8 +36,10 @@ class Makers:
         """None where nothing that could tell is left."""
         session = self._session()
         is_now = session is not None and step is session.step and session.tape is None
-        if session is None or not is_now or culprit.role not in _FORWARD:
+        if session is None or not is_now:
             return None
+        if culprit.role not in _FORWARD:
+            return self._of_gradient(culprit, session)
         if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:
             return bad_element(culprit.call, session.sites[culprit.site].label)
         for root in session.backwards.roots:
@@ -44,6 +47,11 @@ class Makers:
             if found is not None:
                 return found
         return self._again(culprit, session)
+
+    def _of_gradient(self, culprit: Finding, session: Session) -> Optional[MadeBy]:
+        if culprit.role in _GRADIENTS and culprit.verdict is Verdict.ORIGIN:
+            return search_derivatives(session.backwards.derivatives.graphs)
+        return None
 
     def _again(self, culprit: Finding, session: Session) -> Optional[MadeBy]:
         call = culprit.call

@@ -129,6 +129,7 @@ def _made_by(given: Any) -> MadeBy:
         known.all("inputs", lambda pair: (str(pair[0]), _record(pair[1]))),
         known.maybe("result", _record),
         known.of("variable", str),
+        known.of("is_backward", bool),
     )
 
 

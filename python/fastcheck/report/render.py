@@ -509,6 +509,12 @@ def _limit_text(report: StopReport) -> str:
 
 
 def _updated_text(report: StopReport) -> str:
+    before = [step for step in report.updated_since if step < report.culprit.step]
+    if before:
+        one = f"The update of step {before[0]:,} was"
+        many = f"The updates of steps {before[0]:,} to {before[-1]:,} were"
+        since = ", and none since" if report.weights_intact else ""
+        return f"{one if len(before) == 1 else many} applied after it was last read finite{since}."
     if report.weights_intact is None:
         return ""
     if report.weights_intact:
@@ -529,7 +535,8 @@ def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str
 
 def _weights_text(report: StopReport) -> str:
     """The updates since the culprit, and what the weights hold now, where they were read."""
-    since, broken, texts = report.updated_since, report.broken_weights, []
+    since = [step for step in report.updated_since if step >= report.culprit.step]
+    broken, texts = report.broken_weights, []
     if len(since) > 1:
         texts.append(
             f"{len(since)} updates were applied from then on, in steps {since[0]:,} to "

@@ -76,7 +76,8 @@ class MadeBy:
     non-finite values, extremes). ``result``: the record of its result, where that was held.
     ``variable``: a local variable of the program that held the result or, without an operator, the
     value that came from outside the graph, and the line that assigns it
-    (``adv, assigned at train.py:9 in step: adv = adv / adv.std()``).
+    (``adv, assigned at train.py:9 in step: adv = adv / adv.std()``). ``is_backward``: the backward
+    of the operator made them.
     """
 
     operator: str
@@ -85,6 +86,7 @@ class MadeBy:
     inputs: tuple[tuple[str, np.void], ...] = ()
     result: np.void | None = None
     variable: str = ""
+    is_backward: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,9 @@ class StopReport:
     steps, oldest first, the culprit's last. ``scale``: the loss scale in use. ``rank``: the rank
     of the culprit, of ``world_size`` ranks that stop together. ``weights_intact``: True when it is
     certain that no update of this step has been applied, False when one was, ``why_updated`` for
-    what reason; None when unknown. ``updated_since``: the steps from the culprit's on
-    whose update is known to have been applied; ``broken_weights``: the parameters that hold NaN or
+    what reason; None when unknown. ``updated_since``: the steps from the culprit's on,
+    or of a parameter from that on in which it was last read finite, whose update is known to have
+    been applied; ``broken_weights``: the parameters that hold NaN or
     Inf now, None when they were not read. ``is_lost``: another
     rank found the culprit, and exited before it sent its report. ``replay``: the result of running
     the step again at op level, if it was. ``dump``: the dump of the culprit, if any.

@@ -141,3 +141,20 @@ def test_which_bad_updates_are_applied_on_the_cpu(stop: dict[str, int]) -> None:
                 is_stopped = True
         is_intact = bool(model.weight.isfinite().all())
         assert is_stopped == (not stop) and is_intact == (is_stopped or protect is True)
+
+
+def test_the_update_that_broke_a_weight(device: str) -> None:
+    model = nn.Linear(4, 4).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.ones(2, 4).to(device)
+    with fastcheck.install(model, sync="call"), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(4):
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            if step == 2:
+                optimizer.param_groups[0]["lr"] = float("nan")
+            optimizer.step()
+    text = " ".join(str(stop.value).split())
+    assert stop.value.report.updated_since == (2,)
+    assert "The update of step 2 was applied after it was last read finite, and none since." in text
+    assert INTACT not in text

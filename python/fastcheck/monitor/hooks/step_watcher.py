@@ -255,6 +255,8 @@ class StepWatcher:
                 session.begin_step_if_closed()
                 self._losses.forward_step = session.step
         is_ours = self._apart("the loss", self._losses.began, roots, gradients, inputs, is_known)
+        if is_ours and session.finds_operators:
+            self._apart("derivatives", session.backwards.derivatives.note, roots)
         return is_ours or self._sees_all
 
     def ended_before(self) -> bool:

@@ -69,6 +69,7 @@ from fastcheck.verdict.allowed import Allowance, tell_allowances
 from fastcheck.verdict.entries import GradientNorm, Loss, LossKnown
 from fastcheck.verdict.step import Step
 
+from .derivatives import Derivatives
 from .run_meta import BatchIds
 
 
@@ -95,6 +96,8 @@ class Backwards:
         self._called_in = -1
         self._trainers: set[Thread] = set()
         self._under_way: dict[Thread, Backward] = {}
+        #: What is kept of the graphs of this step.
+        self.derivatives = Derivatives()
 
     def called(self, step: int) -> None:
         """This thread calls a model, in the step of this index."""
@@ -610,6 +613,13 @@ class Session:
                 self.report_internal_error("allow_nonfinite()", error)
 
     @property
+    def finds_operators(self) -> bool:
+        """Whether a stop will look for the operator in what is kept of the step."""
+        config = self.config
+        is_wanted = config.level == "module" and config.stop.find_operator and config.may_stop
+        return is_wanted and self.tape is None
+
+    @property
     def numbers(self) -> StepNumbers:
         """Reads the numbers of the open step."""
         return StepNumbers(self)
@@ -668,6 +678,7 @@ class Session:
         for handle in step.leaf_handles:
             handle.remove()
         self.seen.clear()
+        self.backwards.derivatives.clear()
         if step.update_count > step.guarded_count or step.is_partly_updated:
             self.updated_steps.append(step.index)
         self.step = self.new_step(step.index + 1, self.next_seq)

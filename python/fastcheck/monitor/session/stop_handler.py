@@ -154,8 +154,11 @@ def build_report(
 
 def _update(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
     """Whether the weights were updated in the step of the finding, and what with."""
-    began = int(finding.record["step"])
-    since = [index for index in session.updated_steps if index >= began]
+    began = since_step = int(finding.record["step"])
+    if finding.role == "param":  # it is read before the update of a step
+        finite = session.event_store.history.last_finite(finding.record)
+        since_step = began if finite is None else int(finite["step"])
+    since = [index for index in session.updated_steps if index >= since_step]
     if session.step.update_count > session.step.guarded_count and session.step.index >= began:
         since.append(session.step.index)
     return {"updated_since": tuple(since), **_update_in_step(session, began, step)}

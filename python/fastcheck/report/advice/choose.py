@@ -302,7 +302,9 @@ def _operation(
     if made is not None and made.operator:
         read = tuple((name, statistics_of(record)) for name, record in made.inputs)
         result = None if made.result is None else statistics_of(made.result)
-        return Operation(_short(made.operator), made.operator, is_backward, read, result=result)
+        return Operation(
+            _short(made.operator), made.operator, made.is_backward, read, result=result
+        )
     name = _OPERATOR_OF.get(site.module_type)
     if name is None or is_backward or (reading.inf_count and name != "ctc_loss"):
         return None

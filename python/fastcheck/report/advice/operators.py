@@ -292,6 +292,13 @@ def _has_zero(made: Operation) -> bool:
 
 
 def _root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
+    if any(reading.nan_count for _, reading in made.inputs):
+        yield Advice(
+            f"The result of {made.name} was NaN (of a negative number), and torch.where after it "
+            "does not keep that out of the gradient: clamp before.",
+            f"x.clamp_min(eps).{made.name}()",
+        )
+        return
     if not _has_zero(made) or case.trend.has_exploded:
         return
     shown, how = {
