@@ -17,6 +17,7 @@ SAMPLES = {
     "fleet_true": [],
     "healthy": ["--steps", "2"],
     "healthy_awkward": [],
+    "invariants": [],
     "prove_healthy": ["--kinds", "causal", "--only", "gpt2", "--out", "prove.json"],
     "stress": ["--seconds", "2"],
     "threads": ["--seconds", "1"],

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 
 from fastcheck.watch.event import KINDS
-from fastcheck.watch.rules import NUMBER_RULES, RULES, TENSOR_RULES, Rule
+from fastcheck.watch.invariants import INVARIANTS, NUMBER_RULES, TENSOR_RULES
+from fastcheck.watch.rules import RULES as RULES_OF_PAST
+from fastcheck.watch.rules import Rule
 from support.watched import FIRST_WEIGHT, SECOND_WEIGHT, Run
 
-PAGE = (Path(__file__).parents[2] / "docs" / "watch.md").read_text("utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "watch.md").read_text("utf-8")
+RULES = (*RULES_OF_PAST, *INVARIANTS)
 
 
-def test_there_are_ten_kinds_and_each_has_a_rule() -> None:
-    assert len(KINDS) <= 10
+def test_there_are_eleven_kinds_and_each_has_a_rule() -> None:
+    assert len(KINDS) <= 11
     assert {rule.kind for rule in RULES} == set(KINDS)
 
 
@@ -38,12 +42,21 @@ def test_texts_use_what_there_is(rule: Rule) -> None:
     assert not rule.text.endswith(".") and not rule.advice.endswith(".")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "invariant"])
 def test_the_page_has_a_row_for_each_rule(kind: str) -> None:
     table = PAGE.partition("## What is an event")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith(f"| `{kind}`")]
     rules = [rule for rule in RULES if rule.kind == kind]
     assert len(rows) == len(rules) - 2 * (kind == "batch")  # one row for its three levels
+
+
+def test_its_page_has_a_row_for_each_invariant() -> None:
+    """With whether it warns."""
+    page = (DOCS / "invariants.md").read_text("utf-8")
+    table = page.partition("## The table")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(INVARIANTS)
+    assert [row.endswith("| yes |") for row in rows] == [rule.warns for rule in INVARIANTS]
 
 
 def test_conditions_keep_nothing() -> None:

@@ -21,6 +21,7 @@ from fastcheck.monitor import named_tensors
 from fastcheck.monitor.distributed.join import agreement_for, follow
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
+from fastcheck.monitor.hooks.facts import Facts
 from fastcheck.monitor.hooks.graphs.capture import GraphFollower, followers
 from fastcheck.monitor.hooks.hook_support import ModuleTree, follow_forks
 from fastcheck.monitor.hooks.module_observer import ModuleObserver
@@ -218,7 +219,8 @@ def build(
     tree = ModuleTree(models.models, models.named, nodes, models.is_selected)
     limits = watched is not None and watched.skip_above is not None
     norm_limit = watching.norm_limit if watching is not None and limits else None
-    watcher = StepWatcher(session, state, run_meta, stops, boundary, tree, norm_limit)
+    facts = Facts(session, state, nodes, is_on=watching is not None)
+    watcher = StepWatcher(session, state, run_meta, stops, boundary, tree, facts, norm_limit)
     graphs = GraphFollower(watcher, nodes)
     # What lives as long as the hooks on the model do.
     keeps: list[object] = [graphs]

@@ -199,6 +199,11 @@ class Watching(Listener):
             self._judge()  # it was not so in these
         self._watcher.setting(name, before, after)
 
+    def noticed(self, step: int, name: str, value: float, about: str) -> None:
+        """For Listener."""
+        if not self._is_off:
+            self._watcher.noticed(step, name, value, about)
+
     def replicas_differ(self, step: int, text: str) -> None:
         """What check_replicas() has found, and warned of: it explains a spike near it."""
         with self._lock:

@@ -357,6 +357,7 @@ class _Table:
     _COLUMNS = (
         ("is_parameter", np.bool_),
         ("parameter", np.int32),
+        ("weight", np.int32),
         ("is_known", np.bool_),
         ("checksum", np.uint64),
         ("is_pending", np.bool_),
@@ -468,12 +469,15 @@ class StalledWeights:
             if site.role == "param":
                 table["is_parameter"][number] = True
                 self._parameter_of[site.module, site.label] = number
+            table["weight"][number] = -1
         for number in range(known, total):
             site = self._sites[number]
             if site.role == "param_grad":
                 label = site.label[:-10] if site.label.endswith(".main_grad") else site.label
                 parameter = self._parameter_of.get((site.module, label), number)
                 table["parameter"][number] = parameter
+            elif site.role == "param" and site.label == "bias":
+                table["weight"][number] = self._parameter_of.get((site.module, "weight"), -1)
 
     def _weigh_parameters(self, look: UpdateInfo, records: np.ndarray) -> None:
         """Which have moved since the last close look."""
@@ -521,7 +525,11 @@ class StalledWeights:
         is_live = np.array(close.is_live) & table["is_parameter"][held]
         has_gradient = np.array(close.has_gradient)
         is_pending = table["is_pending"][held] = is_live & is_felt[held]
-        is_zero = is_read[held] & ~is_nonzero[held] & ~np.array(close.is_part)
+        # What reaches a weight reaches its bias: a sum of it that is 0 has cancelled, as where the
+        # loss is of differences.
+        weight = table["weight"][held]
+        is_cancelled = (weight >= 0) & is_nonzero[weight]
+        is_zero = is_read[held] & ~is_nonzero[held] & ~np.array(close.is_part) & ~is_cancelled
         lacks = is_live & (~has_gradient | is_zero)
         table["no_gradient"][held[lacks]] += 1
         table["no_gradient"][held[is_live & ~lacks]] = 0

@@ -25,6 +25,7 @@ KINDS: Mapping[str, str] = {
     "update": "updates, or that of one parameter, became much larger or smaller",
     "settings": "a number of the optimizer or of clipping was changed a lot, or is unusual",
     "batch": "the model's input left its range",
+    "invariant": "something does not hold that does in a healthy training (docs/invariants.md)",
 }
 
 #: Names for several kinds in ``monitor.watch.on()``.

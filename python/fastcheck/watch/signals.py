@@ -48,12 +48,14 @@ class Signals:
     bool: False) where a tensor was not read. ``levels`` has a row for each of NAMES, in log2, of
     scaled gradients as without the scale; of 0 it has NOTHING. ``headroom``: how many times the
     tensor could be doubled before it leaves its dtype; NaN of one that holds the largest number.
-    ``subnormal_share``: of the elements that are not zero. ``is_count``: whole numbers of at most
-    the number of elements.
+    ``subnormal_share``: of the elements that are not zero. ``is_whole``: as far as extremes and sum
+    tell; ``is_count``: and of at most the number of elements.
 
-    Of one axis are ``sites``, ``phases``, ``codes`` (of dtypes), ``functions`` and
-    ``is_of_parameter`` (the gradient of one) by tensor, and ``rows``, ``steps``, ``is_limited``
-    (Watch(skip_above=) skipped the update) and ``is_skipped`` (for whatever reason) by step.
+    Of one axis are ``sites``, ``phases``, ``codes`` (of dtypes), ``functions``,
+    ``is_of_parameter`` (the gradient of one) and ``gradient_at`` (of a weight the place of its
+    gradient, or -1) by tensor, and ``rows``, ``steps``, ``is_limited`` (Watch(skip_above=) skipped
+    the update), ``is_skipped`` (for whatever reason) and ``has_still_group`` (a learning rate of 0)
+    by step. ``checksums``: of several calls their sum.
     """
 
     rows: Sequence[Optional[StepRow]]
@@ -65,6 +67,8 @@ class Signals:
     codes: np.ndarray
     functions: np.ndarray
     is_of_parameter: np.ndarray
+    gradient_at: np.ndarray
+    has_still_group: np.ndarray
     is_read: np.ndarray
     levels: np.ndarray
     abs_max: np.ndarray
@@ -73,11 +77,13 @@ class Signals:
     subnormal_share: np.ndarray
     saturated_share: np.ndarray
     is_equal: np.ndarray
+    is_whole: np.ndarray
     is_count: np.ndarray
     numel: np.ndarray
     sums: np.ndarray
     abs_sums: np.ndarray
     squares: np.ndarray
+    checksums: np.ndarray
     is_scaled: np.ndarray
 
 
@@ -97,7 +103,9 @@ class SignalReader:
         self._functions = np.zeros(0, np.int8)
         self._is_limit = np.zeros(0, bool)
         self._is_of_parameter = np.zeros(0, bool)
+        self._is_rate = np.zeros(0, bool)
         self._plan: Optional[_Plan] = None
+        self._gradient_at = np.zeros(0, np.int64)
 
     def read(self, steps: Sequence[StepOver]) -> Optional[Signals]:
         """The signals of these steps. None: there are no records with statistics."""
@@ -116,6 +124,8 @@ class SignalReader:
         wanted &= (records["depth"] >= Depth.STATS) & (records["numel"] > 0)
         wanted &= (records["flags"] & int(Flag.RECOMPUTE)) == 0
         limited = np.bincount(step_of[is_limit], minlength=len(steps)) > 0
+        is_still = inside & self._is_rate[known] & (records["zero_count"] > 0)
+        still = np.bincount(step_of[is_still], minlength=len(steps)) > 0
         if not wanted.all():
             records, step_of = records[wanted], step_of[wanted]
         if not len(records):
@@ -124,6 +134,7 @@ class SignalReader:
         if self._plan is None or not np.array_equal(keys, self._plan.keys):
             self._plan = _Plan(keys, len(steps))
             self._find_batch(records, self._plan)
+            self._gradient_at = self._gradients_of(self._plan.sites)
         rows = [row for row, _ in steps]
         scales = np.array([1.0 if r is None or not r.scale else r.scale for r in rows])
         is_skipped = limited | np.array([row is not None and row.overflow for row in rows])
@@ -137,6 +148,8 @@ class SignalReader:
             phases=self._phases[plan.sites],
             functions=self._functions[plan.sites],
             is_of_parameter=self._is_of_parameter[plan.sites],
+            gradient_at=self._gradient_at,
+            has_still_group=still,
             **_by_site(records, plan, 1.0 / scales[step_of]),
         )
 
@@ -151,6 +164,18 @@ class SignalReader:
         self._is_limit = np.append(self._is_limit, [s.role == "skipped_update" for s in new])
         of_parameters = [s.role == "param_grad" for s in new]
         self._is_of_parameter = np.append(self._is_of_parameter, of_parameters)
+        self._is_rate = np.append(self._is_rate, [s.role == "learning_rate" for s in new])
+
+    def _gradients_of(self, sites: np.ndarray) -> np.ndarray:
+        """Where among these the gradient of each is, if it is a weight; or -1."""
+        known = [self._sites[number] for number in sites.tolist()]
+        places = {
+            (site.module, site.label.removesuffix(".main_grad")): at
+            for at, site in enumerate(known)
+            if site.role == "param_grad"
+        }
+        found = [places.get((s.module, s.label), -1) if s.role == "param" else -1 for s in known]
+        return np.array(found, np.int64)
 
     def _find_batch(self, records: np.ndarray, plan: _Plan) -> None:
         inputs = [n for n in plan.sites.tolist() if self._sites[n].role == "input"]
@@ -263,8 +288,8 @@ def _by_site(records: np.ndarray, plan: _Plan, factor: np.ndarray) -> dict[str, 
         levels = np.log2(np.stack([total(largest, np.maximum), mean_square, variance]))
         levels[1:] *= 0.5
         headroom = np.log2(LARGEST_FINITE[last_codes] / abs_max)
-        is_count = (least >= 0) & (abs_max <= finite)
-        is_count &= (least % 1 == 0) & (most % 1 == 0) & (sums % 1 == 0)
+        is_whole = (least % 1 == 0) & (most % 1 == 0) & (sums % 1 == 0)
+        is_count = is_whole & (least >= 0) & (abs_max <= finite)
     # A tensor whose elements are all zero, or all equal, has become so from one step to the next.
     levels[np.isneginf(levels)] = NOTHING
     levels[:, finite <= 0] = np.nan
@@ -284,10 +309,12 @@ def _by_site(records: np.ndarray, plan: _Plan, factor: np.ndarray) -> dict[str, 
         "subnormal_share": spread(np.minimum(subnormal / np.maximum(there - zeros, 1), 1.0)),
         "saturated_share": spread(total(records["saturated_count"]) / there),
         "is_equal": spread(least == most),
+        "is_whole": spread(is_whole),
         "is_count": spread(is_count),
         "numel": spread(finite),
         "sums": spread(sums),
         "abs_sums": spread(total(records["abs_sum"])),
         "squares": spread(squares),
+        "checksums": spread(total(records["checksum"])),
         "is_scaled": spread(is_scaled[plan.last]),
     }

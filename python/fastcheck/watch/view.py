@@ -117,6 +117,70 @@ def _slopes(values: np.ndarray) -> np.ndarray:
     return found
 
 
+# What a weight has to have done before it can stand still: so many moves. Of the gradients and the
+# learning rates with which it moved, it then has at least this much, in doublings.
+_MOVES, _AS_LARGE = 16, -1.0
+_ADAPTS = 0.1
+
+
+class Standing:
+    """In how many updates in a row a weight has kept every bit, that were due to move it: its
+    gradient and the learning rate are at least half as large as in updates that did.
+    """
+
+    def __init__(self) -> None:
+        self._of = Columns(
+            checksum=np.zeros(1, np.uint64),
+            moves=np.zeros(1, np.int64),
+            run=np.zeros(1, np.int64),
+            # The gradient and the learning rate of the last update, in log2; NaN: it had none.
+            due=np.full((2, 1), np.nan),
+            # The same of updates that moved it.
+            moved=np.full((2, 1), np.nan),
+        )
+
+    def grow(self, count: int) -> None:
+        """Makes room for the numbers below ``count``."""
+        self._of.grow(count)
+
+    def add(self, now: Signals) -> np.ndarray:
+        """As of each step, by tensor."""
+        found = np.zeros(now.is_read.shape, np.int64)
+        at = np.flatnonzero(now.gradient_at >= 0)
+        sites, gradients, of = now.sites[at], now.gradient_at[at], self._of
+        before, run, moves = of["checksum"][sites], of["run"][sites], of["moves"][sites]
+        due, moved = of["due"][:, sites], of["moved"][:, sites]
+        for k, row in enumerate(now.rows):
+            sums, is_read = now.checksums[k, at], now.is_read[k, at]
+            is_due = is_read & (before != 0) & np.isfinite(due[0])
+            has_moved = is_due & (sums != before)
+            with np.errstate(invalid="ignore"):
+                is_large = (due - moved >= _AS_LARGE).all(axis=0) & (moves >= _MOVES)
+            is_kept = is_due & ~has_moved & is_large & ~_is_bounded(now, k, at)
+            run = np.where(has_moved, 0, run + is_kept)
+            known = np.where(np.isnan(moved), due, moved + _ADAPTS * (due - moved))
+            moved = np.where(has_moved, known, moved)
+            moves = moves + has_moved
+            before = np.where(is_read, sums, before)
+            rate = None if row is None or now.is_skipped[k] else row.learning_rate
+            is_updated = bool(rate) and not now.has_still_group[k]
+            level = now.levels[RMS, k, gradients]
+            level = np.where(is_updated & (level > NOTHING), level, np.nan)
+            due = np.where(is_read, np.stack([level, level * 0 + np.log2(rate or 1.0)]), due)
+            found[k, at] = run
+        of["checksum"][sites], of["run"][sites], of["moves"][sites] = before, run, moves
+        of["due"][:, sites], of["moved"][:, sites] = due, moved
+        return found
+
+
+def _is_bounded(now: Signals, k: int, at: np.ndarray) -> np.ndarray:
+    """Few elements, or all at the bounds that something clamps them to, perhaps."""
+    levels = now.levels[:, k, at]
+    is_few = now.is_equal[k, at] | (now.numel[k, at] < LEAST_ELEMENTS)
+    found: np.ndarray = is_few | now.is_whole[k, at] | (levels[ABS_MAX] - levels[RMS] < 0.01)
+    return found
+
+
 #: A tensor explodes by so many doublings: a thousand times.
 BITS = 10.0
 #: What a tensor was at first is the mean over so many steps.
@@ -144,7 +208,8 @@ class View:
     ``subnormal_at_first``, ``saturated_at_first``, ``ends_at_first``; ``is_weighed``: floating
     point and large, after these. ``is_stuck``:
     nearly all zero, or all equal; ``alive``: in how many steps in a row it was not, when it was so
-    last. ``steps_left`` and ``most_steps_left``: of a forecast, until the end of the dtype's range.
+    last. ``standing``: of a weight, as Standing has it. ``steps_left`` and ``most_steps_left``: of
+    a forecast, until the end of the dtype's range.
     """
 
     now: Signals
@@ -165,6 +230,7 @@ class View:
     is_zero: np.ndarray
     is_stuck: np.ndarray
     alive: np.ndarray
+    standing: np.ndarray
     steps_left: np.ndarray
     most_steps_left: np.ndarray
 
@@ -183,6 +249,7 @@ class Past:
         # The signal of a row of NAMES of site n has the number n * len(NAMES) + row.
         self._bands = Bands(window, warm_up, _LEAST_SPREAD)
         self._forecasts = Forecasts(horizon)
+        self._standing = Standing()
         self._of = Columns(
             peak=np.full(1, -np.inf),
             past=np.zeros(1, np.int64),
@@ -202,6 +269,7 @@ class Past:
         count = int(now.sites.max()) + 1
         self._bands.grow(count * len(NAMES))
         self._forecasts.grow(count)
+        self._standing.grow(count)
         self._of.grow(count)
         median, highest, scores, outside = self._ranges(now)
         peak, past = self._peaks(now)
@@ -230,6 +298,7 @@ class Past:
             is_zero=is_zero,
             is_stuck=is_stuck,
             alive=self._alive(now, is_stuck),
+            standing=self._standing.add(now),
             steps_left=near,
             most_steps_left=far,
         )

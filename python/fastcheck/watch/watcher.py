@@ -16,19 +16,11 @@ from fastcheck.utils.text.numbers import format_number
 
 from .columns import Columns
 from .event import Mover, WatchEvent
+from .invariants import NUMBER_RULES, TENSOR_RULES, Batches, Clipping
 from .movers import GAP, NEVER, PAST, Movers
 from .numbers import Number, Numbers, gradient_rms
 from .options import Watch
-from .rules import (
-    NUMBER_RULES,
-    TENSOR_RULES,
-    NumberRule,
-    Rule,
-    TensorRule,
-    loss_rises,
-    norm_spikes,
-    update_is_unusual,
-)
+from .rules import NumberRule, Rule, TensorRule, loss_rises, norm_spikes, update_is_unusual
 from .signals import (
     ACTIVATION,
     BUFFER,
@@ -353,6 +345,10 @@ class Watcher:
         # Numbers of the optimizer by name, and what was changed since the last step.
         self._settings: dict[str, float] = {}
         self._changes: list[Number] = []
+        # Facts of the training loop, with the step in which each was noticed.
+        self._noticed: list[tuple[int, Number]] = []
+        self._batches = Batches()
+        self._clipping = Clipping()
         self._limit: Optional[float] = None
         self._signals: Optional[Signals] = None
         #: The youngest 4,096 events, oldest first.
@@ -409,6 +405,13 @@ class Watcher:
             beta1 = self._settings.get(f"{name[:-2]}0]", math.nan)
             self._changes.append(Number("beta2", value, beta1**4))
 
+    def noticed(self, step: int, name: str, value: float, about: str) -> None:
+        """A number of the program that is in no record, as one of NUMBER_INVARIANTS takes it."""
+        if name == "norm_threshold":
+            self._clipping.threshold = value
+        else:
+            self._noticed.append((step, Number(name, value, full_name=about)))
+
     def replicas_differ(self, step: int) -> None:
         """The ranks hold other weights than each other; whoever found it has warned."""
         self.causes.note_fault(step)
@@ -450,6 +453,8 @@ class Watcher:
                 self.causes.setting_changed(step, change.full_name, change.usual, change.value)
             elif change.name == "clipped_scaled" and row is not None and row.scale:
                 changes.append(Number("scaled_threshold", change.value, row.scale))
+        changes += [number for noticed, number in self._noticed if noticed <= step]
+        self._noticed = [one for one in self._noticed if one[0] > step]
         rate = self.causes.note_step(now, k, row)
         if rate is not None:
             changes.append(Number("lr", rate.after, rate.before, full_name=rate.name))
@@ -457,6 +462,8 @@ class Watcher:
         numbers = (
             [] if row is None else self._numbers.of_step(row, now, k, self._has_scaled(now, k))
         )
+        norm = next((one for one in numbers if one.name == "gradient_norm"), None)
+        numbers += [*self._clipping.of_step(norm, row), *self._batches.of_step(now, k)]
         numbers += self._below_epsilon(now, k)
         if now.is_limited[k]:
             numbers.append(self._skipped(row))

@@ -265,6 +265,7 @@ def test_said_once_and_as_an_error_where_warnings_are() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with fastcheck.install(model, overflow_nums=-1):
         for step, x in enumerate(batches(STEPS)):
+            optimizer.zero_grad()
             model(x).square().mean().backward()
             if step != 9:
                 optimizer.step()

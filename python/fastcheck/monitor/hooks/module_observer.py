@@ -367,6 +367,7 @@ class ModuleObserver:
                 if not _is_grad_enabled(traced):
                     session.step.calls.forget_from(self._local.calls_before)
                     session.end_pass()
+                    self._watcher.pass_without_gradients(node)
             if session.settles_calls:
                 session.settle_call()
         return call

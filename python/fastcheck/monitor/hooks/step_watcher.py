@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import LearningRateWarning, warn
 from fastcheck.monitor.hooks.boundaries.unfinished import (
     EndlessSteps,
@@ -27,11 +28,11 @@ from fastcheck.monitor.hooks.stored.gradients import GradientWatcher
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.weight_updates import StaleCopies
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
 
+from .facts import Facts
 from .hook_support import ModuleTree
 from .losses import LossReader
 
@@ -92,9 +93,11 @@ class StepWatcher:
         stops: Callable[[], None],
         boundary: Callable[[], None],
         tree: ModuleTree,
+        facts: Facts,
         norm_limit: Optional[Callable[[], Optional[float]]] = None,
     ) -> None:
         self.session = session
+        self._facts = facts
         self._stops = stops
         self._boundary = boundary
         self._tree = tree
@@ -128,7 +131,6 @@ class StepWatcher:
         # To what the gradients of this step were clipped while they carried the scale.
         self._clipped_to: object = None
         self._evaluations = Evaluations(session, self.protection, state.read_gradients)
-        self._copies = StaleCopies()
         self._parts_off: set[str] = set()
         self._meets = False
         #: How many steps this has closed.
@@ -139,7 +141,7 @@ class StepWatcher:
     def before_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer is about to step: the parameters and gradients are as it will use them."""
         if not self._concerns(optimizer):
-            text = self._copies.look_at(optimizer, self._state.parameters())
+            text = self._facts.copies.look_at(optimizer, self._state.parameters())
             if text is not None:
                 self.session.notes[text] = None
                 warn(text)
@@ -150,6 +152,8 @@ class StepWatcher:
             self.session.begin_step_if_closed()
         self._gradients.evaluating = optimizer if has_closure else None
         self._meta.at_step_boundary(optimizer, self.session.step.index)
+        if not has_closure:
+            self._notice(self._facts.before_update, optimizer, self._in_scaler is optimizer)
         self._read_learning_rates(optimizer)
         if self.session.is_active:
             self._state.read_for_update(
@@ -198,6 +202,8 @@ class StepWatcher:
         if not self._concerns(optimizer):
             return False
         self._gradients.evaluating = None
+        if not has_closure:
+            self._notice(self._facts.after_update, optimizer)
         session = self.session
         session.update_ended(optimizer)
         if has_closure and session.is_active and not self._evaluations.count(optimizer):
@@ -244,6 +250,8 @@ class StepWatcher:
         what autograd.grad() is asked for.
         """
         session = self.session
+        if inputs is None:
+            self._notice(self._facts.backward_began, roots)
         is_known = session.is_active and not session.is_closed
         is_known = is_known and self._apart("the loss", self._losses.lead_to_model, roots, inputs)
         may_be_ours = session.backwards.began(is_known, roots)
@@ -259,6 +267,10 @@ class StepWatcher:
             self._apart("derivatives", session.backwards.derivatives.note, roots)
         return is_ours or self._sees_all
 
+    def pass_without_gradients(self, node: ModuleNode) -> None:
+        """The outermost call of a forward pass is over."""
+        self._notice(self._facts.pass_without_gradients, node)
+
     def ended_before(self) -> bool:
         """A forward or backward pass begins: whether the open step ended without an update."""
         if self.session.config.level == "op":
@@ -271,6 +283,7 @@ class StepWatcher:
         return is_over
 
     def backward_ended(self) -> bool:
+        self._notice(self._facts.backward_ended)
         backward = self.session.backwards.ended()
         was_alone = backward is not None and backward.is_alone
         is_ours = self._apart("the loss", self._losses.ended, was_alone)
@@ -299,7 +312,13 @@ class StepWatcher:
         """Op level observes every operator, of whatever model, while its observer runs."""
         return self.session.observes_all_models
 
+    def _notice(self, method: Callable[..., None], *args: Any) -> None:
+        """Tells the facts."""
+        if self._facts.is_on and self.session.tape is None:  # not only captured
+            self._apart("what the training loop does", method, *args)
+
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
+        self._notice(self._facts.clipping, gradients)
         return self._apart("gradient clipping", self._gradients.before_clipping, gradients)
 
     def after_clipping(
@@ -307,6 +326,8 @@ class StepWatcher:
     ) -> bool:
         """They were, to ``threshold``; ``norm``: their total norm before."""
         is_ours = self._apart("gradient clipping", self._gradients.after_clipping, gradients, norm)
+        if is_ours:
+            self._notice(self._facts.clipped, norm, threshold)
         if is_ours:
             self._meta.schedule.clipped(self.session.step.index, threshold)
             known = self.session.step.scaler
@@ -343,6 +364,7 @@ class StepWatcher:
         """GradScaler.scale(outputs) has returned ``results``."""
         if not self._scales_ours(scaler, outputs):
             return False
+        self._notice(self._facts.scaled, outputs)
         if self.session.is_active:
             self._apart("consequences", self.session.loss_given, outputs)
         scale = getattr(scaler, "_scale", None)

@@ -64,6 +64,9 @@ class Listener:
         is None for the first number of an Adam.
         """
 
+    def noticed(self, step: int, name: str, value: float, about: str) -> None:
+        """A fact of the training loop that is in no record (``monitor/hooks/facts.py``)."""
+
     # By the thread of training, outside of all locks.
 
     def stopping(self, report: StopReport) -> None:

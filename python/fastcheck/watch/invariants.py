@@ -1,0 +1,316 @@
+"""Invariants: what holds in a healthy training at every step, and what is said where it does not.
+
+Rows of the same kind as those of ``rules``, each said once in a run (of a tensor: once). Numbers
+that no record holds come from ``monitor/hooks/facts.py``, which counts updates in a row itself:
+``value`` is that count, ``name`` what it is about. docs/invariants.md has the table in words.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Callable, Optional
+
+import numpy as np
+
+from fastcheck.log.step_table import StepRow
+from fastcheck.record.format import DTYPES
+
+from . import rules
+from .numbers import Number
+from .rules import NumberRule, TensorRule
+from .signals import ABS_MAX, BUFFER, INPUT, IS_FLOAT, Signals
+from .view import View
+
+# In how many updates in a row a weight stands still, that moved before.
+_STANDING = 48
+# The largest gradient, beside the threshold to which all are clipped, in so many steps in a row.
+_CLIPS, _CLIP_STEPS = 1000.0, 100
+# Updates that a scaler skips in a row without a smaller scale.
+_STUCK = 5
+_BATCHES = 64
+# Steps, runs of one batch, and rounds of a cycle, after which that is the habit of the program.
+_SAME, _RUNS, _ROUNDS = 64, 16, 4
+_IGNORED = -100
+_COUNTED = 32
+# Up to here a format holds all whole numbers.
+_WHOLE = np.array([{"bfloat16": 256, "float16": 2048}.get(d.name, 0) for d in DTYPES])
+
+
+def _never(number: Number) -> bool:
+    return False
+
+
+def _once(view: View) -> np.ndarray:
+    return np.zeros(view.now.is_read.shape, bool)
+
+
+def _always(number: Number) -> bool:
+    return True
+
+
+def _is_wide(view: View) -> np.ndarray:
+    found: np.ndarray = _WHOLE[view.now.codes] == 0
+    return found
+
+
+def stands_still(is_wide: bool) -> Callable[[View], np.ndarray]:
+    """Kept every bit in updates that were due to move it."""
+
+    def condition(view: View) -> np.ndarray:
+        found: np.ndarray = (view.standing >= _STANDING) & (_is_wide(view) == is_wide)
+        return found
+
+    return condition
+
+
+def counter_will_stop(view: View) -> np.ndarray:
+    """A buffer of whole numbers that grows, towards where adding 1 changes nothing. Below that, and
+    above 32, the format has others than whole numbers.
+    """
+    now, limit = view.now, _WHOLE[view.now.codes]
+    with np.errstate(invalid="ignore"):
+        found: np.ndarray = now.levels[ABS_MAX] > view.peak
+    found &= (now.phases == BUFFER) & now.is_whole
+    found &= (now.abs_max >= _COUNTED) & (now.abs_max <= limit)
+    return found
+
+
+def position_is_rounded(view: View) -> np.ndarray:
+    """What the model is given are whole numbers, of which the format has only every second."""
+    now, limit = view.now, _WHOLE[view.now.codes]
+    found: np.ndarray = (now.phases == INPUT) & now.is_count & (limit > 0) & (now.abs_max > limit)
+    return found
+
+
+def labels_are_ignored(view: View) -> np.ndarray:
+    """Every one is the number that torch's cross entropy leaves out."""
+    now = view.now
+    with np.errstate(invalid="ignore"):
+        is_ignored = now.sums == _IGNORED * now.numel
+    found: np.ndarray = (now.phases == INPUT) & now.is_equal & is_ignored
+    return found
+
+
+def input_is_constant(view: View) -> np.ndarray:
+    """All that the model is given: each tensor has one number everywhere, if it is floating point
+    0.
+    """
+    now = view.now
+    of_model = (now.phases == INPUT) & now.is_read
+    is_large = of_model & (now.numel >= 32)
+    is_one = now.is_equal & ((now.sums == 0) | ~IS_FLOAT[now.codes])
+    varies = (of_model & ~is_one).any(axis=1, keepdims=True)
+    found: np.ndarray = is_large & ~varies & ~(is_large & (now.sums == _IGNORED * now.numel))
+    return found
+
+
+NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
+    NumberRule(
+        kind="invariant", signal="gradients at backward()", names=["not_cleared"], steps=1,
+        condition=_always, is_over=_never, pause="", cause="gradient",
+        text="gradients are not cleared: backward() added to those of the update before in "
+        "{value} updates in a row (seen at {name})",
+        advice="call optimizer.zero_grad() after each update", source="TrainCheck",
+    ),
+    NumberRule(
+        kind="invariant", signal="gradients at the update", names=["cleared_early"], steps=1,
+        condition=_always, is_over=_never, pause="", cause="gradient",
+        text="gradients were cleared after backward() and before the update, in {value} updates "
+        "in a row (seen at {name}): the update had none there",
+        advice="call zero_grad() after optimizer.step(), or before backward()",
+        source="fastcheck",
+    ),
+    NumberRule(
+        kind="invariant", signal="gradients at clipping", names=["clipped_late"], steps=1,
+        condition=_always, is_over=_never, pause="", cause="gradient",
+        text="gradients were clipped after the update that used them, in {value} updates in a "
+        "row: the update had them as they were",
+        advice="clip between backward() and optimizer.step()", source="fastcheck",
+    ),
+    NumberRule(
+        kind="invariant", signal="gradients at clipping", names=["clipped_none"], steps=1,
+        condition=_always, is_over=_never, pause="", cause="gradient",
+        text="clipping was given no gradient in {value} updates in a row, though {name} had one",
+        advice="a generator of parameters is empty once it was used: pass model.parameters() anew",
+        source="fastcheck",
+    ),
+    NumberRule(
+        kind="invariant", signal="norm of all gradients / threshold", names=["clip_ratio"],
+        condition=lambda ratio: ratio.value >= _CLIPS, is_over=_never, steps=_CLIP_STEPS, pause="",
+        warns=False, cause="optimizer",
+        text="every update is clipped to less than a thousandth: the norm of all gradients is "
+        "{value} times the threshold {usual}", advice="", source="fastcheck",
+    ),
+    NumberRule(
+        kind="invariant", signal="norm of all gradients / threshold", names=["clip_ratio"],
+        condition=lambda ratio: ratio.value <= 1 / _CLIPS, is_over=_never, steps=_CLIP_STEPS,
+        pause="", warns=False, cause="optimizer",
+        text="clipping changes nothing: the norm of all gradients is {value} of the threshold "
+        "{usual}", advice="", source="fastcheck",
+    ),
+    NumberRule(
+        kind="invariant", signal="loss scale, skipped updates", names=["loss_scale"],
+        condition=lambda scale: scale.is_skipped and scale.run == 0,
+        is_over=_never, steps=_STUCK, pause="", cause="precision",
+        text="the loss scale stays at {value} though updates are skipped",
+        advice="is its backoff_factor 1, or is the scale set anew in each step?",
+        source="Micikevicius et al. (2018)",
+    ),
+    NumberRule(
+        kind="invariant", signal="loss scale, root of backward()", names=["not_multiplied"],
+        condition=_always, is_over=_never, steps=1, pause="", cause="precision",
+        text="gradients are divided by a loss scale that the loss was not multiplied by, in "
+        "{value} updates in a row: backward() was called on what scaler.scale() was given, not on "
+        "what it returned", advice="call scaler.scale(loss).backward()", source="DeepSpeed#7837",
+    ),
+    NumberRule(
+        kind="invariant", signal="training flags of modules", names=["evaluation_mode"],
+        condition=_always, is_over=_never, steps=1, pause="", cause="layer",
+        text="the model is trained in evaluation mode, as after eval(), which changes {name}, in "
+        "{value} updates in a row",
+        advice="call model.train() before training", source="fastcheck",
+    ),
+    NumberRule(
+        kind="invariant", signal="requires_grad of parameters", names=["frozen"],
+        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="optimizer",
+        text="few of the model's weights are trained, {name}", advice="",
+        source="PyTorch forum 84911",
+    ),
+    NumberRule(
+        kind="invariant", signal="passes without gradients", names=["dropout_on"],
+        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="layer",
+        text="dropout is on in passes without gradients: {value} of them in a row ran in training "
+        "mode ({name})", advice="", source="transformers#33844",
+    ),
+    NumberRule(
+        kind="invariant", signal="checksums of the batch", names=["same_batch"],
+        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="data",
+        text="the first {value} observed steps trained on the same batch, bit for bit", advice="",
+        source="fastcheck",
+    ),
+    NumberRule(
+        kind="invariant", signal="checksums of the batch", names=["repeated_batch"],
+        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="data",
+        text="each batch comes {value} times in a row, bit for bit: so did the last {usual}",
+        advice="", source="TrainCheck",
+    ),
+    NumberRule(
+        kind="invariant", signal="checksums of the batch", names=["cycle"],
+        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="data",
+        text="the batches repeat every {value} observed steps in the same order, bit for bit: "
+        "they are not shuffled", advice="", source="fastcheck",
+    ),
+)  # fmt: skip
+
+TENSOR_INVARIANTS: tuple[TensorRule, ...] = (
+    TensorRule(
+        kind="invariant", signal="checksum of a weight", condition=stands_still(True), steps=1,
+        is_over=_once, pause="", value=lambda view: view.standing, cause="optimizer",
+        text="it kept every bit in {value} updates in a row, and moved before, though its gradient "
+        "and the learning rate are at least half as large as they were then",
+        advice="is it still the tensor that the optimizer holds, or is it written back?",
+        source="TrainCheck",
+    ),
+    TensorRule(
+        kind="invariant", signal="checksum of a weight", condition=stands_still(False), steps=1,
+        is_over=_once, pause="", value=lambda view: view.standing, cause="precision", warns=False,
+        text="it kept every bit in {value} updates in a row, and moved before: updates may be "
+        "smaller than the spacing of {dtype}", advice="", source="fastcheck",
+    ),
+    TensorRule(
+        kind="invariant", signal="extremes of a buffer", condition=counter_will_stop, steps=8,
+        is_over=_once, pause="", value=lambda view: view.now.abs_max, cause="precision",
+        usual=lambda view: _WHOLE[view.now.codes],
+        text="it counts in {dtype}, and is at {value}: from {usual} on, adding 1 changes nothing",
+        advice="keep it in float32 or an integer", source="DeepSpeed, NUM.08",
+    ),
+    TensorRule(
+        kind="invariant", signal="extremes of the input", condition=position_is_rounded, steps=3,
+        is_over=_once, pause="", value=lambda view: view.now.abs_max, cause="precision",
+        warns=False,
+        text="whole numbers up to {value} in {dtype}, which does not hold each of them", advice="",
+        source="fastcheck",
+    ),
+    TensorRule(
+        kind="invariant", signal="labels", condition=labels_are_ignored, steps=3, is_over=_once,
+        pause="", value=lambda view: view.now.sums / view.now.numel, cause="data",
+        text="every label is {value} in 3 steps in a row, which cross entropy leaves out",
+        advice="look at how labels are masked", source="fastcheck",
+    ),
+    TensorRule(
+        kind="invariant", signal="smallest and largest element of the input",
+        condition=input_is_constant, steps=10, is_over=_once, pause="",
+        value=lambda view: view.now.sums / view.now.numel, cause="data",
+        text="all its elements are {value} in 10 steps in a row, and nothing that the model is "
+        "given has two numbers", advice="look at what the loader returns", source="fastcheck",
+    ),
+)  # fmt: skip
+
+
+INVARIANTS = (*NUMBER_INVARIANTS, *TENSOR_INVARIANTS)
+#: All that a run is held to.
+NUMBER_RULES = (*rules.NUMBER_RULES, *NUMBER_INVARIANTS)
+TENSOR_RULES = (*rules.TENSOR_RULES, *TENSOR_INVARIANTS)
+
+
+class Batches:
+    """The checksums of what steps train on, as a sequence. Of each habit once."""
+
+    def __init__(self) -> None:
+        self._last: deque[int] = deque(maxlen=_BATCHES * (_ROUNDS + 1))
+        self._runs: deque[int] = deque(maxlen=_RUNS + 1)
+        self._run = 0
+        self._steps = 0
+
+    def of_step(self, now: Signals, k: int) -> Iterator[Number]:
+        """Step ``k``."""
+        at = np.flatnonzero((now.phases == INPUT) & now.is_read[k])
+        checksums = now.checksums[k, at]
+        if not checksums.any():
+            return
+        value = hash(tuple(checksums.tolist()))
+        before = self._last[-1] if self._last else None
+        self._last.append(value)
+        self._steps += 1
+        if before == value:
+            self._run += 1
+        else:
+            if before is not None:
+                self._runs.append(self._run)
+            self._run = 1
+            yield from self._repeated()
+        if self._run == self._steps == _SAME:
+            yield Number("same_batch", _SAME)
+        if self._run == 1 and self._steps % _BATCHES == 0:
+            yield from self._cycle()
+
+    def _repeated(self) -> Iterator[Number]:
+        """The first run is not known whole where fastcheck was installed within it."""
+        runs = list(self._runs)[1:]
+        if len(runs) == _RUNS and runs[0] > 1 and len(set(runs)) == 1:
+            yield Number("repeated_batch", runs[0], _RUNS)
+
+    def _cycle(self) -> Iterator[Number]:
+        last = list(self._last)
+        for period in range(2, _BATCHES + 1):
+            count = period * _ROUNDS
+            if len(last) < count + period:
+                return
+            if last[-count:] == last[-count - period : -period]:
+                yield Number("cycle", period)
+                return
+
+
+class Clipping:
+    """The norm of all gradients beside what they are clipped to."""
+
+    def __init__(self) -> None:
+        #: Of clip_grad_norm_(); None: it was not called.
+        self.threshold: Optional[float] = None
+
+    def of_step(self, norm: Optional[Number], row: Optional[StepRow]) -> Iterator[Number]:
+        """``norm``: of all gradients, without the loss scale."""
+        is_used = row is not None and not row.overflow and self.threshold
+        if norm is not None and is_used and self.threshold:
+            yield Number("clip_ratio", norm.value / self.threshold, self.threshold)

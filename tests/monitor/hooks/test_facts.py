@@ -1,0 +1,174 @@
+"""Tests of the facts of a training loop that no record holds: orders of calls, and modes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from accuracy.invariants_healthy import HEALTHY
+
+
+def texts(program: Callable[[nn.Module, Any], None], steps: int = 15) -> list[str]:
+    """What a loop of this step is told of, as an event."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with fastcheck.install(model) as monitor:
+            for _ in range(steps):
+                program(model, optimizer)
+    return [event.text for event in monitor.watch.events if event.kind == "invariant"]
+
+
+def loss(model: nn.Module) -> torch.Tensor:
+    return model(torch.randn(8, 8)).square().mean()
+
+
+def uncleared(model: nn.Module, optimizer: Any) -> None:
+    loss(model).backward()
+    optimizer.step()
+
+
+def test_gradients_that_are_not_cleared() -> None:
+    found = texts(uncleared, 40)
+    assert len(found) == 1 and "gradients are not cleared" in found[0] and "0.weight" in found[0]
+    assert found[0].startswith("step 11: ")
+
+
+def test_ten_updates_have_to_agree() -> None:
+    assert not texts(uncleared, 11)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_are_cleared_now_and_then(to_none: bool) -> None:
+    count = iter(range(100))
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        uncleared(model, optimizer)
+        if next(count) % 5 == 4:
+            optimizer.zero_grad(set_to_none=to_none)
+
+    assert not texts(program, 60)
+
+
+def test_momentum_of_the_loops_own() -> None:
+    """What is left of the last gradient was changed: that is meant."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        uncleared(model, optimizer)
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.5)
+
+    assert not texts(program, 40)
+
+
+def test_gradients_that_are_cleared_before_the_update() -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        loss(model).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+
+    found = texts(program)
+    assert len(found) == 1 and "cleared after backward() and before the update" in found[0]
+
+
+def test_clipping_that_comes_too_late() -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        uncleared(model, optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    found = texts(program)
+    assert len(found) == 1 and "clipped after the update" in found[0]
+
+
+def test_gradients_of_autograd_grad_that_are_clipped() -> None:
+    """No backward() is called there."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        parameters = list(model.parameters())
+        for one, gradient in zip(parameters, torch.autograd.grad(loss(model), parameters)):
+            one.grad = gradient
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+    assert not texts(program, 40)
+
+
+def test_clipping_of_nothing() -> None:
+    used: list[Any] = []
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        used[:] = used or [model.parameters()]
+        optimizer.zero_grad()
+        loss(model).backward()
+        nn.utils.clip_grad_norm_(used[0], 1.0)
+        optimizer.step()
+
+    found = texts(program)
+    assert len(found) == 1 and "clipping was given no gradient" in found[0]
+
+
+def test_a_loss_that_is_not_the_scaled_one() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+
+    def program(model: nn.Module, optimizer: Any, is_faulty: bool = True) -> None:
+        optimizer.zero_grad()
+        value = loss(model)
+        scaled = scaler.scale(value)
+        (value if is_faulty else scaled).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    found = texts(program)
+    assert len(found) == 1 and "divided by a loss scale" in found[0]
+    assert not texts(lambda model, optimizer: program(model, optimizer, False))
+
+
+def test_evaluation_mode() -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        model.eval()
+        optimizer.zero_grad()
+        uncleared(model, optimizer)
+
+    found = texts(program, 40)
+    assert len(found) == 1 and "trained in evaluation mode" in found[0] and "Dropout" in found[0]
+    assert not texts(program, 29)
+
+
+def test_dropout_in_passes_without_gradients() -> None:
+    def program(model: nn.Module, optimizer: Any, passes: int = 3) -> None:
+        optimizer.zero_grad()
+        uncleared(model, optimizer)
+        with torch.no_grad():
+            for _ in range(passes):
+                model(torch.randn(8, 8))
+
+    found = texts(program)
+    assert len(found) == 1 and "dropout is on in passes without gradients" in found[0]
+    assert not texts(lambda model, optimizer: program(model, optimizer, 2))
+
+
+def test_nothing_is_said_where_nothing_is_watched() -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with fastcheck.install(model, watch=False):
+        for _ in range(20):
+            uncleared(model, optimizer)
+
+
+@pytest.mark.parametrize("name", ["dcgan", "sharpness_aware", "checkpointed", "lora"])
+def test_a_healthy_program(name: str) -> None:
+    """Warnings are errors here."""
+    torch.manual_seed(0)
+    program = next(one for one in HEALTHY if one.__name__ == name)()
+    model = next(program)
+    with fastcheck.install(*(model if isinstance(model, tuple) else (model,))):
+        for _ in program:
+            pass
