@@ -38,6 +38,7 @@ def test_a_weight_that_does_not_move() -> None:
     optimizer = Frozen(model.parameters(), out=[model.head.weight], lr=0.01)
     with fastcheck.install(model), pytest.warns(fastcheck.FastcheckWarning) as caught:
         for _ in range(12):
+            optimizer.zero_grad()
             model(torch.randn(4, 8)).square().mean().backward()
             optimizer.step()
     assert place(list(caught), "head.weight") == line(-1)
