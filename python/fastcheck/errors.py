@@ -38,9 +38,16 @@ _UNPRINTABLE = re.compile(
 
 
 class FastcheckError(Exception):
-    """Root of everything fastcheck raises on purpose."""
+    """Root of everything fastcheck raises on purpose. ``expected``, ``got``, ``hint``: those of
+    explain(), which makes the text of all four.
+    """
 
     __module__ = "fastcheck"
+
+    def __init__(self, what: str, *, expected: str = "", got: str = "", hint: str = "") -> None:
+        super().__init__(
+            explain(what, expected=expected, got=got, hint=hint) if expected or got else what
+        )
 
 
 class ConfigError(FastcheckError, ValueError):
@@ -163,12 +170,10 @@ def choice(name: str, value: object, choices: Iterable[str], otherwise: str = ""
     if isinstance(value, str) and value in known:
         return value
     raise ConfigError(
-        explain(
-            f"unknown {name}",
-            expected=" or ".join([*(f'"{one}"' for one in known), *filter(None, [otherwise])]),
-            got=repr(value),
-            hint=did_you_mean(str(value), known),
-        )
+        f"unknown {name}",
+        expected=" or ".join([*(f'"{one}"' for one in known), *filter(None, [otherwise])]),
+        got=repr(value),
+        hint=did_you_mean(str(value), known),
     )
 
 
@@ -182,11 +187,9 @@ def string_list(name: str, value: Union[str, Iterable[str], None]) -> list[str]:
     for one in found:
         if not isinstance(one, str) or not one.strip():
             raise ConfigError(
-                explain(
-                    f"{name} must be a string or a list of strings",
-                    expected="names or patterns as strings",
-                    got=repr(one),
-                )
+                f"{name} must be a string or a list of strings",
+                expected="names or patterns as strings",
+                got=repr(one),
             )
     return found
 
@@ -203,7 +206,7 @@ def local_path(name: str, value: object, expected: str = "a str or an os.PathLik
         path = None
     if isinstance(path, str) and path and "\0" not in path:
         return path
-    raise ConfigError(explain(f"{name} is not a path", expected=expected, got=repr(value)))
+    raise ConfigError(f"{name} is not a path", expected=expected, got=repr(value))
 
 
 def first_line(error: BaseException) -> str:

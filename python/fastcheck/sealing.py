@@ -133,7 +133,7 @@ def seal(
     """
     choice("nonfinite", nonfinite, ("mark", "refuse"))
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
-        raise ConfigError(explain("step is not an int", expected="an int, or None", got=repr(step)))
+        raise ConfigError("step is not an int", expected="an int, or None", got=repr(step))
     tensors, unsealed = _of_all_ranks(model) if together else _own(model, in_parts=False)
     bad = tuple(key for key, entry in tensors.items() if entry["nan"] or entry["inf"])
     if bad and nonfinite == "refuse":
@@ -149,7 +149,7 @@ def seal(
 def refusal(error: str, bad: Sequence[str], hint: str) -> NonFiniteWeightsError:
     """The exception with the text ``error``, of tensors that are not finite: the keys ``bad``."""
     got = ", ".join(bad[:_SHOWN]) + (", ..." if len(bad) > _SHOWN else "")
-    return NonFiniteWeightsError(explain(error, expected="finite weights", got=got, hint=hint))
+    return NonFiniteWeightsError(error, expected="finite weights", got=got, hint=hint)
 
 
 def find_nonfinite(
@@ -170,7 +170,7 @@ def _own(model: object, in_parts: bool) -> tuple[Entries, dict[str, str]]:
     if not state:
         expected = "a torch.nn.Module with parameters or buffers, or its state_dict()"
         got = type(model).__name__
-        raise ConfigError(explain("there is nothing to seal", expected=expected, got=got))
+        raise ConfigError("there is nothing to seal", expected=expected, got=got)
     parts: dict[str, Part] = {}
     for key, tensor in state.items() if in_parts else ():
         part = tensor if isinstance(tensor, Part) else _part_of(tensor)
@@ -445,11 +445,11 @@ def _read_seal(path: str) -> dict[str, Any]:
         raise CompareError(text) from error
     except (OSError, ValueError) as error:
         got = f"{path}: {first_line(error)}"
-        raise CompareError(explain("the seal can't be read", expected="JSON", got=got)) from error
+        raise CompareError("the seal can't be read", expected="JSON", got=got) from error
     if not _is_seal(content):
         text = "this file is not a seal, or is one of a later version"
         expected = f'JSON with "fastcheck": "seal" of format {FORMATS[-1]} or before'
-        raise CompareError(explain(text, expected=expected, got=path, hint=hint))
+        raise CompareError(text, expected=expected, got=path, hint=hint)
     made: dict[str, Any] = content
     return made
 

@@ -23,7 +23,7 @@ from torch import nn
 
 from fastcheck.backends.backend import Backend
 from fastcheck.backends.table import backend_for
-from fastcheck.errors import ConfigError, did_you_mean, explain, first_line
+from fastcheck.errors import ConfigError, did_you_mean, first_line
 from fastcheck.monitor.install import install
 from fastcheck.record import reference
 from fastcheck.record.format import DTYPES, RECORD_DTYPE, VALUE_BYTES, offset_of
@@ -75,12 +75,10 @@ def _no_device(name: str, got: str) -> ConfigError:
     kinds = (str(torch._C._get_privateuse1_backend_name()), "cuda", "xpu")
     present = ["cpu", *filter(_is_available, kinds)]
     return ConfigError(
-        explain(
-            f"device {name!r} can't be tested here",
-            expected=" or ".join(map(repr, present)),
-            got=f"{name!r}: {got}",
-            hint=did_you_mean(name, present),
-        )
+        f"device {name!r} can't be tested here",
+        expected=" or ".join(map(repr, present)),
+        got=f"{name!r}: {got}",
+        hint=did_you_mean(name, present),
     )
 
 

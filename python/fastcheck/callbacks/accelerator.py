@@ -6,7 +6,7 @@ from typing import Any, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, explain, warn
+from fastcheck.errors import ConfigError, warn
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
@@ -48,11 +48,9 @@ def accelerate(
     seals = CheckpointSeals(seal)
     if not callable(getattr(accelerator, "register_save_state_pre_hook", None)):
         raise ConfigError(
-            explain(
-                "accelerate() was not given an Accelerator",
-                expected="accelerate(accelerator, model)",
-                got=type(accelerator).__name__,
-            )
+            "accelerate() was not given an Accelerator",
+            expected="accelerate(accelerator, model)",
+            got=type(accelerator).__name__,
         )
     inner = accelerator.unwrap_model(model)
     options.setdefault("sinks", _sinks(accelerator))

@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, explain, warn
+from fastcheck.errors import ConfigError, warn
 from fastcheck.monitor.hooks.flat_optimizers import GradientParts
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
@@ -58,11 +58,9 @@ def deepspeed(engine: Any, *, seal: Union[str, bool] = "mark", **options: Any) -
     outer = getattr(engine, "optimizer", None)
     if outer is None or not isinstance(getattr(engine, "module", None), torch.nn.Module):
         raise ConfigError(
-            explain(
-                "this is not a DeepSpeed engine with an optimizer",
-                expected="what deepspeed.initialize() returns first",
-                got=f"{type(engine).__name__}",
-            )
+            "this is not a DeepSpeed engine with an optimizer",
+            expected="what deepspeed.initialize() returns first",
+            got=f"{type(engine).__name__}",
         )
     rows = WaitingRows((functools.partial(_write, engine.monitor),))
     if engine.monitor.enabled and engine.global_rank == 0:

@@ -11,7 +11,7 @@ from typing import Any, Callable, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 from fastcheck.monitor.hooks.flat_optimizers import GradientParts
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
@@ -67,12 +67,10 @@ def megatron(
         getattr(optimizer, "get_loss_scale", None)
     ):
         raise ConfigError(
-            explain(
-                "this is not an optimizer of Megatron Core",
-                expected="what get_megatron_optimizer() returns",
-                got=type(optimizer).__name__,
-                hint="fastcheck.install(model) finds optimizers of torch.optim by itself",
-            )
+            "this is not an optimizer of Megatron Core",
+            expected="what get_megatron_optimizer() returns",
+            got=type(optimizer).__name__,
+            hint="fastcheck.install(model) finds optimizers of torch.optim by itself",
         )
     if getattr(optimizer.config, "fp16", False):
         options.setdefault("training", Training(scaler=optimizer.get_loss_scale))

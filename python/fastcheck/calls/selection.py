@@ -257,21 +257,17 @@ def make_selection(
     wanted_modules += more_modules
     if level == "module" and wanted_ops:
         raise ConfigError(
-            explain(
-                'ops= is for level="op"',
-                expected='modules= with level="module", or ops= with level="op"',
-                got=f"ops={string_list('ops', ops)!r}",
-            )
+            'ops= is for level="op"',
+            expected='modules= with level="module", or ops= with level="op"',
+            got=f"ops={string_list('ops', ops)!r}",
         )
     for one in wanted_modules if level == "op" else ():
         if one.call is not None:
             raise ConfigError(
-                explain(
-                    'calls of modules have numbers with level="module" only',
-                    expected="a module's path",
-                    got=repr(one.text),
-                    hint='level="module", or the name of an op with its number',
-                )
+                'calls of modules have numbers with level="module" only',
+                expected="a module's path",
+                got=repr(one.text),
+                hint='level="module", or the name of an op with its number',
             )
 
     def end(option: str, name: Optional[str]) -> Optional[Wanted]:

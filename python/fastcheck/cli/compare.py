@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 from fastcheck.utils.text.layout import wants_ascii, wants_color
 
 from .console import progress, show_sections
@@ -144,6 +144,6 @@ def _thresholds(given: list[str]) -> dict[str, float]:
             found[dtype] = float(error)
         except ValueError:
             raise ConfigError(
-                explain("invalid --threshold", expected="DTYPE=ERROR, as bfloat16=0.05", got=text)
+                "invalid --threshold", expected="DTYPE=ERROR, as bfloat16=0.05", got=text
             ) from None
     return found

@@ -17,7 +17,7 @@ from typing import Any, Callable
 import numpy as np
 
 from fastcheck.dump.storage.files import places_in
-from fastcheck.errors import CompareError, ConfigError, explain
+from fastcheck.errors import CompareError, ConfigError
 from fastcheck.log.reader import (
     find_logs,
     log_parts,
@@ -188,42 +188,32 @@ def run(options: argparse.Namespace) -> int:
     is_trace = options.file.lower().endswith(_TRACE)
     if suffix not in writers and not is_trace:
         raise ConfigError(
-            explain(
-                "unknown output format",
-                expected="a file name that ends in " + " or ".join(writers),
-                got=options.file,
-            )
+            "unknown output format",
+            expected="a file name that ends in " + " or ".join(writers),
+            got=options.file,
         )
     if os.path.exists(options.file) and not options.force:
         raise ConfigError(
-            explain(
-                "the output file exists already",
-                expected="a new name",
-                got=options.file,
-                hint="--force replaces it",
-            )
+            "the output file exists already",
+            expected="a new name",
+            got=options.file,
+            hint="--force replaces it",
         )
     path, places = options.log, [place for _, _, place in sorted(places_in(options.log))]
     if is_trace and (options.steps or places):
         raise ConfigError(
-            explain(
-                "a trace is made of a whole log",
-                expected="a log directory, without --steps",
-                got=path,
-            )
+            "a trace is made of a whole log", expected="a log directory, without --steps", got=path
         )
     if options.steps and places:
         raise ConfigError(
-            explain("--steps is for logs only", expected="a log directory", got=f"{path}, a dump")
+            "--steps is for logs only", expected="a log directory", got=f"{path}, a dump"
         )
     if not places:
         places = find_logs(options.log)[-1:]
         path = places[0] if places else path
     if not places:
         read_log(options.log)  # raises the error
-        raise ConfigError(
-            explain("export takes a whole log", expected="a log directory", got=options.log)
-        )
+        raise ConfigError("export takes a whole log", expected="a log directory", got=options.log)
     # Under another name until it is whole: half a table must not pass for one.
     part = options.file + ".part"
     damaged: list[int] = []
@@ -239,11 +229,9 @@ def run(options: argparse.Namespace) -> int:
         os.replace(part, options.file)
     except OSError as error:
         raise CompareError(
-            explain(
-                "the table can't be written",
-                expected="a file that can be created, and room for it",
-                got=f"{options.file}: {error.strerror or error}",
-            )
+            "the table can't be written",
+            expected="a file that can be created, and room for it",
+            got=f"{options.file}: {error.strerror or error}",
         ) from error
     finally:
         with contextlib.suppress(OSError):
@@ -355,10 +343,8 @@ def _need(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            explain(
-                "this format needs pyarrow",
-                expected="pyarrow, installed",
-                got=str(error),
-                hint="pip install 'fastcheck[tools]', or write .csv, which needs nothing",
-            )
+            "this format needs pyarrow",
+            expected="pyarrow, installed",
+            got=str(error),
+            hint="pip install 'fastcheck[tools]', or write .csv, which needs nothing",
         ) from error

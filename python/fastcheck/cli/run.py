@@ -9,7 +9,7 @@ import sys
 from types import TracebackType
 from typing import Any, Optional
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 from fastcheck.monitor.auto_install import AutoInstall
 
 _DESCRIPTION = """\
@@ -59,11 +59,9 @@ def run(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in names}
     if not options.module and not os.path.isfile(options.program):
         raise ConfigError(
-            explain(
-                "there is no such program",
-                expected="a Python file, or -m and the name of a module",
-                got=options.program,
-            )
+            "there is no such program",
+            expected="a Python file, or -m and the name of a module",
+            got=options.program,
         )
     sys.argv = [options.program, *options.arguments]
     # As Python does for a program: its folder for a file, the current one for a module.

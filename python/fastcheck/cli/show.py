@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastcheck.dump.storage.files import places_in
-from fastcheck.errors import ConfigError, did_you_mean, explain, printable
+from fastcheck.errors import ConfigError, did_you_mean, printable
 from fastcheck.log.reader import find_logs, read_log, read_logs, read_ranges, read_watch
 from fastcheck.log.step_table import step_rows
 from fastcheck.log.unobserved import from_meta, lost_lines
@@ -420,9 +420,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 0 when something was shown, 1 when the filters leave nothing."""
     path, others, view = _open_log(options.path)
     if options.limit is not None and options.limit < 0:
-        raise ConfigError(
-            explain("--limit is negative", expected="0 (all) or more", got=str(options.limit))
-        )
+        raise ConfigError("--limit is negative", expected="0 (all) or more", got=str(options.limit))
     wanted = _filter(view, options)
     limit = options.limit if options.limit is not None else (0 if options.json else _LIMIT)
     if options.json:

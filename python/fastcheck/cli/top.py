@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 from typing import Any, Optional
 
-from fastcheck.errors import ConfigError, LogError, explain
+from fastcheck.errors import ConfigError, LogError
 from fastcheck.log.follow import LogFollower
 from fastcheck.report.live.frame import Picture, View, picture, waiting_picture
 from fastcheck.report.live.state import SORTS, LiveState
@@ -179,32 +179,26 @@ def run(options: argparse.Namespace) -> int:
         shower.poll()
         if follower.directory is None:
             raise LogError(
-                explain(
-                    "there is no log here",
-                    expected="a log directory, or the fastcheck_log/ above it",
-                    got=options.log,
-                    hint="without --once it is waited for",
-                )
+                "there is no log here",
+                expected="a log directory, or the fastcheck_log/ above it",
+                got=options.log,
+                hint="without --once it is waited for",
             )
         _print(shower.draw(_columns(), None))
         return 0
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         raise ConfigError(
-            explain(
-                "top needs a terminal",
-                expected="a terminal as standard output",
-                got="a file, a pipe, or TERM=dumb",
-                hint="fastcheck top LOG --once prints one picture",
-            )
+            "top needs a terminal",
+            expected="a terminal as standard output",
+            got="a file, a pipe, or TERM=dumb",
+            hint="fastcheck top LOG --once prints one picture",
         )
     if not has_rich():
         raise ConfigError(
-            explain(
-                "the live picture needs rich",
-                expected="rich, installed",
-                got="no module named rich",
-                hint="pip install 'fastcheck[tools]', or --once, which needs nothing",
-            )
+            "the live picture needs rich",
+            expected="rich, installed",
+            got="no module named rich",
+            hint="pip install 'fastcheck[tools]', or --once, which needs nothing",
         )
     shower.follow(options.interval)
     return 0
@@ -213,23 +207,17 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     if not math.isfinite(options.interval) or options.interval < _LEAST_INTERVAL:
         raise ConfigError(
-            explain(
-                "--interval is no time to wait",
-                expected=f"{_LEAST_INTERVAL} seconds or more",
-                got=f"{options.interval:g}",
-            )
+            "--interval is no time to wait",
+            expected=f"{_LEAST_INTERVAL} seconds or more",
+            got=f"{options.interval:g}",
         )
     if options.rows is not None and options.rows < 1:
-        raise ConfigError(
-            explain("--rows shows nothing", expected="1 or more", got=str(options.rows))
-        )
+        raise ConfigError("--rows shows nothing", expected="1 or more", got=str(options.rows))
     if os.path.exists(options.log) and not os.path.isdir(options.log):
         raise LogError(
-            explain(
-                "this is no log directory",
-                expected="a log directory, or the fastcheck_log/ above it",
-                got=options.log,
-            )
+            "this is no log directory",
+            expected="a log directory, or the fastcheck_log/ above it",
+            got=options.log,
         )
 
 

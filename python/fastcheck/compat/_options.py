@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Union
 
 from fastcheck.comparison.compare import compare
 from fastcheck.dump.dumper import Dumper
-from fastcheck.errors import ConfigError, did_you_mean, explain, warn
+from fastcheck.errors import ConfigError, did_you_mean, warn
 
 _warned: set[str] = set()
 
@@ -105,7 +105,7 @@ def raise_config_error(
     what: str, *, got: Any, hint: str, expected: str = "what docs/compat.md lists"
 ) -> NoReturn:
     """Raises ConfigError for a value that has no counterpart in fastcheck."""
-    raise ConfigError(explain(what, expected=expected, got=repr(got), hint=hint))
+    raise ConfigError(what, expected=expected, got=repr(got), hint=hint)
 
 
 def check_names(what: str, given: Iterable[str], known: Iterable[str], hint: str = "") -> None:
@@ -114,12 +114,10 @@ def check_names(what: str, given: Iterable[str], known: Iterable[str], hint: str
     for name in given:
         if name not in names:
             raise ConfigError(
-                explain(
-                    f"unknown {what} {name!r}",
-                    expected=", ".join(names),
-                    got=repr(name),
-                    hint=did_you_mean(str(name), names) or hint,
-                )
+                f"unknown {what} {name!r}",
+                expected=", ".join(names),
+                got=repr(name),
+                hint=did_you_mean(str(name), names) or hint,
             )
 
 
@@ -140,11 +138,9 @@ def compare_paths(
         path = next((given[key] for key in keys if given.get(key)), None)
         if path is None:
             raise ConfigError(
-                explain(
-                    "input_param has no path of one side",
-                    expected=" or ".join(keys),
-                    got=", ".join(given) or "nothing",
-                )
+                "input_param has no path of one side",
+                expected=" or ".join(keys),
+                got=", ".join(given) or "nothing",
             )
         sides.append(path)
     csv = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from fastcheck.dump.options import Models, check_models
-from fastcheck.errors import ConfigError, choice, explain
+from fastcheck.errors import ConfigError, choice
 from fastcheck.reproducibility.seeds import seed_all as _seed_all
 from fastcheck.utils.names.api import api_names, is_function
 from fastcheck.utils.torch.rank import own_rank
@@ -163,11 +163,9 @@ def _load_config(path: str) -> dict[str, Any]:
             found = json.load(file)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            explain(
-                "config.json can't be read",
-                expected="an existing file that holds a JSON object",
-                got=f"{path}: {getattr(error, 'strerror', None) or error}",
-            )
+            "config.json can't be read",
+            expected="an existing file that holds a JSON object",
+            got=f"{path}: {getattr(error, 'strerror', None) or error}",
         ) from error
     if not isinstance(found, dict):
         raise_config_error(
@@ -216,12 +214,10 @@ def _ends(part: Mapping[str, Any]) -> tuple[str, ...]:
     if len(ends) in (0, 2):
         return ends
     raise ConfigError(
-        explain(
-            '"scope" must be a pair of names',
-            expected="two names, the first and the last call, or none",
-            got=repr(list(ends)),
-            hint='"list" dumps single calls',
-        )
+        '"scope" must be a pair of names',
+        expected="two names, the first and the last call, or none",
+        got=repr(list(ends)),
+        hint='"list" dumps single calls',
     )
 
 
@@ -229,9 +225,7 @@ def _texts(name: str, given: Any) -> tuple[str, ...]:
     found = [given] if isinstance(given, str) else [] if given is None else given
     if isinstance(found, (list, tuple)) and all(isinstance(one, str) for one in found):
         return tuple(found)
-    raise ConfigError(
-        explain(f'"{name}" must be a list of names', expected='["..."]', got=repr(given))
-    )
+    raise ConfigError(f'"{name}" must be a list of names', expected='["..."]', got=repr(given))
 
 
 def _record_option(task: str, part: Mapping[str, Any]) -> str:
@@ -253,11 +247,9 @@ def _overflow_nums(given: Any) -> int:
     if is_number and (given == -1 or given > 0):
         return int(given)
     raise ConfigError(
-        explain(
-            '"overflow_nums" must be a positive int, or -1',
-            expected="how many overflows end the run, or -1 for never",
-            got=repr(given),
-        )
+        '"overflow_nums" must be a positive int, or -1',
+        expected="how many overflows end the run, or -1 for never",
+        got=repr(given),
     )
 
 
@@ -275,11 +267,9 @@ def _number_set(name: str, given: Any) -> Optional[frozenset[int]]:
             found.update(range(int(span.group(1)), int(span.group(2)) + 1))
         else:
             raise ConfigError(
-                explain(
-                    f'"{name}" must be a list of ints >= 0',
-                    expected='numbers from 0 on, and spans of them: [0, 3, "5-8"]',
-                    got=repr(item),
-                )
+                f'"{name}" must be a list of ints >= 0',
+                expected='numbers from 0 on, and spans of them: [0, 3, "5-8"]',
+                got=repr(item),
             )
     return frozenset(found)
 
@@ -358,11 +348,9 @@ class PrecisionDebugger:
     def _begin_watch(self) -> OverflowWatch:
         if not self._models:
             raise ConfigError(
-                explain(
-                    "overflow_check needs the model",
-                    expected="debugger.start(model), or PrecisionDebugger(model=model)",
-                    got="no model",
-                )
+                "overflow_check needs the model",
+                expected="debugger.start(model), or PrecisionDebugger(model=model)",
+                got="no model",
             )
         return OverflowWatch(
             self._models,

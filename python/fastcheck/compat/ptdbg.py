@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from fastcheck.errors import ConfigError, choice, explain, string_list
+from fastcheck.errors import ConfigError, choice, string_list
 from fastcheck.reproducibility.seeds import seed_all as _seed_all
 from fastcheck.utils.names.api import api_names
 
@@ -143,11 +143,9 @@ def acc_cmp_dump(*args: Any, **kwargs: Any) -> NoReturn:
 
 def _not_callable(name: str) -> NoReturn:
     raise ConfigError(
-        explain(
-            f"{name} cannot be called directly",
-            expected=f"register_hook(model, {name})",
-            got=f"{name}(...)",
-        )
+        f"{name} cannot be called directly",
+        expected=f"register_hook(model, {name})",
+        got=f"{name}(...)",
     )
 
 

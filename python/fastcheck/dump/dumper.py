@@ -16,7 +16,7 @@ from fastcheck.calls.selection import CallName, Names, Selection, make_selection
 from fastcheck.calls.stored import StoredTensor, gradients_of, parameter_ids, parameters_of
 from fastcheck.calls.tracker import Listener, ModuleTracker
 from fastcheck.dump.storage.files import claim, place_of
-from fastcheck.errors import ConfigError, LogError, explain, local_path, warn
+from fastcheck.errors import ConfigError, LogError, local_path, warn
 from fastcheck.log.reader import find_logs, read_log
 from fastcheck.log.view import first_event
 from fastcheck.record.site import OUTSIDE
@@ -127,12 +127,10 @@ def names_of_log(path: str) -> tuple[list[Wanted], list[Wanted]]:
     start = first_event(view.events)
     if start is None:
         raise ConfigError(
-            explain(
-                "the log given as from_log= has no event",
-                expected="a log with at least one event",
-                got=view.directory,
-                hint="fastcheck show prints what a log holds",
-            )
+            "the log given as from_log= has no event",
+            expected="a log with at least one event",
+            got=view.directory,
+            hint="fastcheck show prints what a log holds",
         )
     ops: dict[Wanted, None] = {}
     modules: dict[Wanted, None] = {}
@@ -285,12 +283,10 @@ class Dumper:
             return self
         if self._was_used:
             raise ConfigError(
-                explain(
-                    "this Dumper was already used",
-                    expected="one for each step",
-                    got=f"a second with of the one for {self.path}",
-                    hint='with fastcheck.Dumper("dump", step=i): ...',
-                )
+                "this Dumper was already used",
+                expected="one for each step",
+                got=f"a second with of the one for {self.path}",
+                hint='with fastcheck.Dumper("dump", step=i): ...',
             )
         self._was_used = True
         self._stack = contextlib.ExitStack()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, choice, explain
+from fastcheck.errors import ConfigError, choice
 from fastcheck.record.format import DEPTHS, ORDERS
 from fastcheck.utils.text.numbers import parse_bytes
 
@@ -41,9 +41,7 @@ def check_options(
     """ConfigError for the first that can't be used."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ConfigError(
-            explain(
-                "step must be an int >= 0", expected="an int >= 0", got=repr(step), hint="step=i"
-            )
+            "step must be an int >= 0", expected="an int >= 0", got=repr(step), hint="step=i"
         )
     choice("level", level, ("op", "module"))
     choice("record", record, DEPTHS)
@@ -52,19 +50,15 @@ def check_options(
         choice("reference", reference, ("cpu",))
     if reference is not None and level != "op":
         raise ConfigError(
-            explain(
-                'reference= runs operators again, and is for level="op"',
-                expected='level="op"',
-                got=f"level={level!r}",
-            )
+            'reference= runs operators again, and is for level="op"',
+            expected='level="op"',
+            got=f"level={level!r}",
         )
     if tensors and record != "full":
         raise ConfigError(
-            explain(
-                'tensors=True needs record="full"',
-                expected="checksums, which tell a value that is written already",
-                got=f"record={record!r}",
-            )
+            'tensors=True needs record="full"',
+            expected="checksums, which tell a value that is written already",
+            got=f"record={record!r}",
         )
     choice("reference_dtype", reference_dtype, ("auto", "same", "float64"))
     try:
@@ -73,11 +67,9 @@ def check_options(
         size = None
     if size is None:
         raise ConfigError(
-            explain(
-                "memory= is not a size that fastcheck can use",
-                expected='65536 bytes or more: a number, or a text such as "256MiB"',
-                got=repr(memory),
-            )
+            "memory= is not a size that fastcheck can use",
+            expected='65536 bytes or more: a number, or a text such as "256MiB"',
+            got=repr(memory),
         )
     return Options(
         step=step,
@@ -100,10 +92,8 @@ def check_models(given: Models) -> list[torch.nn.Module]:
     for model in models:
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(
-                explain(
-                    "model must be a torch.nn.Module, or several",
-                    expected="a torch.nn.Module, or a list of them",
-                    got=f"{type(model).__name__}: {str(model)[:80]}",
-                )
+                "model must be a torch.nn.Module, or several",
+                expected="a torch.nn.Module, or a list of them",
+                got=f"{type(model).__name__}: {str(model)[:80]}",
             )
     return models

@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, LogError, explain
+from fastcheck.errors import ConfigError, LogError
 from fastcheck.log.reader import log_parts, read_event_lines, read_sites_and_meta
 from fastcheck.record.site import Site
 
@@ -234,12 +234,10 @@ class Collector:
                 self._manifest.ranks[rank] = replace(known, identity=identity)
             elif known.identity != identity and identity.strip():
                 raise ConfigError(
-                    explain(
-                        f"node {self.node} of run {self.run} has the files of another log",
-                        expected=f"the log of rank {rank} that was begun by: {known.identity}",
-                        got=f"{self.log}, begun by: {identity}",
-                        hint="give another --run or --node",
-                    )
+                    f"node {self.node} of run {self.run} has the files of another log",
+                    expected=f"the log of rank {rank} that was begun by: {known.identity}",
+                    got=f"{self.log}, begun by: {identity}",
+                    hint="give another --run or --node",
                 )
 
     def _follow_sources(self, ranks: list[int]) -> None:

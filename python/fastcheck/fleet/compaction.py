@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastcheck.errors import ConfigError, FastcheckError, LogError, explain, first_line
+from fastcheck.errors import ConfigError, FastcheckError, LogError, first_line
 
 from .engines import files_of_run
 from .manifest import counted_files, read_merges, record_files, write_merge
@@ -42,12 +42,10 @@ def naming_damage(folder: Folder, run: str) -> Iterator[None]:
         if isinstance(error, FastcheckError) and not damage:
             raise
         raise LogError(
-            explain(
-                "the files of this run can't be read",
-                expected="files that fastcheck collect has written",
-                got=damage or f"{folder.url(f'run={run}')}: {first_line(error)}",
-                hint="delete a damaged file, and collect its node again",
-            )
+            "the files of this run can't be read",
+            expected="files that fastcheck collect has written",
+            got=damage or f"{folder.url(f'run={run}')}: {first_line(error)}",
+            hint="delete a damaged file, and collect its node again",
         ) from error
 
 

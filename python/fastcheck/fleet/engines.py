@@ -7,7 +7,7 @@ import re
 import tempfile
 from typing import Any, Optional, Protocol
 
-from fastcheck.errors import ConfigError, LogError, explain
+from fastcheck.errors import ConfigError, LogError
 from fastcheck.utils.private import without_credentials
 
 from .manifest import counted_files, runs_in
@@ -54,12 +54,10 @@ def run_of(folder: Folder, name: Optional[str]) -> str:
         return runs[0]
     listed = ", ".join(runs[:10]) or "none"
     raise ConfigError(
-        explain(
-            "which run?" if runs else "there is no run here",
-            expected=f"--run with one of: {listed}" if runs else "a folder with run=.../",
-            got=name or without_credentials(folder.place),
-            hint="" if runs else "fastcheck collect writes one",
-        )
+        "which run?" if runs else "there is no run here",
+        expected=f"--run with one of: {listed}" if runs else "a folder with run=.../",
+        got=name or without_credentials(folder.place),
+        hint="" if runs else "fastcheck collect writes one",
     )
 
 
@@ -120,7 +118,7 @@ class DuckEngine:
 def _check_options(memory: str, threads: Optional[int]) -> None:
     if not _MEMORY.fullmatch(memory):
         expected = "a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB, or a percentage"
-        raise ConfigError(explain("no amount of memory", expected=expected, got=repr(memory)))
+        raise ConfigError("no amount of memory", expected=expected, got=repr(memory))
     if threads is not None and threads < 1:
         raise ConfigError(f"--threads must be greater than 0, got {threads}")
 
@@ -196,12 +194,10 @@ def files_of_run(folder: Folder, run: str) -> dict[str, list[str]]:
     for name, files in found.items():
         if not files:
             raise LogError(
-                explain(
-                    "this run is not complete",
-                    expected="files of records, sites and ranks",
-                    got=f"{folder.url(start)}, without {name.replace('all_', '')}",
-                    hint="fastcheck collect writes them",
-                )
+                "this run is not complete",
+                expected="files of records, sites and ranks",
+                got=f"{folder.url(start)}, without {name.replace('all_', '')}",
+                hint="fastcheck collect writes them",
             )
     return found
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fastcheck.errors import ConfigError, LogError, explain
+from fastcheck.errors import ConfigError, LogError
 
 from .engines import Engine
 from .findings import Cell, Finding, FleetRank, FleetReport, Suspect
@@ -208,12 +208,10 @@ def _check_ranks(engine: Engine) -> None:
     low, high = int(found["low"]), int(found["high"])
     if low < 0 or high >= RANK_LIMIT:
         raise ConfigError(
-            explain(
-                "the questions to a fleet can't tell these ranks from others",
-                expected=f"ranks from 0 to {RANK_LIMIT - 1:,}",
-                got=f"ranks from {low:,} to {high:,}",
-                hint="number the ranks of a run from 0; another job is another --run",
-            )
+            "the questions to a fleet can't tell these ranks from others",
+            expected=f"ranks from 0 to {RANK_LIMIT - 1:,}",
+            got=f"ranks from {low:,} to {high:,}",
+            hint="number the ranks of a run from 0; another job is another --run",
         )
 
 

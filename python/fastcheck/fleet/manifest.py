@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from fastcheck.errors import ConfigError, LogError, explain
+from fastcheck.errors import ConfigError, LogError
 from fastcheck.utils.reading import parse_json
 
 from .positions import Position, whole_number
@@ -67,12 +67,10 @@ class Manifest:
             raise _damaged(folder, path, repr(error)) from error
         if found.steps_per_file != steps_per_file:
             raise ConfigError(
-                explain(
-                    "the files of this run hold another number of steps",
-                    expected=f"--steps-per-file {found.steps_per_file}",
-                    got=str(steps_per_file),
-                    hint="give the same number, or another --run",
-                )
+                "the files of this run hold another number of steps",
+                expected=f"--steps-per-file {found.steps_per_file}",
+                got=str(steps_per_file),
+                hint="give the same number, or another --run",
             )
         return found
 
@@ -178,12 +176,10 @@ def _field(folder: Folder, path: str, name: str, kind: type) -> Any:
 
 def _damaged(folder: Folder, path: str, why: str) -> LogError:
     return LogError(
-        explain(
-            "a file of the fleet is damaged",
-            expected="a file that fastcheck collect or compact has written",
-            got=f"{folder.url(path)}: {why}",
-            hint="delete it, and collect the node again",
-        )
+        "a file of the fleet is damaged",
+        expected="a file that fastcheck collect or compact has written",
+        got=f"{folder.url(path)}: {why}",
+        hint="delete it, and collect the node again",
     )
 
 
@@ -197,11 +193,9 @@ def _read_json(folder: Folder, path: str) -> Optional[dict[str, Any]]:
         raise _damaged(folder, path, str(error)) from error
     if not isinstance(fields, dict) or fields.get("format") != RECORD_FORMAT:
         raise LogError(
-            explain(
-                "a fleet's manifest of another format",
-                expected=f"format {RECORD_FORMAT}",
-                got=f"{folder.url(path)}, {str(fields)[:60]}",
-                hint="if a newer fastcheck wrote it, read it with that one",
-            )
+            "a fleet's manifest of another format",
+            expected=f"format {RECORD_FORMAT}",
+            got=f"{folder.url(path)}, {str(fields)[:60]}",
+            hint="if a newer fastcheck wrote it, read it with that one",
         )
     return fields

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, explain, printable
+from fastcheck.errors import ConfigError, printable
 from fastcheck.record.format import COUNTS, VERDICT_MASK, VERDICT_SHIFT, Depth
 from fastcheck.record.site import Site
 from fastcheck.record.statistics import component_counts, statistics_columns
@@ -88,12 +88,10 @@ def need(name: str, extra: str = "fleet") -> Any:
     except ImportError as error:
         package = name.partition(".")[0]
         raise ConfigError(
-            explain(
-                f"this command needs {package}",
-                expected=f"{package}, installed",
-                got=str(error),
-                hint=f"pip install 'fastcheck[{extra}]'",
-            )
+            f"this command needs {package}",
+            expected=f"{package}, installed",
+            got=str(error),
+            hint=f"pip install 'fastcheck[{extra}]'",
         ) from error
 
 

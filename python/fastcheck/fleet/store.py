@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from fastcheck.errors import LogError, explain, first_line
+from fastcheck.errors import LogError, first_line
 from fastcheck.utils.private import create_private, without_credentials
 from fastcheck.utils.reading import open_regular
 
@@ -116,11 +116,7 @@ class Folder:
             yield
         except (OSError, ValueError) as error:
             raise LogError(
-                explain(
-                    f"a fleet's files can't be {done}",
-                    expected="a directory, or a URL that pyarrow.fs opens, with room in it",
-                    got=without_credentials(
-                        f"{self.place} {path}".rstrip() + f": {first_line(error)}"
-                    ),
-                )
+                f"a fleet's files can't be {done}",
+                expected="a directory, or a URL that pyarrow.fs opens, with room in it",
+                got=without_credentials(f"{self.place} {path}".rstrip() + f": {first_line(error)}"),
             ) from error

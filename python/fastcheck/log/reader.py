@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcheck.errors import LogError, explain
+from fastcheck.errors import LogError
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
 from fastcheck.record.site import MAX_SITES, Site
 from fastcheck.utils.reading import open_regular, read_json, read_json_lines
@@ -42,12 +42,10 @@ def read_log(path: str | os.PathLike[str], rank: int | None = None) -> LogView:
         return _read_directory(place, rank)
     if not os.path.exists(place):
         raise LogError(
-            explain(
-                "there is no log here",
-                expected="a log directory, or a file in it",
-                got=f"{place}, which does not exist",
-                hint="give the directory that the stop message ends with (or fastcheck_log/)",
-            )
+            "there is no log here",
+            expected="a log directory, or a file in it",
+            got=f"{place}, which does not exist",
+            hint="give the directory that the stop message ends with (or fastcheck_log/)",
         )
     directory, name = os.path.split(place)
     match = _NAME.fullmatch(name)
@@ -159,14 +157,12 @@ def _read_directory(place: str, only: int | None) -> LogView:
     if not ranks:
         below = find_logs(place)
         raise LogError(
-            explain(
-                "this directory holds no log",
-                expected="files named records-rank0-000000.bin, sites-rank0.jsonl, ...",
-                got=f"{place}, with none of them",
-                hint=f"did you mean {below[-1]}?"
-                if below
-                else "give the directory that the stop message names",
-            )
+            "this directory holds no log",
+            expected="files named records-rank0-000000.bin, sites-rank0.jsonl, ...",
+            got=f"{place}, with none of them",
+            hint=f"did you mean {below[-1]}?"
+            if below
+            else "give the directory that the stop message names",
         )
     return merge_ranks(place, [_read_rank(place, rank, None) for rank in ranks])
 
@@ -266,12 +262,10 @@ def _read_stray(path: str) -> LogView:
     )
     if not looks_right:
         raise LogError(
-            explain(
-                "this file is not a log of fastcheck",
-                expected=f"a log directory, or a .bin file of {RECORD_BYTES}-byte records",
-                got=f"{path}, {size:,} bytes of something else",
-                hint="give the directory that the stop message ends with (or fastcheck_log/)",
-            )
+            "this file is not a log of fastcheck",
+            expected=f"a log directory, or a .bin file of {RECORD_BYTES}-byte records",
+            got=f"{path}, {size:,} bytes of something else",
+            hint="give the directory that the stop message ends with (or fastcheck_log/)",
         )
     found, lost = _read_records(path)
     part = RankLog(0, found.records, {}, [], {}, lost, found.damaged)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastcheck.errors import LogError, explain
+from fastcheck.errors import LogError
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
 from fastcheck.record.site import is_valid
 from fastcheck.utils.reading import check_regular, open_regular
@@ -65,12 +65,10 @@ def check_version(records: np.ndarray, path: str, first: int = 0) -> None:
     if len(strange):
         number = int(strange[0])
         raise LogError(
-            explain(
-                "this is not a log that this fastcheck reads",
-                expected=f"records of version {RECORD_VERSION}, {RECORD_BYTES} bytes each",
-                got=f"{path}, whose record {first + number} has version {int(versions[number])}",
-                hint="if a newer fastcheck wrote it, read it with that one",
-            )
+            "this is not a log that this fastcheck reads",
+            expected=f"records of version {RECORD_VERSION}, {RECORD_BYTES} bytes each",
+            got=f"{path}, whose record {first + number} has version {int(versions[number])}",
+            hint="if a newer fastcheck wrote it, read it with that one",
         )
 
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import numpy as np
 
-from fastcheck.errors import LogError, explain, warn
+from fastcheck.errors import LogError, warn
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, VERDICT_MASK, Flag
 from fastcheck.utils.private import (
     FILE_MODE,
@@ -129,12 +129,10 @@ class RecordLog:
             self._place = self._claim(os.fspath(directory), dict(meta or {}))
         except OSError as error:
             raise LogError(
-                explain(
-                    "the log can't be written",
-                    expected="a directory that can be created and written",
-                    got=f"{os.fspath(directory)}: {error.strerror or error}",
-                    hint="give another log_dir=, or none at all",
-                )
+                "the log can't be written",
+                expected="a directory that can be created and written",
+                got=f"{os.fspath(directory)}: {error.strerror or error}",
+                hint="give another log_dir=, or none at all",
             ) from error
 
     @property

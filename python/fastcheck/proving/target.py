@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import torch
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -56,4 +56,4 @@ def load(spec: str) -> Target:
 
 def _refused(expected: str, got: str) -> ConfigError:
     hint = "fastcheck prove train.py:step"
-    return ConfigError(explain("there is no step to prove", expected=expected, got=got, hint=hint))
+    return ConfigError("there is no step to prove", expected=expected, got=got, hint=hint)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 
 from .number_formats import BlockFormat, NumberFormat, number_format
 
@@ -66,11 +66,9 @@ class Exponents:
         self.words: np.ndarray = np.asarray(words, np.int64)
         if self.words.shape != (EXPONENT_WORDS,):
             raise ConfigError(
-                explain(
-                    "these are not the counts of exponents",
-                    expected=f"{EXPONENT_WORDS} words",
-                    got=f"shape {self.words.shape}",
-                )
+                "these are not the counts of exponents",
+                expected=f"{EXPONENT_WORDS} words",
+                got=f"shape {self.words.shape}",
             )
 
     @property
@@ -201,11 +199,9 @@ class Exponents:
         found = number_format(format)
         if isinstance(found, BlockFormat):
             raise ConfigError(
-                explain(
-                    "elements of a block format have no fixed range",
-                    expected="float16, bfloat16, float8_e4m3fn or float8_e5m2",
-                    got=found.name,
-                )
+                "elements of a block format have no fixed range",
+                expected="float16, bfloat16, float8_e4m3fn or float8_e5m2",
+                got=found.name,
             )
         _check_scale(found, scale)
         small = self._up_to(math.ldexp(1.0, found.least_exponent) / scale)
@@ -253,20 +249,16 @@ class Exponents:
 def _checked_block(block: int) -> int:
     if block in _MAXIMA:
         return block
-    raise ConfigError(explain("there are no such blocks", expected="32 or 16", got=repr(block)))
+    raise ConfigError("there are no such blocks", expected="32 or 16", got=repr(block))
 
 
 def _check_scale(found: NumberFormat | BlockFormat, scale: float) -> None:
     is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
     if not is_number or not 0 < scale < math.inf:
-        raise ConfigError(
-            explain("scale can't be used", expected="a number above 0", got=repr(scale))
-        )
+        raise ConfigError("scale can't be used", expected="a number above 0", got=repr(scale))
     if isinstance(found, BlockFormat) and scale != 1:
         raise ConfigError(
-            explain(
-                f"{found.name} has scales of its own", expected="scale=1", got=f"scale={scale!r}"
-            )
+            f"{found.name} has scales of its own", expected="scale=1", got=f"scale={scale!r}"
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional, Union
 
-from fastcheck.errors import ConfigError, choice, explain
+from fastcheck.errors import ConfigError, choice
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,9 @@ def number_format(name: str) -> Union[NumberFormat, BlockFormat]:
     """
     if not isinstance(name, str):
         raise ConfigError(
-            explain(
-                "format is not a name",
-                expected='the name of a format, such as "float16" or "mxfp8"',
-                got=repr(name),
-            )
+            "format is not a name",
+            expected='the name of a format, such as "float16" or "mxfp8"',
+            got=repr(name),
         )
     known: dict[str, Union[NumberFormat, BlockFormat]] = {**NUMBER_FORMATS, **BLOCK_FORMATS}
     return known[choice("format", _ALIASES.get(name, name), known)]

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 
 from .exponents import EXPONENT_WORDS, Exponents, Share
 from .number_formats import NUMBER_FORMATS, number_format
@@ -115,12 +115,10 @@ def check_tolerance(tolerance: float) -> None:
     is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
     if not is_number or not 0 <= tolerance < 1:
         raise ConfigError(
-            explain(
-                "tolerance can't be used",
-                expected="a share from 0 to below 1",
-                got=repr(tolerance),
-                hint="0.001: one in a thousand elements may become zero",
-            )
+            "tolerance can't be used",
+            expected="a share from 0 to below 1",
+            got=repr(tolerance),
+            hint="0.001: one in a thousand elements may become zero",
         )
 
 
@@ -132,11 +130,9 @@ def candidates(formats: Optional[Sequence[str]]) -> tuple[str, ...]:
         return CANDIDATES
     if isinstance(formats, str) or not formats:
         raise ConfigError(
-            explain(
-                "formats can't be used",
-                expected='names of formats, such as formats=("nvfp4", "float8_e4m3fn")',
-                got=repr(formats),
-            )
+            "formats can't be used",
+            expected='names of formats, such as formats=("nvfp4", "float8_e4m3fn")',
+            got=repr(formats),
         )
     return tuple(number_format(name).name for name in formats)
 

@@ -23,7 +23,7 @@ class OverflowDetected(FastcheckError):  # noqa: N818  (a stop that was requeste
 
     def __init__(self, report: StopReport) -> None:
         # args holds the report itself, so that BaseException.__reduce__ rebuilds the same object.
-        super().__init__(report)
+        Exception.__init__(self, report)
         self.report = report
 
     @property

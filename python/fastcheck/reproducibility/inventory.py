@@ -7,7 +7,7 @@ from typing import Any, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 from fastcheck.utils.private import without_credentials
 from fastcheck.utils.torch.readable import is_materialised
 
@@ -28,9 +28,7 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
         ConfigError: ``model`` is no torch.nn.Module.
     """
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError(
-            explain("this is not a model", expected="a torch.nn.Module", got=f"{model!r:.80}")
-        )
+        raise ConfigError("this is not a model", expected="a torch.nn.Module", got=f"{model!r:.80}")
     parameters: dict[str, Any] = {}
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastcheck.errors import ConfigError, explain, warn
+from fastcheck.errors import ConfigError, warn
 
 #: What libraries read when they start, for results that don't depend on timing.
 _VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -74,12 +74,10 @@ def seed_all(seed: int, deterministic: bool = True) -> Seeds:
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _MAX_SEED:
         raise ConfigError(
-            explain(
-                f"seed must be an int in [0, {_MAX_SEED}]",
-                expected=f"an int from 0 to {_MAX_SEED}",
-                got=repr(seed),
-                hint="seed_all(0)",
-            )
+            f"seed must be an int in [0, {_MAX_SEED}]",
+            expected=f"an int from 0 to {_MAX_SEED}",
+            got=repr(seed),
+            hint="seed_all(0)",
         )
     random.seed(seed)
     np.random.seed(seed)

@@ -8,7 +8,7 @@ from typing import Optional
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, did_you_mean, explain
+from fastcheck.errors import ConfigError, did_you_mean
 from fastcheck.record.format import DTYPES
 
 
@@ -64,12 +64,10 @@ def make_thresholds(given: Optional[Mapping[str, float]] = None) -> list[Thresho
     for name, error in (given or {}).items():
         if name not in table or not isinstance(error, (int, float)) or not error >= 0:
             raise ConfigError(
-                explain(
-                    "a threshold can't be used",
-                    expected="a dtype and a relative error of 0 or more: {'bfloat16': 0.05}",
-                    got=f"{name!r}: {error!r}",
-                    hint=did_you_mean(str(name), _NAMES) if name not in table else "",
-                )
+                "a threshold can't be used",
+                expected="a dtype and a relative error of 0 or more: {'bfloat16': 0.05}",
+                got=f"{name!r}: {error!r}",
+                hint=did_you_mean(str(name), _NAMES) if name not in table else "",
             )
         before = table[name]
         ratio = before.largest / before.error if before.error else 10.0

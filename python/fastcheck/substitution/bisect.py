@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, Union
 import torch
 
 from fastcheck.calls.selection import CallName, Names, Selection, make_selection
-from fastcheck.errors import ConfigError, choice, explain
+from fastcheck.errors import ConfigError, choice
 from fastcheck.utils.torch.run_on_device import Elsewhere
 
 from .override import Override, override
@@ -104,11 +104,9 @@ def bisect(
     for name, function in (("run", run), ("metric", metric)):
         if not callable(function):
             raise ConfigError(
-                explain(
-                    f"{name} can't be called",
-                    expected="run(override), and metric(what run returned)",
-                    got=repr(function),
-                )
+                f"{name} can't be called",
+                expected="run(override), and metric(what run returned)",
+                got=repr(function),
             )
     chosen = override(ops, modules, device=device, dtype=dtype)  # checks the options
     search = _Search(run, metric, chosen.elsewhere, _BY[by])
@@ -117,11 +115,9 @@ def bisect(
     names = tuple(search.names)
     if not names:
         raise ConfigError(
-            explain(
-                "bisect() found no operator",
-                expected="run(override) with some of the work within `with override:`",
-                got="a run without any, or none that ops= and modules= name",
-            )
+            "bisect() found no operator",
+            expected="run(override) with some of the work within `with override:`",
+            got="a run without any, or none that ops= and modules= name",
         )
     after = search.metric_of(names)
     limit = threshold

@@ -19,7 +19,7 @@ from fastcheck.calls.modes import ApiCalls, OpMode
 from fastcheck.calls.namer import CallNamer
 from fastcheck.calls.selection import CallName, Names, Selection, make_selection
 from fastcheck.calls.tracker import ModuleTracker
-from fastcheck.errors import ConfigError, explain, warn
+from fastcheck.errors import ConfigError, warn
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch.operators import op_info
 from fastcheck.utils.torch.run_on_device import Elsewhere
@@ -71,33 +71,27 @@ def override(
     """
     if device is None and dtype is None:
         raise ConfigError(
-            explain(
-                "override() changes nothing",
-                expected='device="cpu", dtype=torch.float32, or both',
-                got="neither",
-            )
+            "override() changes nothing",
+            expected='device="cpu", dtype=torch.float32, or both',
+            got="neither",
         )
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigError(
-            explain(
-                "dtype must be a floating-point dtype",
-                expected="a floating-point dtype of torch, such as torch.float32",
-                got=repr(dtype),
-            )
+            "dtype must be a floating-point dtype",
+            expected="a floating-point dtype of torch, such as torch.float32",
+            got=repr(dtype),
         )
     try:
         place = None if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(
-            explain("device must be a torch.device", expected='such as "cpu"', got=repr(device))
+            "device must be a torch.device", expected='such as "cpu"', got=repr(device)
         ) from error
     if not isinstance(random, bool) or (random and place is None):
         raise ConfigError(
-            explain(
-                "random= is for another device's generator",
-                expected='random=True with device=, such as device="cpu", or random=False',
-                got=f"random={random!r}, device={device!r}",
-            )
+            "random= is for another device's generator",
+            expected='random=True with device=, such as device="cpu", or random=False',
+            got=f"random={random!r}, device={device!r}",
         )
     selection = make_selection("op", ops, modules, None, None)
     return Override(Elsewhere(place, dtype, draws=random), selection, is_named=ops is not None)
@@ -127,12 +121,10 @@ class Override:
     def __enter__(self) -> Override:
         if self._stack is not None:
             raise ConfigError(
-                explain(
-                    "this override is already entered",
-                    expected="one block at a time",
-                    got="a block within its own",
-                    hint="call fastcheck.override() again for another one",
-                )
+                "this override is already entered",
+                expected="one block at a time",
+                got="a block within its own",
+                hint="call fastcheck.override() again for another one",
             )
         calls = _CallRouter(self)
         with contextlib.ExitStack() as stack:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Optional, Protocol
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 from fastcheck.record.site import Site
 from fastcheck.utils.names.patterns import matches_module
 
@@ -102,11 +102,9 @@ def allow_nonfinite(module: str = "", tensor: str = "*", *, reason: str) -> Allo
     for name, value in (("module", module), ("tensor", tensor), ("reason", reason)):
         if not isinstance(value, str) or (name != "module" and not value.strip()):
             raise ConfigError(
-                explain(
-                    f"allow_nonfinite() got an invalid {name}",
-                    expected="a string" if name == "module" else "a string that is not empty",
-                    got=repr(value),
-                )
+                f"allow_nonfinite() got an invalid {name}",
+                expected="a string" if name == "module" else "a string that is not empty",
+                got=repr(value),
             )
     allowance = Allowance(module, tensor, reason)
     _allowances.append(allowance)

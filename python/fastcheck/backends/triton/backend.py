@@ -20,7 +20,7 @@ from fastcheck.backends.backend import Backend
 from fastcheck.backends.portable import backend as portable
 from fastcheck.backends.portable.backend import any_nonfinite
 from fastcheck.backends.portable.traversal import Traversal, traverse
-from fastcheck.errors import ConfigError, explain, first_line, near_matches
+from fastcheck.errors import ConfigError, first_line, near_matches
 from fastcheck.record.format import RECORD_BYTES, Depth, DeviceMode
 
 #: ``auto``: devices without a kernel of their own; ``on``: CUDA too, and with TRITON_INTERPRET=1
@@ -47,12 +47,10 @@ def triton_mode() -> str:
     if value.lower() not in _MODES:
         near = near_matches(value, _MODES)
         raise ConfigError(
-            explain(
-                f"unknown {SWITCH}",
-                expected="one of " + ", ".join(_MODES),
-                got=repr(value),
-                hint=f"{SWITCH}={near[0] if near else 'auto'}, or unset it",
-            )
+            f"unknown {SWITCH}",
+            expected="one of " + ", ".join(_MODES),
+            got=repr(value),
+            hint=f"{SWITCH}={near[0] if near else 'auto'}, or unset it",
         )
     return value.lower()
 

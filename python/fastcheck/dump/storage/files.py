@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 from fastcheck.utils.private import create_private, make_private_folders
 from fastcheck.utils.text.numbers import to_json
 
@@ -50,13 +50,10 @@ def claim(place: str, step: int, overwrite: bool) -> None:
     found = [name for name in os.listdir(place) if _OURS.fullmatch(name)]
     if found and not overwrite:
         raise ConfigError(
-            explain(
-                f"a dump of step {step} is there already",
-                expected="a step that was not dumped yet",
-                got=place,
-                hint="give step= the number of the training step, another directory, or "
-                "overwrite=True",
-            )
+            f"a dump of step {step} is there already",
+            expected="a step that was not dumped yet",
+            got=place,
+            hint="give step= the number of the training step, another directory, or overwrite=True",
         )
     # The index first: what is left of the others is then no complete dump.
     for name in sorted(found, key=lambda name: name != INDEX):

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import torch
 
-from fastcheck.errors import CompareError, explain, first_line
+from fastcheck.errors import CompareError, first_line
 from fastcheck.utils.reading import check_regular, read_json, read_json_lines
 
 from .files import CALLS, INDEX
@@ -71,12 +71,10 @@ class StoredValues:
             from safetensors import safe_open
         except ModuleNotFoundError as error:
             raise CompareError(
-                explain(
-                    "the values of a dump can't be read without the package safetensors",
-                    expected="it is installed",
-                    got=path,
-                    hint='pip install "fastcheck[tools]"',
-                )
+                "the values of a dump can't be read without the package safetensors",
+                expected="it is installed",
+                got=path,
+                hint='pip install "fastcheck[tools]"',
             ) from error
         try:
             check_regular(path)
@@ -88,12 +86,10 @@ class StoredValues:
 def _unreadable(what: str, error: Exception) -> CompareError:
     reason = getattr(error, "strerror", None) or first_line(error)
     return CompareError(
-        explain(
-            "the values of a dump can't be read",
-            expected="the safetensors files that Dumper has written",
-            got=f"{what}: {reason[:300]}",
-            hint="dump again; without these files, the statistics are compared",
-        )
+        "the values of a dump can't be read",
+        expected="the safetensors files that Dumper has written",
+        got=f"{what}: {reason[:300]}",
+        hint="dump again; without these files, the statistics are compared",
     )
 
 

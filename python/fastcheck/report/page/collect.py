@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcheck.errors import LogError, explain
+from fastcheck.errors import LogError
 from fastcheck.log.reader import find_logs, log_parts, read_event_lines, read_sites_and_meta
 from fastcheck.log.record_file import count_records, read_pieces, read_span
 from fastcheck.log.step_table import StepRow, StepStream
@@ -187,12 +187,10 @@ def newest_log(path: str) -> str:
     if found:
         return found[-1]
     raise LogError(
-        explain(
-            "there is no log here",
-            expected="a log directory, or the fastcheck_log/ above it",
-            got=path + ("" if os.path.exists(path) else ", which does not exist"),
-            hint="give the directory that the stop message ends with; `fastcheck show` reads dumps",
-        )
+        "there is no log here",
+        expected="a log directory, or the fastcheck_log/ above it",
+        got=path + ("" if os.path.exists(path) else ", which does not exist"),
+        hint="give the directory that the stop message ends with; `fastcheck show` reads dumps",
     )
 
 

@@ -30,7 +30,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from fastcheck.errors import LogError, explain, printable
+from fastcheck.errors import LogError, printable
 from fastcheck.utils.private import create_private
 
 _ZERO, _LEAST, _MOST = -32767, -32000, 32000
@@ -110,11 +110,9 @@ def write_html(path: Union[str, os.PathLike[str]], page: str) -> int:
         os.replace(part, place)
     except OSError as error:
         raise LogError(
-            explain(
-                "the page can't be written",
-                expected="a file that can be created, and room for it",
-                got=f"{place}: {error.strerror or error}",
-            )
+            "the page can't be written",
+            expected="a file that can be created, and room for it",
+            got=f"{place}: {error.strerror or error}",
         ) from error
     finally:
         with contextlib.suppress(OSError):

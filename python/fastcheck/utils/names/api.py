@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fastcheck.errors import ConfigError, did_you_mean, explain
+from fastcheck.errors import ConfigError, did_you_mean
 
 _CALL_BITS = 32
 
@@ -89,10 +89,8 @@ def api_names(function: str) -> list[str]:
         return found
     known = {name for _, holder in _HOLDERS for name in dir(holder) if not name.startswith("_")}
     raise ConfigError(
-        explain(
-            f"api_list= names a function that torch does not have: {function!r}",
-            expected='a name such as "relu", of torch, torch.Tensor or torch.nn.functional',
-            got=repr(function),
-            hint=did_you_mean(function, known),
-        )
+        f"api_list= names a function that torch does not have: {function!r}",
+        expected='a name such as "relu", of torch, torch.Tensor or torch.nn.functional',
+        got=repr(function),
+        hint=did_you_mean(function, known),
     )

@@ -18,7 +18,7 @@ from typing import Optional
 
 import torch
 
-from fastcheck.errors import ConfigError, did_you_mean, explain
+from fastcheck.errors import ConfigError, did_you_mean
 from fastcheck.record.site import OUTSIDE, Site
 
 KINDS = ("Functional", "Tensor", "Torch", "VF", "Aten", "Distributed", "Custom", "Module")
@@ -164,13 +164,11 @@ def parse(text: str) -> TensorName:
     if api is None:
         kind = re.split(r"[._]", text, maxsplit=1)[0]
         raise ConfigError(
-            explain(
-                "this is not the name of a tensor",
-                expected="one such as Functional.softmax.7.backward.output.0, or its beginning; "
-                f"it begins with {', '.join(KINDS)}",
-                got=repr(text),
-                hint=did_you_mean(kind, KINDS),
-            )
+            "this is not the name of a tensor",
+            expected="one such as Functional.softmax.7.backward.output.0, or its beginning; "
+            f"it begins with {', '.join(KINDS)}",
+            got=repr(text),
+            hint=did_you_mean(kind, KINDS),
         )
     kind, name, call, direction, part, index = api.groups()
     plain = _plain(name)

@@ -12,7 +12,7 @@ from typing import Optional
 
 import torch
 
-from fastcheck.errors import ConfigError, did_you_mean, explain
+from fastcheck.errors import ConfigError, did_you_mean
 
 from .msprobe import TensorName, is_name, parse
 
@@ -60,13 +60,11 @@ def read_op(text: str, option: str = "ops") -> Wanted:
     if peer is not None:
         if peer.kind == "Module":
             raise ConfigError(
-                explain(
-                    f"{option}= names an operator, and this is the name of a module",
-                    expected='a name such as "aten.softmax #7" or "Functional.softmax.7.backward"',
-                    got=repr(text),
-                    hint=f"give it to modules=: modules=[{peer.path!r}], or with "
-                    f'level="module" as it is',
-                )
+                f"{option}= names an operator, and this is the name of a module",
+                expected='a name such as "aten.softmax #7" or "Functional.softmax.7.backward"',
+                got=repr(text),
+                hint=f"give it to modules=: modules=[{peer.path!r}], or with "
+                f'level="module" as it is',
             )
         return Wanted(text, api=peer.api, call=peer.call, direction=peer.direction)
     headline = _HEADLINE.fullmatch(name)
@@ -190,21 +188,17 @@ def op_patterns(name: str) -> list[str]:
     wanted = parse(name)
     if wanted.kind == "Module":
         raise ConfigError(
-            explain(
-                "ops= chooses operators, and this is the name of a module",
-                expected="a name such as aten._softmax or Functional.softmax",
-                got=repr(name),
-                hint=f"give it to include=: include={wanted.path!r}" if wanted.path else "",
-            )
+            "ops= chooses operators, and this is the name of a module",
+            expected="a name such as aten._softmax or Functional.softmax",
+            got=repr(name),
+            hint=f"give it to include=: include={wanted.path!r}" if wanted.path else "",
         )
     if wanted.call is not None:
         raise ConfigError(
-            explain(
-                "ops= chooses operators, not single calls",
-                expected=f"{wanted.kind}.{wanted.name}",
-                got=repr(name),
-                hint="leave the number and what follows it out",
-            )
+            "ops= chooses operators, not single calls",
+            expected=f"{wanted.kind}.{wanted.name}",
+            got=repr(name),
+            hint="leave the number and what follows it out",
         )
     return [op for op in sorted(op_names()) if wanted.has_op(op)]
 
@@ -225,13 +219,11 @@ def _checked(wanted: Wanted) -> Wanted:
     candidates = [name for name in known if name.startswith(f"{space}.")] or known
     bases = sorted({".".join(name.split(".")[:2]) for name in candidates})
     raise ConfigError(
-        explain(
-            f"ops= names an operator that there isn't: {wanted.text!r}",
-            expected='a name such as "aten.softmax", "aten.mm #3", "layers.3.attn · aten.mm #7", '
-            '"Functional.softmax.7.backward"',
-            got=repr(wanted.text),
-            hint=did_you_mean(op, bases),
-        )
+        f"ops= names an operator that there isn't: {wanted.text!r}",
+        expected='a name such as "aten.softmax", "aten.mm #3", "layers.3.attn · aten.mm #7", '
+        '"Functional.softmax.7.backward"',
+        got=repr(wanted.text),
+        hint=did_you_mean(op, bases),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 from fastcheck.record.statistics import Number, RecordStatistics
 
 LEAST_LIMIT_BYTES = 64 * 1024
@@ -37,12 +37,10 @@ def parse_bytes(value: str | int | None) -> int | None:
             size = int(float(match.group(1)) * _UNITS[match.group(2).upper()])
     if size is None or size < LEAST_LIMIT_BYTES:
         raise ConfigError(
-            explain(
-                "limit is not a size that fastcheck can use",
-                expected='65536 bytes or more: a number, a text ("512MiB"), or None',
-                got=repr(value),
-                hint='limit="1GB"',
-            )
+            "limit is not a size that fastcheck can use",
+            expected='65536 bytes or more: a number, a text ("512MiB"), or None',
+            got=repr(value),
+            hint='limit="1GB"',
         )
     return size
 
