@@ -2,9 +2,17 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/DeviceType.h>
 
 namespace fastcheck {
 namespace {
+
+// torch looks for its own kinds whenever it is asked. Later only another library's can come.
+bool has_accelerator() {
+  static const bool has_one_of_torch = at::getAccelerator().has_value();
+  return has_one_of_torch || c10::is_privateuse1_backend_registered();
+}
 
 std::string supported_dtypes() {
   std::string names;
@@ -51,7 +59,7 @@ std::optional<DType> dtype_of(at::ScalarType type) {
 }
 
 bool may_be_in_flight(const at::Tensor& tensor) {
-  if (!tensor.is_cpu() || !tensor.has_storage()) return false;
+  if (!tensor.is_cpu() || !tensor.has_storage() || !has_accelerator()) return false;
   const void* const data = tensor.storage().data();
   return data != nullptr && at::globalContext().isPinnedPtr(data);
 }

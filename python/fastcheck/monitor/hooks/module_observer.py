@@ -41,6 +41,8 @@ from .hook_support import look_again, warn_of_copy
 from .step_watcher import StepWatcher
 from .traced import Traced, trace_enter, trace_leave
 
+_NOT_GIVEN = object()
+
 
 class _ModuleHook:
     """What a module holds. A copy of the module (deepcopy, pickle) holds one that does nothing."""
@@ -155,14 +157,22 @@ class ForwardHook(_ModuleHook):
 
     __slots__ = ()
 
-    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...] = (), *rest: Any) -> None:
-        """``rest``: kwargs and the output, or the output alone."""
-        if len(rest) < 2 and self._is_carried(module):
-            return
-        output = rest[-1] if rest else None
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
+        output: Any = _NOT_GIVEN,
+        *_: Any,
+    ) -> None:
+        """``kwargs``: the output, where there is no fourth argument."""
+        if output is _NOT_GIVEN:
+            if self._is_carried(module):
+                return
+            kwargs, output = {}, kwargs
         if is_dynamo_compiling():
             if self.address is not None:
-                trace_leave(self.address, args, rest[0] if len(rest) > 1 else {}, output)
+                trace_leave(self.address, args, kwargs, output)
             return
         recorder = self._recorder
         if recorder is None or not recorder.leave(output):
