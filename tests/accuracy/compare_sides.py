@@ -21,7 +21,7 @@ import torch
 
 import fastcheck
 import harness
-from accuracy.sides_programs import train, train_images
+from accuracy.sides_programs import train, train_images, train_ranks, train_resumed, train_split
 
 Options = dict[str, Any]
 
@@ -130,6 +130,99 @@ PAIRS = [
         run=train_images,
     ),
 ]
+RESUMED = [
+    Pair("resumed", True, {}, {"fault": "whole"}, said="where the weights are", run=train_resumed),
+    Pair("resumed, read the other way round", True, {"fault": "whole"}, {}, run=train_resumed),
+    Pair(
+        "resumed, SGD",
+        True,
+        {"optimizer": "SGD"},
+        {"optimizer": "SGD", "fault": "whole"},
+        run=train_resumed,
+    ),
+    Pair("resumed later", True, {"begin": 5}, {"fault": "whole"}, run=train_resumed),
+    Pair("resumed twice", True, {"begin": 5}, {"begin": 3}, run=train_resumed),
+    *(
+        Pair(
+            f"resumed, {fault}",
+            False,
+            {"fault": fault},
+            {"fault": "whole"},
+            "",
+            said,
+            train_resumed,
+        )
+        for fault, said in {
+            "weights": "initial weights NO",
+            "one weight": "initial weights NO",
+            "two weights swapped": "initial weights NO",
+            "bfloat16": "initial weights NO",
+            "buffers": "initial weights NO",
+            "constant buffer": "initial weights NO",
+            "moments of two parameters swapped": "update NO",
+            "steps of Adam": "update NO",
+            "second moments": "update NO",
+            "moments of one parameter": "update NO",
+            "moments": "update NO",
+            "schedule": "hyper-parameters NO",
+            "learning rate": "hyper-parameters NO",
+            "weight decay": "hyper-parameters NO",
+            "random numbers": "forward NO",
+            "batches from the beginning": "batches NO",
+            "a batch left out": "batches NO",
+            "a batch twice": "batches NO",
+        }.items()
+    ),
+]
+ONCE = "the batch is split in another way"
+SPLIT = [
+    Pair("4 parts", True, {"parts": 4}, said=ONCE, run=train_split),
+    Pair("the whole batch against 4 parts", True, {}, {"parts": 4}, said=ONCE, run=train_split),
+    Pair("4 parts against 2", True, {"parts": 4}, {"parts": 2}, said=ONCE, run=train_split),
+    Pair("2 parts, clipped", True, {"parts": 2, "clip": 0.1}, {"clip": 0.1}, run=train_split),
+    Pair(
+        "2 parts, SGD",
+        True,
+        {"parts": 2, "optimizer": "SGD"},
+        {"optimizer": "SGD"},
+        run=train_split,
+    ),
+    Pair("2 ranks", True, {"ranks": 2}, said="on 2 ranks in actual", run=train_ranks),
+    Pair("2 ranks against 4", True, {"ranks": 2}, {"ranks": 4}, said=ONCE, run=train_ranks),
+    *(
+        Pair(f"4 parts, {fault}", False, {"parts": 4, "fault": fault}, {}, "", said, train_split)
+        for fault, said in {
+            "another batch": "batches NO",
+            "labels of another part": "batches NO",
+            "mean of means": "loss NO",
+            "not divided": "loss NO",
+            "the last part is lost": "NO",
+            "the sum is lost": "loss NO",
+        }.items()
+    ),
+    Pair(
+        "4 parts, clipped by part",
+        False,
+        {"parts": 4, "clip": 0.1, "fault": "clipped by part"},
+        {"clip": 0.1},
+        run=train_split,
+    ),
+    *(
+        Pair(
+            f"4 parts, {fault}",
+            False,
+            {"parts": 4, "optimizer": fault},
+            said="update NO",
+            run=train_split,
+        )
+        for fault in ("frozen", "half", "transposed gradient")
+    ),
+    *(
+        Pair(f"2 ranks, {fault}", False, {"ranks": 2, "fault": fault}, said="NO", run=train_ranks)
+        for fault in ("not averaged", "one gradient is not reduced")
+    ),
+]
+PAIRS += [*RESUMED, *SPLIT]
 #: A sample, for the tests.
 CHECKED = (
     "SDPA",
@@ -142,6 +235,17 @@ CHECKED = (
     "transposed gradient",
     "frozen, rate 1e-06",
     "images, transposed",
+    "resumed",
+    "resumed later",
+    "resumed, one weight",
+    "resumed, steps of Adam",
+    "resumed, learning rate",
+    "resumed, a batch left out",
+    "4 parts",
+    "2 parts, clipped",
+    "4 parts, mean of means",
+    "4 parts, the sum is lost",
+    "4 parts, frozen",
 )
 
 

@@ -4,11 +4,14 @@ compare_sides.py.
 
 from __future__ import annotations
 
+import copy
 import math
+import socket
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -275,3 +278,182 @@ def train_images(log: Path, *, layout: str = "", fault: str = "", steps: int = 3
             update.zero_grad()
             criterion(model(x.to(memory_format=format_)), labels).backward()
             update.step()
+
+
+class Normed(nn.Module):
+    """Dropout, and statistics of the batches before in buffers; two weights of one shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(12, 12), nn.BatchNorm1d(12)
+        self.second, self.dropout = nn.Linear(12, 12), nn.Dropout(0.2)
+        self.head = nn.Linear(12, 5)
+        self.register_buffer("scale", torch.tensor([1.0, 2.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(self.norm(self.first(x)).relu())
+        made: torch.Tensor = self.head(self.second(x).relu())
+        return made
+
+
+class Trainer:
+    """A model, its optimizer and schedule, as a checkpoint has to hold them."""
+
+    def __init__(self, optimizer: str) -> None:
+        fastcheck.seed_all(0)
+        self.model, self.criterion = Normed(), nn.CrossEntropyLoss()
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), 1e-2)
+        if optimizer == "SGD":
+            self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
+        self.schedule: Any = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 10)
+        draw = torch.Generator().manual_seed(1)
+        self.batches = [
+            (torch.randn(8, 12, generator=draw), torch.randint(0, 5, (8,), generator=draw))
+            for _ in range(8)
+        ]
+
+    def run(self, start: int, end: int, shift: int = 0) -> None:
+        for step in range(start, end):
+            x, labels = self.batches[(step + shift) % len(self.batches)]
+            self.optimizer.zero_grad()
+            self.criterion(self.model(x), labels).backward()
+            self.optimizer.step()
+            self.schedule.step()
+
+    def save(self) -> dict[str, Any]:
+        return copy.deepcopy(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "schedule": self.schedule.state_dict(),
+                "rng": torch.get_rng_state(),
+            }
+        )
+
+
+def train_resumed(log: Path, *, fault: str = "", optimizer: str = "", begin: int = 3) -> None:
+    """The steps from ``begin`` to 7, of a run that was saved there and loaded; "whole": that was
+    not interrupted.
+    """
+    trainer = Trainer(optimizer)
+    if fault == "whole":
+        with fastcheck.install(trainer.model, trainer.criterion, log_dir=log):
+            trainer.run(0, 7)
+        return
+    trainer.run(0, begin)
+    saved = trainer.save()
+    trainer = Trainer(optimizer)
+    _load(trainer, saved, fault, optimizer)
+    with fastcheck.install(trainer.model, trainer.criterion, log_dir=log):
+        shift = {"batches from the beginning": -begin, "a batch left out": 1, "a batch twice": -1}
+        trainer.run(begin, 7, shift.get(fault, 0))
+
+
+def _load(trainer: Trainer, saved: dict[str, Any], fault: str, optimizer: str) -> None:
+    fresh = trainer.save()
+    weights = saved["model"]
+    if fault == "weights":
+        weights = {**fresh["model"], "scale": weights["scale"]}
+    if fault == "one weight":
+        weights["head.weight"] = fresh["model"]["head.weight"]
+    if fault == "two weights swapped":
+        one, other = weights["first.weight"], weights["second.weight"]
+        weights["first.weight"], weights["second.weight"] = other, one
+    if fault == "bfloat16":
+        weights["head.weight"] = weights["head.weight"].bfloat16().float()
+    if fault == "buffers":
+        weights["norm.running_mean"] = fresh["model"]["norm.running_mean"]
+    if fault == "constant buffer":
+        weights["scale"] = weights["scale"] * 2
+    trainer.model.load_state_dict(weights)
+    state = saved["optimizer"]["state"]
+    if fault == "moments of two parameters swapped":
+        state[0], state[4] = state[4], state[0]
+    if fault == "steps of Adam":
+        for values in state.values():
+            values["step"].zero_()
+    if fault == "second moments":
+        for values in state.values():
+            values["exp_avg_sq"].zero_()
+    if fault == "moments of one parameter":
+        del state[6]
+    rate = saved["optimizer"]["param_groups"][0]["lr"]
+    if fault != "moments":
+        trainer.optimizer.load_state_dict(saved["optimizer"])
+    if fault != "schedule":
+        trainer.schedule.load_state_dict(saved["schedule"])
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = 1e-2 if fault == "learning rate" else rate
+        if fault == "weight decay":
+            group["weight_decay"] = 0.0
+    if fault != "random numbers":
+        torch.set_rng_state(saved["rng"])
+
+
+def train_split(
+    log: Path, *, parts: int = 1, fault: str = "", clip: float = 0.0, optimizer: str = ""
+) -> None:
+    """Each batch in some parts, whose gradients are added up. Some labels are ignored."""
+    fastcheck.seed_all(0)
+    model = Model("", "", "", "", False)
+    criterion = nn.CrossEntropyLoss(ignore_index=-100, reduction="sum")
+    update = optimizer_of(model, optimizer, 1e-3)
+    draw = torch.Generator().manual_seed(1)
+    with fastcheck.install(model, criterion, log_dir=log):
+        for step in range(4):
+            ids = torch.randint(0, VOCABULARY, (8, TOKENS + 1), generator=draw)
+            labels = ids[:, 1:].clone()
+            labels[torch.rand(labels.shape, generator=draw) < 0.3] = -100
+            count = int((labels != -100).sum())
+            update.zero_grad()
+            for number, (x, y) in enumerate(zip(ids[:, :-1].chunk(parts), labels.chunk(parts))):
+                if fault == "another batch" and step == 2 and number == 0:
+                    x = (x + 1) % VOCABULARY
+                if fault == "labels of another part" and number == 0:
+                    y = labels.chunk(parts)[-1]
+                own = int((y != -100).sum()) * parts
+                divisor = {"mean of means": own, "not divided": count / parts}.get(fault, count)
+                loss = criterion(model(x).flatten(0, 1), y.flatten()) / divisor
+                if not (fault == "the last part is lost" and number == parts - 1):
+                    loss.backward()
+                if fault == "the sum is lost" and number < parts - 1:
+                    update.zero_grad()
+                if fault == "clipped by part":
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+            if clip and fault != "clipped by part":
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            update.step()
+
+
+def _rank(rank: int, world: int, log: str, fault: str, port: int) -> None:
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+    fastcheck.seed_all(0)
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 5))
+    criterion = nn.CrossEntropyLoss()
+    update = torch.optim.AdamW(model.parameters(), 1e-2)
+    draw = torch.Generator().manual_seed(1)
+    with fastcheck.install(model, criterion, log_dir=log):
+        for _ in range(4):
+            x = torch.randn(8, 12, generator=draw).chunk(world)[rank]
+            labels = torch.randint(0, 5, (8,), generator=draw).chunk(world)[rank]
+            update.zero_grad()
+            criterion(model(x), labels).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                if fault == "one gradient is not reduced" and parameter.shape == (5, 16):
+                    continue
+                dist.all_reduce(parameter.grad)
+                if fault != "not averaged":
+                    parameter.grad /= world
+            update.step()
+    dist.destroy_process_group()
+
+
+def train_ranks(log: Path, *, ranks: int = 1, fault: str = "") -> None:
+    """Data parallel by hand."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_rank, (ranks, str(log), fault, port), nprocs=ranks)

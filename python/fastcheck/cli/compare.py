@@ -36,10 +36,12 @@ examples:
   fastcheck compare A B --rename names.json           {"encoder.layers.*": "blocks.*"}
   fastcheck compare A B --threshold bfloat16=0.05     allow more of one dtype
   fastcheck compare A B --steps 3:7                   two iterations: what changed, what did not
+  fastcheck compare A B --steps 0-:6-                 A continues B from its step 6 on
   fastcheck compare A B --json | python -m json.tool  strict JSON: "nan" and "inf" are strings
 
 what may be accepted: environment, hyper-parameters, batches, weights, dtype, order (only a checksum
-differs: another order of the same numbers, or some last bits), missing
+differs: another order of the same numbers, or some last bits; batches and weights in another memory
+layout), missing
 
 Files are read without running anything that they bring along; --trust lifts that for .pt files.
 
@@ -84,7 +86,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--steps",
         metavar="A:B",
-        help="step A of ACTUAL with step B of REFERENCE; several: 3:7,4:8",
+        help="step A of ACTUAL with step B of REFERENCE; several: 3:7,4:8; from there on: 6-:0-",
     )
     parser.add_argument(
         "--loss-drift",

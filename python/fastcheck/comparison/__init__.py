@@ -1,11 +1,12 @@
 """compare(): two runs, dumps or checkpoints, and the first thing in which they differ.
 
 In the order of the data flow: ``sources`` read either side into the Blocks of ``block``, with the
-same ``names`` for the same tensors; ``over_time`` pairs the steps; ``align`` matches the tensors of
-two Blocks; ``measure`` computes how far each pair is apart, ``updates`` how far updates are, and
+same ``names`` for the same tensors; ``over_time`` pairs the steps, ``resume`` finds those of a run
+that continues another, and ``split`` is about batches in other parts; ``align`` matches the tensors
+of two Blocks; ``measure`` computes how far each pair is apart, ``updates`` how far updates are, and
 ``noise`` finds differences that rounding explains; ``run`` does so block by block, and ``tally``
-collects the outcome. ``origin`` follows what the first tensor with other bits leads to, ``advice``
-says it.
+collects the outcome. ``origin`` follows what the first tensor with other bits leads to, and
+``advice`` says it.
 ``page`` makes an HTML file of it.
 ``nested_diff`` compares environments and hyper-parameters. ``questions`` turns the outcome into
 answers; ``result``, ``row`` and ``render`` present them. ``compare`` is the public function, with

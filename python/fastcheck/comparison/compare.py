@@ -11,9 +11,11 @@ from fastcheck.comparison.over_time import (
     LOSS_DRIFT,
     Pairing,
     Steps,
+    described_at,
     drift_start,
     pair_steps,
     parted,
+    shifted,
 )
 from fastcheck.comparison.page.gather import Gathered
 from fastcheck.comparison.page.write import write_comparison
@@ -38,12 +40,18 @@ from .advice import advice_of
 from .block import Kind, Phase, Source
 from .measure import State
 from .names import Renaming
-from .nested_diff import Setting, differing_settings, without_implementations
+from .nested_diff import (
+    Setting,
+    alike_ranks,
+    differing_settings,
+    without_implementations,
+)
 from .questions import ACCEPTABLE, Answer, Questions
 from .render import render_comparison
 from .result import Result
 from .row import COLUMNS, Row
 from .run import Runner
+from .split import Split, find_split
 from .tally import COMPUTED, Found, Tally
 
 
@@ -249,8 +257,10 @@ def compare(
         trust: load files that torch.load only reads with ``weights_only=False``. That runs code
             in the file.
         steps: which step of ``actual`` is compared with which of ``reference``: ``"3:7"``,
-            ``"3:7,4:8"`` or ``[(3, 7)]``. Left out: equal numbers, or the only step of each side.
-            Of two different steps all questions are asked, and what did not change is listed.
+            ``"3:7,4:8"`` or ``[(3, 7)]``. Of two different steps all questions are asked, and what
+            did not change is listed. ``"6-:0-"``: where each side begins, for a run that continues
+            another. Left out: equal numbers, or the only step of each side; a run that begins with
+            the weights or the batch of a later step of the other is compared from there.
         loss_drift: two losses of a step have drifted apart where they differ by more than this,
             relative to the reference's.
         html: a file to write the comparison to as a page that loads nothing (docs/report.md): where
@@ -277,14 +287,18 @@ def compare(
     )
     _check_kinds(*sides)
     look_through_wrappers(*sides)
-    settings = _settings(*sides, renaming)
     pairing = pair_steps(*sides, steps)
+    settings = _settings(*sides, renaming, pairing)
     rows = None if csv is None else _open_csv(os.fspath(csv), actual, reference)
     if html is not None:
         _check_place("page", os.fspath(html), actual, reference)
     try:
         runner = Runner(*sides, renaming, limits, accepted, None if rows is None else rows.write)
         runner.tally.keeps_unchanged = pairing.is_shifted
+        if not pairing.is_shifted and pairing.places:
+            runner.split = find_split(*sides, pairing.starts, renaming)
+        if runner.split is not None:
+            pairing = without_other_ranks(pairing, runner.split)
         gathered = None if html is None else Gathered(pairing, sides)
         runner.observer = None if gathered is None else gathered.take
         _compare_blocks(runner, pairing, progress)
@@ -295,10 +309,20 @@ def compare(
     _check_common(runner, sides)
     renaming.check_used()
     kind = sides[1].kind if sides[0].kind is sides[1].kind else Kind.LOG
-    is_bitwise = expects_bits(*sides, settings)
+    is_bitwise = runner.split is None and expects_bits(*sides, settings)
     is_partial = any(side.is_partial for side in sides)
     ask_all = ask_all or pairing.is_shifted
-    questions = Questions(kind, tally, settings, accepted, exact, ask_all, is_bitwise, is_partial)
+    questions = Questions(
+        kind,
+        tally,
+        settings,
+        accepted,
+        exact,
+        ask_all,
+        is_bitwise,
+        is_partial,
+        runner.split is not None,
+    )
     answers = questions.answers()
     # Not before the run: a source notes what it could not read of a block.
     notes = [*sides[0].notes, *sides[1].notes, *pairing.notes, *notes_of(tally, *sides)]
@@ -415,18 +439,23 @@ def _check_kinds(actual: Source, reference: Source) -> None:
 
 
 def _settings(
-    actual: Source, reference: Source, renaming: Renaming
+    actual: Source, reference: Source, renaming: Renaming, pairing: Pairing
 ) -> dict[Phase, Optional[list[Setting]]]:
     found: dict[Phase, Optional[list[Setting]]] = {}
     for phase in (Phase.ENVIRONMENT, Phase.HYPERPARAMETERS):
-        mine, other = actual.settings.get(phase), reference.settings.get(phase)
+        mine, other = (
+            _setting_at(side, phase, start)
+            for side, start in zip((actual, reference), pairing.starts)
+        )
+        mine, other = alike_ranks(mine, other)
         if mine is not None and other is not None:
             found[phase] = differing_settings(phase, mine, other, renaming)
             if phase is Phase.HYPERPARAMETERS and actual.kind.family == "run":
                 found[phase], ways = without_implementations(found[phase] or [])
                 reference.notes += ways
             if phase is Phase.HYPERPARAMETERS:
-                found[phase] = [*(found[phase] or []), *_parted_schedules(actual, reference)]
+                parts = _parted_schedules(actual, reference, pairing)
+                found[phase] = [*(found[phase] or []), *parts]
         elif actual.kind is Kind.CHECKPOINT and (mine is None) == (other is None):
             found[phase] = []
         else:
@@ -434,13 +463,42 @@ def _settings(
     return found
 
 
-def _parted_schedules(actual: Source, reference: Source) -> list[Setting]:
+def _setting_at(side: Source, phase: Phase, step: int) -> Any:
+    """Hyper-parameters change by plan: what they are at the step at which a comparison begins."""
+    found = side.settings.get(phase)
+    if phase is Phase.HYPERPARAMETERS and found and step and isinstance(side, LogSource):
+        return {"optimizers": described_at(found["optimizers"], side.schedules, step)}
+    return found
+
+
+def _parted_schedules(actual: Source, reference: Source, pairing: Pairing) -> list[Setting]:
     sides = [side for side in (actual, reference) if isinstance(side, LogSource)]
-    if len(sides) < 2:
+    if len(sides) < 2 or not pairing.places:
         return []
-    described = [side.settings[Phase.HYPERPARAMETERS]["optimizers"] for side in sides]
-    last = min(max(step for step, _ in side.places()) for side in sides)
-    return parted(sides[0].schedules, sides[1].schedules, (described[0], described[1]), last)
+    mine, other = pairing.starts
+    bases = tuple(
+        _setting_at(side, Phase.HYPERPARAMETERS, start)["optimizers"]
+        for side, start in zip(sides, pairing.starts)
+    )
+    last = max(step for _, step, _ in pairing.places)
+    schedules = [side.schedules for side in sides]
+    if mine or other:
+        schedules = [
+            shifted(schedules[0], mine, other - mine),
+            shifted(schedules[1], other, 0),
+        ]
+    return parted(schedules[0], schedules[1], (bases[0], bases[1]), last)
+
+
+def without_other_ranks(pairing: Pairing, split: Split) -> Pairing:
+    """The lowest rank alone: the others have the same parameters, and other parts of the batch."""
+    lowest = min(rank for _, _, rank in pairing.places)
+    note = (
+        f"the batch is split in another way: {split.text}. What follows its parts (outputs of "
+        "modules, their gradients, buffers) is not compared; parameters, their gradients, updates "
+        "and the loss of the whole step are"
+    )
+    return Pairing([place for place in pairing.places if place[2] == lowest], False, [note])
 
 
 def _compare_blocks(runner: Runner, pairing: Pairing, progress: Optional[Progress]) -> None:

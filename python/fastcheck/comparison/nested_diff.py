@@ -36,6 +36,24 @@ def differing_settings(
     return list(_differences("", actual, reference))
 
 
+def alike_ranks(actual: Any, reference: Any) -> tuple[Any, Any]:
+    """Both by rank, of the ranks that both have, or both of one: where one side alone is by rank,
+    its first rank's.
+    """
+    by_rank = [
+        isinstance(side, Mapping) and bool(side) and all(map(_OF_RANK.fullmatch, map(str, side)))
+        for side in (actual, reference)
+    ]
+    if by_rank == [True, False]:
+        return next(iter(actual.values())), reference
+    if by_rank == [False, True]:
+        return actual, next(iter(reference.values()))
+    if by_rank == [True, True]:
+        common = [rank for rank in reference if rank in actual]
+        actual, reference = ({r: side[r] for r in common} for side in (actual, reference))
+    return actual, reference
+
+
 #: Switches of torch's optimizers that choose a kernel of the same update.
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable")
 

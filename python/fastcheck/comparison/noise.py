@@ -26,6 +26,8 @@ _SPREAD = 4.0
 _INPUT = 2.0
 #: How many gradients before one are looked at for what it was computed from.
 _WINDOW = 8
+#: The norm of a gradient over the largest of its step, at most, for noise of a coarse dtype.
+_SMALL = 1e-4
 _GRADIENTS = ("grad_input", "grad_output", "param_grad")
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "attention", "linear", "matmul")
 
@@ -285,6 +287,25 @@ def excuse_parts(pairs: Measures) -> int:
             pairs.reasons[index] = PART
             count += 1
     return count
+
+
+def excuse_small(step: int, pairs: Measures, drift: Drift) -> list[str]:
+    """Sets gradients of parameters to CLOSE that are rounding noise beside the largest of the step
+    on both sides, where the gradients that they were made of are not there; their names.
+    """
+    gradients = [i for i in range(len(pairs.states)) if pairs.name(i).role == "param_grad"]
+    norms = np.sqrt(np.maximum(pairs.left["sum_sq"], pairs.right["sum_sq"]))
+    largest = float(np.nanmax(norms[gradients], initial=0.0))
+    found = []
+    for index in gradients:
+        allowed = min(rounding_unit(int(pairs.formats[index])), _SMALL) * largest
+        differs = pairs.states[index] == State.DIFFERENT and pairs.reasons[index] in MEASURED
+        if differs and norms[index] <= allowed:
+            pairs.states[index], pairs.reasons[index] = State.CLOSE, CANCELLED
+            pairs.errors[index] = norms[index] / largest
+            drift.follow(step, pairs.name(index), True)
+            found.append(str(pairs.name(index)))
+    return found
 
 
 def excuse(step: int, pairs: Measures, drift: Drift, computed: Sequence[Phase]) -> list[str]:

@@ -4,7 +4,9 @@ step from which learning rates, weight decays or clip thresholds differ.
 
 from __future__ import annotations
 
+import copy
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional, Union
@@ -13,6 +15,7 @@ import numpy as np
 
 from fastcheck.comparison.block import Source
 from fastcheck.comparison.nested_diff import NOT_THERE, Setting
+from fastcheck.comparison.resume import find_shift
 from fastcheck.errors import CompareError, ConfigError, explain
 from fastcheck.record.format import NONFINITE_COUNTS
 from fastcheck.utils.text.numbers import format_steps
@@ -61,6 +64,31 @@ def parted(
                     texts = [NOT_THERE if v is None else f"{v:.6g}" for v in (mine, other)]
                     found.append(Setting(f"{name} from step {step:,} on", *texts))
                 break
+    return found
+
+
+def described_at(optimizers: Any, schedules: Schedules, step: int) -> Any:
+    """The description of optimizers as it is at a step."""
+    found = copy.deepcopy(optimizers)
+    for name, schedule in schedules.items():
+        *keys, last = _keys(name)
+        value = _value(schedule, step)
+        if _at(found, name) is None or value is None:
+            continue
+        place: Any = {"optimizers": found}
+        for key in keys:
+            place = place[key]
+        place[last] = value
+    return found
+
+
+def shifted(schedules: Schedules, start: int, apart: int) -> Schedules:
+    """From a step on, with ``apart`` added to the numbers of the steps."""
+    found = {}
+    for name, schedule in schedules.items():
+        value = _value(schedule, start)
+        begins = [] if value is None else [(-1, value)]
+        found[name] = begins + [(step + apart, v) for step, v in schedule if step > start]
     return found
 
 
@@ -149,19 +177,39 @@ class Pairing:
     is_shifted: bool
     notes: list[str]
 
+    @property
+    def starts(self) -> tuple[int, int]:
+        """The first steps that are compared, of actual and of reference."""
+        return self.places[0][:2] if self.places else (0, 0)
+
 
 def pair_steps(actual: Source, reference: Source, wanted: Steps) -> Pairing:
-    """The same steps; those that ``wanted`` names; or the only ones, where each side has one.
+    """The same steps; those that ``wanted`` names; or the only ones, where each side has one. Of a
+    run that continues another, the steps with the same weights or batches.
 
     Raises ConfigError for text that names no steps, CompareError for steps that are not there.
     """
     ours, theirs = set(actual.places()), set(reference.places())
+    ranges = _ranges(wanted)
+    if ranges is not None:
+        return _pair_ranges(ours, theirs, *ranges)
     steps = _parsed(wanted)
     only = [sorted({step for step, _ in side}) for side in (ours, theirs)]
     notes = []
     if not steps and len(only[0]) == len(only[1]) == 1 and only[0] != only[1]:
         steps = [(only[0][0], only[1][0])]
         notes.append(f"step {only[0][0]:,} of actual is compared with step {only[1][0]:,}")
+    shift = None if steps else find_shift(actual, reference)
+    if shift is not None:
+        first = min(step for step, _ in ours if (step + shift.steps) in only[1])
+        pairing = _pair_ranges(ours, theirs, (first, None), (first + shift.steps, None))
+        pairing.notes.insert(
+            0,
+            f"step {first:,} of actual is compared with step {first + shift.steps:,} of reference, "
+            f"where {shift.reason}, and so on; the report has the steps of reference. --steps "
+            "0-:0- compares those of the same number",
+        )
+        return pairing
     if not steps:
         common = [(step, step, rank) for step, rank in sorted(ours & theirs)]
         return Pairing(common, False, _left_over(ours, theirs))
@@ -184,6 +232,39 @@ def pair_steps(actual: Source, reference: Source, wanted: Steps) -> Pairing:
     return Pairing(places, any(mine != other for mine, other in steps), notes)
 
 
+def _pair_ranges(
+    ours: set[tuple[int, int]],
+    theirs: set[tuple[int, int]],
+    mine: tuple[int, Optional[int]],
+    other: tuple[int, Optional[int]],
+) -> Pairing:
+    """Steps of a range of each side, from its beginning on; None: to the end."""
+    apart = other[0] - mine[0]
+    ends = [math.inf if end is None else end for _, end in (mine, other)]
+    places = [
+        (step, step + apart, rank)
+        for step, rank in sorted(ours)
+        if mine[0] <= step <= ends[0] and step + apart <= ends[1] and (step + apart, rank) in theirs
+    ]
+    if not places:
+        raise CompareError(
+            explain(
+                "no steps of these ranges are on both sides",
+                expected="steps that the two have, of a rank that both have",
+                got=f"{format_steps(sorted({step for step, _ in ours}))} in actual and "
+                f"{format_steps(sorted({step for step, _ in theirs}))} in reference",
+            )
+        )
+    left = {(step + apart, rank) for step, rank in ours}
+    notes = []
+    for side, span in (("actual", left - theirs), ("reference", theirs - left)):
+        if span:
+            back = apart if side == "actual" else 0
+            steps = sorted({step - back for step, _ in span})
+            notes.append(f"only {side} has {format_steps(steps)}: not compared")
+    return Pairing(places, False, notes)
+
+
 def _left_over(ours: set[tuple[int, int]], theirs: set[tuple[int, int]]) -> list[str]:
     notes = []
     common = {rank for _, rank in ours & theirs}
@@ -194,6 +275,18 @@ def _left_over(ours: set[tuple[int, int]], theirs: set[tuple[int, int]]) -> list
             what = span if common >= set(ranks) else f"{span} of ranks {ranks}"
             notes.append(f"only {side} has {what}: not compared")
     return notes
+
+
+_RANGE = re.compile(r"(\d+)-(\d*):(\d+)-(\d*)")
+
+
+def _ranges(wanted: Steps) -> Optional[tuple[tuple[int, Optional[int]], ...]]:
+    """``"6-:0-"`` or ``"6-9:0-3"``: (first, last) of actual and of reference."""
+    found = _RANGE.fullmatch(wanted.strip()) if isinstance(wanted, str) else None
+    if found is None:
+        return None
+    first, last, other, end = found.groups()
+    return (int(first), int(last) if last else None), (int(other), int(end) if end else None)
 
 
 def _parsed(wanted: Steps) -> list[tuple[int, int]]:
@@ -211,7 +304,8 @@ def _parsed(wanted: Steps) -> list[tuple[int, int]]:
         raise ConfigError(
             explain(
                 "steps= is not a list of pairs of steps",
-                expected='a step of actual and one of reference: "3:7", "3:7,4:8" or [(3, 7)]',
+                expected='a step of actual and one of reference: "3:7", "3:7,4:8" or [(3, 7)]; or '
+                'where each begins: "6-:0-"',
                 got=repr(wanted),
             )
         ) from None

@@ -81,10 +81,12 @@ class Questions:
         ask_all: bool,
         expects_bits: bool,
         is_partial: bool = False,
+        is_split: bool = False,
     ) -> None:
         self._tally, self._settings, self._accept = tally, settings, accept
         self._exact, self._ask_all = exact, ask_all
         self.expects_bits, self._is_partial = expects_bits, is_partial
+        self._is_split = is_split
         self._labels = _ELSEWHERE.get(kind, _IN_A_RUN)
         self._in_order = kind.family == "run"
         self._missing: dict[Phase, list[Missing]] = {}
@@ -188,7 +190,10 @@ class Questions:
         missing = self._missing.get(phase, [])
         unreadable = counts[State.UNREADABLE]
         if not compared and not missing and not unreadable and not counts[State.DIFFERENT]:
-            return Answer(label, "unknown", "nothing of it is in both sides")
+            why = "nothing of it is in both sides"
+            if self._is_split and phase is Phase.FORWARD:
+                why = "it follows the split of the batch: not compared"
+            return Answer(label, "unknown", why)
         text = self._how_well(phase) if first is None else self._until(first, phase)
         if (missing or unreadable) and "missing" not in self._accept:
             parts = [text] if text and compared else []

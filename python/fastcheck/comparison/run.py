@@ -31,10 +31,11 @@ from .measure import (
     measure_records,
 )
 from .names import Name, NameTable, Renaming
-from .noise import Drift, Measures, excuse, excuse_parts
+from .noise import Drift, Measures, excuse, excuse_parts, excuse_small
 from .origin import Origin, is_permuted, rounding_limit
 from .result import Compared
 from .row import Row, make_row
+from .split import Split, whole_of
 from .tally import COMPUTED, KEPT_STEPS, Found, Tally
 from .updates import Parameters, judge_updates
 
@@ -120,6 +121,8 @@ class Runner:
         self._drifts: dict[int, Drift] = {}
         # By rank: the largest error of what the step before computed, and whether it was exact.
         self.last_computed: dict[int, tuple[float, bool]] = {}
+        #: Where the batch is split in another way.
+        self.split: Optional[Split] = None
         # By rank: the parameters of the step before.
         self.parameters: dict[int, Parameters] = {}
 
@@ -129,6 +132,14 @@ class Runner:
         names = self.names
         ours = self._actual.block(step, rank, names, self._renaming, is_first)
         theirs = self._reference.block(other, rank, names, self._of_reference, is_first)
+        if is_first:
+            ours, theirs = (
+                self._carried(self._actual, ours, theirs, self._renaming),
+                self._carried(self._reference, theirs, ours, self._of_reference),
+            )
+        if self.split is not None:
+            ours = self._whole(self._actual, ours, self.split.ranks[0], self._renaming)
+            theirs = self._whole(self._reference, theirs, self.split.ranks[1], self._of_reference)
         pairs = align(ours, theirs, names)
         self.tally.reordered += pairs.reordered
         self.tally.moved += pairs.moved
@@ -139,6 +150,59 @@ class Runner:
         _Step(self, ours, theirs, pairs, self._last_step.get(rank, other)).take()
         self._note_missing(ours, theirs, pairs)
         self._last_step[rank] = other
+
+    def _carried(self, source: Source, block: Block, other: Block, renaming: Renaming) -> Block:
+        """With buffers as the step before has left them, where ``other`` has them once more: a log
+        begins with its buffers, and has them after each step.
+        """
+        if source.kind is not Kind.LOG:
+            return block
+        numbers, counts = np.unique(other.names, return_counts=True)
+        wanted = {
+            number
+            for number, count in zip(numbers.tolist(), counts.tolist())
+            if self.names[number].role == "buffer" and count > (block.names == number).sum()
+        }
+        steps = [s for s, rank in source.places() if rank == block.rank and s < block.step]
+        for step in reversed(steps if wanted else []):
+            earlier = source.block(step, block.rank, self.names, renaming, False)
+            found, last = np.unique(earlier.names[::-1], return_index=True)
+            chosen = np.sort(len(earlier) - 1 - last[np.isin(found, list(wanted))])
+            phases = np.full(len(chosen), Phase.WEIGHTS, block.phases.dtype)
+            block = Block(
+                block.step,
+                block.rank,
+                np.concatenate([earlier.names[chosen], block.names]),
+                np.concatenate([phases, block.phases]),
+                np.concatenate([earlier.records[chosen], block.records]),
+            )
+            wanted -= set(earlier.names[chosen].tolist())
+            if not wanted:
+                break
+        return block
+
+    def _whole(
+        self, source: Source, block: Block, ranks: Sequence[int], renaming: Renaming
+    ) -> Block:
+        blocks = [block] + [
+            source.block(block.step, rank, self.names, renaming, False)
+            for rank in ranks
+            if rank != block.rank and (block.step, rank) in source.places()
+        ]
+        return whole_of(blocks, [self.loss_of(one) for one in blocks], self.names)
+
+    def loss_of(self, block: Block) -> Optional[float]:
+        """As the step table has it; None where it was not read by itself."""
+        parts: dict[str, list[int]] = {"": [], GIVEN_LOSS: [], GRAD_LOSS: []}
+        for index in np.flatnonzero(block.phases == Phase.LOSS).tolist():
+            name = self.names[int(block.names[index])]
+            if name.role == "loss":
+                kind = next(k for k in (GIVEN_LOSS, GRAD_LOSS, "") if name.label.startswith(k))
+                parts[kind].append(index)
+        scales = block.records[block.names == self.names.number(_SCALE)]
+        scale = float(scales["max"][-1]) if len(scales) else None
+        plain, given, grad = (block.records[indices] for indices in parts.values())
+        return loss_of_step(plain, given, grad, scale)
 
     def drift_of(self, rank: int) -> Drift:
         """What updates by noise have moved on this rank until now."""
@@ -375,6 +439,9 @@ class _Step:
         if run.compares_parts:
             run.tally.parts += excuse_parts(pairs)
         drift = run.drift_of(self._theirs.rank)
+        if run.split is not None:
+            for name in excuse_small(self._theirs.step, pairs, drift):
+                run.tally.cancelled.setdefault(name)
         for name in excuse(self._theirs.step, pairs, drift, COMPUTED):
             run.tally.cancelled.setdefault(name)
 
@@ -482,7 +549,7 @@ class _Step:
         step, losses = self._theirs.step, self._run.tally.losses
         if step in losses or len(losses) >= KEPT_STEPS:
             return
-        mine, other = self._loss_of(self._ours), self._loss_of(self._theirs)
+        mine, other = (self._run.loss_of(block) for block in (self._ours, self._theirs))
         if mine is not None and other is not None:
             losses[step] = Loss(step, mine, other)
             return
@@ -492,19 +559,6 @@ class _Step:
                 if mine is not None and other is not None:
                     losses[step] = Loss(step, mine, other)
                     return
-
-    def _loss_of(self, block: Block) -> Optional[float]:
-        """As the step table has it; None where it was not read by itself."""
-        parts: dict[str, list[int]] = {"": [], GIVEN_LOSS: [], GRAD_LOSS: []}
-        for index in np.flatnonzero(block.phases == Phase.LOSS).tolist():
-            name = self._run.names[int(block.names[index])]
-            if name.role == "loss":
-                kind = next(k for k in (GIVEN_LOSS, GRAD_LOSS, "") if name.label.startswith(k))
-                parts[kind].append(index)
-        scales = block.records[block.names == self._run.names.number(_SCALE)]
-        scale = float(scales["max"][-1]) if len(scales) else None
-        plain, given, grad = (block.records[indices] for indices in parts.values())
-        return loss_of_step(plain, given, grad, scale)
 
     def _keep_unchanged(self) -> None:
         for is_same in (True, False):

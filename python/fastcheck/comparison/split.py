@@ -1,0 +1,136 @@
+"""Another split of the batch: into parts of a step (gradient accumulation), or over ranks. What the
+optimizer reads, and the loss of the whole step, have to agree; outputs of modules can't.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from fastcheck.comparison.block import Block, Kind, Phase, Source
+from fastcheck.comparison.names import Name, NameTable, Renaming
+from fastcheck.record.format import COUNTS, RECORD_DTYPE, Depth
+from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS
+
+#: What does not depend on how a batch is split.
+_WHOLE = ("param", "param_grad", "grad_norm", "optimizer_state", "learning_rate")
+_LOSS = Name("", "forward", "loss", "loss of the step, of all its parts")
+
+
+@dataclass(frozen=True)
+class Split:
+    """``ranks``: those of actual and of reference. ``text``: how the two are split."""
+
+    ranks: tuple[Sequence[int], Sequence[int]]
+    text: str
+
+
+def find_split(
+    actual: Source, reference: Source, starts: tuple[int, int], renaming: Renaming
+) -> Optional[Split]:
+    """By the first step; None where the inputs come in as many parts, or have other sizes."""
+    if actual.kind is not Kind.LOG or reference.kind is not Kind.LOG:
+        return None
+    names = NameTable()
+    ranks, inputs = [], []
+    for source, start, own in zip((actual, reference), starts, (renaming, renaming.of_reference())):
+        present = [rank for step, rank in source.places() if step == start]
+        blocks = [source.block(start, rank, names, own, True) for rank in present]
+        ranks.append(present)
+        inputs.append(_inputs(blocks))
+    sizes = [{name: int(r["numel"].sum()) for name, r in side.items()} for side in inputs]
+    if not sizes[0] or sizes[0] != sizes[1]:
+        return None
+    for name, size in sizes[0].items():
+        parts = [len(side[name]) for side in inputs]
+        if parts[0] != parts[1]:
+            texts = [
+                f"{count:,} of {size // count:,} elements"
+                + (f" on {len(own):,} ranks" if len(own) > 1 else "")
+                for count, own in zip(parts, ranks)
+            ]
+            text = f"{texts[0]} in actual and {texts[1]} in reference"
+            return Split((ranks[0], ranks[1]), text)
+    return None
+
+
+def _inputs(blocks: Sequence[Block]) -> dict[int, np.ndarray]:
+    """Records of the batch, by number of the name."""
+    found = defaultdict(list)
+    for block in blocks:
+        given = block.phases == Phase.BATCHES
+        for number in np.unique(block.names[given]).tolist():
+            found[number].append(block.records[given & (block.names == number)])
+    return {number: np.concatenate(parts) for number, parts in found.items()}
+
+
+def whole_of(blocks: Sequence[Block], losses: Sequence[Optional[float]], names: NameTable) -> Block:
+    """What does not depend on the split, of the first of these ranks, and the batch and the loss of
+    all ranks. ``losses``: of each.
+    """
+    block = blocks[0]
+    added = [
+        (names.number(_all_parts(names[number])), Phase.BATCHES, _merged(records))
+        for number, records in _inputs(blocks).items()
+    ]
+    known = [loss for loss in losses if loss is not None]
+    if known and len(known) == len(losses):
+        coarsest = int(COARSENESS[block.records["dtype"]].max())
+        record = _number(sum(known) / len(known), coarsest, block.records[0])
+        added.append((names.number(_LOSS), Phase.LOSS, record))
+    kept = _whole_places(block, names)
+    numbers = np.array([number for number, _, _ in added], block.names.dtype)
+    phases = np.array([phase for _, phase, _ in added], block.phases.dtype)
+    records = np.array([record for _, _, record in added], RECORD_DTYPE)
+    return Block(
+        block.step,
+        block.rank,
+        np.concatenate([numbers, block.names[kept]]),
+        np.concatenate([phases, block.phases[kept]]),
+        np.concatenate([records, block.records[kept]]),
+    )
+
+
+def _whole_places(block: Block, names: NameTable) -> np.ndarray:
+    """Of a gradient the last that was read, which is the sum of all parts."""
+    roles = {n: names[n].role for n in np.unique(block.names).tolist() if not names[n].op}
+    wanted = [number for number, role in roles.items() if role in _WHOLE]
+    sums = [number for number, role in roles.items() if role == "param_grad"]
+    kept = np.isin(block.names, wanted)
+    last = {number: place for place, number in enumerate(block.names.tolist())}
+    is_last = np.zeros(len(block), bool)
+    is_last[list(last.values())] = True
+    found: np.ndarray = np.flatnonzero(kept & (is_last | ~np.isin(block.names, sums)))
+    return found
+
+
+def _all_parts(name: Name) -> Name:
+    return name._replace(label=f"{name.label}, all parts")
+
+
+def _merged(records: np.ndarray) -> np.void:
+    """The record of the parts taken together, without a checksum."""
+    found = records[:1].copy()
+    for field in (*COUNTS, "sum", "abs_sum", "sum_sq"):
+        found[field] = records[field].sum()
+    found["min"], found["max"] = records["min"].min(), records["max"].max()
+    found["depth"], found["checksum"] = min(Depth.STATS, records["depth"].min()), 0
+    made: np.void = found[0]
+    return made
+
+
+def _number(value: float, coarseness: int, like: np.void) -> np.void:
+    """A record of one number that carries the rounding of a dtype."""
+    found = np.zeros(1, RECORD_DTYPE)
+    found["version"], found["depth"], found["numel"] = like["version"], Depth.STATS, 1
+    found["dtype"] = BY_COARSENESS[coarseness]
+    found["nan_count"] = value != value
+    for field in ("sum", "min", "max"):
+        found[field] = value
+    found["abs_sum"], found["sum_sq"] = abs(value), value * value
+    made: np.void = found[0]
+    return made

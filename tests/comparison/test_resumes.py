@@ -1,0 +1,67 @@
+"""A run that continues another is compared from there; a batch may be split in another way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fastcheck
+from accuracy.sides_programs import train_resumed, train_split
+from support.programs.compare_runs import answers
+
+
+def test_a_perfect_resume_is_identical_from_where_it_continues(tmp_path: Path) -> None:
+    train_resumed(tmp_path / "whole", fault="whole")
+    train_resumed(tmp_path / "resumed")
+    found = fastcheck.compare(tmp_path / "resumed", tmp_path / "whole")
+    assert found.is_identical and found.steps == (3, 4, 5, 6)
+    assert "step 0 of actual is compared with step 3 of reference" in found.notes[0]
+    again = fastcheck.compare(tmp_path / "whole", tmp_path / "resumed", steps="3-:0-")
+    assert again.is_identical and again.steps == (0, 1, 2, 3)
+    part = fastcheck.compare(tmp_path / "whole", tmp_path / "resumed", steps="4-5:1-2")
+    assert part.is_identical and part.steps == (1, 2)
+    same = fastcheck.compare(tmp_path / "resumed", tmp_path / "whole", steps="0-:0-")
+    assert same["batches"].answer == same["initial weights"].answer == "no"
+    with pytest.raises(fastcheck.CompareError, match="no steps of these ranges"):
+        fastcheck.compare(tmp_path / "whole", tmp_path / "resumed", steps="50-:0-")
+
+
+@pytest.mark.parametrize("fault", ["learning rate", "schedule"])
+def test_settings_are_those_of_the_paired_step(tmp_path: Path, fault: str) -> None:
+    train_resumed(tmp_path / "whole", fault="whole")
+    train_resumed(tmp_path / "resumed", fault=fault)
+    found = fastcheck.compare(tmp_path / "resumed", tmp_path / "whole")
+    settings = found["hyper-parameters"].settings
+    name = "optimizers[0].groups[0].lr"
+    assert [s.path for s in settings] == [
+        name if fault == "learning rate" else f"{name} from step 4 on"
+    ]
+    assert found["initial weights"].answer == "yes"
+
+
+def test_weights_that_were_not_loaded_are_found_by_two_batches(tmp_path: Path) -> None:
+    train_resumed(tmp_path / "whole", fault="whole")
+    train_resumed(tmp_path / "resumed", fault="weights")
+    found = fastcheck.compare(tmp_path / "resumed", tmp_path / "whole")
+    assert answers(found)["batches"] == "yes" and answers(found)["initial weights"] == "no"
+    assert "the batch is equal to the bit, and the next one" in found.notes[0]
+
+
+def test_a_batch_in_parts_is_held_against_the_whole(tmp_path: Path) -> None:
+    train_split(tmp_path / "whole")
+    train_split(tmp_path / "parts", parts=4)
+    found = fastcheck.compare(tmp_path / "parts", tmp_path / "whole")
+    assert found.agrees and not found.missing
+    assert answers(found) == {
+        **dict.fromkeys(answers(found), "yes"),
+        "forward": "unknown",
+    }
+    assert sum("split in another way: 4 of 32 elements" in note for note in found.notes) == 1
+    assert {"LOSS", "GRADIENTS", "UPDATE"} <= {
+        phase.upper() for phase, states in found.counts.items() if sum(states.values()) >= 4
+    }
+    train_split(tmp_path / "wrong", parts=4, fault="mean of means")
+    wrong = fastcheck.compare(tmp_path / "wrong", tmp_path / "whole", ask_all=True)
+    assert answers(wrong)["loss"] == answers(wrong)["gradients"] == "no"
+    assert answers(wrong)["batches"] == "yes"
