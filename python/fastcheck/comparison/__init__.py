@@ -5,8 +5,8 @@ same ``names`` for the same tensors; ``over_time`` pairs the steps, ``resume`` f
 that continues another, and ``split`` is about batches in other parts; ``align`` matches the tensors
 of two Blocks; ``measure`` computes how far each pair is apart, ``updates`` how far updates are, and
 ``noise`` finds differences that rounding explains; ``run`` does so block by block, and ``tally``
-collects the outcome. ``origin`` follows what the first tensor with other bits leads to, and
-``advice`` says it.
+collects the outcome. ``relation`` proves by the elements how two tensors belong together.
+``origin`` follows what the first tensor with other bits leads to, and ``advice`` says it.
 ``page`` makes an HTML file of it.
 ``nested_diff`` compares environments and hyper-parameters. ``questions`` turns the outcome into
 answers; ``result``, ``row`` and ``render`` present them. ``compare`` is the public function, with

@@ -68,6 +68,9 @@ def expects_bits(
     )
 
 
+_PARTS = 6
+
+
 def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
     """What belongs into a report beside its answers."""
     found = []
@@ -83,6 +86,10 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
             f"{len(tally.lookalikes):,} names only in actual hold what names only in reference "
             f"hold: {mine} is {other}, ... If they are renamed, give rename= (--rename FILE)"
         )
+    if tally.parts_of:
+        shown = "; ".join(tally.parts_of[:_PARTS])
+        more = len(tally.parts_of) - _PARTS
+        found.append(f"parts of fused tensors: {shown}" + (f"; {more:,} more" if more > 0 else ""))
     for (mine, other), count in tally.dtypes.items():
         found.append(f"{count:,} tensors are {mine} in actual and {other} in reference")
     if tally.parts:

@@ -114,8 +114,8 @@ def _details(answer: Answer, is_checkpoint: bool, indent: int) -> list[Part]:
         row = answer.found.row
         step = "" if is_checkpoint else f" at step {row.step:,}"
         lines += wrap(f"first{step}: {row.name}", width, pad, pad + "  ")
-        if row.reason:
-            lines += wrap(row.reason, width, pad + "  ")
+        if row.why:
+            lines += wrap(row.why, width, pad + "  ")
     return lines
 
 
@@ -156,7 +156,7 @@ def _first(comparison: Result, found: Found) -> list[Part]:
     else:
         before = _format_error(found.error_before)
         text = f"before it in this step the largest error is {before}"
-    reason = row.reason or "not equal to the bit"
+    reason = row.why or "not equal to the bit"
     if row.state is not State.REORDERED:
         reason += f": error {_format_error(row.error)}"
     lines += wrap(f"{reason}; {text}.", _BODY)
@@ -196,7 +196,8 @@ def _worst_tensors(comparison: Result) -> list[Part]:
                 "-" if elements.max_ulp is None else f"{elements.max_ulp:,}",
             ]
         # Redundant where the measures are shown.
-        note = "" if elements is not None and row.reason == REASONS[ELEMENTS] else row.reason
+        is_shown = elements is not None and row.reason == REASONS[ELEMENTS]
+        note = row.relation if is_shown else row.why
         cells.append([row.name, shape, _format_error(row.error), *measured, note])
     lines: list[Part] = [Table(header, cells, left=2, width=_BODY + 40, note=1)]
     more = len(comparison.rows) + comparison.more_rows - len(rows)

@@ -20,7 +20,8 @@ from .names import NameTable
 class Row:
     """``step`` is that in which the difference came about: a parameter that is read in step 8 shows
     the update of step 7. ``error`` is compared with the threshold; ``elements`` is there
-    where both sides' values were.
+    where both sides' values were, and ``relation`` says how the two belong together where the
+    values prove it: transposed, a cast, a part of the other.
     """
 
     step: int
@@ -34,6 +35,12 @@ class Row:
     actual: Optional[dict[str, Any]]
     reference: Optional[dict[str, Any]]
     elements: Optional[Elements] = None
+    relation: str = ""
+
+    @property
+    def why(self) -> str:
+        """The reason, and the relation."""
+        return ": ".join(filter(None, [self.reason, self.relation]))
 
     def to_dict(self) -> dict[str, Any]:
         """By column (COLUMNS); None where a column doesn't apply."""
@@ -46,6 +53,7 @@ class Row:
             "state": self.state.name.lower(),
             "error": self.error,
             "reason": self.reason,
+            "relation": self.relation,
         }
         for column in _MEASURES:
             made[column] = None if self.elements is None else getattr(self.elements, column)
@@ -81,7 +89,7 @@ _SIDE = (
     "checksum",
     "crc32",
 )
-_FIRST = ("step", "rank", "question", "name", "call", "state", "error", "reason")
+_FIRST = ("step", "rank", "question", "name", "call", "state", "error", "reason", "relation")
 #: The columns of the CSV, in order.
 COLUMNS = (*_FIRST, *_MEASURES, *(f"{s}_{c}" for s in ("actual", "reference") for c in _SIDE))
 
@@ -96,8 +104,11 @@ def make_row(
     actual: tuple[Block, int] | None,
     reference: tuple[Block, int] | None,
     elements: Optional[Elements] = None,
+    relation: str = "",
 ) -> Row:
-    """Makes a row of the records at these positions of the two blocks."""
+    """Makes a row of the records at these positions of the two blocks. ``relation``: how the two
+    tensors belong together.
+    """
     given = reference or actual
     assert given is not None
     block, index = given
@@ -113,6 +124,7 @@ def make_row(
         actual=None if actual is None else _side(*actual),
         reference=None if reference is None else _side(*reference),
         elements=elements,
+        relation=relation,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Callable, Optional
 
 import numpy as np
+import torch
 
 from fastcheck.comparison.over_time import Loss, loss_of
 from fastcheck.log.step_table import loss_of_step
@@ -33,6 +34,7 @@ from .measure import (
 from .names import Name, NameTable, Renaming
 from .noise import Drift, Measures, excuse, excuse_parts, excuse_small
 from .origin import Origin, is_permuted, rounding_limit
+from .relation import find_parts, relation_of
 from .result import Compared
 from .row import Row, make_row
 from .split import Split, whole_of
@@ -82,6 +84,8 @@ def missing_of(
 
 
 _TRAIL = 8
+# How many pairs are looked at for how they belong together: each costs some passes over both.
+_RELATED = 100
 _FLOAT32 = next(code for code, info in enumerate(DTYPES) if info.name == "float32")
 # Statistics that went through text in float32, as msprobe's do.
 _GIVEN_BY_STATISTICS = 1e-5
@@ -220,6 +224,20 @@ class Runner:
             sides = (block, index), None
             left, right = sides if state is State.ONLY_ACTUAL else sides[::-1]
             self._report(make_row(self.names, block.step, phase, state, 0.0, 0, left, right))
+        mine = self._loaders(ours, pairs.only_ours)
+        other = self._loaders(theirs, pairs.only_theirs)
+        for wholes, parts, of in (
+            (mine, other, ("reference", "actual")),
+            (other, mine, ("actual", "reference")),
+        ):
+            for part, whole, place in find_parts(wholes, parts) if wholes and parts else ():
+                self.tally.parts_of.append(f"{part} of {of[0]} is {place} of {whole} of {of[1]}")
+
+    def _loaders(self, block: Block, which: np.ndarray) -> dict[str, Callable[[], torch.Tensor]]:
+        if block.extras is None or self._actual.kind is not Kind.CHECKPOINT:
+            return {}
+        found = {str(self.names[int(block.names[i])]): block.extra(i).load for i in which.tolist()}
+        return {name: load for name, load in found.items() if load is not None}
 
     def _report(self, row: Row) -> None:
         self.tally.keep(row)
@@ -240,6 +258,7 @@ class _Step:
         self._errors = np.zeros(count)
         self._reasons = np.zeros(count, np.uint8)
         self._elements: dict[int, Elements] = {}
+        self._relations: dict[int, str] = {}
         self._phases = theirs.phases[pairs.theirs].copy()
         left, right = ours.records[pairs.ours], theirs.records[pairs.theirs]
         self._left, self._right = left, right
@@ -329,6 +348,50 @@ class _Step:
             run.tally.dtypes[both[0], both[1]] += 1
             if "dtype" not in run._accept and self._states[index] <= State.REORDERED:
                 self._set(index, State.DIFFERENT, self._errors[index], DTYPE)
+        self._relate(which[self._states[which] == State.DIFFERENT])
+
+    def _relate(self, which: np.ndarray) -> None:
+        """How pairs that differ belong together, where their values are there."""
+        tally = self._run.tally
+        if self._ours.extras is None or self._theirs.extras is None:
+            return
+        held = {
+            int(record["checksum"]): place
+            for place, record in enumerate(self._theirs.records)
+            if record["depth"] == Depth.FULL and record["numel"] > 1
+        }
+        for index in which.tolist():
+            mine = self._ours.extra(int(self._pairs.ours[index]))
+            other = self._theirs.extra(int(self._pairs.theirs[index]))
+            if mine.load is None or other.load is None or tally.related >= _RELATED:
+                continue
+            tally.related += 1
+            place = held.get(int(self._left["checksum"][index]))
+            if place is not None and place != int(self._pairs.theirs[index]):
+                name = self._run.names[int(self._theirs.names[place])]
+                self._relations[index] = f"it is what {name} is in reference"
+                continue
+            scales = self._scales_of(index) if self._left["dtype"][index] != _FLOAT32 else {}
+            self._relations[index] = relation_of(mine.load().cpu(), other.load().cpu(), scales)
+
+    def _scales_of(self, index: int) -> dict[str, torch.Tensor]:
+        """Floats of the actual side alone whose name begins with that of a tensor, or that of its
+        module.
+        """
+        own = str(self._names_of(index))
+        module = own.rpartition(".")[0]
+        found = {}
+        for place in self._pairs.only_ours.tolist():
+            name, extra = (
+                str(self._run.names[int(self._ours.names[place])]),
+                self._ours.extra(place),
+            )
+            is_near = name.startswith(own) or (module and name.rpartition(".")[0] == module)
+            if is_near and extra.load is not None:
+                scale = extra.load().cpu()
+                if scale.is_floating_point():
+                    found[name] = scale
+        return found
 
     def _measure_more(self, index: int) -> None:
         """By shape, by CRC32, by the elements themselves, where they are there."""
@@ -580,4 +643,5 @@ class _Step:
             (self._ours, int(self._pairs.ours[index])),
             (self._theirs, int(self._pairs.theirs[index])),
             self._elements.get(index),
+            self._relations.get(index, ""),
         )

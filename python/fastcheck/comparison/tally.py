@@ -76,6 +76,10 @@ class Tally:
         self.reordered = 0
         self.moved = 0
         self.lookalikes: dict[str, str] = {}
+        #: Of tensors of one side alone: what they are of those of the other.
+        self.parts_of: list[str] = []
+        #: How many pairs were looked at for how they belong together.
+        self.related = 0
         #: Names of gradients whose terms cancel.
         self.cancelled: dict[str, None] = {}
         self.dtypes: Counter[tuple[str, str]] = Counter()
