@@ -19,6 +19,7 @@ from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
 from fastcheck.log.writer import RecordLog
 from fastcheck.monitor import named_tensors
 from fastcheck.monitor.distributed.join import agreement_for, follow
+from fastcheck.monitor.distributed.replicas import ReplicaCheck, automatic_check
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
 from fastcheck.monitor.hooks.facts import Facts
@@ -216,6 +217,9 @@ def build(
     if agreement is not None:
         follow(agreement, stops.at_step_boundary)
 
+    if agreement is not None and watched is not None:
+        boundary.check = _replica_check(models)
+
     tree = ModuleTree(models.models, models.named, nodes, models.is_selected)
     limits = watched is not None and watched.skip_above is not None
     norm_limit = watching.norm_limit if watching is not None and limits else None
@@ -250,6 +254,17 @@ def build(
         replayer=Replayer(session, models.models, install, dumper),
         hooks=Hooks(nodes, observer, watcher, graphs, reader, stops, compiled, requests),
     )
+
+
+def _replica_check(models: Models) -> Optional[ReplicaCheck]:
+    """Of the first model that is data parallel."""
+    nodes = models.nodes
+
+    def calls_of(module: torch.nn.Module) -> int:
+        return sum(node.total_calls for node in nodes if node.module() is module)
+
+    checks = (automatic_check(model, calls_of) for model in models.models)
+    return next((check for check in checks if check is not None), None)
 
 
 def _stop_dumper(

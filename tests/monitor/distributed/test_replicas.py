@@ -77,6 +77,35 @@ def test_shards_are_compared_where_they_are_replicated() -> None:
         )
 
 
+WITHOUT_A_CALL = {
+    "bypassed": ("step 1: module.first.weight", "gradients were not reduced: the model was called"),
+    "clipped on one rank": ("step 10: module.second.weight", "left out, clipping"),
+    "lost": ("step 10: module.second.weight", "several tensors"),
+}
+
+
+@pytest.mark.parametrize("fault", WITHOUT_A_CALL)
+def test_replicas_are_compared_by_themselves(fault: str) -> None:
+    place, cause = WITHOUT_A_CALL[fault]
+    for found, said in values(run_ranks(work.by_itself, fault)):
+        assert len(found) == 1 and len(said) == 1
+        assert f"replicas differ at {place}" in said[0] and cause in said[0]
+
+
+@pytest.mark.parametrize("fault", ["none", "local sgd", "not watched"])
+def test_nothing_is_said_by_itself(fault: str) -> None:
+    assert values(run_ranks(work.by_itself, fault)) == [([], [])] * 4
+
+
+def test_no_rank_waits_for_another_by_itself() -> None:
+    """One that did would have given up after two seconds."""
+    results = values(run_ranks(work.ahead_of_the_others))
+    for took, ended, _, said in results:
+        assert took < 2.0 and ended is None and said == []
+    # At the end it has waited.
+    assert [is_off for _, _, is_off, _ in results] == [True, False, False, False]
+
+
 def test_the_monitor_warns_of_it_once_on_every_rank() -> None:
     for found, said, summary in values(run_ranks(work.through_the_monitor)):
         assert found[0][:5] == (6, "module.second.bias", False, (2,), True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any, Callable, Optional
 
@@ -126,6 +127,27 @@ def different_models(rank: int) -> Any:
     return found, [str(w.message) for w in caught]
 
 
+def ahead_of_the_others(rank: int) -> Any:
+    """An automatic check of which rank 0 goes on after the others have stopped. The seconds that it
+    took, and what was said.
+    """
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    check = ReplicaCheck(model, reason_of=str, timeout_seconds=2.0)
+    dist.barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4):
+            check.boundary(step)
+        dist.barrier()
+        began = time.monotonic()
+        for step in range(4, 1000 if rank == 0 else 4):
+            check.boundary(step)
+        took = time.monotonic() - began
+        ended = check.finish(1000)
+    return took, ended, check.is_off, [str(warning.message) for warning in caught]
+
+
 def on_one_rank(rank: int) -> Any:
     said: list[str] = []
     if rank == 0:
@@ -160,6 +182,37 @@ def sharded(rank: int) -> Any:
             flip_bit(shard.to_local(), 0, 20)
         found.append((told(over_replicas.boundary(step)), told(over_all.boundary(step))))
     return found, over_replicas.left_out, over_all.left_out
+
+
+def by_itself(rank: int, fault: str, steps: int = 24) -> Any:
+    """install() of a model in DDP, and no other call; what is told of this fault."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Model())
+    if fault == "local sgd":
+        model._comm_hooks.append((_post_localSGD_hook, None))
+    monitor = fastcheck.install(model, watch=fault != "not watched")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(rank)
+    is_bypassed = fault in ("bypassed", "local sgd", "not watched")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(steps):
+            optimizer.zero_grad()
+            called = model.module if is_bypassed else model
+            called(torch.randn(4, 8, generator=generator)).square().mean().backward()
+            if fault == "clipped on one rank" and rank == 0 and step >= 5:
+                nn.utils.clip_grad_norm_(model.module.second.parameters(), 1e-3)
+            if fault == "lost" and rank == 1 and step == 7:
+                for parameter in model.module.second.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+        monitor.remove()
+    said = [str(warning.message) for warning in caught]
+    return [told(one) for one in monitor.replica_mismatches], said
+
+
+def _post_localSGD_hook(state: Any, bucket: Any) -> Any:  # noqa: N802  # torch's name
+    raise AssertionError("only its name is looked at")
 
 
 def through_the_monitor(rank: int) -> Any:

@@ -9,20 +9,25 @@ at a later one, when the gather is there, the comparison.
 Copies that differ mean that training has silently split: a bit flipped in memory, a kernel that is
 not deterministic and runs on every rank by itself, a seed or a weight that was not broadcast, a
 parameter that DDP does not manage.
+
+Of a model that is in DistributedDataParallel this is done by itself, at a few boundaries
+(``automatic_check``): there no rank waits for another but at the first of them and at the end, and
+nothing is said where the others can't be reached.
 """
 
 from __future__ import annotations
 
 import weakref
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from fastcheck.backends.table import guarded_streams
 from fastcheck.errors import ConfigError, explain, warn
@@ -38,6 +43,11 @@ _HEADER = 1
 # Stands for a tensor that a rank doesn't have now: a gradient that was not computed.
 _ABSENT = -1
 _NAMED = 5
+# The boundaries of an automatic check, and each hundredth.
+_FIRST_CHECKS = (1, 10)
+_EVERY = 100
+# How long it waits for other ranks at its first check and at the end.
+_PATIENCE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class ReplicaMismatch:
     when it is its gradient. ``checksums``: by rank; None where a rank has no such gradient.
     ``differing_ranks``: those that differ from the majority, or all when there is none (of two
     ranks, one of the two is wrong, and it is not known which). ``others``: what else differs, in
-    the same order."""
+    the same order. ``reason``: what is known of the cause."""
 
     step: int
     parameter: str
@@ -57,6 +67,7 @@ class ReplicaMismatch:
     has_majority: bool
     checksums: dict[int, Optional[int]]
     others: tuple[str, ...] = ()
+    reason: str = ""
 
     def __str__(self) -> str:
         what = f"the gradient of {self.parameter}" if self.is_gradient else self.parameter
@@ -80,6 +91,8 @@ class ReplicaMismatch:
         return "\n".join(lines)
 
     def _advice(self) -> str:
+        if self.reason:
+            return self.reason
         if self.has_majority and not self.others:
             return (
                 "one tensor on a minority of the ranks: suspect the memory or the device of "
@@ -88,7 +101,7 @@ class ReplicaMismatch:
         if self.others:
             return (
                 "several tensors: look for what each rank does by itself (a seed, a parameter or a "
-                "model that was not broadcast, a reduction that was left out)"
+                "model that was not broadcast, a reduction that was left out, clipping)"
             )
         return "compare both with the last checkpoint, and go on from it"
 
@@ -100,6 +113,9 @@ class ReplicaCheck:
     to call boundary() at each of its step boundaries. A DTensor is compared when every rank of the
     group holds the same part of it; ``left_out`` names the others, and what has no bytes of its
     own (sparse, quantized). No method raises; the model is held weakly.
+
+    ``reason_of``: of a check that nobody has asked for, what is known of a difference of several
+    tensors, or "".
     """
 
     def __init__(
@@ -110,6 +126,7 @@ class ReplicaCheck:
         every: int = 100,
         gradients: bool = False,
         timeout_seconds: float = 8.0,
+        reason_of: Optional[Callable[[], str]] = None,
     ) -> None:
         whole: Any = dist.group.WORLD
         group = whole if group is None else group
@@ -117,6 +134,7 @@ class ReplicaCheck:
         self.gradients = gradients
         self.timeout_seconds = timeout_seconds
         self.is_off = False
+        self._reason_of = reason_of
         self.left_out: tuple[str, ...] = ()
         self._ranks = frozenset(dist.get_process_group_ranks(group))
         self._model = weakref.ref(model)
@@ -125,7 +143,8 @@ class ReplicaCheck:
         self._is_connected = False
         self._boundary_count = 0
         self._copies: Optional[_Copies] = None
-        self._gather: Optional[Pending] = None
+        # Those under way, oldest first.
+        self._gathers: deque[Pending] = deque()
         # Mismatches that were reported: each is reported once.
         self._told: set[tuple[str, tuple[int, ...]]] = set()
         try:
@@ -153,33 +172,47 @@ class ReplicaCheck:
             return None
         found: Optional[ReplicaMismatch] = None
         try:
-            is_due = not is_last and self._boundary_count % self.every == 0
+            is_due = not is_last and self._is_due(model)
             self._boundary_count += not is_last
-            found = self._advance(must_end=is_due or is_last)
+            found = self._advance(must_end=(is_due and self._reason_of is None) or is_last)
             if is_due:
                 self._connect(model)
+                self._start_gather(must_wait=True)
                 self._copies = _Copies(step, self._tensors(model))
                 self._start_gather(must_wait=False)
         except Exception as error:
             self._switch_off(error)
         return found
 
+    def _is_due(self, model: torch.nn.Module) -> bool:
+        count = self._boundary_count
+        if self._reason_of is None:
+            return count % self.every == 0
+        if count not in _FIRST_CHECKS and (count == 0 or count % self.every):
+            return False
+        hooks = [hook for hook, _ in getattr(model, "_comm_hooks", ())]
+        if any("localsgd" in getattr(hook, "__name__", "").lower() for hook in hooks):
+            self.is_off = True  # replicas that differ are meant, between two averages
+            return False
+        # Every rank that has opened its end comes to the first check.
+        return self._is_connected or not (self._channel and self._channel.missing())
+
     def _advance(self, must_end: bool) -> Optional[ReplicaMismatch]:
         """Takes the check that is under way as far as it goes."""
         channel = self._channel
         assert channel is not None
         self._start_gather(must_wait=must_end)
-        if self._gather is None or not (must_end or self._gather.is_complete):
-            return None
-        gather, self._gather = self._gather, None
-        rows = channel.gathered(gather, self.timeout_seconds)
-        return self._compare(channel.ranks, np.stack([row.numpy() for row in rows]))
+        found: Optional[ReplicaMismatch] = None
+        while self._gathers and found is None and (must_end or self._gathers[0].is_complete):
+            rows = channel.gathered(self._gathers.popleft(), self.timeout_seconds)
+            found = self._compare(channel.ranks, np.stack([row.numpy() for row in rows]))
+        return found
 
     def _start_gather(self, must_wait: bool) -> None:
         assert self._channel is not None
         copies = self._copies
-        if copies is not None and self._gather is None and (must_wait or copies.are_here()):
-            self._gather = self._channel.start_gather(copies.words(must_wait))
+        if copies is not None and (must_wait or copies.are_here()):
+            self._gathers.append(self._channel.start_gather(copies.words(must_wait)))
             self._copies = None
 
     def _connect(self, model: torch.nn.Module) -> None:
@@ -245,7 +278,8 @@ class ReplicaCheck:
         self._told.update((_label(one), one.differing_ranks) for one in fresh)
         first = fresh[0]
         others = tuple(_label(one) for one in fresh[1:])
-        return ReplicaMismatch(**{**first.__dict__, "others": others})
+        reason = self._reason_of() if self._reason_of is not None and others else ""
+        return ReplicaMismatch(**{**first.__dict__, "others": others, "reason": reason})
 
     def _mismatch(
         self, column: int, ranks: Sequence[int], step: int, values: np.ndarray
@@ -270,6 +304,8 @@ class ReplicaCheck:
         self.is_off = True
         first = next(iter(str(error).splitlines()), "") or type(error).__name__
         reason = first if isinstance(error, Lost) else f"{type(error).__name__}: {first[:200]}"
+        if self._reason_of is not None:
+            return
         warn(
             f"fastcheck: the replicas can't be compared any more ({reason}). Training is not "
             "affected."
@@ -300,6 +336,36 @@ def replica_check(
             )
         )
     return ReplicaCheck(model, group, every=every, gradients=gradients)
+
+
+def automatic_check(
+    model: torch.nn.Module, calls_of: Callable[[torch.nn.Module], int]
+) -> Optional[ReplicaCheck]:
+    """A check of a model that is in DistributedDataParallel over several ranks; None for another.
+    ``calls_of``: how often a module was called.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return None
+    if dist.get_world_size(model.process_group) < 2:
+        return None
+    wrapper = weakref.ref(model)
+
+    def reason() -> str:
+        known = wrapper()
+        if known is None or calls_of(known) or not calls_of(known.module):
+            return ""
+        return (
+            "gradients were not reduced: the model was called, but DistributedDataParallel around "
+            "it never was. Call the wrapped model"
+        )
+
+    return ReplicaCheck(
+        model,
+        model.process_group,
+        every=_EVERY,
+        timeout_seconds=_PATIENCE_SECONDS,
+        reason_of=reason,
+    )
 
 
 class _Copies:
