@@ -134,3 +134,9 @@ def wide_magnitude(low, high, KIND: tl.constexpr):
         high = tl.where(negative, ~high + tl.where(low == 0, 1, 0), high)
         low = tl.where(negative, -low, low)
     return unsigned_value(high) + unsigned_value(low) * 2.0**-32
+
+
+@triton.jit
+def joined(upper, lower):
+    """upper * 2^16 + lower modulo 2^32, both of them sums of 16-bit halves."""
+    return ((upper + (lower >> 16)) << 16) | (lower & 0xFFFF)

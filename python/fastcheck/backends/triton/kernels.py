@@ -16,100 +16,12 @@ import triton.language as tl
 
 from fastcheck.record.format import RECORD_BYTES
 
-from .components import INT_MAX, INT_MIN
-from .read import add_exactly, joined, read
+from .components import INT_MAX, INT_MIN, joined
+from .read import CHECKSUM, RANGE, SUMS, add_exactly, read
 from .record import store_extremes, store_pair, store_sums, store_zeros, with_length
 
-#: Columns of partials, int32: seven counts, four halves of extremes, seven sums, two of checksum.
+#: Of partials (read.py).
 COLUMNS = 20
-_RANGE = tl.constexpr(7)
-_SUMS = tl.constexpr(11)
-_CHECKSUM = tl.constexpr(18)
-
-
-@triton.jit
-def store_part(
-    words,
-    tail,
-    row,  # where this program's partials begin; a column is ``stride`` long
-    stride,
-    body,
-    tail_count,
-    components,
-    seed_a,
-    seed_b,
-    rows,
-    program,  # of the tensor's ``programs``
-    programs,
-    SIZE: tl.constexpr,
-    KIND: tl.constexpr,
-    MANTISSA: tl.constexpr,
-    DEPTH: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
-    (
-        nan,
-        posinf,
-        neginf,
-        zero,
-        subnormal,
-        negative,
-        saturated,
-        low,
-        low_second,
-        high,
-        high_second,
-        sum_rest,
-        sum_big,
-        abs_rest,
-        abs_big,
-        square_mid,
-        square_big,
-        square_low,
-        a,
-        b,
-    ) = read(
-        words,
-        tail,
-        body,
-        tail_count,
-        components,
-        seed_a,
-        seed_b,
-        rows,
-        program,
-        programs,
-        SIZE,
-        KIND,
-        MANTISSA,
-        DEPTH,
-        GROUPS,
-    )
-    tl.store(row, nan)
-    tl.store(row + stride, posinf)
-    tl.store(row + 2 * stride, neginf)
-    tl.store(row + 3 * stride, zero)
-    tl.store(row + 4 * stride, subnormal)
-    tl.store(row + 5 * stride, negative)
-    tl.store(row + 6 * stride, saturated)
-    if DEPTH >= 2:
-        ends = row + _RANGE * stride
-        tl.store(ends, low)
-        tl.store(ends + stride, low_second)
-        tl.store(ends + 2 * stride, high)
-        tl.store(ends + 3 * stride, high_second)
-        sums = row + _SUMS * stride
-        tl.store(sums, sum_rest.to(tl.int32, bitcast=True))
-        tl.store(sums + stride, sum_big.to(tl.int32, bitcast=True))
-        tl.store(sums + 2 * stride, abs_rest.to(tl.int32, bitcast=True))
-        tl.store(sums + 3 * stride, abs_big.to(tl.int32, bitcast=True))
-        tl.store(sums + 4 * stride, square_mid.to(tl.int32, bitcast=True))
-        tl.store(sums + 5 * stride, square_big.to(tl.int32, bitcast=True))
-        tl.store(sums + 6 * stride, square_low.to(tl.int32, bitcast=True))
-    if DEPTH >= 3:
-        halves = row + _CHECKSUM * stride
-        tl.store(halves, a)
-        tl.store(halves + stride, b)
 
 
 @triton.jit
@@ -186,18 +98,18 @@ def fold(
         upper, lower = _folded_halves(partials, stride, count, k, BLOCK)
         store_pair(slot, k + 1, joined(upper, lower), (upper + (lower >> 16)) >> 16)
     if DEPTH >= 2:
-        low, low_second = _folded_extreme(partials, stride, count, _RANGE, True, BLOCK)
-        high, high_second = _folded_extreme(partials, stride, count, _RANGE + 2, False, BLOCK)
+        low, low_second = _folded_extreme(partials, stride, count, RANGE, True, BLOCK)
+        high, high_second = _folded_extreme(partials, stride, count, RANGE + 2, False, BLOCK)
         store_extremes(slot, low, low_second, high, high_second, SIZE, KIND, MANTISSA)
         store_sums(
             slot,
-            _folded_sum(partials, stride, count, _SUMS, BLOCK),
-            _folded_sum(partials, stride, count, _SUMS + 1, BLOCK),
-            _folded_sum(partials, stride, count, _SUMS + 2, BLOCK),
-            _folded_sum(partials, stride, count, _SUMS + 3, BLOCK),
-            _folded_sum(partials, stride, count, _SUMS + 4, BLOCK),
-            _folded_sum(partials, stride, count, _SUMS + 5, BLOCK),
-            _folded_sum(partials, stride, count, _SUMS + 6, BLOCK),
+            _folded_sum(partials, stride, count, SUMS, BLOCK),
+            _folded_sum(partials, stride, count, SUMS + 1, BLOCK),
+            _folded_sum(partials, stride, count, SUMS + 2, BLOCK),
+            _folded_sum(partials, stride, count, SUMS + 3, BLOCK),
+            _folded_sum(partials, stride, count, SUMS + 4, BLOCK),
+            _folded_sum(partials, stride, count, SUMS + 5, BLOCK),
+            _folded_sum(partials, stride, count, SUMS + 6, BLOCK),
             SIZE,
             KIND,
             MANTISSA,
@@ -205,9 +117,9 @@ def fold(
     else:
         store_zeros(slot, 8, 13)
     if DEPTH >= 3:
-        upper, lower = _folded_halves(partials, stride, count, _CHECKSUM, BLOCK)
+        upper, lower = _folded_halves(partials, stride, count, CHECKSUM, BLOCK)
         a = with_length(joined(upper, lower), length_a)
-        upper, lower = _folded_halves(partials, stride, count, _CHECKSUM + 1, BLOCK)
+        upper, lower = _folded_halves(partials, stride, count, CHECKSUM + 1, BLOCK)
         store_pair(slot, 13, a, with_length(joined(upper, lower), length_b))
     else:
         store_zeros(slot, 13, 14)
@@ -245,30 +157,14 @@ def whole_kernel(
     DEPTH: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    (
-        nan,
-        posinf,
-        neginf,
-        zero,
-        subnormal,
-        negative,
-        saturated,
-        low,
-        low_second,
-        high,
-        high_second,
-        sum_rest,
-        sum_big,
-        abs_rest,
-        abs_big,
-        square_mid,
-        square_big,
-        square_low,
-        a,
-        b,
-    ) = read(
+    store_pair(slot, 0, numel_low, numel_high)
+    read(
         words,
         tail,
+        slot,
+        0,
+        length_a,
+        length_b,
         body,
         tail_count,
         components,
@@ -282,36 +178,8 @@ def whole_kernel(
         MANTISSA,
         DEPTH,
         GROUPS,
+        False,
     )
-    store_pair(slot, 0, numel_low, numel_high)
-    store_pair(slot, 1, nan, 0)
-    store_pair(slot, 2, posinf, 0)
-    store_pair(slot, 3, neginf, 0)
-    store_pair(slot, 4, zero, 0)
-    store_pair(slot, 5, subnormal, 0)
-    store_pair(slot, 6, negative, 0)
-    store_pair(slot, 7, saturated, 0)
-    if DEPTH >= 2:
-        store_extremes(slot, low, low_second, high, high_second, SIZE, KIND, MANTISSA)
-        store_sums(
-            slot,
-            sum_rest,
-            sum_big,
-            abs_rest,
-            abs_big,
-            square_mid,
-            square_big,
-            square_low,
-            SIZE,
-            KIND,
-            MANTISSA,
-        )
-    else:
-        store_zeros(slot, 8, 13)
-    if DEPTH >= 3:
-        store_pair(slot, 13, with_length(a, length_a), with_length(b, length_b))
-    else:
-        store_zeros(slot, 13, 14)
 
 
 @triton.jit(do_not_specialize=[*_SIZES, "stride", "first_row"])
@@ -333,11 +201,13 @@ def part_kernel(
     DEPTH: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    store_part(
+    read(
         words,
         tail,
         partials + first_row + tl.program_id(0),
         stride,
+        0,
+        0,
         body,
         tail_count,
         components,
@@ -351,6 +221,7 @@ def part_kernel(
         MANTISSA,
         DEPTH,
         GROUPS,
+        True,
     )
 
 
@@ -379,11 +250,13 @@ def part_list_kernel(
     behind = tl.where(tail_count > 0, body, 0)
     words = address.to(tl.pointer_type(tl.int32))
     tail = address.to(tl.pointer_type(TAIL)) + behind * (4 // SIZE if SIZE < 4 else 1)
-    store_part(
+    read(
         words,
         tail,
         partials + tl.program_id(0),
         stride,
+        0,
+        0,
         body,
         tail_count,
         tl.load(shape + 2),
@@ -397,6 +270,7 @@ def part_list_kernel(
         MANTISSA,
         DEPTH,
         GROUPS,
+        True,
     )
 
 

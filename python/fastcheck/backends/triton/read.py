@@ -1,4 +1,5 @@
-"""Triton functions of the main loop: one program reads its share of a tensor.
+"""Triton functions of the main loop: one program reads its share of a tensor, and stores a row of
+partials, or the record.
 
 A tensor is read as 32-bit words, several components to a word where they are narrower. A step is
 ``GROUPS`` runs of chains (docs/record-format.md, section 7): up to 16 words for each lane, one
@@ -28,11 +29,17 @@ from .components import (
     classify_wide,
     component,
     half_value,
+    joined,
     scaled_parts,
     unsigned_value,
     wide_magnitude,
 )
+from .record import store_extremes, store_pair, store_sums, store_zeros, with_length
 
+# Columns of partials, int32: seven counts, four halves of extremes, seven sums, two of checksum.
+RANGE = tl.constexpr(7)
+SUMS = tl.constexpr(11)
+CHECKSUM = tl.constexpr(18)
 RUN_ROWS = tl.constexpr(16)
 _PLACE_A, _PLACE_B = (tl.constexpr(signed(p)) for p in PLACES)
 _MULTIPLIER_A, _MULTIPLIER_B = (tl.constexpr(signed(m)) for m in MULTIPLIERS)
@@ -87,12 +94,6 @@ def _sum(x):
 
 
 @triton.jit
-def joined(upper, lower):
-    """upper * 2^16 + lower modulo 2^32, both of them sums of 16-bit halves."""
-    return ((upper + (lower >> 16)) << 16) | (lower & 0xFFFF)
-
-
-@triton.jit
 def _wrapped_sum(x):
     """Modulo 2^32, with no sum leaving 32 bits: Triton's interpreter refuses one that does."""
     return joined(_sum((x >> 16) & 0xFFFF), _sum(x & 0xFFFF))
@@ -128,9 +129,26 @@ def _tail_word(tail, tail_count, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _store_count(out, number: tl.constexpr, column, counts, IS_PART: tl.constexpr):
+    if IS_PART:
+        tl.store(out + number * column, _sum(counts))
+    else:
+        store_pair(out, number + 1, _sum(counts), 0)
+
+
+@triton.jit
+def _store_float(place, x):
+    tl.store(place, x.to(tl.int32, bitcast=True))
+
+
+@triton.jit
 def read(
     words,
     tail,
+    out,  # a row of partials, or the record, of which all but numel is stored
+    column,  # from one partial of the row to the next
+    length_a,  # of the record
+    length_b,
     body,  # whole words
     tail_count,  # components behind them
     components,
@@ -144,6 +162,7 @@ def read(
     MANTISSA: tl.constexpr,
     DEPTH: tl.constexpr,
     GROUPS: tl.constexpr,
+    IS_PART: tl.constexpr,
 ):
     WIDTH: tl.constexpr = 16 * SIZE  # words of a row of 64 components
     LANES: tl.constexpr = 64 if SIZE == 8 else WIDTH
@@ -287,31 +306,61 @@ def read(
                 a_second, b_second = _finish_chains(a_second, b_second)
                 total_a += tl.where(exists, a_second, 0)
                 total_b += tl.where(exists, b_second, 0)
-    if SIZE == 8:
-        low_key, low_key_second = _smallest(low, low_second)
-        high_key, high_key_second = _largest(high, high_second)
-    else:
-        low_key, low_key_second = tl.min(tl.min(low, 1), 0), 0
-        high_key, high_key_second = tl.max(tl.max(high, 1), 0), 0
-    return (
-        _sum(nan),
-        _sum(posinf),
-        _sum(neginf),
-        _sum(zero),
-        _sum(subnormal),
-        _sum(negative_count),
-        _sum(saturated),
-        low_key,
-        low_key_second,
-        high_key,
-        high_key_second,
-        _sum(sum_rest + sum_rest_off),
-        _sum(sum_big + sum_big_off),
-        _sum(abs_rest + abs_rest_off),
-        _sum(abs_big + abs_big_off),
-        _sum(square_mid + square_mid_off),
-        _sum(square_big + square_big_off),
-        _sum(square_low + square_low_off),
-        _wrapped_sum(total_a),
-        _wrapped_sum(total_b),
-    )
+    _store_count(out, 0, column, nan, IS_PART)
+    _store_count(out, 1, column, posinf, IS_PART)
+    _store_count(out, 2, column, neginf, IS_PART)
+    _store_count(out, 3, column, zero, IS_PART)
+    _store_count(out, 4, column, subnormal, IS_PART)
+    _store_count(out, 5, column, negative_count, IS_PART)
+    _store_count(out, 6, column, saturated, IS_PART)
+    if DEPTH >= 2:
+        if SIZE == 8:
+            low_key, low_key_second = _smallest(low, low_second)
+            high_key, high_key_second = _largest(high, high_second)
+        else:
+            low_key, low_key_second = tl.min(tl.min(low, 1), 0), 0
+            high_key, high_key_second = tl.max(tl.max(high, 1), 0), 0
+        all_rest, all_big = _sum(sum_rest + sum_rest_off), _sum(sum_big + sum_big_off)
+        absolute_rest, absolute_big = _sum(abs_rest + abs_rest_off), _sum(abs_big + abs_big_off)
+        squares_mid = _sum(square_mid + square_mid_off)
+        squares_big = _sum(square_big + square_big_off)
+        squares_low = _sum(square_low + square_low_off)
+        if IS_PART:
+            ends, sums = out + RANGE * column, out + SUMS * column
+            tl.store(ends, low_key)
+            tl.store(ends + column, low_key_second)
+            tl.store(ends + 2 * column, high_key)
+            tl.store(ends + 3 * column, high_key_second)
+            _store_float(sums, all_rest)
+            _store_float(sums + column, all_big)
+            _store_float(sums + 2 * column, absolute_rest)
+            _store_float(sums + 3 * column, absolute_big)
+            _store_float(sums + 4 * column, squares_mid)
+            _store_float(sums + 5 * column, squares_big)
+            _store_float(sums + 6 * column, squares_low)
+        else:
+            store_extremes(
+                out, low_key, low_key_second, high_key, high_key_second, SIZE, KIND, MANTISSA
+            )
+            store_sums(
+                out,
+                all_rest,
+                all_big,
+                absolute_rest,
+                absolute_big,
+                squares_mid,
+                squares_big,
+                squares_low,
+                SIZE,
+                KIND,
+                MANTISSA,
+            )
+    if DEPTH >= 3:
+        a, b = _wrapped_sum(total_a), _wrapped_sum(total_b)
+        if IS_PART:
+            tl.store(out + CHECKSUM * column, a)
+            tl.store(out + (CHECKSUM + 1) * column, b)
+        else:
+            store_pair(out, 13, with_length(a, length_a), with_length(b, length_b))
+    elif not IS_PART:
+        store_zeros(out, 8 if DEPTH < 2 else 13, 14)

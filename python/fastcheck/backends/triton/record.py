@@ -9,8 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .components import FLOAT, INT_MAX, INT_MIN, SIGNED, UNSIGNED
-from .read import joined
+from .components import FLOAT, INT_MAX, INT_MIN, SIGNED, UNSIGNED, joined
 
 
 @triton.jit
