@@ -22,6 +22,20 @@ import fastcheck
 import harness
 from accuracy.invariants_healthy import HEALTHY
 from accuracy.invariants_programs import FAULTS
+from support.ranks import replicas_workers
+from support.ranks.ranks_harness import run_ranks, values
+
+#: Faults of four gloo ranks: the name in replicas_workers.by_itself, the source, and the text.
+RANK_FAULTS = (
+    ("bypassed", "x-jxmnop-ddp, pytorch-104336, trl#7245", "gradients were not reduced"),
+    ("clipped on one rank", "deepspeed-1801 (BLOOM)", "replicas differ at step 10.*clipping"),
+    ("lost", "pytorch-84803, pytorch-96600, baichuan2-86", "replicas differ at step 10"),
+    ("left out on one rank", "an update that one rank skips", "replicas differ at step 10"),
+    ("another rate on one rank", "a configuration of one rank", "replicas differ at step 1"),
+    ("added to on one rank", "SkyRL: a gradient after its reduction", "replicas differ at step 1"),
+    ("a flipped bit", "hardware", "replicas differ at step 10"),
+    ("loaded on one rank", "a checkpoint that one rank loads", "replicas differ at step 1"),
+)
 
 
 def texts_of(program: Iterator[Any]) -> tuple[list[str], list[str]]:
@@ -56,6 +70,16 @@ def main() -> int:
                      "others": [text for text in warned if text not in seen],
                      "accused": accused})  # fmt: skip
         print(fault.name, by, accused, seen[:1] or (warned, told), sep=" | ", flush=True)
+    ranks = [f for f in RANK_FAULTS if not options.names or f[0] in options.names]
+    for name, source, text in harness.few(ranks) if options.only != "healthy" else ():
+        warned = values(run_ranks(replicas_workers.by_itself, name))[0][1]
+        seen = [one for one in warned if re.search(text, one, re.DOTALL)]
+        by = "warning" if seen else "nothing"
+        rows.append({"fault": name, "source": source, "seen_by": by, "accused": []})
+        print(name, by, seen[:1] or warned, sep=" | ", flush=True)
+    if ranks and options.only != "healthy":
+        accused = values(run_ranks(replicas_workers.by_itself, "none"))[0][1]
+        rows.append({"healthy": "ranks", "accused": accused, "events": []})
     healthy = [p for p in HEALTHY if not options.names or p.__name__ in options.names]
     for program in harness.few(healthy) if options.only != "faults" else ():
         warned, told = texts_of(program())

@@ -725,3 +725,135 @@ def constant_written(is_faulty: bool) -> Iterator[Any]:
     model = Scaled()
     yield model
     train(model, adam(model))
+
+
+# Schedulers, ties, autocast
+
+
+@fault("a scheduler that is stepped by two parts of a loop", "Lambda.* 2 times")
+def scheduler_twice(is_faulty: bool) -> Iterator[Any]:
+    model = mlp()
+    yield model
+    optimizer = adam(model)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
+
+    def follow(step: int) -> None:
+        for _ in range(1 + is_faulty):
+            scheduler.step()
+
+    train(model, optimizer, after=follow)
+
+
+@fault("a scheduler that is stepped for each micro-batch", "CosineAnnealingLR 4 times")
+def scheduler_of_micro_batches(is_faulty: bool) -> Iterator[Any]:
+    model = mlp()
+    yield model
+    optimizer = adam(model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4 * STEPS)
+    for number in range(STEPS):
+        x, y = batch()
+        (F.cross_entropy(model(x), y) / 4).backward()
+        is_last = number % 4 == 3
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+        if is_last or is_faulty:
+            scheduler.step()
+
+
+@fault("OPT.12: a resume without the scheduler's state", "begins at 0: was its state not loaded")
+def scheduler_not_loaded(is_faulty: bool) -> Iterator[Any]:
+    first = mlp()
+    optimizer = adam(first)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
+    train(first, optimizer, after=lambda step: scheduler.step(), steps=40)
+    saved = [copy.deepcopy(part.state_dict()) for part in (first, optimizer, scheduler)]
+    model = mlp()
+    yield model
+    optimizer = adam(model)
+    again = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
+    for part, state in zip((model, optimizer) if is_faulty else (model, optimizer, again), saved):
+        part.load_state_dict(state)
+    train(model, optimizer, after=lambda step: again.step(), steps=40)
+
+
+@fault("parameters of a shared encoder in two optimizers", "two optimizers that step hold the same")
+def held_by_two(is_faulty: bool) -> Iterator[Any]:
+    model = mlp()
+    yield model
+    first, second = adam(model[0]), adam(model if is_faulty else model[2])
+    for _ in range(STEPS):
+        x, y = batch()
+        first.zero_grad()
+        second.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        first.step()
+        second.step()
+
+
+class _Config:
+    tie_word_embeddings = True
+
+
+class _Tied(nn.Module):
+    _tied_weights_keys = ("head.weight",)
+    config = _Config()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 16), nn.Linear(16, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(ids))
+
+
+@fault("OPT.15, RL-RO.15: untied by to_empty()", "weights that should be one are two parameters")
+def weights_untied(is_faulty: bool) -> Iterator[Any]:
+    model = _Tied()
+    if is_faulty:
+        model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+    yield model
+
+    def batches(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.randint(0, 20, (32,))
+        return ids, (ids + 1) % 20
+
+    train(model, adam(model), batches=batches)
+
+
+class _Partly(nn.Module):
+    def __init__(self, is_faulty: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(5))
+        self.is_faulty, self.head = is_faulty, nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            if number == 3 and self.is_faulty:
+                with torch.autocast("cpu", enabled=False):
+                    x = layer(x.float()).relu()
+            else:
+                x = layer(x).relu()
+        return self.head(x)
+
+
+@fault(
+    "lightning-thunder-725",
+    r"1 of 6 modules of class Linear .* than bfloat16: layers.3 \(float32\)",
+)
+def layer_outside_of_autocast(is_faulty: bool) -> Iterator[Any]:
+    model = _Partly(is_faulty)
+    yield model
+
+    def loss_of(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.float(), y)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        train(model, adam(model), loss_of=loss_of)

@@ -15,11 +15,12 @@ import numpy as np
 
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import DTYPES
+from fastcheck.record.site import SiteTable
 
 from . import rules
 from .numbers import Number
 from .rules import NumberRule, TensorRule
-from .signals import ABS_MAX, BUFFER, INPUT, IS_FLOAT, Signals
+from .signals import ABS_MAX, ACTIVATION, BUFFER, INPUT, IS_FLOAT, Signals
 from .view import View
 
 # In how many updates in a row a weight stands still, that moved before.
@@ -29,6 +30,8 @@ _CLIPS, _CLIP_STEPS = 1000.0, 100
 # Updates that a scaler skips in a row without a smaller scale.
 _STUCK = 5
 _BATCHES = 64
+# The observed step in which dtypes are compared, of so many modules of a class at least.
+_SETTLED, _SIBLINGS = 8, 4
 # Steps, runs of one batch, and rounds of a cycle, after which that is the habit of the program.
 _SAME, _RUNS, _ROUNDS = 64, 16, 4
 _IGNORED = -100
@@ -178,6 +181,37 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="PyTorch forum 84911",
     ),
     NumberRule(
+        kind="invariant", signal="parameters of optimizers", names=["held_twice"],
+        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="optimizer",
+        text="two optimizers that step hold the same parameters, {value} of them: {name}",
+        advice="", source="fastcheck",
+    ),
+    NumberRule(
+        kind="invariant", signal="tie_word_embeddings of a config", names=["untied"],
+        condition=_always, is_over=_never, steps=1, pause="", cause="layer",
+        text="weights that should be one are two parameters: {name}",
+        advice="call model.tie_weights() after weights were loaded, moved or made anew",
+        source="verl, OPT.15",
+    ),
+    NumberRule(
+        kind="invariant", signal="calls of a scheduler", names=["scheduled_twice"],
+        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="optimizer",
+        text="a learning rate scheduler steps several times for each update of its optimizer: "
+        "{name}, in {value} updates in a row", advice="", source="fastcheck",
+    ),
+    NumberRule(
+        kind="invariant", signal="steps of an optimizer and of its scheduler",
+        names=["schedule_anew"], condition=_always, is_over=_never, steps=1, pause="", warns=False,
+        cause="optimizer",
+        text="the optimizer goes on at its update {value}, and {name} begins at 0: was its state "
+        "not loaded?", advice="", source="OPT.12",
+    ),
+    NumberRule(
+        kind="invariant", signal="dtypes of the outputs of one class", names=["siblings"],
+        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="precision",
+        text="{name}", advice="", source="lightning-thunder#725",
+    ),
+    NumberRule(
         kind="invariant", signal="passes without gradients", names=["dropout_on"],
         condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="layer",
         text="dropout is on in passes without gradients: {value} of them in a row ran in training "
@@ -299,6 +333,35 @@ class Batches:
                 return
             if last[-count:] == last[-count - period : -period]:
                 yield Number("cycle", period)
+                return
+
+
+class Siblings:
+    """The dtypes that modules of one class return, once."""
+
+    def __init__(self, sites: SiteTable) -> None:
+        self._sites = sites
+        self._steps = 0
+
+    def of_step(self, now: Signals, k: int) -> Iterator[Number]:
+        """Step ``k``."""
+        self._steps += 1
+        if self._steps != _SETTLED:
+            return
+        kinds: dict[str, dict[str, list[str]]] = {}
+        for at in np.flatnonzero((now.phases == ACTIVATION) & now.is_read[k]).tolist():
+            site = self._sites[int(now.sites[at])]
+            if site.role == "output" and IS_FLOAT[now.codes[at]]:
+                of_kind = kinds.setdefault(site.module_type, {})
+                of_kind.setdefault(DTYPES[now.codes[at]].name, []).append(site.module)
+        for kind, modules in kinds.items():
+            count = sum(map(len, modules.values()))
+            common = max(modules, key=lambda name: len(modules[name]))
+            odd = [(m, name) for name in modules if name != common for m in modules[name]]
+            if count >= _SIBLINGS and odd and len(odd) <= count / 4:
+                named = ", ".join(f"{module} ({name})" for module, name in odd[:3])
+                text = f"{len(odd)} of {count} modules of class {kind} return another dtype than "
+                yield Number("siblings", len(odd), full_name=f"{text}{common}: {named}")
                 return
 
 

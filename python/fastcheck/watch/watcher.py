@@ -16,7 +16,7 @@ from fastcheck.utils.text.numbers import format_number
 
 from .columns import Columns
 from .event import Mover, WatchEvent
-from .invariants import NUMBER_RULES, TENSOR_RULES, Batches, Clipping
+from .invariants import NUMBER_RULES, TENSOR_RULES, Batches, Clipping, Siblings
 from .movers import GAP, NEVER, PAST, Movers
 from .numbers import Number, Numbers, gradient_rms
 from .options import Watch
@@ -348,6 +348,7 @@ class Watcher:
         # Facts of the training loop, with the step in which each was noticed.
         self._noticed: list[tuple[int, Number]] = []
         self._batches = Batches()
+        self._siblings = Siblings(sites)
         self._clipping = Clipping()
         self._limit: Optional[float] = None
         self._signals: Optional[Signals] = None
@@ -464,6 +465,7 @@ class Watcher:
         )
         norm = next((one for one in numbers if one.name == "gradient_norm"), None)
         numbers += [*self._clipping.of_step(norm, row), *self._batches.of_step(now, k)]
+        numbers += self._siblings.of_step(now, k)
         numbers += self._below_epsilon(now, k)
         if now.is_limited[k]:
             numbers.append(self._skipped(row))

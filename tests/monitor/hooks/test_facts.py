@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any, Callable
 
@@ -11,6 +12,7 @@ from torch import nn
 
 import fastcheck
 from accuracy.invariants_healthy import HEALTHY
+from accuracy.invariants_programs import FAULTS
 
 
 def texts(program: Callable[[nn.Module, Any], None], steps: int = 15) -> list[str]:
@@ -161,6 +163,49 @@ def test_nothing_is_said_where_nothing_is_watched() -> None:
     with fastcheck.install(model, watch=False):
         for _ in range(20):
             uncleared(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "clip_of_everything",
+        "counter_in_bfloat16",
+        "held_by_two",
+        "layer_outside_of_autocast",
+        "only_batch_norm_is_trained",
+        "scheduler_not_loaded",
+        "scheduler_of_micro_batches",
+        "scheduler_twice",
+        "weights_untied",
+    ],
+)
+def test_a_fault_and_its_fixed_version(name: str) -> None:
+    fault = next(one for one in FAULTS if one.name == name)
+    for is_faulty in (True, False):
+        torch.manual_seed(0)
+        program = fault.program(is_faulty)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with fastcheck.install(next(program)) as monitor:
+                for _ in program:
+                    pass
+        found = [e.text for e in monitor.watch.events if e.kind == "invariant"]
+        assert len(found) == is_faulty
+        assert all(re.search(fault.text, text) for text in found)
+
+
+def test_schedulers_that_are_made_of_others_step_once() -> None:
+    made: list[Any] = []
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        uncleared(model, optimizer)
+        if not made:
+            parts = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99) for _ in range(2)]
+            made.append(torch.optim.lr_scheduler.ChainedScheduler(parts))
+        made[0].step()
+
+    assert not texts(program, 30)
 
 
 @pytest.mark.parametrize("name", ["dcgan", "sharpness_aware", "checkpointed", "lora"])

@@ -206,7 +206,18 @@ def by_itself(rank: int, fault: str, steps: int = 24) -> Any:
             if fault == "lost" and rank == 1 and step == 7:
                 for parameter in model.module.second.parameters():
                     parameter.grad = torch.zeros_like(parameter)
+            if fault == "left out on one rank" and rank == 2 and step == 4:
+                continue
+            if fault == "another rate on one rank" and rank == 3:
+                optimizer.param_groups[0]["lr"] = 0.02
+            if fault == "added to on one rank" and rank == 0:
+                model.module.first.bias.grad += 1e-3
+            if fault == "a flipped bit" and rank == 1 and step == 6:
+                flip_bit(model.module.first.weight, 3, 1)
             optimizer.step()
+            if fault == "loaded on one rank" and rank == 0 and step == 0:
+                with torch.no_grad():
+                    model.module.second.weight.mul_(0.5)
         monitor.remove()
     said = [str(warning.message) for warning in caught]
     return [told(one) for one in monitor.replica_mismatches], said

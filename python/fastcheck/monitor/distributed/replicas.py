@@ -96,7 +96,8 @@ class ReplicaMismatch:
         if self.has_majority and not self.others:
             return (
                 "one tensor on a minority of the ranks: suspect the memory or the device of "
-                f"{_spell_ranks(self.differing_ranks)}; go on from the last checkpoint"
+                f"{_spell_ranks(self.differing_ranks)}, or what it alone does to the tensor; go on "
+                "from the last checkpoint"
             )
         if self.others:
             return (

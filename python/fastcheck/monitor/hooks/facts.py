@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -17,12 +18,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.calls.stored import StoredTensor
+from fastcheck.calls.stored import StoredTensor, parameter_ids
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates import StaleCopies
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.memory_ref import MemoryRef
-from fastcheck.utils.torch.readable import is_materialised
+from fastcheck.utils.torch.rank import group_size
+from fastcheck.utils.torch.readable import has_memory, is_materialised
 
 from .stored.state_reader import StateReader
 
@@ -47,6 +49,9 @@ class _Chain:
         self.is_whole = self.has_backward = False
         # backward() has left a gradient since the last update.
         self.had_gradient = False
+        self.updates = 0
+        # Of each scheduler of the optimizer the calls since the last update, and all.
+        self.schedulers: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
     @property
     def gradient(self) -> Optional[torch.Tensor]:
@@ -74,6 +79,7 @@ class _Chain:
 
     def update_ended(self) -> None:
         self.leave()
+        self.updates += 1
         self.is_whole, self.has_backward, self.had_gradient = True, False, False
 
 
@@ -159,6 +165,7 @@ class Facts:
             self._count("not_cleared", is_kept, name, key)
             is_lost = chain.had_gradient and chain.gradient is None and parameter is not None
             self._count("cleared_early", is_lost, name, key)
+            self._look_at_schedulers(optimizer, chain)
         if is_scaled:
             self._count("not_multiplied", self._is_unscaled, "")
         self._unscaled.clear()
@@ -168,6 +175,8 @@ class Facts:
             self._look_at_modes()
         if self._updates == _EVERY:
             self._look_at_shares()
+            self._look_at_holders()
+            self._look_at_ties()
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """It has stepped."""
@@ -175,6 +184,52 @@ class Facts:
         if chain is None:
             chain = self._chains[optimizer] = _Chain()
         chain.update_ended()
+
+    def scheduler_stepped(self, scheduler: Any) -> None:
+        """A learning rate scheduler has stepped, of whatever optimizer."""
+        optimizer = getattr(scheduler, "optimizer", None)
+        chain = None if optimizer is None else self._chains.get(optimizer)
+        if optimizer is None or chain is None:
+            return
+        calls = chain.schedulers.setdefault(scheduler, [0, 0])
+        calls[0] += 1
+        calls[1] += 1
+        if calls[1] == 1 and getattr(scheduler, "last_epoch", 0) == 1:
+            updates = _updates_of(optimizer)
+            if updates > chain.updates and "schedule_anew" not in self._told:
+                self._told.add("schedule_anew")
+                self._tell("schedule_anew", updates, type(scheduler).__name__)
+
+    def _look_at_schedulers(self, optimizer: torch.optim.Optimizer, chain: _Chain) -> None:
+        # Some wrappers step a scheduler once for each rank.
+        if group_size(self._session.config.training.process_group) > 1:
+            return
+        for scheduler, calls in chain.schedulers.items():
+            about = f"{type(scheduler).__name__} {calls[0]} times"
+            self._count("scheduled_twice", calls[0] > 1, about, id(scheduler))
+            calls[0] = 0
+
+    def _look_at_holders(self) -> None:
+        holders = Counter(key for optimizer in self._chains for key in parameter_ids(optimizer))
+        shared = [s for s in self._state.parameters() if holders[id(s[2])] > 1]
+        if shared:
+            self._tell("held_twice", len(shared), _names(shared))
+
+    def _look_at_ties(self) -> None:
+        for node in self._nodes:
+            module: Any = node.module() if node.is_primary else None
+            config = getattr(module, "config", None)
+            if not getattr(config, "tie_word_embeddings", False):
+                continue
+            if not getattr(module, "_tied_weights_keys", None):
+                continue
+            ends = (module.get_input_embeddings(), module.get_output_embeddings())
+            given, made = (getattr(end, "weight", None) for end in ends)
+            if given is not None and made is not None and given is not made:
+                is_one = has_memory(given) and MemoryRef(given).is_of(made)
+                if given.shape == made.shape and not is_one:
+                    about = "the input embedding and the output layer (tie_word_embeddings)"
+                    self._tell("untied", 2, about)
 
     def _look_at_modes(self) -> None:
         modules = [module for node in self._nodes if (module := node.module()) is not None]
@@ -191,10 +246,7 @@ class Facts:
         whole = sum(p.numel() for _, _, p in parameters)
         part = sum(p.numel() for _, _, p in trained)
         if trained and part <= _MOST_TRAINED * whole:
-            names = list(map(_name, trained))
-            more = len(names) - _NAMED
-            named = ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
-            self._tell("frozen", part, f"{part:,} of {whole:,}: {named}")
+            self._tell("frozen", part, f"{part:,} of {whole:,}: {_names(trained)}")
 
     def _count(
         self, fact: str, holds: bool, about: str, key: int = 0, updates: int = UPDATES,
@@ -222,6 +274,22 @@ class Facts:
 def _name(stored: StoredTensor) -> str:
     node, name, _ = stored
     return f"{node.path}.{name}" if node.path else name
+
+
+def _names(parameters: Sequence[StoredTensor]) -> str:
+    names = list(map(_name, parameters))
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _updates_of(optimizer: torch.optim.Optimizer) -> int:
+    """How many it says that it has made; 0: it does not count, or on a device."""
+    for state in optimizer.state.values():
+        count = state.get("step") if isinstance(state, dict) else None
+        if isinstance(count, torch.Tensor):
+            return int(count) if count.is_cpu and count.numel() == 1 else 0
+        return int(count) if isinstance(count, (int, float)) else 0
+    return 0
 
 
 def _has_modes(module: torch.nn.Module) -> bool:

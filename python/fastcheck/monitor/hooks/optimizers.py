@@ -1,8 +1,8 @@
 """Process-wide hooks on optimizers, GradScaler, backward and clipping, for all installed monitors.
 
 Connected while at least one monitor is installed. Optimizers have global hooks in torch; GradScaler
-has none, so three methods of it, and of the classes made from it that replace them, are wrapped at
-class level and put back when the last is gone.
+has none, nor have schedulers of learning rates, so their methods, and those of the classes made
+from them that replace them, are wrapped at class level and put back when the last is gone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional, Protocol
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -40,6 +41,8 @@ def _begin() -> None:
     _handles.append(register_optimizer_step_post_hook(eager(_after_update)))
     _at_evaluations[:] = eager(_evaluation_began), eager(_evaluation_ended)
     _wrap_scaler()
+    for kind in _kinds(LRScheduler):
+        _methods.wrap(kind, "step", _schedule)
     wrap_backward(_methods, _backward_began, _backward_ended, _backward_left)
     wrap_clipping(_methods, _before_clipping, _after_clipping)
 
@@ -145,6 +148,7 @@ class _Running(threading.local):
 
     def __init__(self) -> None:
         self.calls: set[tuple[int, str]] = set()
+        self.is_scheduling = False
 
 
 _running = _Running()
@@ -199,6 +203,23 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
                 for watcher in watchers:
                     watcher.scaler_step_left(optimizer)
             return result
+
+    return step
+
+
+def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # One that is made of others steps these.
+        is_outermost = not _running.is_scheduling
+        _running.is_scheduling = True
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            _running.is_scheduling = not is_outermost
+        if is_outermost:
+            _tell("learning rates", StepWatcher.scheduler_stepped, self)
+        return result
 
     return step
 

@@ -271,6 +271,11 @@ class StepWatcher:
         """The outermost call of a forward pass is over."""
         self._notice(self._facts.pass_without_gradients, node)
 
+    def scheduler_stepped(self, scheduler: Any) -> bool:
+        """A learning rate scheduler has."""
+        self._notice(self._facts.scheduler_stepped, scheduler)
+        return False
+
     def ended_before(self) -> bool:
         """A forward or backward pass begins: whether the open step ended without an update."""
         if self.session.config.level == "op":
