@@ -7,7 +7,7 @@ healthy_awkward_losses.py, healthy_awkward_runs.py, healthy_awkward_parts.py and
 healthy_awkward_more.py runs without a monitor first: its losses,
 gradients and weights have to be finite. Then it runs at op level, with every appearance counted
 (count="all") and as is, and at module level. The exit status is 1 if any event was counted as it
-is, or a program is not healthy."""
+is, anything was warned of, or a program is not healthy."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import fastcheck
 import harness
 from accuracy.healthy_awkward_more import PROGRAMS
 from fastcheck import Verdict
+from support.warned import warned
 
 # A buffer that was finite and is not any more is an event at module level: what reads it is not
 # seen where the module's own code does, and running statistics that turned into NaN are a fault
@@ -30,7 +31,7 @@ NOT_AT_MODULE_LEVEL = {"run: the last batch, with missing values"}
 
 
 def run(name: str, level: str = "op", count: str = "origin", seed: int = 0) -> list[str]:
-    """The counted events of a program, as text."""
+    """The counted events of a program and its warnings, as text."""
     monitors: list[fastcheck.Monitor] = []
 
     def watch(model: nn.Module) -> None:
@@ -40,13 +41,14 @@ def run(name: str, level: str = "op", count: str = "origin", seed: int = 0) -> l
         )
 
     torch.manual_seed(seed)
-    try:
-        for _ in PROGRAMS[name](watch):
-            pass
-    finally:
-        for monitor in monitors:
-            monitor.remove()
-    return [
+    with warned() as texts:
+        try:
+            for _ in PROGRAMS[name](watch):
+                pass
+        finally:
+            for monitor in monitors:
+                monitor.remove()
+    return [f"{name}, {level}: {text}" for text in texts] + [
         f"{name}, {level}: {event.site}: {event.reason} ({event.line})"
         for monitor in monitors
         for event in monitor.events
