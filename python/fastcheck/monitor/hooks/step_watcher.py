@@ -250,12 +250,12 @@ class StepWatcher:
         what autograd.grad() is asked for.
         """
         session = self.session
-        if inputs is None:
-            self._notice(self._facts.backward_began, roots)
         is_known = session.is_active and not session.is_closed
         is_known = is_known and self._apart("the loss", self._losses.lead_to_model, roots, inputs)
         may_be_ours = session.backwards.began(is_known, roots)
         if inputs is None:
+            if may_be_ours:
+                self._notice(self._facts.backward_began, roots)
             self._apart("consequences", session.backward_began, roots)
             if may_be_ours and self.ended_before():
                 # Its loss is that of the next step, whose forward is read already.
@@ -288,8 +288,9 @@ class StepWatcher:
         return is_over
 
     def backward_ended(self) -> bool:
-        self._notice(self._facts.backward_ended)
         backward = self.session.backwards.ended()
+        if backward is not None:
+            self._notice(self._facts.backward_ended)
         was_alone = backward is not None and backward.is_alone
         is_ours = self._apart("the loss", self._losses.ended, was_alone)
         if is_ours and self.session.backwards.owns_gradients:
@@ -318,8 +319,11 @@ class StepWatcher:
         return self.session.observes_all_models
 
     def _notice(self, method: Callable[..., None], *args: Any) -> None:
-        """Tells the facts."""
-        if self._facts.is_on and self.session.tape is None:  # not only captured
+        """Tells the facts, in the thread that trains the models: gradients of another's are not
+        touched. What is only captured is none.
+        """
+        is_on = self._facts.is_on and self.session.tape is None
+        if is_on and self.session.backwards.owns_gradients:
             self._apart("what the training loop does", method, *args)
 
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
