@@ -565,6 +565,242 @@ def test_it_can_be_switched_off() -> None:
     assert stop.report.made_by is None
 
 
+# A call that is over, run again forward and backward
+
+
+def where_root(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 9, x, (x * 0).sqrt())
+
+
+def one_row(x: torch.Tensor) -> torch.Tensor:
+    return x + 0 * x[:1].detach().var(0)
+
+
+class Deep(nn.Module):
+    """The root of 0 is farther from the loss than what is kept of its graph."""
+
+    def __init__(self, bad: Loss) -> None:
+        super().__init__()
+        self.block, self.last, self.is_on = Block(bad), nn.Linear(4, 4), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.block.is_on = self.is_on
+        x = self.block(x)
+        for _ in range(80):
+            x = x + 1e-3
+        return self.last(x)
+
+
+@pytest.mark.parametrize("count", ["origin", "all"])
+def test_the_operator_of_a_backward_in_a_module(count: str) -> None:
+    """count="all" stops within the backward, in a hook."""
+    torch.manual_seed(0)
+    stop = stop_of_model(Deep(where_root), stop=fastcheck.Stop(count=count))
+    made = stop.report.made_by
+    assert made is not None and made.operator == "aten.sqrt" and made.is_backward
+    assert made.line.startswith(f"{__file__}:") and made.line.endswith("in where_root")
+    assert dict(made.inputs).keys() == {"self", "other"}
+    assert statistics_of(dict(made.inputs)["other"]).zero_count == 32
+    text = " ".join(str(stop).split())
+    assert "(in SqrtBackward0) made it" in text
+    assert "Deep was run again on its inputs, forward and backward, with random gradients" in text
+    assert "The derivative of sqrt is infinite at 0" in text
+
+
+def test_a_backward_is_run_on_copies() -> None:
+    """Everything is as a run without the search leaves it, bit for bit."""
+
+    def state_after(find_operator: bool) -> dict[str, Any]:
+        torch.manual_seed(0)
+        random.seed(0)
+        model = Deep(where_root)
+        seen: list[str] = []
+        model.block.norm.register_full_backward_hook(lambda *_: seen.append("backward"))
+        model.block.first.weight.register_hook(lambda _: seen.append("gradient"))
+        model.register_forward_pre_hook(lambda *_: seen.append("forward"))
+        stop = fastcheck.Stop(find_operator=find_operator)
+        found = stop_of_model(model, stop=stop).report.made_by
+        assert (found is not None and found.operator == "aten.sqrt") == find_operator
+        tensors = [*model.parameters(), *model.buffers(), *model.block.cache]
+        return {
+            "values": [tensor.detach().clone() for tensor in tensors],
+            "gradients": [parameter.grad for parameter in model.parameters()],
+            "versions": [tensor._version for tensor in tensors],
+            "generator": torch.get_rng_state(),
+            "random": random.getstate(),
+            "calls": model.block.calls,
+            "seen": seen,
+        }
+
+    found, expected = state_after(True), state_after(False)
+    for name in ("versions", "random", "calls", "seen"):
+        assert found[name] == expected[name], name
+    for name in ("values", "gradients"):
+        for one, other in zip(found[name], expected[name]):
+            assert (one is None) == (other is None)
+            assert one is None or torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+    assert torch.equal(found["generator"], expected["generator"])
+
+
+def test_the_gradient_of_a_parameter_that_is_used_by_itself() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.last, self.is_on = nn.Parameter(torch.zeros(8)), nn.Linear(8, 4), False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x * self.scale.sqrt() if self.is_on else x)
+
+    stop = stop_of_model(Scaled())
+    made = stop.report.made_by
+    assert stop.report.culprit.site.role == "param_grad"
+    assert made is not None and made.operator == "aten.sqrt" and made.line.endswith("in forward")
+
+
+def test_a_buffer_that_its_module_has_made_non_finite() -> None:
+    class Norm(nn.Module):
+        variance: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("variance", torch.ones(8))
+            self.is_on = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.variance.lerp_(x[: 1 if self.is_on else 4].var(0), 0.1)
+            return x
+
+    model = nn.Sequential(nn.Linear(8, 8), Norm())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for index, x in enumerate(batches(4)):
+            model[1].is_on = index == 2
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+    made = stop.value.report.made_by
+    assert made is not None and made.operator == "aten.var.correction"
+    text = " ".join(str(stop.value).split())
+    assert "In 1: aten.var.correction made NaN or Inf of finite values" in text
+    assert "var of one element is 0/0" in text and "Buffer 1.variance keeps" in text
+
+
+def test_the_backward_of_a_criterion_that_is_installed() -> None:
+    class Distance(nn.Module):
+        def forward(self, x: torch.Tensor, is_on: bool) -> torch.Tensor:
+            y = x.abs().sqrt() if is_on else x
+            for _ in range(80):
+                y = y + 1e-3
+            return y.mean()
+
+    model, criterion = nn.Sequential(nn.Linear(8, 8)), Distance()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = fastcheck.install(model, criterion)
+    with monitor, pytest.raises(fastcheck.OverflowDetected) as stop:
+        for index, x in enumerate(batches(4)):
+            optimizer.zero_grad()
+            criterion(model(x) * (index != 2), index == 2).backward()
+            optimizer.step()
+    made = stop.value.report.made_by
+    assert made is not None and made.operator == "aten.sqrt" and made.line.endswith("in forward")
+    assert "Distance was run again on its inputs, forward and backward" in made.how
+    # The monitor of the run has not seen it.
+    assert [one.call.node.path for one in monitor._session.passes.held] == ["", "Distance"]
+    assert stop.value.report.event_count == 1
+
+
+def test_a_call_that_is_not_the_same_again_explains_nothing() -> None:
+    class Other(Deep):
+        count = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Other.count += 1
+            return super().forward(x) * Other.count
+
+    stop = stop_of_model(Other(where_root))
+    assert stop.report.culprit.site.direction == "backward"
+    assert stop.report.made_by is None
+
+
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.index_fill(0, torch.tensor(0), float("nan"))
+
+
+class Careful(nn.Module):
+    """Has a finite gradient where that of its result is large."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient / (gradient.abs() > 0.05)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.Function.apply(x)
+        return result
+
+
+@pytest.mark.parametrize("is_in_loss", [False, True])
+def test_what_only_the_random_gradients_do_is_not_blamed(is_in_loss: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Identity(), Careful())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for x in batches(3):
+            optimizer.zero_grad()
+            y = model(x)
+            result: torch.Tensor = Broken.apply(y) if is_in_loss else y
+            (result.sum() * 0.1).backward()
+            model[0].bias.grad[0] = float("nan")
+            optimizer.step()
+    culprit = stop.value.report.culprit.site
+    assert culprit.role == "grad_output" if is_in_loss else culprit.key == "0.bias"
+    assert stop.value.report.made_by is None
+
+
+def test_the_copies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastcheck.monitor.call_again._MOST_BYTES", 1000)
+    made = stop_of_model(Block(negative_root)).report.made_by
+    assert made is not None and made.operator == ""
+    assert "Block was not run again: a copy of its parameters and buffers" in made.how
+
+
+def test_what_is_held_of_calls() -> None:
+    model = nn.ModuleDict({"first": nn.Linear(8, 8), "last": nn.Linear(8, 8)})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model) as monitor:
+        passes = monitor._session.passes
+        for _ in range(2):
+            x = torch.rand(4, 8)
+            y = model["first"](x)
+            model["last"](y).mean().backward()
+            assert [one.call.node.path for one in passes.held] == ["first", "last"]
+            # No graph is held.
+            assert passes.held[0].args[0] is x
+            assert passes.held[1].args[0].grad_fn is None and passes.held[1].args[0].requires_grad
+            optimizer.step()
+        del x
+        with torch.no_grad():
+            model["first"](torch.rand(4, 8))
+        assert len(passes.held) == 0
+        for _ in range(20):
+            model["first"](torch.rand(4, 8))
+        assert len(passes.held) == 8
+        model["first"](torch.rand((1 << 21) + 1, 8))
+        model["first"](torch.rand(4, 8))
+        assert [len(one.args[0]) for one in passes.held] == [4]
+
+
 def test_a_bad_batch_is_named_with_its_first_bad_element_and_row() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))

@@ -1,6 +1,7 @@
 """Runs a module's call again at op level, to find the operator and the line.
 
-The stop is raised within the call, so its arguments are on the stack. The call runs on copies: of
+Of a call that a stop interrupts the arguments are on the stack; a call from outside is held by the
+session until its step is over, and its backward may run again, too. The call runs on copies: of
 its tensors, of the parameters, buffers and containers that its modules hold, and of the states of
 the generators. What it made the first time stays as it is, with its graph.
 """
@@ -10,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+import threading
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
@@ -23,14 +26,16 @@ from fastcheck.calls.module_calls import Call
 from fastcheck.errors import first_line
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.options import Filter, Log, Stop, Training
+from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.event import Event
 from fastcheck.record.format import Verdict
+from fastcheck.record.statistics import statistics_of
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
-from fastcheck.utils.torch.flatten import flatten_arguments
+from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.readable import can_read, is_materialised
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_materialised
 from fastcheck.utils.torch.training_state import Generators
 
 from .reruns import Install, set_aside
@@ -43,9 +48,16 @@ _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
-    "_backward_hooks",
-    "_backward_pre_hooks",
 )
+# Nobody asked for this backward.
+_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+
+
+_COUNTS = ("numel", "nan_count", "posinf_count", "neginf_count", "zero_count")
+# Of the parameters and buffers that are copied.
+_MOST_BYTES = 2 << 30
+
+_T = TypeVar("_T")
 
 
 class RunningCall(NamedTuple):
@@ -109,33 +121,185 @@ def run_again(running: RunningCall, session: Session, install: Install) -> MadeB
     modules and their hooks do beyond that (a print, a counter elsewhere) happens once more.
     """
     name = running.call.node.name
-    changed = _changed_input(running, session)
-    if changed:
-        return MadeBy("", f"{name} could not be run again: {changed} was written in place since.")
+    # The outermost call began with this state; that of another one is not known.
+    generator = session.passes.generator if running.call.parent is None else None
     try:
-        # The outermost call began with this state; that of another one is not known.
-        generator = session.pass_generator if running.call.parent is None else None
-        monitor, event = _observed(running, install, generator)
+        reason = _why_not(running, session)
+        if reason:
+            return MadeBy("", f"{name} {reason}.")
+        found = _observed(running, session, install, generator)
     except Exception as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         return MadeBy("", f"{name} could not be run again: {reason}")
-    if event is None:
+    if found is None:
         return MadeBy(
             "",
             f"{name} was run again on its inputs, and no operator in it could be named: it may "
             "depend on random numbers, or on what has changed since.",
         )
-    history = monitor._session.event_store.history
-    inputs = [(argument, history.find(seq)) for argument, seq in event.inputs]
-    part = ".".join(filter(None, (running.call.node.path, event.site.module)))
+    part = found.module
     within = f" in {part}" if part != running.call.node.path else ""
-    return MadeBy(
-        event.site.op or "",
-        f"{event.site.op}{within} made it, from finite values: {name} was run again on its "
-        "inputs, operator by operator.",
-        event.line,
-        tuple((argument, record) for argument, record in inputs if record is not None),
-        event.record,
+    how = f"{found.event.site.op}{within} made it, from finite values: {name} was run again on its "
+    return found.made_by(f"{how}inputs, operator by operator.")
+
+
+def run_pass_again(
+    held: Pass, path: str, session: Session, install: Install, *, is_backward: bool
+) -> Optional[MadeBy]:
+    """Runs a call that is over again, to find the first operator that makes non-finite numbers of
+    finite ones: in its backward too where ``is_backward``, else what the module ``path`` stores.
+    None: none does, the call is not the same again, or what it needs is gone.
+    """
+    module = held.call.node.module()
+    if module is None:
+        return None
+    running = RunningCall(held.call, module, held.args, held.kwargs)
+    name = held.call.node.name
+    try:
+        reason = _why_not(running, session)
+        if reason:
+            return MadeBy("", f"{name} {reason}.")
+        known = _Known(held, session, is_backward)
+        if torch._C._current_graph_task_id() != -1:
+            # A module that is called within a backward would seem to be recomputed.
+            found = _elsewhere(lambda: _observed(running, session, install, held.generator, known))
+        else:
+            found = _observed(running, session, install, held.generator, known)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return MadeBy("", f"{name} could not be run again: {reason}")
+    if found is None:
+        return None
+    part = found.module
+    if is_backward and _had_finite_gradients(part, session):
+        return None  # random gradients did it, or a random state
+    op = found.event.site.op or ""
+    prefix = f"In {part}: " if part != held.call.node.path else ""
+    if not is_backward:
+        if part != path or any(_nonfinite(record) for _, record in found.inputs):
+            return None
+        how = f"{prefix}{op} made NaN or Inf of finite values. {name} was run again on its inputs, "
+        return found.made_by(f"{how}operator by operator.")
+    reason = found.event.reason.partition(";")[0]
+    if found.event.verdict is Verdict.ABSORBED:
+        reason = "everything that it read was finite"
+        if any(_nonfinite(record) for _, record in found.inputs):
+            return None
+    if not reason.startswith("aten."):
+        backward = "'s backward" if found.event.site.direction == "backward" else ""
+        reason = f"{op}{backward} made it: {reason}"
+    return found.made_by(
+        f"{prefix}{reason}. {name} was run again on its inputs, forward and backward, with random "
+        "gradients of the size that they had."
+    )
+
+
+def _had_finite_gradients(path: str, session: Session) -> bool:
+    """Whether the gradients that this module has passed on in the step are known to be finite."""
+    gradients, history = session.step.gradients, session.event_store.history
+    with session.event_store.lock:
+        seqs = [
+            gradients.get(token)
+            for call in session.step.calls
+            if call.node.path == path
+            for token in call.inputs
+        ]
+        records = [r for seq in seqs if seq is not None and (r := history.find(seq)) is not None]
+    return bool(records) and not any(map(_nonfinite, records))
+
+
+def _nonfinite(record: np.void) -> bool:
+    return bool(record["nan_count"] or record["posinf_count"] or record["neginf_count"])
+
+
+def _why_not(running: RunningCall, session: Session) -> str:
+    """Why the call is not run again; empty if it can be."""
+    module = running.module
+    size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+    if size > _MOST_BYTES:
+        return (
+            f"was not run again: a copy of its parameters and buffers would take "
+            f"{size / 2**30:,.1f} GiB, more than {_MOST_BYTES >> 30} GiB"
+        )
+    changed = _changed_input(running, session)
+    return f"could not be run again: {changed} was written in place since" if changed else ""
+
+
+def _elsewhere(function: Callable[[], _T]) -> _T:
+    """The result of ``function``, or what it raises, in a thread of its own."""
+    done: list[_T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(function())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="fastcheck: a call run again")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]
+
+
+class _Known:
+    """What the records tell of a call that is over. ``is_backward``: its backward is to run."""
+
+    def __init__(self, held: Pass, session: Session, is_backward: bool) -> None:
+        self.is_backward = is_backward
+        self.generator = held.generator
+        kind, dtype = held.autocast
+        self._autocast = kind, getattr(torch, dtype.rpartition(".")[2]) if dtype else None
+        history = session.event_store.history
+        with session.event_store.lock:
+            self._outputs = [history.find(token) for token in held.call.outputs]
+            seqs = map(session.step.gradients.get, held.call.outputs)
+            self._gradients = [None if seq is None else history.find(seq) for seq in seqs]
+
+    @contextlib.contextmanager
+    def modes(self) -> Iterator[None]:
+        """Those of autograd and autocast that the call ran in."""
+        kind, dtype = self._autocast
+        with torch.enable_grad(), torch.autocast(kind, dtype, enabled=dtype is not None):
+            yield
+
+    def run_backward(self, outputs: Any) -> bool:
+        """Runs the backward of what the second run has returned, if that is asked for. Whether the
+        run is the same as the first, as far as is known.
+        """
+        tensors = [t for _, t in flatten(outputs, "") if can_hold_nonfinite(t) and can_read(t)]
+        if len(tensors) != len(self._outputs):
+            return False
+        with unobserved(), torch.no_grad():
+            records = [stats(tensor.detach()).record for tensor in tensors]
+        pairs = zip(self._outputs, records)
+        if not all(known is not None and _is_like(known, now) for known, now in pairs):
+            return False
+        if self.is_backward:
+            generator = torch.Generator().manual_seed(0)
+            roots, given = [], []
+            for tensor, record in zip(tensors, self._gradients):
+                if tensor.requires_grad and record is not None:
+                    size = statistics_of(record).rms
+                    with unobserved(), torch.no_grad():
+                        noise = torch.randn(tensor.shape, generator=generator)
+                        gradient = noise.to(tensor) * (1.0 if size is None else size)
+                    roots.append(tensor)
+                    given.append(gradient)
+            if roots:
+                torch.autograd.backward(roots, given)
+        return True
+
+
+def _is_like(known: np.void, now: np.void) -> bool:
+    """Whether two records are those of one tensor, but for the order of a sum."""
+    if any(known[name] != now[name] for name in _COUNTS):
+        return False
+    return all(
+        np.isclose(known[name], now[name], rtol=1e-3, atol=1e-6, equal_nan=True)
+        for name in ("min", "max")
     )
 
 
@@ -154,17 +318,34 @@ def _changed_input(running: RunningCall, session: Session) -> str:
             continue
         with unobserved():
             now = stats(tensor.detach()).record
-        names = ("numel", "nan_count", "posinf_count", "neginf_count", "zero_count", "checksum")
-        known = names if record["checksum"] else names[:-1]
+        known = (*_COUNTS, "checksum") if record["checksum"] else _COUNTS
         if any(record[one] != now[one] for one in known):
             return label
     return ""
 
 
+class _Found(NamedTuple):
+    """The event in which the numbers of a second run began, and the path of its module."""
+
+    event: Event
+    module: str
+    inputs: tuple[tuple[str, np.void], ...]
+
+    def made_by(self, how: str) -> MadeBy:
+        event = self.event
+        is_backward = event.site.direction == "backward"
+        op, line, record = event.site.op or "", event.line, event.record
+        return MadeBy(op, how, line, self.inputs, record, is_backward=is_backward)
+
+
 def _observed(
-    running: RunningCall, install: Install, generator: Optional[torch.Tensor]
-) -> tuple[Any, Optional[Event]]:
-    """The monitor that has observed the call, and the event in which its numbers began."""
+    running: RunningCall,
+    session: Session,
+    install: Install,
+    generator: Optional[torch.Tensor],
+    known: Optional[_Known] = None,
+) -> Optional[_Found]:
+    """Where the numbers of a second run begin; None: nowhere, or it is not ``known`` again."""
     module = running.module
     config = Config(
         overflow_nums=-1,
@@ -182,22 +363,54 @@ def _observed(
     )
     generators, is_caching = Generators(), torch.is_autocast_cache_enabled()
     copies = _Copies()
+    has_parameters = next(module.parameters(), None) is not None
+    # A criterion is installed behind a model.
+    models = [module] if has_parameters else [torch.nn.Linear(1, 1), module]
     try:
         # Casts of the copies are nobody else's.
         torch.set_autocast_cache_enabled(False)
-        with warnings.catch_warnings(), set_aside([module]), copies.of_modules(module):
+        with warnings.catch_warnings(), set_aside([module], session), copies.of_modules(module):
             warnings.simplefilter("ignore")
             with unobserved():
                 args, kwargs = tree_map(copies.of, (running.args, running.kwargs))
-            with install(config, [module]) as monitor:
+                if known is not None and not known.is_backward:
+                    _mend_buffers(module)
+            with install(config, models) as monitor:
                 if generator is not None:
                     torch.default_generator.set_state(generator)
-                module(*args, **kwargs)
-            began = [e for e in monitor.events if e.counted and e.verdict is Verdict.ORIGIN]
-            return monitor, min(began, key=lambda e: int(e.record["seq"]), default=None)
+                with contextlib.nullcontext() if known is None else known.modes():
+                    outputs = module(*args, **kwargs)
+                    if known is not None and not known.run_backward(outputs):
+                        return None
+            event = _beginning(monitor.events, known)
+            if event is None:
+                return None
+            history = monitor._session.event_store.history
+            inputs = [(argument, history.find(seq)) for argument, seq in event.inputs]
+            part = event.site.module if has_parameters else event.site.module.partition(".")[2]
+            part = ".".join(filter(None, (running.call.node.path, part)))
+            return _Found(event, part, tuple((a, r) for a, r in inputs if r is not None))
     finally:
         torch.set_autocast_cache_enabled(is_caching)
         generators.put_back()
+
+
+def _beginning(events: Sequence[Event], known: Optional[_Known]) -> Optional[Event]:
+    began = [e for e in events if e.counted and e.verdict is Verdict.ORIGIN]
+    if known is not None and not began:
+        # Nothing was made yet of what is in a buffer, and nothing of a criterion's gradients.
+        absorbed = [e for e in events if e.verdict is Verdict.ABSORBED]
+        is_late = known.is_backward
+        began = [e for e in absorbed if not is_late or e.site.direction == "backward"]
+    return min(began, key=lambda e: int(e.record["seq"]), default=None)
+
+
+def _mend_buffers(module: torch.nn.Module) -> None:
+    """Makes copies finite, so that it shows what makes them non-finite again."""
+    with torch.no_grad():
+        for buffer in module.buffers():
+            if can_hold_nonfinite(buffer) and is_materialised(buffer):
+                buffer.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 class _Copies:
@@ -228,6 +441,9 @@ class _Copies:
                     vars(module).update({name: self._held(v) for name, v in values.items()})
             for name in _HOOKS:
                 vars(outermost)[name] = OrderedDict()
+            for module, _ in held:
+                for name in _BACKWARD_HOOKS:
+                    vars(module)[name] = OrderedDict()
             yield
         finally:
             for module, values in held:

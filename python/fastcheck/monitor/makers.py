@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Optional
 
 import torch
 
+from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Verdict
+from fastcheck.record.site import Site
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.transforms import innermost_transform
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
-from .call_again import bad_element, run_again, running_call
+from .call_again import bad_element, run_again, run_pass_again, running_call
 from .loss_graph import search_derivatives, search_graph
 from .reruns import Install
 
@@ -49,9 +52,27 @@ class Makers:
         return self._again(culprit, session)
 
     def _of_gradient(self, culprit: Finding, session: Session) -> Optional[MadeBy]:
-        if culprit.role in _GRADIENTS and culprit.verdict is Verdict.ORIGIN:
-            return search_derivatives(session.backwards.derivatives.graphs)
-        return None
+        """Of a gradient, or of a buffer that its module has made non-finite."""
+        is_gradient = culprit.role in _GRADIENTS
+        if culprit.verdict is not Verdict.ORIGIN or not (is_gradient or culprit.role == "buffer"):
+            return None
+        graphs = session.backwards.derivatives.graphs if is_gradient else ()
+        known = search_derivatives(graphs)
+        if session.config.runs_again or innermost_transform() is not None:
+            return known
+        # A gradient between two modules is that of an output, and blamed on what read this.
+        site = session.sites[culprit.blamed_site]
+        said: Optional[MadeBy] = None
+        for held in _passes_of(culprit, site, session):
+            if group_size(None) > 1:
+                break
+            made = run_pass_again(
+                held, site.module, session, self._install, is_backward=is_gradient
+            )
+            if made is not None and made.operator:
+                return made
+            said = said or made
+        return known or said
 
     def _again(self, culprit: Finding, session: Session) -> Optional[MadeBy]:
         call = culprit.call
@@ -76,3 +97,21 @@ class Makers:
                 "one alone may leave the others waiting.",
             )
         return run_again(running, session, self._install)
+
+
+def _passes_of(finding: Finding, site: Site, session: Session) -> Iterator[Pass]:
+    """Those in which it may have been made, the oldest first."""
+    call, held = finding.call, session.passes.held
+    if call is None:  # of what is stored
+        for one in held:
+            node = one.call.node.path
+            if not node or site.module == node or site.module.startswith(f"{node}."):
+                yield one
+        return
+    outermost = call
+    while outermost.parent is not None:
+        outermost = outermost.parent
+    # The gradient of what the model returned is made outside of it.
+    if site.role == "grad_output" and set(call.outputs) & set(outermost.outputs):
+        return
+    yield from (one for one in held if one.call is outermost)

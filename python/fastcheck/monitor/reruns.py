@@ -19,6 +19,7 @@ from fastcheck.monitor.hooks import optimizers as optimizer_hooks
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.event_store import Listener
 from fastcheck.monitor.session.options import Filter, Log, Stop, Training
+from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Depth, Flag, nonfinite
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.record.statistics import extreme_values
@@ -458,13 +459,13 @@ _UNKNOWN = (
 
 
 @contextlib.contextmanager
-def set_aside(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Within it the monitors of these models see and count nothing."""
+def set_aside(models: Sequence[torch.nn.Module], own: Optional[Session] = None) -> Iterator[None]:
+    """Within it the monitors of these models, and ``own``, see and count nothing."""
     owned = {id(parameter) for model in models for parameter in model.parameters()}
     sessions = [
         watcher.session
         for watcher in optimizer_hooks.watchers
-        if any(id(parameter) in owned for parameter in watcher.parameters())
+        if watcher.session is own or any(id(p) in owned for p in watcher.parameters())
     ]
     were = [session.removed for session in sessions]
     try:

@@ -19,6 +19,7 @@ from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_materialised
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.training_state import Generators
+from fastcheck.utils.torch.versions import autocast_dtype
 
 # Of calls whose backward is still to come.
 _WAITING = 16
@@ -50,7 +51,7 @@ class CapturedModule:
         self.grad_params: dict[str, torch.Tensor] = {}
         kind = next((t.device.type for _, t in (*self.inputs, *self.stored)), "cpu")
         #: The dtype of autocast; empty where it is off.
-        self.autocast = _autocast_dtype(kind)
+        self.autocast = autocast_dtype(kind)
         self.device = kind
 
     def _copied(self, tensors: Labelled) -> Labelled:
@@ -181,15 +182,6 @@ def _any_nonfinite(*tensors: torch.Tensor) -> bool:
     for tensor in readable:
         by_device.setdefault(tensor.device, []).append(tensor)
     return any(bool(found_nonfinite(part)) for part in by_device.values())
-
-
-def _autocast_dtype(kind: str) -> str:
-    is_enabled: Any = torch.is_autocast_enabled
-    get_dtype: Any = getattr(torch, "get_autocast_dtype", None)
-    try:
-        return str(get_dtype(kind)) if get_dtype is not None and is_enabled(kind) else ""
-    except (RuntimeError, TypeError):  # a device without autocast, an old torch
-        return ""
 
 
 def pickled(call: CapturedModule, spec_of: Callable[[torch.Tensor], tuple[Any, ...]]) -> bytes:

@@ -182,7 +182,9 @@ class ForwardHook(_ModuleHook):
 def _enter(
     observer: ModuleObserver, node: ModuleNode, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    _pass(observer.enter, node, flatten_arguments(args, kwargs))
+    tensors = flatten_arguments(args, kwargs)
+    _pass(observer.enter, node, tensors)
+    observer.hold(node, args, kwargs, tensors)
 
 
 def _leave(observer: ModuleObserver, node: ModuleNode, output: Any) -> None:
@@ -354,6 +356,22 @@ class ModuleObserver:
                 session.settle_call()
             session.open_recorder()
         return call
+
+    def hold(
+        self,
+        node: ModuleNode,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[tuple[str, torch.Tensor]],
+    ) -> None:
+        """Keeps the arguments of a call from outside, which may be run again."""
+        session, stack = self.session, self._local.stack
+        is_entry = len(stack) == 1 and stack[0].node is node
+        is_wanted = session.finds_operators and torch.is_grad_enabled()
+        if is_entry and is_wanted and innermost_transform() is None:
+            with session.lock:
+                held = [tensor for _, tensor in tensors]
+                session.passes.hold(session.step.index, stack[0], args, kwargs, held)
 
     def leave(
         self, node: ModuleNode, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]

@@ -15,7 +15,7 @@ import torch
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 
 # Of one graph. What is farther from the loss lies in a module, whose call can run again.
-_MOST_NODES = 64
+_MOST_NODES = 48
 # Of one step.
 _MOST_BYTES = 16 << 20
 

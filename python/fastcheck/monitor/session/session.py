@@ -70,6 +70,7 @@ from fastcheck.verdict.entries import GradientNorm, Loss, LossKnown
 from fastcheck.verdict.step import Step
 
 from .derivatives import Derivatives
+from .passes import Passes
 from .run_meta import BatchIds
 
 
@@ -296,8 +297,7 @@ class Session:
         #: What each step trains on, where the training loop names it.
         self.batches = BatchIds(event_store)
         self.backwards = Backwards()
-        # torch's generator of the host, as the last pass has begun with it.
-        self.pass_generator: Optional[torch.Tensor] = None
+        self.passes = Passes()
         tell_allowances(self)
 
     @property
@@ -652,7 +652,7 @@ class Session:
         self.begin_step_if_closed()
         self.backwards.called(self.step.index)
         self.apply_pause()
-        self.pass_generator = torch.default_generator.get_state()
+        self.passes.began()
         if len(self.seen) > _MAX_SEEN:
             self.seen.clear()
         if len(self.step.journal.entries) > _MAX_SEEN:
@@ -683,6 +683,8 @@ class Session:
             self.updated_steps.append(step.index)
         self.step = self.new_step(step.index + 1, self.next_seq)
         self.is_closed = False
+        # On a device what a step held comes out in one of the next two.
+        self.passes.drop_before(self.step.index - 2 * self.is_deferred)
         self.is_active = self.config.observes(self.step.index)
 
     def begin_at(self, step: int) -> None:

@@ -33,7 +33,8 @@ _STORED = ("param", "buffer", "optimizer_state")
 def stored(case: Case) -> Iterator[Advice]:
     name = case.site.key
     if case.site.role == "buffer":
-        if case.has_nan and case.trend.healthy and not case.trend.has_grown:
+        is_new = case.has_nan and case.trend.healthy and not case.trend.has_grown
+        if is_new and case.operation is None:
             yield Advice(
                 "It became NaN in one step, after healthy ones: its module computed it from that "
                 "batch. A var or std of one row is 0/0 (unbiased: divided by n - 1), and so is a "
@@ -256,7 +257,8 @@ def advise(report: StopReport) -> list[Advice]:
         *(developed if case.trend.has_exploded else ()),
         *known,
         *developed,
-        *(() if known else _rules(case)(case)),
+        # What a buffer holds has to be repaired, whatever made it.
+        *(() if known and case.site.role != "buffer" else _rules(case)(case)),
     ):
         if item not in found:
             found.append(item)

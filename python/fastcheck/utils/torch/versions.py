@@ -12,6 +12,7 @@ import torch
 
 __all__ = [
     "GradScaler",
+    "autocast_dtype",
     "eager_stance",
     "is_compiling",
     "is_dynamo_compiling",
@@ -27,6 +28,16 @@ else:
     # Since 2.3; before that torch.compile is not served, and nothing needs to be known of it.
     is_compiling: Any = getattr(torch.compiler, "is_compiling", lambda: False)
     is_dynamo_compiling: Any = getattr(torch.compiler, "is_dynamo_compiling", lambda: False)
+
+
+def autocast_dtype(kind: str) -> str:
+    """The dtype of autocast on this kind of device; empty where it is off, or not known."""
+    is_enabled: Any = torch.is_autocast_enabled
+    get_dtype: Any = getattr(torch, "get_autocast_dtype", None)
+    try:
+        return str(get_dtype(kind)) if get_dtype is not None and is_enabled(kind) else ""
+    except (RuntimeError, TypeError):  # a device without autocast, an old torch
+        return ""
 
 
 @contextmanager
