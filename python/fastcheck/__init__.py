@@ -23,6 +23,7 @@ from fastcheck.monitor.session.options import Filter, Log, OnRequest, Stop, Trai
 from fastcheck.proving.prove import prove
 from fastcheck.proving.relation import Relation
 from fastcheck.proving.result import Proof
+from fastcheck.receipts import Arrival, Receipt, receipt
 from fastcheck.record.event import Event
 from fastcheck.record.exponents import Exponents, Share
 from fastcheck.record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Verdict
@@ -57,6 +58,7 @@ from .errors import (
 
 __all__ = [
     "RECORD_DTYPE",
+    "Arrival",
     "Bisection",
     "CompareError",
     "ConfigError",
@@ -81,6 +83,7 @@ __all__ = [
     "PrecisionAdvice",
     "PrecisionWarning",
     "Proof",
+    "Receipt",
     "Relation",
     "Rerun",
     "Seal",
@@ -114,6 +117,7 @@ __all__ = [
     "observe",
     "override",
     "prove",
+    "receipt",
     "rerun",
     "seal",
     "seed_all",

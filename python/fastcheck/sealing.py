@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union, overload
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from fastcheck.errors import (
     first_line,
     local_path,
 )
+from fastcheck.receipts import Arrival, Map, Receipt, arrival
 from fastcheck.record.format import DTYPES
 from fastcheck.reproducibility.environment import environment
 from fastcheck.statistics.functions import stats
@@ -338,20 +339,52 @@ class Verification:
         return {**found, "missing": list(self.missing), "notes": list(self.notes)}
 
 
-def verify(checkpoint: str, *, trust: bool = False) -> Verification:
-    """Reads a checkpoint and holds it to its seal.
+@overload
+def verify(checkpoint: str, *, trust: bool = False) -> Verification: ...
+@overload
+def verify(
+    checkpoint: Union[str, torch.nn.Module, Mapping[str, Any]],
+    receipt: Union[Receipt, Mapping[str, Any], str],
+    *,
+    map: Map = None,
+    accept: Sequence[str] = (),
+    trust: bool = False,
+) -> Arrival: ...
+def verify(
+    checkpoint: Any,
+    receipt: Any = None,
+    *,
+    map: Map = None,
+    accept: Sequence[str] = (),
+    trust: bool = False,
+) -> Union[Verification, Arrival]:
+    """Reads a checkpoint and holds it to its seal, or weights to a receipt.
+
+        fastcheck.verify("model.pt")  # the seal beside it
+        fastcheck.verify(engine_model, receipt, map="vllm")
 
     Args:
         checkpoint: a file of torch, safetensors or NumPy, or a directory of them, such as a sharded
-            one.
+            one. With a receipt also a module or a state_dict.
+        receipt: what ``fastcheck.receipt(model)`` returned where the weights come from, its
+            ``to_dict()``, or a file with the JSON of that. Each weight that is not as it was there
+            is named, and how: old (``receipt(before=)``), missing, cast, transposed, swapped, half
+            written.
+        map: with a receipt, names that differ: those of the weights, and what they are made of in
+            the receipt, one below the other. ``*`` stands for anything:
+            ``{"*.qkv.weight": ["*.q.weight", "*.k.weight", "*.v.weight"]}``. ``"vllm"`` is built
+            in (qkv_proj, gate_up_proj).
+        accept: with a receipt, ``("dtype",)``: a cast is as good.
         trust: load files that torch.load reads only with ``weights_only=False``, which runs code
             of the file.
 
     Raises:
         CompareError: there is no seal or no checkpoint, or it can't be read.
 
-    Reads on the host, a tensor at a time.
+    Reads on the host, a tensor at a time; with a receipt where the weights are, all at once.
     """
+    if receipt is not None:
+        return arrival(checkpoint, receipt, map=map, accept=accept, trust=trust)
     content = _read_seal(seal_path(checkpoint))
     sealed: dict[str, dict[str, Any]] = content["tensors"]
     source = CheckpointSource(checkpoint, trust)

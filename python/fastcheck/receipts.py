@@ -1,0 +1,397 @@
+"""receipt() is a list of checksums of a model's weights; arrival() says which weights another model
+holds otherwise: old, missing, cast, transposed, swapped, half written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional, Union
+
+import torch
+
+from fastcheck.comparison.sources.checkpoint import CheckpointSource
+from fastcheck.errors import CompareError, ConfigError, did_you_mean, explain
+from fastcheck.statistics.functions import stats
+from fastcheck.statistics.stats import StatsList
+from fastcheck.utils.reading import read_json
+from fastcheck.utils.torch.rank import own_rank
+from fastcheck.utils.torch.readable import unreadable_reason
+
+#: By name in the other model what it is made of in the receipt, one below the other. A ``*`` stands
+#: for anything, those on the right for the same in their order.
+MAPS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "vllm": {
+        "*qkv_proj.*": ("*q_proj.*", "*k_proj.*", "*v_proj.*"),
+        "*gate_up_proj.*": ("*gate_proj.*", "*up_proj.*"),
+    },
+}
+Map = Union[str, Mapping[str, Union[str, Sequence[str]]], None]
+
+#: Larger tensors are read in so many parts, which tell where one is half written.
+_PARTS = 4
+_MANY = 4096
+#: Formats that weights are cast to on their way.
+_CASTS = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What receipt() has read; ``to_dict()`` is ready for JSON."""
+
+    tensors: Mapping[str, dict[str, Any]]
+    unread: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON; verify() takes it too."""
+        return {
+            "fastcheck": "receipt",
+            "format": 1,
+            "tensors": dict(self.tensors),
+            "unread": dict(self.unread),
+        }
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What verify(model, receipt) found. ``bool()`` of it: every weight of the receipt is there and
+    equal to the bit (or cast, where that was allowed).
+
+    ``equal``: how many are. ``differing``: by name in the other model, what is wrong. ``missing``:
+    names of the receipt that nothing holds. ``unexpected``: names that the receipt does not have.
+    """
+
+    rank: int
+    equal: int
+    differing: dict[str, str]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def __bool__(self) -> bool:
+        return bool(self.equal) and not (self.differing or self.missing)
+
+    def __str__(self) -> str:
+        count = f"{self.equal:,} weights are equal to the bit"
+        lines = [f"rank {self.rank}: {count}" if self.rank else count]
+        lines += [f"{name}: {text}" for name, text in self.differing.items()]
+        lines += [f"{name}: missing" for name in self.missing]
+        lines += [f"{name}: not in the receipt" for name in self.unexpected]
+        return "\n".join([*lines, *self.notes, "verified" if self else "NOT VERIFIED"])
+
+
+def receipt(
+    model: Union[torch.nn.Module, Mapping[str, Any]],
+    *,
+    before: Union[Receipt, Mapping[str, Any], None] = None,
+) -> Receipt:
+    """A list of the names, shapes, dtypes and checksums of a model's weights, to be held against
+    another model that should have them: ``fastcheck.verify(other, receipt)``.
+
+        receipt = fastcheck.receipt(trainer_model)  # where weights are sent
+        print(fastcheck.verify(engine_model, receipt, map="vllm"))  # where they arrive
+
+    Args:
+        model: a module, or its state_dict.
+        before: the receipt of the weights that the other side had before: verify() then tells those
+            that are old.
+
+    Raises:
+        ConfigError: a model without tensors, or a ``before`` that is no receipt.
+
+    Reads every tensor once, on its device (float32 and float64 three times, for what they are in
+    bfloat16 and float16), and waits once. 130 to 260 bytes of JSON a tensor.
+    """
+    given = _state(model)
+    readable, unread = _readable(given)
+    earlier = {} if before is None else _of(before).tensors
+    slices: list[torch.Tensor] = []
+    for tensor in readable.values():
+        slices += [part for dtype in _formats(tensor) for part in _slices(tensor.to(dtype))]
+    sums = iter(_checksums(slices))
+    tensors: dict[str, dict[str, Any]] = {}
+    first: dict[tuple[object, ...], str] = {}
+    for name, tensor in readable.items():
+        count = len(_slices(tensor))
+        parts = {_name(dtype): [next(sums) for _ in range(count)] for dtype in _formats(tensor)}
+        entry: dict[str, Any] = {
+            "shape": list(tensor.shape),
+            "dtype": _name(tensor.dtype),
+            "parts": parts,
+        }
+        if name in earlier and earlier[name]["parts"] != parts:
+            entry["before"] = earlier[name]["parts"]
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and (known := first.setdefault(place, name)) != name:
+            entry["tied_to"] = known
+        tensors[name] = entry
+    return Receipt(tensors, unread)
+
+
+def arrival(
+    other: Union[torch.nn.Module, Mapping[str, Any], str, os.PathLike[str]],
+    given: Union[Receipt, Mapping[str, Any], str, os.PathLike[str]],
+    *,
+    map: Map = None,
+    accept: Sequence[str] = (),
+    trust: bool = False,
+) -> Arrival:
+    """Holds a model, a state_dict or a checkpoint to a receipt; see verify()."""
+    if isinstance(given, (str, os.PathLike)):
+        given = read_json(os.fspath(given))
+    wanted = _of(given).tensors
+    if isinstance(other, (str, os.PathLike)):
+        source = CheckpointSource(os.fspath(other), trust)
+        state = {name: load() for name, load in source.tensors.items()}
+    else:
+        state = _state(other)
+    readable, unread = _readable(state)
+    checks = _Checks(wanted, accept="dtype" in accept)
+    unexpected = []
+    rules = _rules(map)
+    for name, tensor in readable.items():
+        sources = _sources(name, rules, wanted)
+        if not sources:
+            unexpected.append(name)
+            continue
+        checks.hold(name, tensor, sources)
+    arrived = set(checks.equal)
+    missing = tuple(
+        name
+        for name, entry in wanted.items()
+        if name not in checks.seen and entry.get("tied_to", name) not in arrived
+    )
+    notes = tuple(f"{name} can't be read: {why}" for name, why in unread.items())
+    return Arrival(
+        own_rank(), len(checks.equal), checks.differing, missing, tuple(unexpected), notes
+    )
+
+
+class _Checks:
+    """Tensors held to the entries of a receipt, one after another."""
+
+    def __init__(self, wanted: Mapping[str, dict[str, Any]], accept: bool) -> None:
+        self._wanted, self._accepts_casts = wanted, accept
+        self._by_content = {
+            tuple(parts): name
+            for name, entry in wanted.items()
+            for parts in entry["parts"].values()
+        }
+        self.equal: list[str] = []
+        self.seen: set[str] = set()
+        self.differing: dict[str, str] = {}
+
+    def hold(self, name: str, tensor: torch.Tensor, sources: Sequence[str]) -> None:
+        self.seen |= set(sources)
+        pieces = _pieces(tensor, [self._wanted[source]["shape"] for source in sources])
+        if pieces is None:
+            shapes = " + ".join(str(tuple(self._wanted[source]["shape"])) for source in sources)
+            self.differing[name] = f"its shape is {tuple(tensor.shape)}, expected {shapes}"
+            return
+        problems = []
+        for source, piece in zip(sources, pieces):
+            problem = self._problem(piece, self._wanted[source], source)
+            if problem:
+                problems.append(problem if len(sources) == 1 else f"{source} in it: {problem}")
+            else:
+                self.equal.append(source)
+        if problems:
+            self.differing[name] = "; ".join(problems)
+
+    def _problem(self, tensor: torch.Tensor, entry: Mapping[str, Any], source: str) -> str:
+        """What is wrong; "" where it is equal."""
+        dtype, parts, sealed = _name(tensor.dtype), _parts(tensor), entry["parts"]
+        is_cast, shape = dtype != entry["dtype"], list(tensor.shape)
+        cast = f"cast from {entry['dtype']} to {dtype}" if is_cast else ""
+        if parts == sealed.get(dtype) or (is_cast and _widened(tensor, entry)):
+            if shape != entry["shape"]:
+                return f"the same elements in the shape {tuple(shape)}"
+            return "" if self._accepts_casts else cast
+        and_ = f"{cast}, and " if cast else ""
+        if (holds := self._by_content.get(tuple(parts))) not in (None, source):
+            return f"{and_}it is {holds} of the receipt: swapped, or the map is wrong"
+        if parts == entry.get("before", {}).get(dtype):
+            return f"{and_}old: as in the receipt before"
+        if tensor.dim() == 2 and _parts(tensor.t()) == sealed.get(dtype):
+            return f"{and_}transposed"
+        for format_ in _CASTS if not is_cast and tensor.is_floating_point() else ():
+            narrow = tensor.to(format_)
+            is_rounded = torch.equal(narrow.to(tensor.dtype), tensor)
+            if is_rounded and _parts(narrow) == sealed.get(_name(format_)):
+                return f"rounded to {_name(format_)}"
+        if shape != entry["shape"]:
+            return f"its shape is {tuple(shape)}, expected {tuple(entry['shape'])}"
+        return and_ + (_half(tensor, parts, entry) or "other values")
+
+
+def _widened(tensor: torch.Tensor, entry: Mapping[str, Any]) -> bool:
+    """Whether it holds the numbers of a narrower dtype."""
+    dtype = getattr(torch, entry["dtype"], None)
+    if not isinstance(dtype, torch.dtype) or not tensor.is_floating_point():
+        return False
+    narrow = tensor.to(dtype)
+    is_exact = torch.equal(narrow.to(tensor.dtype), tensor)
+    return is_exact and _parts(narrow) == entry["parts"].get(entry["dtype"])
+
+
+def _half(tensor: torch.Tensor, parts: Sequence[str], entry: Mapping[str, Any]) -> str:
+    """Where some parts are as they should be: what the others are."""
+    dtype = _name(tensor.dtype)
+    sealed = entry["parts"].get(dtype, [])
+    right = [one == other for one, other in zip(parts, sealed)]
+    if not any(right) or len(parts) != len(sealed):
+        return ""
+    texts, row, before = [], 0, entry.get("before", {}).get(dtype, [None] * len(parts))
+    for part, is_right, found, old in zip(_slices(tensor), right, parts, before):
+        last = row + len(part) - 1
+        if not is_right:
+            what = "old" if found == old else "zeros" if not part.any() else "of other values"
+            texts.append(f"rows {row:,} to {last:,} are {what}")
+        row = last + 1
+    return f"half written: {', '.join(texts)}; the others are equal to the bit"
+
+
+# ---- what is read -------------------------------------------------------------------------------
+
+
+def _state(model: object) -> dict[str, torch.Tensor]:
+    given = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    pairs = given.items() if isinstance(given, Mapping) else ()
+    found = {str(key): value for key, value in pairs if isinstance(value, torch.Tensor)}
+    if not found:
+        expected = "a torch.nn.Module with parameters or buffers, or its state_dict()"
+        raise ConfigError(
+            explain("there are no weights to read", expected=expected, got=type(model).__name__)
+        )
+    return found
+
+
+def _readable(
+    state: Mapping[str, torch.Tensor],
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    reasons = {name: unreadable_reason(tensor) for name, tensor in state.items()}
+    readable = {name: state[name].detach() for name, why in reasons.items() if why is None}
+    return readable, {name: why for name, why in reasons.items() if why is not None}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _formats(tensor: torch.Tensor) -> Sequence[torch.dtype]:
+    """Its own dtype first."""
+    is_wide = tensor.dtype in (torch.float32, torch.float64)
+    return (tensor.dtype, *(_CASTS if is_wide else ()))
+
+
+def _slices(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    if tensor.numel() < _MANY or tensor.shape[0] < _PARTS:
+        return [tensor]
+    return tensor.tensor_split(_PARTS)
+
+
+def _parts(tensor: torch.Tensor) -> list[str]:
+    return _checksums(_slices(tensor))
+
+
+def _checksums(slices: Sequence[torch.Tensor]) -> list[str]:
+    """One call for each device; all are waited for at the end."""
+    places: dict[torch.device, list[int]] = {}
+    for place, part in enumerate(slices):
+        places.setdefault(part.device, []).append(place)
+    found = [""] * len(slices)
+    read: list[tuple[list[int], StatsList]] = [
+        (own, stats([slices[place] for place in own], order="logical")) for own in places.values()
+    ]
+    for own, rows in read:
+        for place, record in zip(own, rows.numpy()):
+            found[place] = f"{int(record['checksum']):016x}"
+    return found
+
+
+def _pieces(
+    tensor: torch.Tensor, shapes: Sequence[Sequence[int]]
+) -> Optional[Sequence[torch.Tensor]]:
+    """The tensor in the rows of each of these shapes; None where they don't fit."""
+    if len(shapes) == 1:
+        return [tensor]
+    fits = all(shape and list(shape[1:]) == list(tensor.shape[1:]) for shape in shapes)
+    if not fits or not tensor.dim() or sum(shape[0] for shape in shapes) != tensor.shape[0]:
+        return None
+    ends = itertools.accumulate(shape[0] for shape in shapes[:-1])
+    return tensor.tensor_split(list(ends))
+
+
+# ---- names --------------------------------------------------------------------------------------
+
+_Rules = Sequence[tuple["re.Pattern[str]", Sequence[str]]]
+
+
+def _rules(given: Map) -> _Rules:
+    if given is None:
+        return []
+    if isinstance(given, str):
+        if given not in MAPS:
+            raise ConfigError(
+                explain(
+                    "unknown map",
+                    expected=f"a mapping, or one of {', '.join(MAPS)}",
+                    got=repr(given),
+                    hint=did_you_mean(given, MAPS),
+                )
+            )
+        given = MAPS[given]
+    return [
+        (
+            re.compile("(.*)".join(map(re.escape, name.split("*")))),
+            [sources] if isinstance(sources, str) else list(sources),
+        )
+        for name, sources in given.items()
+    ]
+
+
+def _sources(name: str, rules: _Rules, wanted: Mapping[str, Any]) -> list[str]:
+    """The names of the receipt that a tensor is made of; none where the receipt has none."""
+    for pattern, sources in rules:
+        match = pattern.fullmatch(name)
+        if match is not None:
+            named = [_filled(source, iter(match.groups())) for source in sources]
+            if all(one in wanted for one in named):
+                return named
+    return [name] if name in wanted else []
+
+
+def _filled(source: str, stars: Iterator[str]) -> str:
+    return re.sub(r"\*", lambda _: next(stars, "*"), source)
+
+
+def _of(given: object) -> Receipt:
+    if isinstance(given, Receipt):
+        return given
+    is_known = isinstance(given, Mapping) and given.get("fastcheck") == "receipt"
+    tensors = given.get("tensors") if isinstance(given, Mapping) else None
+    if (
+        not is_known
+        or not isinstance(tensors, Mapping)
+        or not all(map(_is_entry, tensors.values()))
+    ):
+        raise CompareError(
+            explain(
+                "this is not a receipt",
+                expected="what fastcheck.receipt(model) returns, its to_dict(), or JSON of that",
+                got=type(given).__name__,
+            )
+        )
+    return Receipt(tensors, {})
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, Mapping)
+        and isinstance(entry.get("dtype"), str)
+        and isinstance(entry.get("shape"), list)
+        and isinstance(entry.get("parts"), Mapping)
+    )

@@ -1,0 +1,185 @@
+"""Weights that arrive otherwise than they were sent are named, and how; others are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+
+Weights = dict[str, torch.Tensor]
+
+
+class Sender(nn.Module):
+    """Weights of several shapes; large ones are read in parts."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.q_proj, self.k_proj = nn.Linear(64, 96), nn.Linear(64, 32)
+        self.v_proj, self.o_proj = nn.Linear(64, 32), nn.Linear(64, 64)
+        self.gate_proj, self.up_proj = nn.Linear(64, 80), nn.Linear(64, 80)
+        self.norm = nn.LayerNorm(64)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+def rolled(w: Weights, name: str) -> None:
+    w[name] = w[name].roll(1, 0)
+
+
+def halved(w: Weights, name: str, new: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    value = w[name].clone()
+    value[len(value) // 2 :] = new(value[len(value) // 2 :])
+    w[name] = value
+
+
+def swapped(w: Weights, one: str, other: str) -> None:
+    w[one], w[other] = w[other], w[one]
+
+
+OLD = Sender(1).state_dict()
+LARGE, SMALL = "o_proj.weight", "norm.weight"
+FAULTS: list[tuple[str, str, Callable[[Weights], Any]]] = [
+    (LARGE, "old: as in the receipt before", lambda w: w.update({LARGE: OLD[LARGE]})),
+    (SMALL, "old: as in the receipt before", lambda w: w.update({SMALL: OLD[SMALL]})),
+    (LARGE, "cast from float32 to bfloat16", lambda w: w.update({LARGE: w[LARGE].bfloat16()})),
+    (SMALL, "cast from float32 to float16", lambda w: w.update({SMALL: w[SMALL].half()})),
+    (LARGE, "cast from float32 to float64", lambda w: w.update({LARGE: w[LARGE].double()})),
+    (LARGE, "rounded to bfloat16", lambda w: w.update({LARGE: w[LARGE].bfloat16().float()})),
+    (
+        LARGE,
+        "cast from float32 to bfloat16, and old",
+        lambda w: w.update({LARGE: OLD[LARGE].bfloat16()}),
+    ),
+    (LARGE, "transposed", lambda w: w.update({LARGE: w[LARGE].t().contiguous()})),
+    ("q_proj.weight", "transposed", lambda w: w.update({"q_proj.weight": w["q_proj.weight"].t()})),
+    (
+        LARGE,
+        "cast from float32 to bfloat16, and transposed",
+        lambda w: w.update({LARGE: w[LARGE].t().bfloat16()}),
+    ),
+    (
+        "k_proj.weight",
+        "it is v_proj.weight",
+        lambda w: swapped(w, "k_proj.weight", "v_proj.weight"),
+    ),
+    (
+        "up_proj.bias",
+        "it is gate_proj.bias",
+        lambda w: swapped(w, "up_proj.bias", "gate_proj.bias"),
+    ),
+    (LARGE, "half written: rows 32 to 47 are zeros", lambda w: halved(w, LARGE, torch.zeros_like)),
+    (
+        LARGE,
+        "half written: rows 32 to 47 are old",
+        lambda w: halved(w, LARGE, lambda _: OLD[LARGE][32:]),
+    ),
+    (LARGE, "rows 48 to 63 are of other values", lambda w: halved(w, LARGE, lambda x: x + 1)),
+    (LARGE, "other values", lambda w: rolled(w, LARGE)),
+    (SMALL, "other values", lambda w: w.update({SMALL: w[SMALL] + 1e-7})),
+    (SMALL, "its shape is (32,), expected (64,)", lambda w: w.update({SMALL: w[SMALL][:32]})),
+    (
+        LARGE,
+        "the same elements in the shape",
+        lambda w: w.update({LARGE: w[LARGE].reshape(128, 32)}),
+    ),
+]
+
+
+@pytest.fixture
+def weights() -> Weights:
+    return {name: value.clone() for name, value in Sender().state_dict().items()}
+
+
+@pytest.fixture
+def made() -> fastcheck.Receipt:
+    return fastcheck.receipt(Sender(), before=fastcheck.receipt(OLD))
+
+
+@pytest.mark.parametrize(("name", "text", "change"), FAULTS, ids=[f"{n} {t}" for n, t, _ in FAULTS])
+def test_each_fault_is_named(
+    name: str, text: str, change: Callable[[Weights], Any], weights: Weights, made: Any
+) -> None:
+    change(weights)
+    found = fastcheck.verify(weights, made)
+    assert not found and text in found.differing[name]
+    assert len(found.differing) == (2 if "it is" in text else 1)
+    assert found.equal == len(weights) - len(found.differing)
+    assert f"{name}: " in str(found) and "NOT VERIFIED" in str(found)
+
+
+def test_clean_weights_are_not_accused(made: fastcheck.Receipt, tmp_path: Path) -> None:
+    for model in (Sender(), Sender().state_dict()):
+        found = fastcheck.verify(model, made)
+        assert found and found.equal == 14 and str(found).endswith("verified")
+    Path(tmp_path / "receipt.json").write_text(json.dumps(made.to_dict()))
+    torch.save(Sender().state_dict(), tmp_path / "model.pt")
+    assert fastcheck.verify(str(tmp_path / "model.pt"), str(tmp_path / "receipt.json"))
+    for dtype in (torch.bfloat16, torch.float16):
+        cast = Sender().to(dtype)
+        assert not fastcheck.verify(cast, made)
+        assert fastcheck.verify(cast, made, accept=("dtype",))
+        assert fastcheck.verify(cast, fastcheck.receipt(cast))
+        assert fastcheck.verify(cast.float(), fastcheck.receipt(cast), accept=("dtype",))
+
+
+def test_missing_and_unexpected(weights: Weights, made: fastcheck.Receipt) -> None:
+    del weights[LARGE]
+    weights["extra"] = torch.ones(2)
+    found = fastcheck.verify(weights, made)
+    assert not found and found.missing == (LARGE,) and found.unexpected == ("extra",)
+
+
+def test_a_tied_weight_may_come_once() -> None:
+    model = nn.ModuleDict({"embedding": nn.Embedding(8, 4), "head": nn.Linear(4, 8, bias=False)})
+    model["head"].weight = model["embedding"].weight
+    state = {"embedding.weight": model["embedding"].weight.detach().clone()}
+    assert fastcheck.verify(state, fastcheck.receipt(model))
+    untied = {"embedding.weight": state["embedding.weight"], "head.weight": torch.ones(8, 4)}
+    assert list(fastcheck.verify(untied, fastcheck.receipt(model)).differing) == ["head.weight"]
+
+
+def fused(w: Weights) -> Weights:
+    w = dict(w)
+    for name, parts in {
+        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+        "gate_up_proj": ("gate_proj", "up_proj"),
+    }.items():
+        for kind in ("weight", "bias"):
+            w[f"{name}.{kind}"] = torch.cat([w.pop(f"{part}.{kind}") for part in parts])
+    return w
+
+
+def test_fused_weights_by_a_map(weights: Weights, made: fastcheck.Receipt) -> None:
+    assert fastcheck.verify(fused(weights), made, map="vllm").equal == 14
+    own = {
+        "qkv_proj.*": ["q_proj.*", "k_proj.*", "v_proj.*"],
+        "gate_up_proj.*": ["gate_proj.*", "up_proj.*"],
+    }
+    assert fastcheck.verify(fused(weights), made, map=own)
+    wrong = {**own, "qkv_proj.*": ["q_proj.*", "v_proj.*", "k_proj.*"]}
+    found = fastcheck.verify(fused(weights), made, map=wrong)
+    assert (
+        "k_proj.weight of the receipt: swapped, or the map is wrong"
+        in (found.differing["qkv_proj.weight"])
+    )
+    weights["k_proj.weight"] = OLD["k_proj.weight"]
+    text = fastcheck.verify(fused(weights), made, map="vllm").differing["qkv_proj.weight"]
+    assert text == "k_proj.weight in it: old: as in the receipt before"
+    assert fastcheck.verify(fused(weights), made).equal < 14
+
+
+def test_what_cannot_be_used_is_refused(made: fastcheck.Receipt) -> None:
+    with pytest.raises(fastcheck.ConfigError, match="no weights"):
+        fastcheck.receipt({})
+    with pytest.raises(fastcheck.CompareError, match="not a receipt"):
+        fastcheck.verify(Sender(), {"tensors": {}})
+    with pytest.raises(fastcheck.ConfigError, match="unknown map"):
+        fastcheck.verify(Sender(), made, map="vlm")
