@@ -14,7 +14,7 @@ from typing import Any, Optional, Union
 import torch
 
 from fastcheck.comparison.sources.checkpoint import CheckpointSource
-from fastcheck.errors import CompareError, ConfigError, did_you_mean, explain
+from fastcheck.errors import CompareError, ConfigError, did_you_mean
 from fastcheck.statistics.functions import stats
 from fastcheck.statistics.stats import StatsList
 from fastcheck.utils.reading import read_json
@@ -264,7 +264,7 @@ def _state(model: object) -> dict[str, torch.Tensor]:
     if not found:
         expected = "a torch.nn.Module with parameters or buffers, or its state_dict()"
         raise ConfigError(
-            explain("there are no weights to read", expected=expected, got=type(model).__name__)
+            "there are no weights to read", expected=expected, got=type(model).__name__
         )
     return found
 
@@ -336,12 +336,10 @@ def _rules(given: Map) -> _Rules:
     if isinstance(given, str):
         if given not in MAPS:
             raise ConfigError(
-                explain(
-                    "unknown map",
-                    expected=f"a mapping, or one of {', '.join(MAPS)}",
-                    got=repr(given),
-                    hint=did_you_mean(given, MAPS),
-                )
+                "unknown map",
+                expected=f"a mapping, or one of {', '.join(MAPS)}",
+                got=repr(given),
+                hint=did_you_mean(given, MAPS),
             )
         given = MAPS[given]
     return [
@@ -379,11 +377,9 @@ def _of(given: object) -> Receipt:
         or not all(map(_is_entry, tensors.values()))
     ):
         raise CompareError(
-            explain(
-                "this is not a receipt",
-                expected="what fastcheck.receipt(model) returns, its to_dict(), or JSON of that",
-                got=type(given).__name__,
-            )
+            "this is not a receipt",
+            expected="what fastcheck.receipt(model) returns, its to_dict(), or JSON of that",
+            got=type(given).__name__,
         )
     return Receipt(tensors, {})
 

@@ -275,3 +275,70 @@ def test_the_part_of_a_gradient_is_not_held_against_the_whole(tmp_path: Path) ->
     (tmp_path / "dump.json").write_text(json.dumps({"data": data}))
     first = fastcheck.compare(tmp_path / "dump.json", dump).first
     assert first is not None and first.row.name == "norm · backward · gradient of input[0]"
+
+
+def api_dump(place: Path, faults: dict[str, float], steps: int = 2) -> Path:
+    """Level L1: a linear layer, a convolution of its output, a loss, and the optimizer's add_."""
+
+    def tensor(value: float, wants: bool, *shape: int) -> dict[str, Any]:
+        numbers = {"Max": value, "Min": value, "Mean": value, "Norm": abs(value)}
+        made = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": list(shape), **numbers}
+        return {**made, "requires_grad": wants}
+
+    weight = 0.5
+    for step in range(steps):
+
+        def value(name: str, given: float, at: int = step) -> float:
+            return given * faults.get(f"{name} {at}", 1.0)
+
+        hidden = value("hidden", weight * (2.0 + step))
+        made, gradient = value("made", hidden * weight), value("gradient", 0.1 * hidden)
+        own = weight
+        weight = value("weight", weight - gradient)
+        data = {
+            "Functional.linear.0.forward": {
+                "input_args": [tensor(2.0 + step, False, 4, 8), tensor(own, True, 6, 8)],
+                "output": [tensor(hidden, True, 4, 6)],
+            },
+            "Functional.conv1d.0.forward": {
+                "input_args": [tensor(hidden, True, 4, 6), tensor(own, True, 6, 6, 1)],
+                "output": [tensor(made, True, 4, 3)],
+            },
+            "Functional.conv1d.0.backward": {
+                "input": [tensor(1.0, False, 4, 3)],
+                "output": [tensor(gradient, False, 4, 6)],
+            },
+            "Tensor.add_.0.forward": {
+                "input_args": [tensor(own, True, 6, 8), tensor(gradient, False, 6, 8)],
+                "output": [tensor(weight, True, 6, 8)],
+            },
+        }
+        file = place / f"step{step}" / "rank0" / "dump.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"task": "statistics", "level": "L1", "data": data}))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("fault", "question", "name"),
+    [
+        ("hidden 0", "forward", "Functional.linear · forward · output[0]"),
+        ("hidden 1", "forward", "Functional.linear · forward · output[0]"),
+        ("made 0", "forward", "Functional.conv1d · forward · output[0]"),
+        ("gradient 0", "gradients", "Functional.conv1d · backward · gradient of input[0]"),
+        ("weight 0", "update", "Tensor.add_ · forward · output[0]"),
+    ],
+)
+def test_parameters_that_apis_read_are_no_batches(
+    tmp_path: Path, fault: str, question: str, name: str
+) -> None:
+    """Nor are the optimizer's calls a forward: what is wrong leads, also where a later step reads
+    weights that it has changed.
+    """
+    reference = api_dump(tmp_path / "reference", {})
+    found = fastcheck.compare(api_dump(tmp_path / "actual", {fault: 1.05}), reference)
+    assert found["batches"].answer == "yes" and found["initial weights"].answer == "yes"
+    assert found[question].answer == "no" and found.first is not None
+    assert (found.first.row.step, found.first.row.name) == (int(fault[-1]), name)
+    healthy = fastcheck.compare(api_dump(tmp_path / "same", {"hidden 0": 1 + 1e-7}), reference)
+    assert healthy.agrees

@@ -270,3 +270,57 @@ def test_compare(matrix: tuple[Path, str], tmp_path: Path) -> None:
     assert found.agrees and (tmp_path / "compare_result.csv").exists()
     with pytest.raises(fastcheck.ConfigError, match="did you mean 'fuzzy_match'"):
         msprobe.compare({"npu_path": place, "bench_path": place}, fuzzymatch=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("save", "fastcheck.stats"),
+        ("register_custom_api", "every operator"),
+        ("restore_custom_api", "every operator"),
+        ("module_dump", '"list"'),
+        ("module_dump_end", '"list"'),
+        ("TrainerMon", "fastcheck.install"),
+    ],
+)
+def test_names_without_a_counterpart_say_what_to_write(
+    tmp_path: Path, name: str, says: str
+) -> None:
+    with pytest.raises(fastcheck.ConfigError) as caught:
+        getattr(msprobe, name)
+    assert name in str(caught.value) and says in str(caught.value)
+    debugger = msprobe.PrecisionDebugger(task="statistics", dump_path=tmp_path)
+    with pytest.raises(fastcheck.ConfigError, match=f"PrecisionDebugger.{name}"):
+        getattr(debugger, name)()
+    with pytest.raises(AttributeError):
+        debugger.no_such_name  # noqa: B018
+    assert not hasattr(msprobe, "no_such_name")
+
+
+def test_the_rank_of_start_and_the_switch_of_the_file(tmp_path: Path) -> None:
+    net = nn.Linear(2, 2)
+    debugger = msprobe.PrecisionDebugger(task="statistics", dump_path=tmp_path / "a", model=net)
+    debugger.start(rank_id=1)
+    net(torch.ones(1, 2))
+    debugger.stop()
+    assert not list(tmp_path.glob("a/**/*.bin"))
+    debugger.start(rank_id=0)
+    net(torch.ones(1, 2))
+    debugger.stop()
+    assert list(tmp_path.glob("a/**/*.bin"))
+    _warned.clear()
+    path = tmp_path / "config.json"
+    content = {"task": "statistics", "dump_path": str(tmp_path / "b"), "risk_level": "ALL"}
+    path.write_text(json.dumps({**content, "dump_enable": False}))
+    with pytest.warns(fastcheck.FastcheckWarning) as caught:
+        off = msprobe.PrecisionDebugger(config_path=path, model=net)
+    said = " ".join(str(one.message) for one in caught)
+    assert "nothing is dumped" in said and "risk_level" in said
+    off.start()
+    net(torch.ones(1, 2))
+    off.stop()
+    assert not (tmp_path / "b").exists()
+    path.write_text(json.dumps({**content, "dump_enable": "yes"}))
+    with pytest.raises(fastcheck.ConfigError, match="dump_enable"):
+        msprobe.PrecisionDebugger(config_path=path)
+    _warned.clear()

@@ -321,3 +321,59 @@ def test_compare(modes: tuple[Path, str], tmp_path: Path, capsys: Any) -> None:
         ptdbg.compare({"npu_dump_dir": "a"})
     with pytest.raises(fastcheck.ConfigError, match="no path of one side"):
         ptdbg.compare({"npu_dump_data_dir": "a"})
+
+
+def test_the_debugger_of_the_manual(tmp_path: Path) -> None:
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    debugger = ptdbg.PrecisionDebugger(dump_path=tmp_path, hook_name="dump", step=[0, 2])
+    debugger.configure_hook(mode="api_list", api_list=["linear"], summary_only=True)
+    for _ in range(3):
+        debugger.start()
+        net(torch.ones(1, 2)).sum().backward()
+        ptdbg.PrecisionDebugger.stop()
+        optimizer.step()
+        debugger.step()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step0", "step2"]
+    calls = calls_of(tmp_path / "step0")
+    assert calls and all("linear" in str(call) for call in calls)
+
+
+def test_the_debugger_checks_overflows(tmp_path: Path) -> None:
+    net = nn.Linear(2, 2)
+    with pytest.raises(fastcheck.ConfigError, match="needs the model"):
+        ptdbg.PrecisionDebugger(dump_path=tmp_path, hook_name="overflow_check")
+    debugger = ptdbg.PrecisionDebugger(tmp_path, "overflow_check", model=net)
+    debugger.configure_hook(overflow_nums=1)
+    net(torch.full((1, 2), float("inf")))  # before start()
+    debugger.start()
+    with pytest.raises(fastcheck.OverflowDetected):
+        net(torch.full((1, 2), float("inf"))).sum().backward()
+        debugger.step()
+    assert debugger._watch is not None
+    debugger._watch.monitor.remove()
+    assert overflows_of(tmp_path)
+
+
+def test_the_debugger_is_told_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(fastcheck.ConfigError, match="hook_name"):
+        ptdbg.PrecisionDebugger(tmp_path, "dumps")
+    with pytest.raises(fastcheck.ConfigError, match="dump_path= is missing"):
+        ptdbg.PrecisionDebugger(hook_name="dump")
+    monkeypatch.setattr(ptdbg.PrecisionDebugger, "_current", None)
+    with pytest.raises(fastcheck.ConfigError, match="no debugger yet"):
+        ptdbg.PrecisionDebugger.start()
+
+
+def test_compare_distributed_and_what_is_refused(tmp_path: Path, capsys: Any) -> None:
+    for name in ("a", "b"):
+        with fastcheck.Dumper(tmp_path / name):
+            torch.ones(3).mul(2)
+    found = ptdbg.compare_distributed(tmp_path / "a", tmp_path / "b", tmp_path / "out")
+    assert found.agrees and (tmp_path / "out" / "compare_result.csv").exists()
+    with pytest.raises(fastcheck.ConfigError, match="CANN"):
+        ptdbg.set_backward_input(["x.npy"])
+    with pytest.raises(fastcheck.ConfigError, match="fastcheck show"):
+        ptdbg.parse()

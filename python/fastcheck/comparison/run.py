@@ -38,7 +38,7 @@ from .relation import find_parts, relation_of
 from .result import Compared
 from .row import Row, make_row
 from .split import Split, whole_of
-from .tally import COMPUTED, KEPT_STEPS, Found, Tally
+from .tally import COMPUTED, KEPT_STEPS, Found, Key, Tally
 from .updates import Parameters, judge_updates
 
 
@@ -84,6 +84,8 @@ def missing_of(
 
 
 _TRAIL = 8
+# More than a step has tensors.
+_LATER = 1 << 40
 # How many pairs are looked at for how they belong together: each costs some passes over both.
 _RELATED = 100
 _FLOAT32 = next(code for code, info in enumerate(DTYPES) if info.name == "float32")
@@ -293,7 +295,7 @@ class _Step:
             states, counts = np.unique(self._states[here], return_counts=True)
             for state, count in zip(states.tolist(), counts.tolist()):
                 tally.states[Phase(phase)][State(state)] += count
-            tally.steps[Phase(phase)].add(self._step_of(phase))
+            tally.steps[Phase(phase)].add(self._step_of(phase, int(np.argmax(here))))
             self._note(tally.different, phase, here & (self._states == State.DIFFERENT))
             self._note(tally.inexact, phase, here & inexact)
             self._note(tally.nonfinite, phase, here & (self._reasons == NONFINITE))
@@ -324,8 +326,19 @@ class _Step:
             (self._ours, self._theirs),
         )
 
-    def _step_of(self, phase: int) -> int:
-        return self._before if phase == Phase.UPDATE else self._theirs.step
+    def _key(self, phase: int, index: int) -> Key:
+        """When a pair was computed. What an API reads of a parameter comes after the optimizer's
+        own calls, in the step before.
+        """
+        name = self._names_of(index)
+        place = index + (_LATER if name.op and name.role == "param" else 0)
+        return self._step_of(phase, index), phase, place, self._theirs.rank
+
+    def _step_of(self, phase: int, index: int) -> int:
+        """A parameter shows the update of the step before; a call of an optimizer is of its own."""
+        name = self._names_of(index)
+        is_read = phase == Phase.UPDATE and (not name.op or name.role == "param")
+        return self._before if is_read else self._theirs.step
 
     # Measuring
 
@@ -525,16 +538,17 @@ class _Step:
                 # The first update of Adam is the same for gradients with other last bits.
                 origin.is_open = origin.is_parameters_gradient and not reads.any()
             return
-        keys = [
-            (self._step_of(int(phase)), int(phase), int(np.argmax(here)), rank)
-            for phase in COMPUTED
-            for here in [inexact & (self._phases == phase)]
-            if here.any()
-        ]
+        firsts = {phase: np.flatnonzero(inexact & (self._phases == phase)) for phase in COMPUTED}
+        keys = {
+            self._key(int(phase), int(where[0])): int(where[0])
+            for phase, where in firsts.items()
+            if len(where)
+        }
         if not keys:
             return
         key = min(keys)
-        index, code = key[2], int(self._coarsest[key[2]])
+        index = keys[key]
+        code = int(self._coarsest[index])
         left, right, state = self._left[index], self._right[index], State(self._states[index])
         origin = origins[rank] = Origin(
             key,
@@ -562,7 +576,7 @@ class _Step:
         if not len(where):
             return
         first = int(where[0])
-        key = (self._step_of(phase), phase, first, self._theirs.rank)
+        key = self._key(phase, first)
         before = table.get(Phase(phase))
         if before is not None and before.key <= key:
             return
@@ -592,10 +606,10 @@ class _Step:
         error = float(self._errors[worst])
         name = str(self._names_of(worst))
         if phase in COMPUTED:
-            self._run.tally.grow(self._step_of(phase), error, name)
+            self._run.tally.grow(self._step_of(phase, worst), error, name)
         before = self._run.tally.worst.get(phase)
         if error > (0.0 if before is None else before.row.error):
-            key = (self._step_of(phase), int(phase), worst, self._theirs.rank)
+            key = self._key(int(phase), worst)
             self._run.tally.worst[phase] = Found(key, self._row(worst), 0.0, False)
 
     def _keep_rows(self) -> None:
@@ -635,7 +649,7 @@ class _Step:
         phase = int(self._phases[index])
         return make_row(
             self._run.names,
-            self._step_of(phase),
+            self._step_of(phase, index),
             Phase(phase),
             State(int(self._states[index])),
             float(self._errors[index]),

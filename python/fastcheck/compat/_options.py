@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn, Union
+from typing import Any, NoReturn, Optional, Union
 
 from fastcheck.comparison.compare import compare
 from fastcheck.dump.dumper import Dumper
@@ -119,6 +120,27 @@ def check_names(what: str, given: Iterable[str], known: Iterable[str], hint: str
                 got=repr(name),
                 hint=did_you_mean(str(name), names) or hint,
             )
+
+
+def number_set(name: str, given: Any) -> Optional[frozenset[int]]:
+    """``[0, 3, "5-8"]``; None where none is given, which is all of them."""
+    if given is None or given == []:
+        return None
+    items = [given] if isinstance(given, (int, str)) and not isinstance(given, bool) else given
+    found: set[int] = set()
+    for item in items if isinstance(items, (list, tuple)) else (given,):
+        span = re.fullmatch(r"(\d+)-(\d+)", item) if isinstance(item, str) else None
+        if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
+            found.add(item)
+        elif span and int(span.group(1)) <= int(span.group(2)):
+            found.update(range(int(span.group(1)), int(span.group(2)) + 1))
+        else:
+            raise ConfigError(
+                f'"{name}" must be a list of ints >= 0',
+                expected='numbers from 0 on, and spans of them: [0, 3, "5-8"]',
+                got=repr(item),
+            )
+    return frozenset(found)
 
 
 def compare_paths(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
@@ -19,7 +18,7 @@ from fastcheck.reproducibility.seeds import seed_all as _seed_all
 from fastcheck.utils.names.api import api_names, is_function
 from fastcheck.utils.torch.rank import own_rank
 
-from ._options import Dumps, check_names, compare_paths, raise_config_error, warn_once
+from ._options import Dumps, check_names, compare_paths, number_set, raise_config_error, warn_once
 from ._overflows import OverflowWatch
 
 __all__ = ["PrecisionDebugger", "compare", "seed_all"]
@@ -37,7 +36,19 @@ _OTHER_TASKS = {
     "structure": "fastcheck.inventory(model) lists a model's modules",
     "exception_dump": 'task="overflow_check" names what overflows',
 }
-_TOP = {"task", "dump_path", "rank", "step", "level"}
+#: Names of msprobe.pytorch without a counterpart, and what to write instead.
+_OTHER_NAMES = {
+    "save": "fastcheck.stats(x) reads one tensor, a Dumper(tensors=True) writes what it computes",
+    "register_custom_api": 'level "L1" dumps every operator that a function of your own runs',
+    "restore_custom_api": 'level "L1" dumps every operator, and wraps no function',
+    "module_dump": '"level": "L0" with "list": ["Module.NAME.TYPE.forward.0"] dumps one module',
+    "module_dump_end": '"level": "L0" with "list": ["Module.NAME.TYPE.forward.0"] dumps one module',
+    "MonitorV2": "fastcheck.install(model, log_dir=...) watches the run",
+    "TrainerMon": "fastcheck.install(model, log_dir=...) watches the run",
+    "compare_distributed": "fastcheck.compare(actual, reference) compares each rank with its own",
+    "parse": "fastcheck show DUMP prints it, and fastcheck compare compares two",
+}
+_TOP = {"task", "dump_path", "rank", "step", "level", "dump_enable"}
 # Keys that have no effect, and what to use instead.
 _UNUSED = {
     "seed": "call seed_all()",
@@ -47,6 +58,8 @@ _UNUSED = {
     "extra_info": "the line of each call has it",
     "precision": "sums and extremes are computed as docs/record-format.md describes",
     "acl_config": "CANN's own operators are not dumped",
+    "risk_level": "every operator is dumped",
+    "nan_check": 'task "overflow_check" names the operator that makes the first',
 }
 _TASK_KEYS = {
     "statistics": {"scope", "list", "data_mode", "summary_mode", "tensor_list", "device"},
@@ -68,6 +81,7 @@ class ProbeConfig:
     ranks: Optional[frozenset[int]]
     steps: Optional[frozenset[int]]
     names: tuple[str, ...]
+    is_enabled: bool
     #: Names of functions, each with the names that their calls may have.
     spellings: Mapping[str, tuple[str, ...]]
     ends: tuple[str, ...]
@@ -147,14 +161,25 @@ def read_config(
         task=chosen,
         dump_path=str(place),
         level=chosen_level,
-        ranks=_number_set("rank", given.get("rank")),
-        steps=_number_set("step", given.get("step") if step is None else step),
+        ranks=number_set("rank", given.get("rank")),
+        steps=number_set("step", given.get("step") if step is None else step),
         names=names,
+        is_enabled=_is_enabled(given.get("dump_enable")),
         spellings={one: tuple(api_names(one)) for one in names if is_function(one)},
         ends=ends,
         record=_record_option(chosen, part),
         overflow_nums=_overflow_nums(part.get("overflow_nums", 1)),
     )
+
+
+def _is_enabled(given: Any) -> bool:
+    if given not in (None, True, False):
+        raise_config_error(
+            '"dump_enable" must be true or false', expected="true, false", got=given, hint=""
+        )
+    if given is False:
+        warn_once('"dump_enable" is false: nothing is dumped. The file is read once, at the start')
+    return given is not False
 
 
 def _load_config(path: str) -> dict[str, Any]:
@@ -253,27 +278,6 @@ def _overflow_nums(given: Any) -> int:
     )
 
 
-def _number_set(name: str, given: Any) -> Optional[frozenset[int]]:
-    """``[0, 3, "5-8"]``; None where none is given, which is all of them."""
-    if given is None or given == []:
-        return None
-    items = [given] if isinstance(given, (int, str)) and not isinstance(given, bool) else given
-    found: set[int] = set()
-    for item in items if isinstance(items, (list, tuple)) else (given,):
-        span = re.fullmatch(r"(\d+)-(\d+)", item) if isinstance(item, str) else None
-        if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
-            found.add(item)
-        elif span and int(span.group(1)) <= int(span.group(2)):
-            found.update(range(int(span.group(1)), int(span.group(2)) + 1))
-        else:
-            raise ConfigError(
-                f'"{name}" must be a list of ints >= 0',
-                expected='numbers from 0 on, and spans of them: [0, 3, "5-8"]',
-                got=repr(item),
-            )
-    return frozenset(found)
-
-
 Path = Union[str, "os.PathLike[str]"]
 
 
@@ -320,17 +324,21 @@ class PrecisionDebugger:
         self._is_running = False
         self._watch: Optional[OverflowWatch] = None
         self._dumps: Optional[Dumps] = None
-        self._is_mine = config.ranks is None or own_rank() in config.ranks
+        self._is_mine = config.is_enabled and (config.ranks is None or own_rank() in config.ranks)
         if config.task != "overflow_check" and self._is_mine:
             self._dumps = Dumps(config.dump_path, config.plans, config.spellings)
             atexit.register(self._dumps.close)
 
-    def start(self, model: Models = None, token_range: Any = None) -> None:
-        """From here on calls are seen. The models are wanted once, for task overflow_check."""
+    def start(
+        self, model: Models = None, token_range: Any = None, rank_id: Optional[int] = None
+    ) -> None:
+        """From here on calls are seen; with ``rank_id`` those of this rank alone. The models are
+        wanted once, for task overflow_check.
+        """
         if token_range is not None:
             warn_once("token_range= is not used: every pass of the step is read")
         self._models = check_models(model) or self._models
-        if not self._is_mine or self._is_running:
+        if not self._is_mine or self._is_running or rank_id not in (None, own_rank()):
             return
         if self._dumps is None and self._watch is None:
             # In a step that is left out, too: they are counted from here on.
@@ -381,6 +389,11 @@ class PrecisionDebugger:
         if self._watch is not None:
             self._watch.monitor.step()
 
+    def __getattr__(self, name: str) -> Any:
+        if name in _OTHER_NAMES:
+            raise _no_counterpart(f"PrecisionDebugger.{name}", name)
+        raise AttributeError(f"PrecisionDebugger has no attribute {name!r}")
+
     def set_init_step(self, step: int) -> None:
         """The number of the step that is begun next, of a run that was resumed."""
         self._step = step
@@ -388,6 +401,21 @@ class PrecisionDebugger:
     def __repr__(self) -> str:
         config = self.config
         return f"<PrecisionDebugger: {config.task} {config.level}, step {self._step}>"
+
+
+def _no_counterpart(shown: str, name: str) -> ConfigError:
+    return ConfigError(
+        f"{shown} has no counterpart in fastcheck",
+        expected=", ".join(__all__),
+        got=shown,
+        hint=_OTHER_NAMES[name],
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OTHER_NAMES:
+        raise _no_counterpart(name, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> None:

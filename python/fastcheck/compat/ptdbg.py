@@ -22,16 +22,21 @@ from torch.utils.hooks import RemovableHandle
 from fastcheck.errors import ConfigError, choice, string_list
 from fastcheck.reproducibility.seeds import seed_all as _seed_all
 from fastcheck.utils.names.api import api_names
+from fastcheck.utils.torch.rank import own_rank
 
-from ._options import Dumps, check_names, compare_paths, raise_config_error, warn_once
+from ._options import Dumps, check_names, compare_paths, number_set, raise_config_error, warn_once
 from ._overflows import OverflowWatch
 
 __all__ = [
+    "PrecisionDebugger",
     "acc_cmp_dump",
     "compare",
+    "compare_distributed",
     "overflow_check",
+    "parse",
     "register_hook",
     "seed_all",
+    "set_backward_input",
     "set_dump_path",
     "set_dump_switch",
     "set_overflow_check_switch",
@@ -376,3 +381,181 @@ def compare(
         unused=("is_print_compare_log",),
         output_path=output_path,
     )
+
+
+def compare_distributed(
+    npu_dump_dir: Path, bench_dump_dir: Path, output_path: Path, **kwargs: Any
+) -> Any:
+    """compare() of two dumps of several ranks, each of which is compared with its own."""
+    given = {"npu_dump_data_dir": npu_dump_dir, "bench_dump_data_dir": bench_dump_dir}
+    return compare(given, output_path, **kwargs)
+
+
+def set_backward_input(backward_input: Any) -> NoReturn:
+    """Refused: a part of the dump of CANN's own operators."""
+    raise_config_error(
+        "set_backward_input() belongs to the dump of CANN's own operators",
+        expected="a dump of torch's API, whose backward is dumped with it",
+        got=backward_input,
+        hint='leave it out: set_dump_switch("ON", mode="list", scope=[...]) dumps both directions',
+    )
+
+
+def parse(*args: Any, **kwargs: Any) -> NoReturn:
+    """Refused: a shell for .pkl and .npy files, which fastcheck does not write."""
+    raise_config_error(
+        "parse() reads files that fastcheck does not write",
+        expected="fastcheck show DUMP, or fastcheck compare ACTUAL REFERENCE",
+        got="parse()",
+        hint="docs/dump.md describes the files: records, and values as safetensors",
+    )
+
+
+class PrecisionDebugger:
+    """Dumps, or counts the overflows of, what runs between start() and stop().
+
+        debugger = PrecisionDebugger(dump_path="./dump", hook_name="dump", step=[0])
+        debugger.configure_hook(mode="all")
+        for batch in data:
+            debugger.start()
+            loss = model(batch); loss.backward()
+            debugger.stop()
+            optimizer.step()
+            debugger.step()
+
+    As with ptdbg_ascend there is one in a process, and ``PrecisionDebugger.start()`` is the same as
+    ``debugger.start()``.
+
+    Args:
+        dump_path: the directory; step 3 is ``dump_path/step3/rank0``.
+        hook_name: ``"dump"`` or ``"overflow_check"``.
+        rank: the rank that dumps; None: all.
+        step: the steps that are dumped; empty: all.
+        enable_dataloader: not used.
+        model: wanted for ``"overflow_check"``, and for names of modules.
+
+    Raises ConfigError.
+    """
+
+    _current: Optional[PrecisionDebugger] = None
+
+    def __init__(
+        self,
+        dump_path: Optional[Path] = None,
+        hook_name: Optional[str] = None,
+        rank: Optional[int] = None,
+        step: Any = None,
+        enable_dataloader: bool = False,
+        model: Optional[torch.nn.Module] = None,
+    ) -> None:
+        choice("hook_name=", hook_name, ("dump", "overflow_check"))
+        if dump_path is None or not os.fspath(dump_path):
+            raise_config_error(
+                "dump_path= is missing", expected="a directory", got=dump_path, hint='"./dump"'
+            )
+        if hook_name == "overflow_check" and model is None:
+            raise_config_error(
+                "overflow_check needs the model",
+                expected="PrecisionDebugger(..., model=model)",
+                got="no model",
+                hint="or register_hook(model, overflow_check)",
+            )
+        if enable_dataloader:
+            warn_once("enable_dataloader= is not used: call start(), stop() and step()")
+        self._path, self._hook = os.fspath(dump_path), hook_name
+        self._models = [] if model is None else [model]
+        self._steps = number_set("step", step)
+        self._is_mine = rank is None or rank == own_rank()
+        self._step = 0
+        self._overflow_nums = 1
+        self._plans: tuple[Plans, Spellings] = ({"": {"tensors": True}}, {})
+        self._dumps: Optional[Dumps] = None
+        self._watch: Optional[OverflowWatch] = None
+        PrecisionDebugger._current = self
+
+    def configure_hook(
+        self,
+        mode: str = "all",
+        scope: Optional[Sequence[str]] = None,
+        api_list: Optional[Sequence[str]] = None,
+        filter_switch: str = "OFF",
+        acl_config: Optional[Path] = None,
+        backward_input: Sequence[str] = (),
+        input_output_mode: Union[str, Sequence[str]] = ("all",),
+        summary_only: bool = False,
+        summary_mode: str = "all",
+        overflow_nums: int = 1,
+        need_replicate: bool = False,
+    ) -> None:
+        """What is dumped, as of set_dump_switch(), or how many overflows end the run. Call it
+        before start().
+        """
+        choice("summary_mode=", summary_mode, ("all", "summary", "md5"))
+        if acl_config or backward_input or need_replicate:
+            warn_once(
+                "acl_config=, backward_input= and need_replicate= are of CANN's own dump, which is "
+                "not used"
+            )
+        self._overflow_nums = overflow_nums
+        self._plans = dump_plan(
+            mode,
+            list(scope or ()),
+            list(api_list or ()),
+            filter_switch,
+            input_output_mode,
+            summary_only or summary_mode != "all",
+        )
+        self._dumps = None
+
+    @classmethod
+    def start(cls) -> None:
+        """From here on calls are seen."""
+        one = cls._one()
+        is_wanted = one._steps is None or one._step in one._steps
+        if not one._is_mine or not is_wanted:
+            return
+        if one._hook == "overflow_check":
+            if one._watch is None:
+                one._watch = OverflowWatch(
+                    one._models,
+                    dump_path=one._path,
+                    overflow_nums=one._overflow_nums,
+                    format_name=_underscored,
+                    first_step=one._step,
+                )
+            one._watch.pause(False)
+            one._watch.begin_step()
+            return
+        if one._dumps is None:
+            one._dumps = Dumps(one._path, *one._plans)
+            atexit.register(one._dumps.close)
+        one._dumps.open(one._step, one._models)
+
+    @classmethod
+    def stop(cls) -> None:
+        """Up to here: what runs before the next start() is not seen."""
+        one = cls._one()
+        if one._dumps is not None:
+            one._dumps.close()
+        if one._watch is not None:
+            one._watch.pause(True)
+
+    @classmethod
+    def step(cls) -> None:
+        """A step is over: the next start() begins the next one."""
+        cls.stop()
+        one = cls._one()
+        one._step += 1
+        if one._watch is not None:
+            one._watch.monitor.step()
+
+    @classmethod
+    def _one(cls) -> PrecisionDebugger:
+        if cls._current is None:
+            raise_config_error(
+                "there is no debugger yet",
+                expected='PrecisionDebugger(dump_path="./dump", hook_name="dump") before start()',
+                got="none",
+                hint="",
+            )
+        return cls._current

@@ -106,12 +106,25 @@ class MsprobeSource:
         records: list[np.void] = []
         extras: list[Extra] = []
         seen_input = False
-        for key, data in _read_json(file).items():
+        calls = _read_json(file)
+        backwards = [place for place, key in enumerate(calls) if ".backward" in key]
+        last_backward = backwards[-1] if backwards else len(calls)
+        made_here: set[object] = set()
+        for place, (key, data) in enumerate(calls.items()):
             for name, phase, value in _named_tensors(key, data, renaming):
-                if phase == Phase.WEIGHTS and not is_first:
-                    phase = Phase.UPDATE
                 if phase == Phase.BATCHES and seen_input:
                     phase = Phase.FORWARD
+                if name.op and name.direction == "forward":
+                    if place > last_backward:
+                        # The optimizer's own calls of the API.
+                        phase = Phase.UPDATE
+                    elif name.role == "output":
+                        made_here.add(_content(value))
+                    elif value.get("requires_grad") is True and _content(value) not in made_here:
+                        # No call has made it, and it has a gradient: a parameter.
+                        phase, name = Phase.WEIGHTS, name._replace(role="param")
+                if phase == Phase.WEIGHTS and not is_first:
+                    phase = Phase.UPDATE
                 numbers.append(names.number(name))
                 phases.append(phase)
                 record, extra = self._tensor(value, os.path.dirname(file))
@@ -139,6 +152,12 @@ class MsprobeSource:
                     return record.copy(), Extra(shape, requires_grad, None, extra.load)
                 self.notes.append(f"{path} can't be read ({extra.problem}): by its statistics")
         return _record_of_statistics(value, shape), Extra(shape, requires_grad, _crc32(value))
+
+
+def _content(value: dict[str, Any]) -> object:
+    """Equal for a tensor that is read where it was made."""
+    fields = ("dtype", "Max", "Min", "Mean", "Norm", "md5")
+    return (*_shape(value.get("shape")), *(str(value.get(field)) for field in fields))
 
 
 def _shape(value: Any) -> tuple[int, ...]:
