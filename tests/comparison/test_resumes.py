@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import fastcheck
 from accuracy.sides_programs import train_resumed, train_split
@@ -65,3 +67,25 @@ def test_a_batch_in_parts_is_held_against_the_whole(tmp_path: Path) -> None:
     wrong = fastcheck.compare(tmp_path / "wrong", tmp_path / "whole", ask_all=True)
     assert answers(wrong)["loss"] == answers(wrong)["gradients"] == "no"
     assert answers(wrong)["batches"] == "yes"
+
+
+def test_the_wrapper_of_one_side_is_taken_off(tmp_path: Path) -> None:
+    for name in ("plain", "wrapped"):
+        fastcheck.seed_all(0)
+        model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        model = nn.DataParallel(model) if name == "wrapped" else model
+        optimizer = torch.optim.AdamW(model.parameters())
+        draw = torch.Generator().manual_seed(1)
+        with fastcheck.install(model, log_dir=tmp_path / name):
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.randn(5, 4, generator=draw)).square().mean().backward()
+                optimizer.step()
+    for actual, reference, side in (
+        ("wrapped", "plain", "actual"),
+        ("plain", "wrapped", "reference"),
+    ):
+        found = fastcheck.compare(tmp_path / actual, tmp_path / reference)
+        assert found.is_identical and f"{side}: names are those below module" in found.notes
+    own = fastcheck.compare(tmp_path / "wrapped", tmp_path / "plain", rename={"module": ""})
+    assert own.is_identical

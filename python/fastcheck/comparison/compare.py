@@ -19,7 +19,7 @@ from fastcheck.comparison.over_time import (
 )
 from fastcheck.comparison.page.gather import Gathered
 from fastcheck.comparison.page.write import write_comparison
-from fastcheck.comparison.sources.checkpoint import look_through_wrappers
+from fastcheck.comparison.sources.checkpoint import look_through_wrappers, matching_prefixes
 from fastcheck.comparison.sources.log import LogSource
 from fastcheck.comparison.sources.open import open_source
 from fastcheck.errors import (
@@ -294,6 +294,8 @@ def compare(
     )
     _check_kinds(*sides)
     look_through_wrappers(*sides)
+    if rename is None:
+        renaming = unwrapped(*sides)
     pairing = pair_steps(*sides, steps)
     settings = _settings(*sides, renaming, pairing)
     rows = None if csv is None else _open_csv(os.fspath(csv), actual, reference)
@@ -400,6 +402,20 @@ def _mapping(rename: Rename) -> Union[str, Mapping[str, str], None]:
             )
         ) from error
     return found
+
+
+def unwrapped(actual: Source, reference: Source) -> Renaming:
+    """Takes off a wrapper that one of two logs has around its model: that of
+    DistributedDataParallel, of torch.compile.
+    """
+    if not (isinstance(actual, LogSource) and isinstance(reference, LogSource)):
+        return Renaming({})
+    prefixes = matching_prefixes(actual.parameters, reference.parameters)
+    rules = [{prefix[:-1]: ""} if prefix else {} for prefix in prefixes]
+    for side, source, prefix in zip(("actual", "reference"), (actual, reference), prefixes):
+        if prefix:
+            source.notes.append(f"{side}: names are those below {prefix[:-1]}")
+    return Renaming(rules[0], None, rules[1])
 
 
 def _open_csv(path: str, actual: Any, reference: Any) -> CsvRows:

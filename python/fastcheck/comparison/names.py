@@ -81,9 +81,15 @@ class Renaming:
     for both sides.
     """
 
-    def __init__(self, rules: Mapping[str, str], last_parts: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        rules: Mapping[str, str],
+        last_parts: Mapping[str, str] | None = None,
+        of_reference: Mapping[str, str] | None = None,
+    ) -> None:
         self._rules = sorted(rules.items(), key=lambda rule: (-rule[0].count("."), -len(rule[0])))
         self._last_parts = dict(last_parts or {})
+        self._rules_of_reference = dict(of_reference or {})
         self._used: set[str] = set()
         self._seen: dict[str, None] = {}
         for left, right in rules.items():
@@ -125,7 +131,7 @@ class Renaming:
 
     def of_reference(self) -> Renaming:
         """What happens to the names of the reference."""
-        return Renaming({}, self._last_parts)
+        return Renaming(self._rules_of_reference, self._last_parts)
 
     def __call__(self, path: str) -> str:
         """The name that ``path`` has on the side of the reference."""

@@ -79,6 +79,16 @@ class LogSource:
             Phase.HYPERPARAMETERS: None if described is None else {"optimizers": described},
         }
 
+    @property
+    def parameters(self) -> set[str]:
+        """The names of the parameters."""
+        return {
+            f"{site.module}.{site.label}" if site.module else site.label
+            for part in self._ranks.values()
+            for site in part.sites.values()
+            if site.role == "param"
+        }
+
     def places(self) -> list[tuple[int, int]]:
         return sorted((step, rank) for rank, part in self._ranks.items() for step in part.places)
 
@@ -108,7 +118,7 @@ class _RankLog:
     def __init__(self, rank: int, segments: list[str], sites: dict[int, Site]) -> None:
         self.rank = rank
         self.damaged = 0
-        self._sites = sites
+        self.sites = sites
         self._segments = segments
         runs: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         for number in range(len(segments)):
@@ -157,7 +167,7 @@ class _RankLog:
         records = records[is_valid(records)]
         lookup = self._lookups.get(id(names))
         if lookup is None:
-            lookup = self._lookups[id(names)] = SiteLookup(self._sites, names, renaming)
+            lookup = self._lookups[id(names)] = SiteLookup(self.sites, names, renaming)
         numbers = records["site"]
         phases = lookup.phases_of(records, is_first)
         is_batch = (phases == Phase.ARRIVED) & (
