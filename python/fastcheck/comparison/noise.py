@@ -67,6 +67,10 @@ class Drift:
             if self._first_step is None:
                 self._first_step = step
 
+    def may_move(self, name: Name) -> bool:
+        """Whether this is a parameter that noise moves."""
+        return name.role == "param" and (name.module, name.label) in self._noisy
+
     def explains(self, step: int, name: Name, numel: int, apart: float, error: float) -> bool:
         """Whether updates by noise are the cause. ``apart``: ``||a - b||``; ``error``: relative."""
         if self._first_step is None or not np.isfinite(error):

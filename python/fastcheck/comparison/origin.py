@@ -80,10 +80,10 @@ class Origin:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether its own error is far more than rounding makes of inputs equal to the bit."""
+        """Whether its own error is more than rounding makes of inputs that are equal to the bit."""
         if self.row.phase is not Phase.FORWARD or self.row.reference is None:
             return False
-        return (self.row.reference["numel"] or 0) >= _MANY and self.row.error > 4 * self.limit
+        return (self.row.reference["numel"] or 0) >= _MANY and self.row.error > self.limit
 
 
 def _rank(row: Row) -> tuple[bool, float]:

@@ -481,7 +481,13 @@ class _Step:
         numbers = self._theirs.names[self._pairs.theirs]
         is_parameter = [run.names[number].role == "param" for number in numbers[stored].tolist()]
         where = stored[np.array(is_parameter, bool)]
-        now = Parameters(self._theirs.step, numbers[where], self._left[where], self._right[where])
+        now = Parameters(
+            self._theirs.step,
+            numbers[where],
+            self._left[where],
+            self._right[where],
+            self._coarsest[where],
+        )
         before, run.parameters[rank] = run.parameters.get(rank), now
         if before is None or not run._given or run.tally.keeps_unchanged:
             return
@@ -528,6 +534,11 @@ class _Step:
         origins, rank = self._run.tally.origins, self._theirs.rank
         computed = np.isin(self._phases, [int(phase) for phase in COMPUTED])
         is_update = self._phases == Phase.UPDATE
+        drift = self._run.drift_of(rank)
+        # Rounding noise moves some parameters as far as an update does.
+        for index in np.flatnonzero(is_update & (self._states == State.CLOSE)).tolist():
+            computed[index] &= not drift.may_move(self._names_of(index))
+        is_update &= computed
         origin = origins.get(rank)
         if origin is not None:
             if origin.is_open:

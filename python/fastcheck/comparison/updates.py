@@ -21,12 +21,15 @@ _VISIBLE = 1e-4
 
 
 class Parameters(NamedTuple):
-    """The parameters of one step of one rank: numbers of their names, and both sides' records."""
+    """The parameters of one step of one rank: numbers of their names, and both sides' records.
+    ``formats``: the codes of the dtypes whose rounding they carry.
+    """
 
     step: int
     names: np.ndarray
     left: np.ndarray
     right: np.ndarray
+    formats: np.ndarray
 
 
 class Updates(NamedTuple):
@@ -59,7 +62,8 @@ def judge_updates(before: Parameters, after: Parameters, float32: int) -> Update
         size = np.fmax(np.abs(mine).max(0), np.abs(other).max(0))
         apart = np.abs(mine - other).max(0)
         norm = np.sqrt(after.right["sum_sq"])
-        fine = COARSENESS[after.right["dtype"]] <= COARSENESS[float32]
+        # Of bfloat16's rounding, Adam turns round many an element.
+        fine = COARSENESS[after.formats] <= COARSENESS[float32]
         fine &= COARSENESS[after.right["dtype"]] > 0
         still = (moved[0] != moved[1]) & (fine | (size > _VISIBLE * norm))
         beyond = moved[0] & moved[1] & fine & (apart > _FLOOR * norm) & (apart > _APART * size)
