@@ -16,7 +16,7 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any, Callable, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, NamedTuple, Optional, TypeVar, Union
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_materialised
 from fastcheck.utils.torch.training_state import Generators
+from fastcheck.verdict.step import Step
 
 from .reruns import Install, set_aside
 
@@ -82,11 +83,13 @@ def running_call(call: Optional[Call]) -> Optional[RunningCall]:
     return None
 
 
-def bad_element(call: Optional[Call], label: str) -> Optional[MadeBy]:
-    """Where in the batch its first NaN or Inf is, of the argument with this label of a call that is
-    running; None where it is not on this thread's stack.
+def bad_element(call: Optional[Call], label: str, passes: Sequence[Pass]) -> Optional[MadeBy]:
+    """Where in the batch its first NaN or Inf is, of the argument with this label; None where the
+    call is neither on this thread's stack nor among ``passes``.
     """
-    running = running_call(call)
+    # A later call of the module may run by now.
+    held = next((one for one in passes if one.call is call), None)
+    running: Union[RunningCall, Pass, None] = held or running_call(call)
     if running is None:
         return None
     batch = dict(flatten_arguments(running.args, running.kwargs)).get(label)
@@ -143,24 +146,36 @@ def run_again(running: RunningCall, session: Session, install: Install) -> MadeB
     return found.made_by(f"{how}inputs, operator by operator.")
 
 
+class Search(NamedTuple):
+    """The step, and the path of the module, of a finding. ``kind``: ``"forward"``, ``"backward"``
+    or ``"buffer"``.
+    """
+
+    step: Step
+    path: str
+    kind: str
+
+
 def run_pass_again(
-    held: Pass, path: str, session: Session, install: Install, *, is_backward: bool
+    held: Pass, search: Search, session: Session, install: Install
 ) -> Optional[MadeBy]:
     """Runs a call that is over again, to find the first operator that makes non-finite numbers of
-    finite ones: in its backward too where ``is_backward``, else what the module ``path`` stores.
-    None: none does, the call is not the same again, or what it needs is gone.
+    finite ones. None: none does, the call is not the same again, or what it needs is gone.
     """
-    module = held.call.node.module()
+    module, is_backward = held.call.node.module(), search.kind == "backward"
     if module is None:
         return None
+    is_within = torch._C._current_graph_task_id() != -1
+    if is_within and not all(parameter.is_cpu for parameter in module.parameters()):
+        return None  # the device's thread of autograd is waiting for this
     running = RunningCall(held.call, module, held.args, held.kwargs)
     name = held.call.node.name
     try:
         reason = _why_not(running, session)
         if reason:
             return MadeBy("", f"{name} {reason}.")
-        known = _Known(held, session, is_backward)
-        if torch._C._current_graph_task_id() != -1:
+        known = _Known(held, session, search)
+        if is_within:
             # A module that is called within a backward would seem to be recomputed.
             found = _elsewhere(lambda: _observed(running, session, install, held.generator, known))
         else:
@@ -171,15 +186,18 @@ def run_pass_again(
     if found is None:
         return None
     part = found.module
-    if is_backward and _had_finite_gradients(part, session):
+    if is_backward and _had_finite_gradients(part, search.step, session):
         return None  # random gradients did it, or a random state
     op = found.event.site.op or ""
     prefix = f"In {part}: " if part != held.call.node.path else ""
     if not is_backward:
-        if part != path or any(_nonfinite(record) for _, record in found.inputs):
+        is_inside = not search.path or part.startswith(f"{search.path}.")
+        is_there = part == search.path or (is_inside and search.kind == "forward")
+        if not is_there or any(_nonfinite(record) for _, record in found.inputs):
             return None
         how = f"{prefix}{op} made NaN or Inf of finite values. {name} was run again on its inputs, "
-        return found.made_by(f"{how}operator by operator.")
+        since = "" if search.step is session.step else ", with the weights that it has now"
+        return found.made_by(f"{how}operator by operator{since}.")
     reason = found.event.reason.partition(";")[0]
     if found.event.verdict is Verdict.ABSORBED:
         reason = "everything that it read was finite"
@@ -194,13 +212,13 @@ def run_pass_again(
     )
 
 
-def _had_finite_gradients(path: str, session: Session) -> bool:
+def _had_finite_gradients(path: str, step: Step, session: Session) -> bool:
     """Whether the gradients that this module has passed on in the step are known to be finite."""
-    gradients, history = session.step.gradients, session.event_store.history
+    gradients, history = step.gradients, session.event_store.history
     with session.event_store.lock:
         seqs = [
             gradients.get(token)
-            for call in session.step.calls
+            for call in step.calls
             if call.node.path == path
             for token in call.inputs
         ]
@@ -245,17 +263,17 @@ def _elsewhere(function: Callable[[], _T]) -> _T:
 
 
 class _Known:
-    """What the records tell of a call that is over. ``is_backward``: its backward is to run."""
+    """What the records tell of a call that is over."""
 
-    def __init__(self, held: Pass, session: Session, is_backward: bool) -> None:
-        self.is_backward = is_backward
+    def __init__(self, held: Pass, session: Session, search: Search) -> None:
+        self.kind = search.kind
         self.generator = held.generator
         kind, dtype = held.autocast
         self._autocast = kind, getattr(torch, dtype.rpartition(".")[2]) if dtype else None
         history = session.event_store.history
         with session.event_store.lock:
             self._outputs = [history.find(token) for token in held.call.outputs]
-            seqs = map(session.step.gradients.get, held.call.outputs)
+            seqs = map(search.step.gradients.get, held.call.outputs)
             self._gradients = [None if seq is None else history.find(seq) for seq in seqs]
 
     @contextlib.contextmanager
@@ -277,7 +295,7 @@ class _Known:
         pairs = zip(self._outputs, records)
         if not all(known is not None and _is_like(known, now) for known, now in pairs):
             return False
-        if self.is_backward:
+        if self.kind == "backward":
             generator = torch.Generator().manual_seed(0)
             roots, given = [], []
             for tensor, record in zip(tensors, self._gradients):
@@ -373,7 +391,7 @@ def _observed(
             warnings.simplefilter("ignore")
             with unobserved():
                 args, kwargs = tree_map(copies.of, (running.args, running.kwargs))
-                if known is not None and not known.is_backward:
+                if known is not None and known.kind == "buffer":
                     _mend_buffers(module)
             with install(config, models) as monitor:
                 if generator is not None:
@@ -398,9 +416,9 @@ def _observed(
 def _beginning(events: Sequence[Event], known: Optional[_Known]) -> Optional[Event]:
     began = [e for e in events if e.counted and e.verdict is Verdict.ORIGIN]
     if known is not None and not began:
-        # Nothing was made yet of what is in a buffer, and nothing of a criterion's gradients.
+        # Nothing was made yet of what is in a buffer, or of a criterion's gradients.
         absorbed = [e for e in events if e.verdict is Verdict.ABSORBED]
-        is_late = known.is_backward
+        is_late = known.kind == "backward"
         began = [e for e in absorbed if not is_late or e.site.direction == "backward"]
     return min(began, key=lambda e: int(e.record["seq"]), default=None)
 

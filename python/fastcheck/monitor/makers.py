@@ -18,7 +18,7 @@ from fastcheck.utils.torch.transforms import innermost_transform
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
-from .call_again import bad_element, run_again, run_pass_again, running_call
+from .call_again import Search, bad_element, run_again, run_pass_again, running_call
 from .loss_graph import search_derivatives, search_graph
 from .reruns import Install
 
@@ -38,58 +38,64 @@ class Makers:
     def __call__(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
         """None where nothing that could tell is left."""
         session = self._session()
-        is_now = session is not None and step is session.step and session.tape is None
-        if session is None or not is_now:
+        if session is None or session.tape is not None:
             return None
+        is_now = step is session.step
         if culprit.role not in _FORWARD:
-            return self._of_gradient(culprit, session)
+            return self._of_gradient(culprit, step, session)
         if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:
-            return bad_element(culprit.call, session.sites[culprit.site].label)
-        for root in session.backwards.roots:
+            label, held = session.sites[culprit.site].label, session.passes.held
+            is_held = any(one.call is culprit.call for one in held)
+            return bad_element(culprit.call, label, held) if is_now or is_held else None
+        for root in session.backwards.roots if is_now else ():
             found = search_graph(root)
             if found is not None:
                 return found
-        return self._again(culprit, session)
+        return self._again(culprit, step, session)
 
-    def _of_gradient(self, culprit: Finding, session: Session) -> Optional[MadeBy]:
+    def _of_gradient(self, culprit: Finding, step: Step, session: Session) -> Optional[MadeBy]:
         """Of a gradient, or of a buffer that its module has made non-finite."""
         is_gradient = culprit.role in _GRADIENTS
         if culprit.verdict is not Verdict.ORIGIN or not (is_gradient or culprit.role == "buffer"):
             return None
-        graphs = session.backwards.derivatives.graphs if is_gradient else ()
-        known = search_derivatives(graphs)
-        if session.config.runs_again or innermost_transform() is not None:
-            return known
+        is_kept = is_gradient and step is session.step
+        known = search_derivatives(session.backwards.derivatives.graphs) if is_kept else None
         # A gradient between two modules is that of an output, and blamed on what read this.
         site = session.sites[culprit.blamed_site]
+        kind = "backward" if is_gradient else "buffer"
+        made = self._pass_again(culprit, site, Search(step, site.module, kind), session)
+        return made if made is not None and (made.operator or known is None) else known
+
+    def _pass_again(
+        self, culprit: Finding, site: Site, search: Search, session: Session
+    ) -> Optional[MadeBy]:
+        """From calls that are over. What was in the way, if nothing is found."""
         said: Optional[MadeBy] = None
+        is_off = session.config.runs_again or innermost_transform() is not None
+        if is_off or group_size(None) > 1:
+            return None
         for held in _passes_of(culprit, site, session):
-            if group_size(None) > 1:
-                break
-            made = run_pass_again(
-                held, site.module, session, self._install, is_backward=is_gradient
-            )
+            made = run_pass_again(held, search, session, self._install)
             if made is not None and made.operator:
                 return made
             said = said or made
-        return known or said
+        return said
 
-    def _again(self, culprit: Finding, session: Session) -> Optional[MadeBy]:
+    def _again(self, culprit: Finding, step: Step, session: Session) -> Optional[MadeBy]:
         call = culprit.call
         if culprit.role == "input":  # between its submodules the parent made it
             call = None if call is None else call.parent
         if session.config.runs_again:  # the whole step is
             return None
-        is_forward = torch._C._current_graph_task_id() == -1
-        if (
-            not is_forward
-            or culprit.verdict is not Verdict.ORIGIN
-            or innermost_transform() is not None
-        ):
+        if culprit.verdict is not Verdict.ORIGIN or innermost_transform() is not None:
             return None
-        running = running_call(call)
+        is_forward = torch._C._current_graph_task_id() == -1 and step is session.step
+        running = running_call(call) if is_forward else None
         if running is None:
-            return None
+            if call is None:
+                return None
+            site = session.sites[culprit.site]
+            return self._pass_again(culprit, site, Search(step, call.node.path, "forward"), session)
         if group_size(None) > 1:
             return MadeBy(
                 "",

@@ -1,4 +1,6 @@
-"""The operator that made the numbers of a stop, on an accelerator with ``sync="call"``."""
+"""The operator that made the numbers of a stop, on an accelerator: with ``sync="call"``, and where
+the stop comes steps later.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +42,47 @@ def test_in_the_call() -> None:
     made = stop.value.report.made_by
     assert made is not None and made.operator == "aten.sqrt"
     assert made.line.endswith("in <lambda>")
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(self.first(x) + x[:, :1].sqrt())
+        return result
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+def test_in_a_call_that_is_over(is_skipped: bool) -> None:
+    """The stop comes steps later: the weights are those of then only if updates were skipped."""
+    torch.manual_seed(0)
+    model = Mixed().to(NAME)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=is_skipped)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(8):
+            optimizer.zero_grad()
+            x = torch.rand(2, 4)
+            x[0] -= 2 if step == 3 else 0
+            model(x.to(NAME)).mean().backward()
+            optimizer.step()
+    made = stop.value.report.made_by
+    assert stop.value.step == 3 and stop.value.report.weights_intact is is_skipped
+    assert (made is not None and made.operator == "aten.sqrt") is is_skipped
+
+
+def test_the_row_of_a_bad_batch() -> None:
+    model = nn.Linear(4, 4).to(NAME)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(8):
+            optimizer.zero_grad()
+            x = torch.rand(6, 4)
+            x[4, 1] = float("nan") if step == 3 else 0.0
+            model(x.to(NAME)).mean().backward()
+            optimizer.step()
+    assert stop.value.step == 3
+    assert "The first bad element of input[0] is [4, 1], in row 4" in " ".join(
+        str(stop.value).split()
+    )
