@@ -53,6 +53,18 @@ def test_forward_and_backward_are_seen_and_unchanged(
     assert any(entry.get("device") == f"{NAME}:0" for entry in backward[0]["in"])
 
 
+def test_what_a_monitor_reads_is_not_dumped(tmp_path: Path) -> None:
+    """But for the memory that it takes in its first step."""
+    plain, observed = model(), model()
+    with fastcheck.Dumper(tmp_path / "alone"):
+        step(plain)
+    with fastcheck.install(observed), fastcheck.Dumper(tmp_path / "beside"):
+        step(observed)
+    added = set(ops(tmp_path / "beside")) - set(ops(tmp_path / "alone"))
+    made = {"aten.zeros", "aten.zero_", "aten.empty.memory_format"}
+    assert added <= made | {"aten.is_pinned", "aten._pin_memory"}
+
+
 def test_records_are_those_of_the_cpu(tmp_path: Path) -> None:
     with fastcheck.Dumper(tmp_path / "fetched"):
         step(model())

@@ -14,12 +14,16 @@ import torch
 
 from fastcheck.backends.backend import Backend
 from fastcheck.record.format import DeviceMode
-from fastcheck.utils.torch.own_operators import no_grad
+from fastcheck.utils.torch.own_operators import no_grad, unobserved
 
 from .formats import FORMATS
 from .many import write_list_values
 from .one import TEMPORARY_BYTES, write_values
 from .traversal import traverse
+
+# Past what a tensor subclass does on each operation. (no_grad: outside autograd. unobserved: a dump
+# beside a monitor has the program's operators alone.)
+_as_plain_tensors = torch._C.DisableTorchFunctionSubclass
 
 #: float8 has no norm: this many elements at a time are widened to float16, exactly.
 _FLOAT8_CHUNK = 3 * 1024 * 1024
@@ -29,8 +33,7 @@ def any_nonfinite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """1.0 where any of the tensors holds a NaN or an infinity, else 0.0: float32, 0-dim, on the
     tensors' device (on the CPU for an empty list). Integer tensors are skipped. No synchronisation.
     """
-    # Outside of autograd and of tensor subclasses.
-    with no_grad(), torch._C.DisableTorchFunctionSubclass():
+    with no_grad(), unobserved(), _as_plain_tensors():
         return _any_nonfinite(tensors)
 
 
@@ -72,10 +75,6 @@ def _widened(x: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from _widened(part)
 
 
-# Past what a tensor subclass does on each operation. (no_grad: outside autograd.)
-_as_plain_tensors = torch._C.DisableTorchFunctionSubclass
-
-
 def observe(
     tensor: torch.Tensor,
     slots: torch.Tensor,
@@ -88,7 +87,7 @@ def observe(
     """Writes bytes [0, 112) of ``slots[index]``, uint8 (n, 192) on the tensor's
     device. The tensor is readable (``utils.torch.readable``). No synchronisation.
     """
-    with no_grad(), _as_plain_tensors():
+    with no_grad(), unobserved(), _as_plain_tensors():
         x = traverse(tensor, logical)
         write_values(x, slots[index].view(torch.int64), tensor.numel(), depth, temporary_bytes)
 
@@ -116,7 +115,7 @@ def observe_list(
     """
     if not tensors:
         return
-    with no_grad(), _as_plain_tensors():
+    with no_grad(), unobserved(), _as_plain_tensors():
         rows = slots[first : first + len(tensors)].view(torch.int64)
         xs = [traverse(tensor, logical) for tensor in tensors]
         numels = [tensor.numel() for tensor in tensors]
