@@ -16,6 +16,7 @@ import fastcheck
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.ring.device import _FIRST_SEGMENTS, SEGMENT_SLOTS
 from fastcheck.ring.host import CAPACITY
+from support.sampling import IS_WHOLE
 
 ON_FAKE = os.environ.get("FASTCHECK_FAKE_DEVICE") == "1"
 pytestmark = [
@@ -23,7 +24,7 @@ pytestmark = [
     pytest.mark.usefixtures("op_observer", "fake_accelerator" if ON_FAKE else "one_thread"),
 ]
 
-CYCLES = 25 if ON_FAKE else 100
+CYCLES = (25 if IS_WHOLE else 12) if ON_FAKE else 100
 RING = (CAPACITY + ON_FAKE * 2 * _FIRST_SEGMENTS * SEGMENT_SLOTS) * RECORD_DTYPE.itemsize
 
 
