@@ -21,6 +21,7 @@ import torch
 
 import fastcheck
 import harness
+from accuracy.sides_layers import train_layers
 from accuracy.sides_programs import train, train_images, train_ranks, train_resumed, train_split
 
 Options = dict[str, Any]
@@ -222,7 +223,66 @@ SPLIT = [
         for fault in ("not averaged", "one gradient is not reduced")
     ),
 ]
-PAIRS += [*RESUMED, *SPLIT]
+AUTOCAST, LONG = {"autocast": True}, {"steps": 30, "rate": 3e-3}
+
+
+def _layers(is_healthy: bool, actual: Options, *common: Options) -> Pair:
+    reference = {key: value for options in common for key, value in options.items()}
+    parts = [f"{key} {value}" for key, value in {**reference, **actual}.items()]
+    return Pair(", ".join(parts), is_healthy, {**reference, **actual}, reference, run=train_layers)
+
+
+LAYERS = [
+    Pair("embedding one-hot", True, {"embedding": "one-hot"}, accept="missing", run=train_layers),
+    *(
+        _layers(True, actual, *common)
+        for actual, *common in (
+            ({"attention": "grouped"}, {}),
+            ({"attention": "grouped"}, AUTOCAST),
+            ({"attention": "softmax written out"}, {}),
+            ({"attention": "softmax written out"}, AUTOCAST),
+            ({"norm": "torch"}, {}),
+            ({"norm": "torch"}, {"optimizer": "SGD"}),
+            ({"norm": "torch"}, F64),
+            ({"norm": "torch"}, BF16),
+            ({"norm": "torch"}, LONG),
+            ({"norm": "of squares"}, {}),
+            ({"mlp": "formula"}, {}),
+            ({"mlp": "formula"}, BF16),
+            ({"optimizer": "in another order"}, {}),
+            ({"optimizer": "SGD, fused"}, {"optimizer": "SGD"}),
+            ({"clip": "of lists"}, {"clip": "all"}),
+        )
+    ),
+    *(
+        _layers(False, actual, *common)
+        for actual, *common in (
+            ({"attention": "other groups"}, {}),
+            ({"attention": "other groups"}, F64),
+            ({"attention": "other groups"}, BF16),
+            ({"attention": "other groups"}, AUTOCAST),
+            ({"attention": "not transposed"}, {}),
+            ({"norm": "eps"}, {"norm": "torch"}),
+            ({"norm": "eps"}, {"norm": "torch"}, F64),
+            ({"norm": "unbiased"}, {}),
+            ({"norm": "unbiased"}, AUTOCAST),
+            ({"mlp": "swapped"}, {}),
+            ({"mlp": "swapped"}, BF16),
+            ({"mlp": "swapped", "attention": "grouped"}, {}),
+            ({"mlp": "GELU"}, {}),
+            ({"mlp": "read in turns"}, {"mlp": "fused"}),
+            ({"embedding": "shifted"}, {}),
+            ({"optimizer": "Adam"}, {}),
+            ({"optimizer": "one is missing"}, {}),
+            ({"optimizer": "one is missing"}, SMALL),
+            ({"optimizer": "no decay"}, SMALL),
+            ({"clip": "each"}, {"clip": "all"}),
+            ({"clip": "all"}, {}),
+            (AUTOCAST, {}),
+        )
+    ),
+]
+PAIRS += [*RESUMED, *SPLIT, *LAYERS]
 #: A sample, for the tests.
 CHECKED = (
     "SDPA",
@@ -246,6 +306,9 @@ CHECKED = (
     "4 parts, mean of means",
     "4 parts, the sum is lost",
     "4 parts, frozen",
+    "autocast True, attention grouped",
+    "dtype torch.float64, norm torch",
+    "norm eps",
 )
 
 
