@@ -150,6 +150,21 @@ class Standing:
         sites, gradients, of = now.sites[at], now.gradient_at[at], self._of
         before, run, moves = of["checksum"][sites], of["run"][sites], of["moves"][sites]
         due, moved = of["due"][:, sites], of["moved"][:, sites]
+        sums = now.checksums[:, at]
+        if not (sums == np.concatenate([before[None], sums[:-1]])).any():
+            # The ordinary case: every weight has moved in each step.
+            row, level = now.rows[-1], now.levels[RMS, -1, gradients]
+            rate = None if row is None or now.is_skipped[-1] else row.learning_rate
+            if rate and now.is_read[:, at].all() and (level > NOTHING).all():
+                is_known = np.isfinite(due[0])
+                known = np.where(np.isnan(moved), due, moved + (due - moved) / 2)
+                of["moved"][:, sites] = np.where(is_known, known, moved)
+                of["moves"][sites] = moves + len(sums) * is_known
+                of["checksum"][sites], of["run"][sites] = sums[-1], 0
+                is_due = not now.has_still_group[-1]
+                due = np.stack([level, np.full(len(at), np.log2(rate))])
+                of["due"][:, sites] = due if is_due else np.nan
+                return found
         for k, row in enumerate(now.rows):
             sums, is_read = now.checksums[k, at], now.is_read[k, at]
             is_due = is_read & (before != 0) & np.isfinite(due[0])

@@ -11,7 +11,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -44,7 +44,7 @@ class _Chain:
     def __init__(self) -> None:
         self.parameter: Optional[weakref.ref[torch.Tensor]] = None
         # The gradient as the last update, backward() or clipping has left it.
-        self._left: Optional[tuple[MemoryRef, int]] = None
+        self._left: Optional[tuple[MemoryRef, int, int]] = None
         # Since the last update: every backward() has begun with what was left, and there was one.
         self.is_whole = self.has_backward = False
         # backward() has left a gradient since the last update.
@@ -65,8 +65,14 @@ class _Chain:
         return self._left[0].is_of(gradient) and self._left[1] == gradient._version
 
     def leave(self) -> None:
-        gradient = self.gradient
-        self._left = None if gradient is None else (MemoryRef(gradient), gradient._version)
+        gradient, left = self.gradient, self._left
+        if gradient is None:
+            self._left = None
+            return
+        # Where the object is another one with the same id, the memory tells so later.
+        is_known = left is not None and left[2] == id(gradient)
+        memory = left[0] if left is not None and is_known else MemoryRef(gradient)
+        self._left = memory, gradient._version, id(gradient)
 
     def backward_ended(self, optimizer: torch.optim.Optimizer) -> None:
         if self.gradient is None:
@@ -143,8 +149,7 @@ class Facts:
                 is_late = not chain.has_backward and chain.is_as_left()
                 self._count("clipped_late", is_late, "")
             if chain.has_backward:
-                name = self._name_of(chain.parameter())
-                self._count("clipped_none", not gradients, name)
+                self._count("clipped_none", not gradients, chain.parameter())
 
     def clipped(self, norm: Optional[torch.Tensor], threshold: object) -> None:
         """They were, to ``threshold``; ``norm``: None where each element was."""
@@ -160,12 +165,12 @@ class Facts:
         chain = self._chains.get(optimizer)
         if chain is not None and chain.has_backward:
             parameter = None if chain.parameter is None else chain.parameter()
-            name, key = self._name_of(parameter), id(optimizer)
             is_kept = chain.is_whole and (chain.is_as_left() or is_scaled)
-            self._count("not_cleared", is_kept, name, key)
+            self._count("not_cleared", is_kept, parameter, id(optimizer))
             is_lost = chain.had_gradient and chain.gradient is None and parameter is not None
-            self._count("cleared_early", is_lost, name, key)
-            self._look_at_schedulers(optimizer, chain)
+            self._count("cleared_early", is_lost, parameter, id(optimizer))
+            if chain.schedulers:
+                self._look_at_schedulers(optimizer, chain)
         if is_scaled:
             self._count("not_multiplied", self._is_unscaled, "")
         self._unscaled.clear()
@@ -249,16 +254,22 @@ class Facts:
             self._tell("frozen", part, f"{part:,} of {whole:,}: {_names(trained)}")
 
     def _count(
-        self, fact: str, holds: bool, about: str, key: int = 0, updates: int = UPDATES,
+        self,
+        fact: str,
+        holds: bool,
+        about: Union[str, torch.Tensor, None],
+        key: int = 0,
+        updates: int = UPDATES,
         factor: int = 1,
-    ) -> None:  # fmt: skip
-        """``about``: what it is seen at. ``updates``: how many looks have to agree, each of which
-        stands for ``factor`` updates.
+    ) -> None:
+        """``about``: what it is seen at, perhaps a parameter. ``updates``: how many looks have to
+        agree, each of which stands for ``factor`` updates.
         """
         run = self._runs[fact, key] = self._runs.get((fact, key), 0) + 1 if holds else 0
         if run >= updates and fact not in self._told:
             self._told.add(fact)
-            self._tell(fact, run * factor, about)
+            named = about if isinstance(about, str) else self._name_of(about)
+            self._tell(fact, run * factor, named)
 
     def _tell(self, fact: str, value: float, about: str) -> None:
         store = self._session.event_store
