@@ -4,7 +4,7 @@
 
 *arithmetic*: ``Watcher.add`` on the records of a step, of so many sites. *training*: models of
 three sizes on one thread of the CPU, where all of the watch runs on the training thread. The time
-within its calls is added up and divided by the time of all steps.
+within its calls, and in noting what the loop does, is added up and divided by that of all steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ import fastcheck
 import harness
 from accuracy.watch_programs import Block
 from fastcheck.log.step_table import StepRow
+from fastcheck.monitor.hooks.facts import Facts
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.watch.options import Watch
@@ -35,6 +36,8 @@ __all__ = ["arithmetic"]
 #: Share of a step that the watch may take at 1,000 sites.
 BAR = 0.002
 WARM_UP = harness.size(70, 2)
+#: What is noted of a training loop.
+FACTS = ("backward_began", "backward_ended", "before_update", "after_update")
 #: By name: width, blocks, sequences of a batch, their length.
 SIZES = {
     "gpt of 2 blocks of 32": (32, 2, 16, 16),
@@ -106,13 +109,18 @@ def training(name: str, steps: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = Model(width, blocks)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    monitor = fastcheck.install(model, record="stats", overflow_nums=-1, watch=True)
+    monitor = fastcheck.install(model, overflow_nums=-1)
     judging: list[float] = []
+    noting: list[float] = []
     whole = []
-    with timed(Watcher, "add", judging):
+    with ExitStack() as stack:
+        stack.enter_context(timed(Watcher, "add", judging))
+        for method in FACTS:
+            stack.enter_context(timed(Facts, method, noting))
         for step in range(WARM_UP + steps):
             if step == WARM_UP:
                 judging.clear()
+                noting.clear()
             began = time.perf_counter()
             x = torch.randint(64, (batch, length))
             optimizer.zero_grad()
@@ -127,7 +135,8 @@ def training(name: str, steps: int) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "step": harness.spread(np.array(whole[WARM_UP:])),
         "judging_seconds": sum(judging) / steps,
-        "share": sum(judging) / total,
+        "noting_seconds": sum(noting) / steps,
+        "share": (sum(judging) + sum(noting)) / total,
     }
 
 
