@@ -64,13 +64,13 @@ class _Chain:
             return False
         return self._left[0].is_of(gradient) and self._left[1] == gradient._version
 
-    def leave(self) -> None:
+    def leave(self, *, is_new: bool = False) -> None:
         gradient, left = self.gradient, self._left
         if gradient is None:
             self._left = None
             return
-        # Where the object is another one with the same id, the memory tells so later.
-        is_known = left is not None and left[2] == id(gradient)
+        # backward() may have made another object with the same id.
+        is_known = left is not None and left[2] == id(gradient) and not is_new
         memory = left[0] if left is not None and is_known else MemoryRef(gradient)
         self._left = memory, gradient._version, id(gradient)
 
@@ -80,7 +80,7 @@ class _Chain:
             first = next((p for p in held if p.grad is not None), None)
             self.parameter = None if first is None else weakref.ref(first)
             self.is_whole = False
-        self.leave()
+        self.leave(is_new=True)
         self.had_gradient = self._left is not None
 
     def update_ended(self) -> None:
