@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,13 @@ from torch import nn
 import fastcheck
 from accuracy.sides_programs import train_resumed, train_split
 from support.programs.compare_runs import answers
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _algorithms_as_before() -> Iterator[None]:
+    """The programs call seed_all()."""
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def test_a_perfect_resume_is_identical_from_where_it_continues(tmp_path: Path) -> None:
@@ -71,7 +79,7 @@ def test_a_batch_in_parts_is_held_against_the_whole(tmp_path: Path) -> None:
 
 def test_the_wrapper_of_one_side_is_taken_off(tmp_path: Path) -> None:
     for name in ("plain", "wrapped"):
-        fastcheck.seed_all(0)
+        torch.manual_seed(0)
         model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
         model = nn.DataParallel(model) if name == "wrapped" else model
         optimizer = torch.optim.AdamW(model.parameters())
