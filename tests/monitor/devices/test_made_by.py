@@ -56,11 +56,12 @@ class Mixed(nn.Module):
 
 @pytest.mark.parametrize("is_skipped", [False, True])
 def test_in_a_call_that_is_over(is_skipped: bool) -> None:
-    """The stop comes steps later: the weights are those of then only if updates were skipped."""
+    """The stop comes before the update, or steps later, when the weights are others."""
     torch.manual_seed(0)
     model = Mixed().to(NAME)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=is_skipped)
-    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = fastcheck.install(model, sync="step" if is_skipped else "never")
+    with pytest.raises(fastcheck.OverflowDetected) as stop, monitor:
         for step in range(8):
             optimizer.zero_grad()
             x = torch.rand(2, 4)
@@ -75,7 +76,7 @@ def test_in_a_call_that_is_over(is_skipped: bool) -> None:
 def test_the_row_of_a_bad_batch() -> None:
     model = nn.Linear(4, 4).to(NAME)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+    with pytest.raises(fastcheck.OverflowDetected) as stop, fastcheck.install(model, sync="step"):
         for step in range(8):
             optimizer.zero_grad()
             x = torch.rand(6, 4)

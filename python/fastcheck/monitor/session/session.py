@@ -683,8 +683,8 @@ class Session:
             self.updated_steps.append(step.index)
         self.step = self.new_step(step.index + 1, self.next_seq)
         self.is_closed = False
-        # On a device what a step held comes out in one of the next two.
-        self.passes.drop_before(self.step.index - 2 * self.is_deferred)
+        # On a device what a step held comes out in one of the next three.
+        self.passes.drop_before(self.step.index - 3 * self.is_deferred)
         self.is_active = self.config.observes(self.step.index)
 
     def begin_at(self, step: int) -> None:
