@@ -41,8 +41,10 @@ _NAMED = 3
 class _Chain:
     """The gradient of one parameter of an optimizer, from update to update."""
 
-    def __init__(self) -> None:
-        self.parameter: Optional[weakref.ref[torch.Tensor]] = None
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        # Its group and its place in it: torch refuses to swap a parameter that has weak references.
+        self._place: Optional[tuple[int, int]] = None
         # The gradient as the last update, backward() or clipping has left it.
         self._left: Optional[tuple[MemoryRef, int, int]] = None
         # Since the last update: every backward() has begun with what was left, and there was one.
@@ -54,8 +56,17 @@ class _Chain:
         self.schedulers: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
     @property
+    def parameter(self) -> Optional[torch.Tensor]:
+        optimizer = self._optimizer()
+        if optimizer is None or self._place is None:
+            return None
+        groups, (group, place) = optimizer.param_groups, self._place
+        parameters = groups[group]["params"] if group < len(groups) else []
+        return parameters[place] if place < len(parameters) else None
+
+    @property
     def gradient(self) -> Optional[torch.Tensor]:
-        parameter = None if self.parameter is None else self.parameter()
+        parameter = self.parameter
         return None if parameter is None else parameter.grad
 
     def is_as_left(self) -> bool:
@@ -74,11 +85,16 @@ class _Chain:
         memory = left[0] if left is not None and is_known else MemoryRef(gradient)
         self._left = memory, gradient._version, id(gradient)
 
-    def backward_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.gradient is None:
-            held = (p for group in optimizer.param_groups for p in group["params"])
-            first = next((p for p in held if p.grad is not None), None)
-            self.parameter = None if first is None else weakref.ref(first)
+    def backward_ended(self) -> None:
+        optimizer = self._optimizer()
+        if self.gradient is None and optimizer is not None:
+            places = (
+                (number, place)
+                for number, group in enumerate(optimizer.param_groups)
+                for place, parameter in enumerate(group["params"])
+                if parameter.grad is not None
+            )
+            self._place = next(places, None)
             self.is_whole = False
         self.leave(is_new=True)
         self.had_gradient = self._left is not None
@@ -132,8 +148,8 @@ class Facts:
 
     def backward_ended(self) -> None:
         """It has made gradients."""
-        for optimizer, chain in self._chains.items():
-            chain.backward_ended(optimizer)
+        for chain in self._chains.values():
+            chain.backward_ended()
 
     def scaled(self, outputs: Any) -> None:
         """GradScaler.scale() was given these."""
@@ -143,13 +159,13 @@ class Facts:
         """These are about to be clipped."""
         for chain in self._chains.values():
             gradient = chain.gradient
-            if gradient is None or chain.parameter is None:
+            if gradient is None:
                 continue
             if any(gradient is one for one in gradients):
                 is_late = not chain.has_backward and chain.is_as_left()
                 self._count("clipped_late", is_late, "")
             if chain.has_backward:
-                self._count("clipped_none", not gradients, chain.parameter())
+                self._count("clipped_none", not gradients, chain.parameter)
 
     def clipped(self, norm: Optional[torch.Tensor], threshold: object) -> None:
         """They were, to ``threshold``; ``norm``: None where each element was."""
@@ -164,7 +180,7 @@ class Facts:
         """It is about to step. ``is_scaled``: a GradScaler has divided its gradients."""
         chain = self._chains.get(optimizer)
         if chain is not None and chain.has_backward:
-            parameter = None if chain.parameter is None else chain.parameter()
+            parameter = chain.parameter
             is_kept = chain.is_whole and (chain.is_as_left() or is_scaled)
             self._count("not_cleared", is_kept, parameter, id(optimizer))
             is_lost = chain.had_gradient and chain.gradient is None and parameter is not None
@@ -187,7 +203,7 @@ class Facts:
         """It has stepped."""
         chain = self._chains.get(optimizer)
         if chain is None:
-            chain = self._chains[optimizer] = _Chain()
+            chain = self._chains[optimizer] = _Chain(optimizer)
         chain.update_ended()
 
     def scheduler_stepped(self, scheduler: Any) -> None:
