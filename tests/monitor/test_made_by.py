@@ -445,6 +445,19 @@ def test_the_operator_in_a_call() -> None:
     assert "Block was run again" in str(stop)
 
 
+def test_an_operator_that_read_infinities_too_made_more_of_them() -> None:
+    def masked_twice(x: torch.Tensor) -> torch.Tensor:
+        lowest = torch.full((1, 8), torch.finfo(torch.float16).min, dtype=torch.float16)
+        mask = torch.cat([lowest, lowest + lowest])  # its second row is -Inf
+        return (x[:2].half() * 2000 + mask).softmax(-1).float().log()
+
+    stop = stop_of_model(Block(masked_twice))
+    made = stop.report.made_by
+    assert made is not None
+    assert [statistics_of(record).inf_count for _, record in made.inputs] == [0, 8]
+    assert made.how.startswith("aten.add.Tensor made NaN or Inf beside those that it read: Block")
+
+
 def test_a_call_is_run_on_copies() -> None:
     """Everything is as a run without the search leaves it, bit for bit."""
 

@@ -142,8 +142,10 @@ def run_again(running: RunningCall, session: Session, install: Install) -> MadeB
         )
     part = found.module
     within = f" in {part}" if part != running.call.node.path else ""
-    how = f"{found.event.site.op}{within} made it, from finite values: {name} was run again on its "
-    return found.made_by(f"{how}inputs, operator by operator.")
+    read_bad = any(_nonfinite(record) for _, record in found.inputs)
+    what = "NaN or Inf beside those that it read" if read_bad else "it, from finite values"
+    how = f"{found.event.site.op}{within} made {what}: {name} was run again on its inputs, "
+    return found.made_by(f"{how}operator by operator.")
 
 
 class Search(NamedTuple):
