@@ -22,7 +22,6 @@ from fastcheck.errors import (
     FastcheckError,
     UnsupportedTensorError,
     choice,
-    explain,
     first_line,
     local_path,
 )
@@ -474,8 +473,8 @@ def _read_seal(path: str) -> dict[str, Any]:
     try:
         content = read_json(path)
     except FileNotFoundError as error:
-        text = explain("the checkpoint has no seal", expected=path, got="no such file", hint=hint)
-        raise CompareError(text) from error
+        text = "the checkpoint has no seal"
+        raise CompareError(text, expected=path, got="no such file", hint=hint) from error
     except (OSError, ValueError) as error:
         got = f"{path}: {first_line(error)}"
         raise CompareError("the seal can't be read", expected="JSON", got=got) from error

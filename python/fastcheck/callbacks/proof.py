@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 from fastcheck.proving.prove import prove
 from fastcheck.proving.result import Proof
 from fastcheck.utils.torch.training_state import Generators
@@ -49,5 +49,5 @@ def prove_trainer(trainer: Any, *, model: Any = None, batch: Any = None, **optio
 
 def _refused(expected: str, got: object) -> ConfigError:
     hint = "fastcheck.callbacks.prove_trainer(trainer)"
-    text = explain("no step of this trainer is known", expected=expected, got=repr(got), hint=hint)
-    return ConfigError(text)
+    what = "no step of this trainer is known"
+    return ConfigError(what, expected=expected, got=repr(got), hint=hint)

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import json
+import os
+import sys
 from typing import Any
+
+import torch
+
+from fastcheck.errors import ConfigError
 
 _DESCRIPTION = """\
 Computes one training step in ways that must agree (rows in another order, more padding,
@@ -41,15 +49,50 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 when a relation differs."""
     from fastcheck.proving.prove import prove
-    from fastcheck.proving.target import load
 
-    target = load(options.target)
+    model, batch, step, *optimizer = _load(options.target)
     proof = prove(
-        target.step,
-        target.batch,
-        model=target.model,
-        optimizer=target.optimizer,
+        step,
+        batch,
+        model=model,
+        optimizer=optimizer[0] if optimizer else None,
         relations=options.relations or "auto",
     )
     print(json.dumps(proof.to_dict(), indent=1) if options.json else proof)
     return 0 if proof else 1
+
+
+def _load(spec: str) -> tuple[Any, ...]:
+    """Model, batch and step, and the optimizer where there is one: imports the file or module, and
+    calls the function. Raises ConfigError where there is none,
+    or it returns something else; what the program raises is raised here.
+    """
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise _refused("a file and a function, as train.py:step", spec)
+    if where.endswith(".py"):
+        if not os.path.isfile(where):
+            raise _refused("a file that exists", where)
+        sys.path.insert(0, os.path.dirname(os.path.abspath(where)))
+        found = importlib.util.spec_from_file_location("fastcheck_proved", where)
+        assert found is not None and found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules[found.name] = module
+        found.loader.exec_module(module)
+    else:
+        sys.path.insert(0, os.getcwd())
+        module = importlib.import_module(where)
+    make = getattr(module, name, None)
+    if not callable(make):
+        raise _refused(f"a function in {where}", name)
+    returned = make()
+    parts = returned if isinstance(returned, tuple) else ()
+    is_fit = len(parts) in (3, 4) and isinstance(parts[0], torch.nn.Module) and callable(parts[2])
+    if not is_fit:
+        raise _refused("a function that returns model, batch, step[, optimizer]", repr(returned))
+    return parts
+
+
+def _refused(expected: str, got: str) -> ConfigError:
+    hint = "fastcheck prove train.py:step"
+    return ConfigError("there is no step to prove", expected=expected, got=got, hint=hint)

@@ -1,9 +1,9 @@
 """compare(): two runs, dumps or checkpoints, and the first thing in which they differ.
 
 In the order of the data flow: ``sources`` read either side into the Blocks of ``block``, with the
-same ``names`` for the same tensors; ``over_time`` pairs the steps, ``resume`` finds those of a run
-that continues another, and ``split`` is about batches in other parts; ``align`` matches the tensors
-of two Blocks; ``measure`` computes how far each pair is apart, ``updates`` how far updates are, and
+same ``names`` for the same tensors; ``over_time`` pairs the steps, also those of a run that
+continues another, and ``split`` is about batches in other parts; ``align`` matches the tensors of
+two Blocks; ``measure`` computes how far each pair is apart, and updates of parameters, and
 ``noise`` finds differences that rounding explains; ``run`` does so block by block, and ``tally``
 collects the outcome. ``relation`` proves by the elements how two tensors belong together.
 ``origin`` follows what the first tensor with other bits leads to, and ``advice`` says it.

@@ -26,7 +26,6 @@ from fastcheck.errors import (
     CompareError,
     ConfigError,
     did_you_mean,
-    explain,
     near_matches,
     printable,
 )
@@ -159,11 +158,9 @@ class CsvRows:
 
     def _failed(self, error: OSError) -> CompareError:
         return CompareError(
-            explain(
-                "the CSV can't be written",
-                expected="a file that can be created, and room for it",
-                got=f"{self._path}: {error.strerror or error}",
-            )
+            "the CSV can't be written",
+            expected="a file that can be created, and room for it",
+            got=f"{self._path}: {error.strerror or error}",
         )
 
 
@@ -372,12 +369,10 @@ def _accepted(accept: Accept) -> frozenset[str]:
     for name in named:
         if name not in ACCEPTABLE:
             raise ConfigError(
-                explain(
-                    "accept= has an unknown value",
-                    expected=", ".join(ACCEPTABLE),
-                    got=repr(name),
-                    hint=did_you_mean(str(name), ACCEPTABLE),
-                )
+                "accept= has an unknown value",
+                expected=", ".join(ACCEPTABLE),
+                got=repr(name),
+                hint=did_you_mean(str(name), ACCEPTABLE),
             )
     return frozenset(named)
 
@@ -395,11 +390,9 @@ def _mapping(rename: Rename) -> Union[str, Mapping[str, str], None]:
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            explain(
-                "the mapping file can't be read",
-                expected='a JSON object: {"name in actual": "name in reference"}',
-                got=f"{path}: {getattr(error, 'strerror', None) or error}",
-            )
+            "the mapping file can't be read",
+            expected='a JSON object: {"name in actual": "name in reference"}',
+            got=f"{path}: {getattr(error, 'strerror', None) or error}",
         ) from error
     return found
 
@@ -433,11 +426,9 @@ def _check_place(what: str, path: str, actual: Any, reference: Any) -> None:
             if what == "page" and path.endswith((".html", ".htm")):
                 continue
             raise ConfigError(
-                explain(
-                    f"the {what} would replace a file that is compared",
-                    expected="a path outside both sides, or a new name",
-                    got=path,
-                )
+                f"the {what} would replace a file that is compared",
+                expected="a path outside both sides, or a new name",
+                got=path,
             )
 
 
@@ -452,12 +443,10 @@ def _belongs_to(path: str, side: str) -> bool:
 def _check_kinds(actual: Source, reference: Source) -> None:
     if actual.kind.family != reference.kind.family:
         raise CompareError(
-            explain(
-                "these two are of different kinds",
-                expected="two logs or dumps, two checkpoints, two environments, or two inventories",
-                got=f"a {actual.kind.value} ({actual.title}) and a {reference.kind.value} "
-                f"({reference.title})",
-            )
+            "these two are of different kinds",
+            expected="two logs or dumps, two checkpoints, two environments, or two inventories",
+            got=f"a {actual.kind.value} ({actual.title}) and a {reference.kind.value} "
+            f"({reference.title})",
         )
 
 
@@ -557,13 +546,11 @@ def _check_common(runner: Runner, sides: tuple[Source, Source]) -> None:
     alike = runner.tally.lookalikes.get(ours[0]) if ours else None
     near = near if alike is None else [alike]
     raise CompareError(
-        explain(
-            "the two sides have nothing in common",
-            expected="at least one tensor of the same name and step on both sides",
-            got=names,
-            hint="give rename= (--rename FILE) names that differ"
-            + (f", perhaps of {ours[0]} to {near[0]}" if near else ""),
-        )
+        "the two sides have nothing in common",
+        expected="at least one tensor of the same name and step on both sides",
+        got=names,
+        hint="give rename= (--rename FILE) names that differ"
+        + (f", perhaps of {ours[0]} to {near[0]}" if near else ""),
     )
 
 

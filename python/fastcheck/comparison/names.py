@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from fastcheck.errors import ConfigError, did_you_mean, explain
+from fastcheck.errors import ConfigError, did_you_mean
 
 _BUILT_IN: Mapping[str, Mapping[str, str]] = {
     # What MindSpore calls parameters and buffers, and what PyTorch does: last parts of a name.
@@ -95,11 +95,9 @@ class Renaming:
         for left, right in rules.items():
             if right.count("*") > left.count("*"):
                 raise ConfigError(
-                    explain(
-                        "a renaming has more * on the right than on the left",
-                        expected='as many, such as "layers.*.attn": "blocks.*.self_attention"',
-                        got=f"{left!r}: {right!r}",
-                    )
+                    "a renaming has more * on the right than on the left",
+                    expected='as many, such as "layers.*.attn": "blocks.*.self_attention"',
+                    got=f"{left!r}: {right!r}",
                 )
 
     @classmethod
@@ -110,22 +108,18 @@ class Renaming:
         if isinstance(rename, str):
             if rename not in _BUILT_IN:
                 raise ConfigError(
-                    explain(
-                        "unknown rename",
-                        expected='"mindspore", a mapping, or the path of a JSON file with one',
-                        got=repr(rename),
-                        hint=did_you_mean(rename, _BUILT_IN),
-                    )
+                    "unknown rename",
+                    expected='"mindspore", a mapping, or the path of a JSON file with one',
+                    got=repr(rename),
+                    hint=did_you_mean(rename, _BUILT_IN),
                 )
             return cls({}, _BUILT_IN[rename])
         for left, right in rename.items():
             if not (isinstance(left, str) and isinstance(right, str) and left):
                 raise ConfigError(
-                    explain(
-                        "a renaming must be a pair of names",
-                        expected='names as text: {"encoder.layers": "bert.encoder.layer"}',
-                        got=f"{left!r}: {right!r}",
-                    )
+                    "a renaming must be a pair of names",
+                    expected='names as text: {"encoder.layers": "bert.encoder.layer"}',
+                    got=f"{left!r}: {right!r}",
                 )
         return cls(rename)
 
@@ -153,13 +147,11 @@ class Renaming:
         for left, right in self._rules:
             if left not in self._used:
                 raise ConfigError(
-                    explain(
-                        "a renaming matches no name of the actual side",
-                        expected="a name of the actual side on the left, its name in the "
-                        "reference on the right",
-                        got=f"{left!r}: {right!r}",
-                        hint=did_you_mean(left, _with_parents(self._seen)),
-                    )
+                    "a renaming matches no name of the actual side",
+                    expected="a name of the actual side on the left, its name in the "
+                    "reference on the right",
+                    got=f"{left!r}: {right!r}",
+                    hint=did_you_mean(left, _with_parents(self._seen)),
                 )
 
 

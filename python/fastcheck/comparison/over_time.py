@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from fastcheck.comparison.block import Source
+from fastcheck.comparison.block import Block, Kind, Phase, Source
+from fastcheck.comparison.names import NameTable, Renaming
 from fastcheck.comparison.nested_diff import NOT_THERE, Setting
-from fastcheck.comparison.resume import find_shift
-from fastcheck.errors import CompareError, ConfigError, explain
-from fastcheck.record.format import NONFINITE_COUNTS
+from fastcheck.errors import CompareError, ConfigError
+from fastcheck.record.format import NONFINITE_COUNTS, Depth
 from fastcheck.utils.text.numbers import format_steps
 
 #: What compare(steps=) takes.
@@ -221,12 +221,9 @@ def pair_steps(actual: Source, reference: Source, wanted: Steps) -> Pairing:
         )
         if not ranks:
             raise CompareError(
-                explain(
-                    f"step {mine} of actual and step {other} of reference can't be paired",
-                    expected="steps that the two have, of a rank that both have",
-                    got=f"{format_steps(only[0])} in actual and {format_steps(only[1])} in "
-                    "reference",
-                )
+                f"step {mine} of actual and step {other} of reference can't be paired",
+                expected="steps that the two have, of a rank that both have",
+                got=f"{format_steps(only[0])} in actual and {format_steps(only[1])} in reference",
             )
         places += [(mine, other, rank) for rank in ranks]
     return Pairing(places, any(mine != other for mine, other in steps), notes)
@@ -248,12 +245,10 @@ def _pair_ranges(
     ]
     if not places:
         raise CompareError(
-            explain(
-                "no steps of these ranges are on both sides",
-                expected="steps that the two have, of a rank that both have",
-                got=f"{format_steps(sorted({step for step, _ in ours}))} in actual and "
-                f"{format_steps(sorted({step for step, _ in theirs}))} in reference",
-            )
+            "no steps of these ranges are on both sides",
+            expected="steps that the two have, of a rank that both have",
+            got=f"{format_steps(sorted({step for step, _ in ours}))} in actual and "
+            f"{format_steps(sorted({step for step, _ in theirs}))} in reference",
         )
     left = {(step + apart, rank) for step, rank in ours}
     notes = []
@@ -302,10 +297,88 @@ def _parsed(wanted: Steps) -> list[tuple[int, int]]:
         return [(int(half[0]), int(half[-1])) for half in halves]
     except (TypeError, ValueError):
         raise ConfigError(
-            explain(
-                "steps= is not a list of pairs of steps",
-                expected='a step of actual and one of reference: "3:7", "3:7,4:8" or [(3, 7)]; or '
-                'where each begins: "6-:0-"',
-                got=repr(wanted),
-            )
+            "steps= is not a list of pairs of steps",
+            expected='a step of actual and one of reference: "3:7", "3:7,4:8" or [(3, 7)]; or '
+            'where each begins: "6-:0-"',
+            got=repr(wanted),
         ) from None
+
+
+# ---- a run that continues another ---------------------------------------------------------------
+# Its steps are paired from the one whose weights, or batch, it begins with.
+
+#: The part of the weights that has to be equal to the bit: one tensor may not have been restored.
+_ENOUGH = 0.5
+
+
+class Shift(NamedTuple):
+    """``steps``: the step of the reference minus that of actual. ``reason``: how that is known."""
+
+    steps: int
+    reason: str
+
+
+class _Side:
+    """Checksums of the steps of the lowest rank."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._names, self._renaming = source, NameTable(), Renaming.of(None)
+        self.rank = min(rank for _, rank in source.places())
+        self.steps = [step for step, rank in source.places() if rank == self.rank]
+
+    def read(self, step: int) -> tuple[frozenset[int], frozenset[int]]:
+        """Those of the weights, and of the batch."""
+        block = self._source.block(step, self.rank, self._names, self._renaming, step == 0)
+        numbers = np.unique(block.names).tolist()
+        parameters = [n for n in numbers if self._names[n].role == "param"]
+        weights = np.isin(block.names, parameters) & (block.records["numel"] > 1)
+        return _checksums(block, weights), _checksums(block, block.phases == Phase.BATCHES)
+
+
+def _checksums(block: Block, which: np.ndarray) -> frozenset[int]:
+    which = which & (block.records["depth"] == Depth.FULL)
+    return frozenset(block.records["checksum"][which].tolist())
+
+
+def find_shift(actual: Source, reference: Source) -> Optional[Shift]:
+    """None where steps of one number belong together, or nothing tells which do."""
+    if actual.kind is not Kind.LOG or reference.kind is not Kind.LOG:
+        return None
+    ours, theirs = _Side(actual), _Side(reference)
+    for one, other, sign in ((ours, theirs, 1), (theirs, ours, -1)):
+        found = _place_of(one, other)
+        if found is not None:
+            step, reason = found
+            return Shift(sign * (step - one.steps[0]), reason)
+    return None
+
+
+def _place_of(one: _Side, other: _Side) -> Optional[tuple[int, str]]:
+    """The step of ``other`` at which ``one`` begins."""
+    start = one.steps[0]
+    weights, batch = one.read(start)
+    before = other.read(start) if start in other.steps else (frozenset(), frozenset())
+    if batch == before[1] and weights == before[0]:
+        return None
+    best, same_batch = (len(weights & before[0]), start), []
+    for step in other.steps:
+        found = other.read(step)
+        if len(weights & found[0]) > best[0]:
+            best = (len(weights & found[0]), step)
+        if batch and batch == found[1]:
+            same_batch.append(step)
+        if weights and weights == found[0]:
+            break
+    count, step = best
+    if step != start and count >= _ENOUGH * len(weights):
+        whole = "the weights are" if count == len(weights) else f"{count:,} weights are"
+        return step, f"{whole} equal to the bit"
+    if weights == before[0]:
+        same_batch = [step for step in other.steps if batch and other.read(step)[1] == batch]
+    if len(same_batch) == 1 and same_batch[0] != start:
+        follows = [(s.steps.index(n) + 1, s) for s, n in ((one, start), (other, same_batch[0]))]
+        after = [side.read(side.steps[at])[1] for at, side in follows if at < len(side.steps)]
+        # One batch alone may be the same by chance, of data in another order.
+        if len(after) == 2 and after[0] == after[1]:
+            return same_batch[0], "the batch is equal to the bit, and the next one"
+    return None

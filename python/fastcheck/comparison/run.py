@@ -28,7 +28,9 @@ from .measure import (
     STILL,
     UNREADABLE,
     UPDATED,
+    Parameters,
     State,
+    judge_updates,
     measure_records,
 )
 from .names import Name, NameTable, Renaming
@@ -39,7 +41,6 @@ from .result import Compared
 from .row import Row, make_row
 from .split import Split, whole_of
 from .tally import COMPUTED, KEPT_STEPS, Found, Key, Tally
-from .updates import Parameters, judge_updates
 
 
 def inherited_formats(

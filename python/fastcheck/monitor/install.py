@@ -13,7 +13,7 @@ import torch
 
 from fastcheck.backends.table import prepare
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.errors import ConfigError, did_you_mean, explain, warn
+from fastcheck.errors import ConfigError, did_you_mean, warn
 from fastcheck.monitor.hooks.hook_support import (
     check_built,
     check_hookable,
@@ -218,13 +218,11 @@ def _check_readable_by_op(model: torch.nn.Module) -> None:
         problem = why_not(device)
         if problem:
             raise ConfigError(
-                explain(
-                    f'level="op" can\'t read {device} without making the host wait: {problem}',
-                    expected='a device with streams and events, or sync="call"',
-                    got=f"{name} on {device}",
-                    hint='level="module" reads every device, and with Stop(replay=True) the step '
-                    "that was stopped is run again, operator by operator",
-                )
+                f'level="op" can\'t read {device} without making the host wait: {problem}',
+                expected='a device with streams and events, or sync="call"',
+                got=f"{name} on {device}",
+                hint='level="module" reads every device, and with Stop(replay=True) the step '
+                "that was stopped is run again, operator by operator",
             )
 
 
@@ -245,12 +243,10 @@ def _named_modules(models: tuple[torch.nn.Module, ...]) -> dict[str, torch.nn.Mo
     for position, model in enumerate(models):
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(
-                explain(
-                    "install() was given something that is not a model",
-                    expected="a torch.nn.Module, and perhaps more of them",
-                    got=f"{type(model).__name__}: {' '.join(str(model).split())[:80]}",
-                    hint=_hint(model),
-                )
+                "install() was given something that is not a model",
+                expected="a torch.nn.Module, and perhaps more of them",
+                got=f"{type(model).__name__}: {' '.join(str(model).split())[:80]}",
+                hint=_hint(model),
             )
         check_built(model)
         prefix = type(model).__name__ if position else ""
@@ -275,13 +271,11 @@ def _selected(named: dict[str, torch.nn.Module], config: Config) -> dict[str, to
         for pattern in patterns:
             if not any(fnmatchcase(path, pattern) for path in named):
                 raise ConfigError(
-                    explain(
-                        f"{option} pattern {pattern!r} matches no module",
-                        expected="a module path of the model, or a pattern such as 'layers.*'",
-                        got=repr(pattern),
-                        hint=did_you_mean(pattern, filter(None, named))
-                        or "names are those of model.named_modules()",
-                    )
+                    f"{option} pattern {pattern!r} matches no module",
+                    expected="a module path of the model, or a pattern such as 'layers.*'",
+                    got=repr(pattern),
+                    hint=did_you_mean(pattern, filter(None, named))
+                    or "names are those of model.named_modules()",
                 )
     return {path: module for path, module in named.items() if _is_selected(path, config)}
 
@@ -314,21 +308,17 @@ def _mark_gaps(nodes: list[ModuleNode], excluded: set[str]) -> None:
 def _check_observable(model: torch.nn.Module, has_any: bool) -> None:
     if next(model.parameters(), None) is None:
         raise ConfigError(
-            explain(
-                "install() was given a model without parameters",
-                expected="the model that is trained, first",
-                got=f"{type(model).__name__}, which has none",
-                hint="give the model first and the criterion after it: "
-                "fastcheck.install(model, criterion)",
-            )
+            "install() was given a model without parameters",
+            expected="the model that is trained, first",
+            got=f"{type(model).__name__}, which has none",
+            hint="give the model first and the criterion after it: "
+            "fastcheck.install(model, criterion)",
         )
     if has_any:
         return
     raise ConfigError(
-        explain(
-            "there is nothing to observe",
-            expected="at least one module that include= and exclude= leave",
-            got=f"{type(model).__name__}, of which every module is excluded",
-            hint="make exclude= narrower",
-        )
+        "there is nothing to observe",
+        expected="at least one module that include= and exclude= leave",
+        got=f"{type(model).__name__}, of which every module is excluded",
+        hint="make exclude= narrower",
     )

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from fastcheck.calls.module_calls import Call, ModuleNode, new_call
-from fastcheck.errors import ConfigError, explain, warn
+from fastcheck.errors import ConfigError, warn
 from fastcheck.monitor.hooks.compiled import is_available, keep_out
 from fastcheck.monitor.hooks.module_observer import ModuleObserver, last_pass
 from fastcheck.monitor.hooks.traced import Traced, trace_named
@@ -407,21 +407,17 @@ def observe(name: str, tensor: torch.Tensor) -> torch.Tensor:
 def _error(name: object, tensor: object) -> ConfigError:
     if isinstance(tensor, torch.Tensor):
         return ConfigError(
-            explain(
-                "the name of an observed tensor can't be used",
-                expected="printable characters without spaces, parts divided by single dots: "
-                '"attn.logits"',
-                got=repr(name),
-                hint='fastcheck.observe("attn.logits", tensor)',
-            )
+            "the name of an observed tensor can't be used",
+            expected="printable characters without spaces, parts divided by single dots: "
+            '"attn.logits"',
+            got=repr(name),
+            hint='fastcheck.observe("attn.logits", tensor)',
         )
     return ConfigError(
-        explain(
-            f"observe({name!r}) was not given a tensor",
-            expected="a torch.Tensor",
-            got=f"{type(tensor).__name__}: {tensor!r:.80}",
-            hint="observe() each tensor of a structure by a name of its own",
-        )
+        f"observe({name!r}) was not given a tensor",
+        expected="a torch.Tensor",
+        got=f"{type(tensor).__name__}: {tensor!r:.80}",
+        hint="observe() each tensor of a structure by a name of its own",
     )
 
 

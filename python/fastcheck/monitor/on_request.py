@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from fastcheck.calls.tracker import NoOptimizerListener, optimizer_listeners
 from fastcheck.dump.dumper import Dumper
 from fastcheck.dump.storage.files import place_of
-from fastcheck.errors import ConfigError, explain, first_line, warn
+from fastcheck.errors import ConfigError, first_line, warn
 from fastcheck.monitor.hooks.optimizers import step_ends
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.session.config import Config
@@ -87,13 +87,11 @@ class SignalFlag:
             signal.signal(number, self._handle)
         except (OSError, ValueError) as error:
             raise ConfigError(
-                explain(
-                    f"signal={number.name} can't be handled",
-                    expected="install() in the main thread of the main interpreter, and a signal "
-                    "that a Python program may handle",
-                    got=str(error),
-                    hint="OnRequest(file=...) works in every thread",
-                )
+                f"signal={number.name} can't be handled",
+                expected="install() in the main thread of the main interpreter, and a signal "
+                "that a Python program may handle",
+                got=str(error),
+                hint="OnRequest(file=...) works in every thread",
             ) from None
 
     def _handle(self, number: int, frame: Optional[FrameType]) -> None:
@@ -183,12 +181,10 @@ class StepDumps:
         # taken off at some time that is not known, and would take the dump's mode with it.
         if stack := _get_current_dispatch_mode_stack():
             raise ConfigError(
-                explain(
-                    "a dump can't begin within another mode",
-                    expected="a step that ends outside of every TorchDispatchMode",
-                    got=", ".join(type(mode).__name__ for mode in stack),
-                    hint='OnRequest(level="op") needs no mode',
-                )
+                "a dump can't begin within another mode",
+                expected="a step that ends outside of every TorchDispatchMode",
+                got=", ".join(type(mode).__name__ for mode in stack),
+                hint='OnRequest(level="op") needs no mode',
             )
         directory = os.path.join(options.dir, f"step{step}-dump")
         names = itertools.chain((directory,), (f"{directory}-{n}" for n in itertools.count(2)))

@@ -18,7 +18,7 @@ from fastcheck.backends.backend import Observe
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for, guarded_streams, observe_and_count
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.event_store import EventStore
 from fastcheck.monitor.session.session import Session
@@ -286,11 +286,9 @@ def check_level(record: str, level: str) -> None:
     """ConfigError if exponents are to be counted at op level."""
     if record == "range" and level == "op":
         raise ConfigError(
-            explain(
-                'record="range" is for module level',
-                expected='level="module" with record="range", or level="op" without',
-                got='record="range", level="op"',
-            )
+            'record="range" is for module level',
+            expected='level="module" with record="range", or level="op" without',
+            got='record="range", level="op"',
         )
 
 
@@ -307,11 +305,9 @@ def advice_of(
     names = candidates(formats)
     if not isinstance(session, RangeSession):
         raise ConfigError(
-            explain(
-                "this monitor does not count exponents",
-                expected='fastcheck.install(model, record="range")',
-                got="a monitor with another record=",
-            )
+            "this monitor does not count exponents",
+            expected='fastcheck.install(model, record="range")',
+            got="a monitor with another record=",
         )
     with session.lock:
         return session.precision_advice(tolerance, names)

@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, choice, explain
+from fastcheck.errors import ConfigError, choice
 from fastcheck.utils.torch.training_state import is_stateful
 from fastcheck.utils.torch.versions import GradScaler
 
@@ -103,5 +103,5 @@ def _several(name: str, given: Any, kind: type, expected: str) -> list[Any]:
 
 def _refused(name: str, expected: str, got: object) -> ConfigError:
     hint = "fastcheck.rerun(train_step, batch, model=model, optimizer=optimizer)"
-    text = explain(f"rerun({name}=) can't be used", expected=expected, got=repr(got), hint=hint)
-    return ConfigError(text)
+    what = f"rerun({name}=) can't be used"
+    return ConfigError(what, expected=expected, got=repr(got), hint=hint)

@@ -10,7 +10,7 @@ from typing import Callable, Optional, Union
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, explain, first_line, warn
+from fastcheck.errors import ConfigError, first_line, warn
 from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.precision import advice_of
 from fastcheck.monitor.session.event_store import Listener
@@ -42,20 +42,16 @@ def watch_options(watch: object, record: str) -> Optional[Watch]:
         return None if record == "health" else Watch()
     if isinstance(watch, Watch) and record == "health":
         raise ConfigError(
-            explain(
-                "there is nothing to watch",
-                expected='record="stats" or record="full" with watch=',
-                got='record="health", which only counts',
-            )
+            "there is nothing to watch",
+            expected='record="stats" or record="full" with watch=',
+            got='record="health", which only counts',
         )
     if isinstance(watch, Watch):
         return watch
     raise ConfigError(
-        explain(
-            "watch can't be used",
-            expected="True, False, or watch=fastcheck.Watch(...)",
-            got=repr(watch),
-        )
+        "watch can't be used",
+        expected="True, False, or watch=fastcheck.Watch(...)",
+        got=repr(watch),
     )
 
 
@@ -64,11 +60,9 @@ def connected(watching: Optional[Watching]) -> Watching:
     if watching is not None:
         return watching
     raise ConfigError(
-        explain(
-            "this monitor does not watch",
-            expected='watch=True, the default, with record="stats" or record="full"',
-            got='watch=False, or record="health"',
-        )
+        "this monitor does not watch",
+        expected='watch=True, the default, with record="stats" or record="full"',
+        got='watch=False, or record="health"',
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, explain, first_line
+from fastcheck.errors import ConfigError, first_line
 from fastcheck.monitor.reruns import set_aside
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.training_state import TrainingState
@@ -25,10 +25,9 @@ from .models import (
     SavedAndLoaded,
     Unshared,
 )
-from .place import find_place
 from .relation import Relation
 from .result import BY_DESIGN, DIFFERS, FAILED, HOLDS, NOT_ASKED, Outcome, Place, Proof
-from .score import LIMIT, Floor
+from .score import LIMIT, Floor, find_place
 
 _AUTO: dict[str, type[Relation]] = {
     "again": Again,
@@ -232,5 +231,5 @@ def _asked(relations: _Relations) -> list[Relation]:
 
 def _refused(name: str, expected: str, got: object) -> ConfigError:
     hint = "fastcheck.prove(step, batch, model=model, optimizer=optimizer)"
-    text = explain(f"prove({name}=) can't be used", expected=expected, got=repr(got), hint=hint)
-    return ConfigError(text)
+    what = f"prove({name}=) can't be used"
+    return ConfigError(what, expected=expected, got=repr(got), hint=hint)

@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, FastcheckWarning, choice, explain
+from fastcheck.errors import ConfigError, FastcheckWarning, choice
 from fastcheck.notebook import block_html, fields_html, guarded_html, table_html
 from fastcheck.record.site import Site
 
@@ -222,10 +222,8 @@ def check_callback(callback: object) -> None:
         except TypeError:
             pass
     raise ConfigError(
-        explain(
-            "watch.on() can't call this",
-            expected="a callable that takes the WatchEvent",
-            got=repr(callback),
-            hint='monitor.watch.on("loss_spike", lambda event: print(event))',
-        )
+        "watch.on() can't call this",
+        expected="a callable that takes the WatchEvent",
+        got=repr(callback),
+        hint='monitor.watch.on("loss_spike", lambda event: print(event))',
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Optional
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 
 # Of window=, warm_up= and horizon=, in steps: a window takes four bytes of each signal and step.
 _LONGEST = 1 << 16
@@ -54,12 +54,10 @@ class Watch:
 
     def _refuse(self, name: str, expected: str) -> None:
         raise ConfigError(
-            explain(
-                f"Watch({name}=) can't be used",
-                expected=expected,
-                got=repr(getattr(self, name)),
-                hint="watch=True takes the defaults",
-            )
+            f"Watch({name}=) can't be used",
+            expected=expected,
+            got=repr(getattr(self, name)),
+            hint="watch=True takes the defaults",
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from fastcheck.errors import CompareError, explain, first_line
+from fastcheck.errors import CompareError, first_line
 from fastcheck.utils.reading import open_regular
 
 from .files import Loader, UntrustedError, load_restricted
@@ -88,11 +88,9 @@ def shard_loaders(directory: str, trust: bool) -> dict[str, Loader]:
         raise
     except Exception as error:  # a damaged pickle may raise anything
         raise CompareError(
-            explain(
-                "the metadata of a distributed checkpoint can't be read",
-                expected="what torch.distributed.checkpoint.save() writes",
-                got=f"{path}: {first_line(error)}",
-            )
+            "the metadata of a distributed checkpoint can't be read",
+            expected="what torch.distributed.checkpoint.save() writes",
+            got=f"{path}: {first_line(error)}",
         ) from error
 
 
@@ -180,12 +178,10 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type[_Held]:
         if not (self._trust or _is_known(module, name)):
             raise UntrustedError(
-                explain(
-                    "the metadata of a distributed checkpoint names something unknown",
-                    expected="classes of torch.distributed.checkpoint alone",
-                    got=f"{module}.{name}",
-                    hint="trust=True, or --trust, reads the tensors all the same",
-                )
+                "the metadata of a distributed checkpoint names something unknown",
+                expected="classes of torch.distributed.checkpoint alone",
+                got=f"{module}.{name}",
+                hint="trust=True, or --trust, reads the tensors all the same",
             )
         return self._classes.setdefault((module, name), type(name, (_Held,), {}))
 

@@ -12,7 +12,7 @@ from fastcheck.comparison.block import Block, Extra, Kind, Phase
 from fastcheck.comparison.names import NameTable, Renaming
 from fastcheck.dump.storage.files import places_in
 from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
-from fastcheck.errors import CompareError, explain
+from fastcheck.errors import CompareError
 from fastcheck.log.reader import log_parts, read_sites_and_meta
 from fastcheck.log.record_file import read_all
 from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES
@@ -113,11 +113,9 @@ class DumpSource:
                             found[int(entry["seq"])] = _extra(entry, values, line, part)
         except (AttributeError, KeyError, OSError, OverflowError, TypeError, ValueError) as error:
             raise CompareError(
-                explain(
-                    "the index of this dump can't be read",
-                    expected="the calls.jsonl that Dumper has written",
-                    got=f"{place}: {error}",
-                )
+                "the index of this dump can't be read",
+                expected="the calls.jsonl that Dumper has written",
+                got=f"{place}: {error}",
             ) from error
         nothing = Extra()
         return [found.get(seq, nothing) for seq in records["seq"].tolist()]

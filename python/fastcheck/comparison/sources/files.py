@@ -21,7 +21,7 @@ from typing import IO, Any, BinaryIO, Callable, Optional, Union
 import numpy as np
 import torch
 
-from fastcheck.errors import CompareError, explain, first_line
+from fastcheck.errors import CompareError, first_line
 from fastcheck.utils.reading import check_regular, open_regular
 
 from .formats import format_of
@@ -70,14 +70,12 @@ def loaders_of(path: str, trust: bool) -> tuple[dict[str, Loader], dict[str, Any
 
 def _of_mindspore(path: str) -> CompareError:
     return CompareError(
-        explain(
-            "this is a checkpoint of MindSpore, which only MindSpore reads",
-            expected="a checkpoint of torch, safetensors or NumPy",
-            got=path,
-            hint="where MindSpore is installed, numpy.savez('model.npz', **{name: p.asnumpy() for "
-            f"name, p in mindspore.load_checkpoint({path!r}).items()}}) makes a file that can be "
-            'compared, with rename="mindspore" (--rename mindspore)',
-        )
+        "this is a checkpoint of MindSpore, which only MindSpore reads",
+        expected="a checkpoint of torch, safetensors or NumPy",
+        got=path,
+        hint="where MindSpore is installed, numpy.savez('model.npz', **{name: p.asnumpy() for "
+        f"name, p in mindspore.load_checkpoint({path!r}).items()}}) makes a file that can be "
+        'compared, with rename="mindspore" (--rename mindspore)',
     )
 
 
@@ -87,12 +85,10 @@ def _safetensors(path: str) -> dict[str, Loader]:
         from safetensors import safe_open
     except ModuleNotFoundError as error:
         raise CompareError(
-            explain(
-                "a safetensors file can't be read without the package safetensors",
-                expected="it is installed",
-                got=path,
-                hint='pip install "fastcheck[tools]"',
-            )
+            "a safetensors file can't be read without the package safetensors",
+            expected="it is installed",
+            got=path,
+            hint='pip install "fastcheck[tools]"',
         ) from error
     file: Any = safe_open(path, framework="pt")
 
@@ -191,13 +187,11 @@ def load_file(path: str, trust: bool = False) -> Any:
             if trust or not _is_about_trust(error):
                 raise _unreadable(path, error) from error
             raise UntrustedError(
-                explain(
-                    "loading this file would run code that it brings along",
-                    expected="tensors and plain values (torch.load(..., weights_only=True))",
-                    got=f"{path}: {_culprit(error)}",
-                    hint="save the state_dict() alone, or, if you trust where the file comes from, "
-                    "trust=True (--trust)",
-                )
+                "loading this file would run code that it brings along",
+                expected="tensors and plain values (torch.load(..., weights_only=True))",
+                got=f"{path}: {_culprit(error)}",
+                hint="save the state_dict() alone, or, if you trust where the file comes from, "
+                "trust=True (--trust)",
             ) from error
         except (RuntimeError, ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile) as error:
             last = error
@@ -221,12 +215,10 @@ def load_restricted(source: Union[str, BinaryIO], **options: Any) -> Any:
             kind = "a TorchScript archive"
     if kind:
         raise UntrustedError(
-            explain(
-                "loading this file would run code that it brings along",
-                expected="tensors and plain values (torch.load(..., weights_only=True))",
-                got=kind,
-                hint="save the state_dict() alone, with a torch of today",
-            )
+            "loading this file would run code that it brings along",
+            expected="tensors and plain values (torch.load(..., weights_only=True))",
+            got=kind,
+            hint="save the state_dict() alone, with a torch of today",
         )
     if not isinstance(source, str):
         source.seek(0)
@@ -253,12 +245,10 @@ def _culprit(error: Exception) -> str:
 def _unreadable(path: str, error: Exception) -> CompareError:
     reason = getattr(error, "strerror", None) or first_line(error) or type(error).__name__
     return CompareError(
-        explain(
-            "this file can't be read",
-            expected="a complete checkpoint of torch, safetensors or NumPy",
-            got=f"{path}: {reason[:300]}",
-            hint="copy or write the file again",
-        )
+        "this file can't be read",
+        expected="a complete checkpoint of torch, safetensors or NumPy",
+        got=f"{path}: {reason[:300]}",
+        hint="copy or write the file again",
     )
 
 

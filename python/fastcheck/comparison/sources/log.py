@@ -16,7 +16,7 @@ import numpy as np
 from fastcheck.comparison.block import Block, Kind, Phase
 from fastcheck.comparison.names import Name, NameTable, Renaming, plain_label
 from fastcheck.comparison.over_time import Schedules, schedules_of
-from fastcheck.errors import CompareError, explain
+from fastcheck.errors import CompareError
 from fastcheck.log.reader import find_logs, log_parts, read_schedule, read_sites_and_meta
 from fastcheck.log.record_file import check_version, count_records, read_span
 from fastcheck.record.format import DTYPES
@@ -54,11 +54,9 @@ class LogSource:
                 self.compiled_modules = max(self.compiled_modules, compiled)
         if not any(part.places for part in self._ranks.values()):
             raise CompareError(
-                explain(
-                    "this log holds no records",
-                    expected="a log that install(log_dir=...) or a stop has written",
-                    got=self.title,
-                )
+                "this log holds no records",
+                expected="a log that install(log_dir=...) or a stop has written",
+                got=self.title,
             )
         damaged = sum(part.damaged for part in self._ranks.values())
         if damaged:
@@ -180,11 +178,9 @@ class _RankLog:
 def unreadable_log(path: str, error: OSError) -> CompareError:
     """The error of a file of a log that can't be read."""
     return CompareError(
-        explain(
-            "this log can't be read",
-            expected="the files that fastcheck has written",
-            got=f"{error.filename or path}: {error.strerror or error}",
-        )
+        "this log can't be read",
+        expected="the files that fastcheck has written",
+        got=f"{error.filename or path}: {error.strerror or error}",
     )
 
 

@@ -18,7 +18,7 @@ import torch
 
 from fastcheck.comparison.block import SOME, UNKNOWN_COUNT, Block, Extra, Kind, Phase
 from fastcheck.comparison.names import Name, NameTable, Renaming
-from fastcheck.errors import CompareError, explain
+from fastcheck.errors import CompareError
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, RECORD_DTYPE, RECORD_VERSION, Depth
 from fastcheck.utils.reading import read_json
 
@@ -184,12 +184,10 @@ def _read_json(file: str) -> dict[str, Any]:
             raise TypeError("data is not an object")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CompareError(
-            explain(
-                "this dump.json can't be read",
-                expected='what msprobe writes: a JSON object with "data"',
-                got=f"{file}: {error}",
-                hint="dump again; a run that was killed leaves it half written",
-            )
+            "this dump.json can't be read",
+            expected='what msprobe writes: a JSON object with "data"',
+            got=f"{file}: {error}",
+            hint="dump again; a run that was killed leaves it half written",
         ) from error
     return data
 

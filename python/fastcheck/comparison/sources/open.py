@@ -15,7 +15,7 @@ import torch
 
 from fastcheck.comparison.block import Block, Kind, Phase, Source
 from fastcheck.comparison.names import NameTable, Renaming
-from fastcheck.errors import CompareError, did_you_mean, explain
+from fastcheck.errors import CompareError, did_you_mean
 from fastcheck.utils.reading import read_json
 
 from .checkpoint import CheckpointSource, MemorySource
@@ -100,11 +100,9 @@ def open_source(value: Any, side: str, trust: bool = False) -> Source:
         if tensors:
             return MemorySource(f"{len(tensors)} tensors in memory", tensors, values)
     raise CompareError(
-        explain(
-            f"the {side} side cannot be compared",
-            expected=f"a path ({_TAKEN}), or the same in memory",
-            got=f"{type(value).__name__}: {str(value)[:80]}",
-        )
+        f"the {side} side cannot be compared",
+        expected=f"a path ({_TAKEN}), or the same in memory",
+        got=f"{type(value).__name__}: {str(value)[:80]}",
     )
 
 
@@ -120,12 +118,10 @@ def _near(path: str) -> str:
 def _open_path(path: str, side: str, trust: bool) -> Source:
     if not os.path.exists(path):
         raise CompareError(
-            explain(
-                f"the {side} side is not there",
-                expected=_TAKEN,
-                got=f"{path}: no such path",
-                hint=_near(path),
-            )
+            f"the {side} side is not there",
+            expected=_TAKEN,
+            got=f"{path}: no such path",
+            hint=_near(path),
         )
     if is_dump(path):  # before the log: each of its steps has one
         return DumpSource(path, side)
@@ -146,18 +142,14 @@ def _open_path(path: str, side: str, trust: bool) -> Source:
             is_checkpoint = format_of(path) is not None
         except OSError as error:
             raise CompareError(
-                explain(
-                    f"the {side} side can't be read",
-                    expected=_TAKEN,
-                    got=f"{path}: {error.strerror or error}",
-                )
+                f"the {side} side can't be read",
+                expected=_TAKEN,
+                got=f"{path}: {error.strerror or error}",
             ) from error
         if is_checkpoint:
             return CheckpointSource(path, trust)
     raise CompareError(
-        explain(
-            f"the {side} side cannot be compared",
-            expected=_TAKEN,
-            got=path + (", a directory with none of these" if os.path.isdir(path) else ""),
-        )
+        f"the {side} side cannot be compared",
+        expected=_TAKEN,
+        got=path + (", a directory with none of these" if os.path.isdir(path) else ""),
     )

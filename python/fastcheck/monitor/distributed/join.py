@@ -18,7 +18,7 @@ from typing import Any, Callable, Optional
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
-from fastcheck.errors import ConfigError, explain, warn
+from fastcheck.errors import ConfigError, warn
 from fastcheck.utils.torch.rank import group_size
 
 from .agreement import RankAgreement
@@ -74,12 +74,10 @@ def agreement_for(
 
 def _refusal(difference: str) -> ConfigError:
     return ConfigError(
-        explain(
-            f"install() was not given the same on all ranks: {difference}",
-            expected="the same options on every rank of the process group",
-            got=difference,
-            hint="where only some ranks watch, name them by Training(process_group=)",
-        )
+        f"install() was not given the same on all ranks: {difference}",
+        expected="the same options on every rank of the process group",
+        got=difference,
+        hint="where only some ranks watch, name them by Training(process_group=)",
     )
 
 

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from fastcheck.backends.table import guarded_streams
-from fastcheck.errors import ConfigError, explain, warn
+from fastcheck.errors import ConfigError, warn
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.readable import has_memory, without_bytes
@@ -323,18 +323,16 @@ def replica_check(
     """A ReplicaCheck, or ConfigError where there is nothing to compare with."""
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(
-            explain("every must be an int >= 1", expected="steps between checks", got=repr(every))
+            "every must be an int >= 1", expected="steps between checks", got=repr(every)
         )
     is_on = dist.is_available() and dist.is_initialized()
     ranks = dist.get_world_size(group) if is_on else 1
     if ranks < 2:
         raise ConfigError(
-            explain(
-                "check_replicas() has no other rank to compare with",
-                expected="a process group of at least 2 ranks, of which this is one",
-                got=f"a group of {ranks}" if is_on else "torch.distributed is not initialised",
-                hint="call it after torch.distributed.init_process_group(), on every rank",
-            )
+            "check_replicas() has no other rank to compare with",
+            expected="a process group of at least 2 ranks, of which this is one",
+            got=f"a group of {ranks}" if is_on else "torch.distributed is not initialised",
+            hint="call it after torch.distributed.init_process_group(), on every rank",
         )
     return ReplicaCheck(model, group, every=every, gradients=gradients)
 

@@ -14,7 +14,7 @@ from torch.jit._script import RecursiveScriptModule
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.errors import ConfigError, explain, warn
+from fastcheck.errors import ConfigError, warn
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.versions import unwrap_compiled
@@ -176,12 +176,10 @@ def check_built(model: torch.nn.Module) -> None:
         children = getattr(module, "_modules", None)
         if children is None or getattr(module, "_forward_hooks", None) is None:
             raise ConfigError(
-                explain(
-                    "install() was given a module that is not initialised",
-                    expected="a torch.nn.Module whose __init__ has run",
-                    got=f"a {type(module).__name__} without the attributes of one",
-                    hint="call super().__init__() first in its __init__",
-                )
+                "install() was given a module that is not initialised",
+                expected="a torch.nn.Module whose __init__ has run",
+                got=f"a {type(module).__name__} without the attributes of one",
+                hint="call super().__init__() first in its __init__",
             )
         waiting += [child for child in children.values() if child is not None]
 
@@ -195,12 +193,10 @@ def check_hookable(model: torch.nn.Module) -> None:
     """ConfigError when the model itself does not accept hooks."""
     if not takes_hooks(model):
         raise ConfigError(
-            explain(
-                "a module compiled by torch.jit.script does not accept hooks",
-                expected="a model in Python",
-                got=f"the model, scripted from {_script_of(model)}",
-                hint="install() on the model from which it was scripted",
-            )
+            "a module compiled by torch.jit.script does not accept hooks",
+            expected="a model in Python",
+            got=f"the model, scripted from {_script_of(model)}",
+            hint="install() on the model from which it was scripted",
         )
 
 

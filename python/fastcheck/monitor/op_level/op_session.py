@@ -16,7 +16,7 @@ import torch
 
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.errors import ConfigError, did_you_mean, explain
+from fastcheck.errors import ConfigError, did_you_mean
 from fastcheck.extension import extension
 from fastcheck.log.unobserved import UnreadOp
 from fastcheck.monitor.session.config import Config
@@ -228,12 +228,10 @@ def check_alone() -> None:
     """Raises ConfigError while another monitor observes operators."""
     if extension.op_observer().run():
         raise ConfigError(
-            explain(
-                'a monitor with level="op" is installed already',
-                expected="one at a time: it sees the ops of the whole process",
-                got="a second one",
-                hint="remove() the first, or give both models to one install(model, other)",
-            )
+            'a monitor with level="op" is installed already',
+            expected="one at a time: it sees the ops of the whole process",
+            got="a second one",
+            hint="remove() the first, or give both models to one install(model, other)",
         )
 
 
@@ -255,14 +253,12 @@ def check_ops(patterns: Iterable[str]) -> None:
         else:
             known = {spellings[1 if "." in name else 3] for spellings in registered.values()}
         raise ConfigError(
-            explain(
-                f"ops pattern {pattern!r} matches no operator",
-                expected="a name of torch's dispatcher (aten._softmax, aten.add.Tensor, mm), one "
-                'of msprobe\'s style (Functional.softmax), or a pattern; "!" before it leaves out',
-                got=repr(pattern),
-                hint=did_you_mean(name, sorted(known))
-                or "names are those of the records: monitor.sites[...].op",
-            )
+            f"ops pattern {pattern!r} matches no operator",
+            expected="a name of torch's dispatcher (aten._softmax, aten.add.Tensor, mm), one "
+            'of msprobe\'s style (Functional.softmax), or a pattern; "!" before it leaves out',
+            got=repr(pattern),
+            hint=did_you_mean(name, sorted(known))
+            or "names are those of the records: monitor.sites[...].op",
         )
 
 

@@ -78,12 +78,10 @@ class Config:
         _check_group("on_request", OnRequest, self.on_request)
         if self.on_request.level == self.level:
             raise ConfigError(
-                explain(
-                    f'OnRequest(level="{self.level}") asks for what is observed anyway',
-                    expected='OnRequest(level="op") of a monitor at module level',
-                    got=f"level={self.level!r}",
-                    hint='OnRequest(level="dump") writes dumps, at op level too',
-                )
+                f'OnRequest(level="{self.level}") asks for what is observed anyway',
+                expected='OnRequest(level="op") of a monitor at module level',
+                got=f"level={self.level!r}",
+                hint='OnRequest(level="dump") writes dumps, at op level too',
             )
 
     def _check_filter(self) -> None:
@@ -91,12 +89,10 @@ class Config:
             value = getattr(self.filter, name)
             if value is not None and self.level != "op":
                 raise ConfigError(
-                    explain(
-                        f"Filter({name}=) is for op level",
-                        expected=f'level="op" with {name}=, or level="module" without',
-                        got=f"{name}={value!r}, level={self.level!r}",
-                        hint="at module level include= and exclude= choose modules",
-                    )
+                    f"Filter({name}=) is for op level",
+                    expected=f'level="op" with {name}=, or level="module" without',
+                    got=f"{name}={value!r}, level={self.level!r}",
+                    hint="at module level include= and exclude= choose modules",
                 )
 
     def _check_dump(self) -> None:
@@ -112,12 +108,10 @@ class Config:
         else:
             return
         raise ConfigError(
-            explain(
-                f"Stop(dump=) {wrong}",
-                expected='a directory, with level="module" and monitor.run(step, batch), or with '
-                'level="op" and sync="call"',
-                got=got,
-            )
+            f"Stop(dump=) {wrong}",
+            expected='a directory, with level="module" and monitor.run(step, batch), or with '
+            'level="op" and sync="call"',
+            got=got,
         )
 
     def observes(self, step: int) -> bool:
@@ -221,22 +215,18 @@ def unknown_option(name: str) -> str:
 def _check_group(name: str, kind: type, value: object) -> None:
     if not isinstance(value, kind):
         raise ConfigError(
-            explain(
-                f"{name} must be a fastcheck.{kind.__name__}",
-                expected=f"{name}=fastcheck.{kind.__name__}(...)",
-                got=repr(value),
-                hint='log_dir="..." is short for log=fastcheck.Log("...")' if kind is Log else "",
-            )
+            f"{name} must be a fastcheck.{kind.__name__}",
+            expected=f"{name}=fastcheck.{kind.__name__}(...)",
+            got=repr(value),
+            hint='log_dir="..." is short for log=fastcheck.Log("...")' if kind is Log else "",
         )
 
 
 def _log_at(directory: Union[str, os.PathLike[str]], log: Log) -> Log:
     if log != Log(None):
         raise ConfigError(
-            explain(
-                "log_dir= and log= are both given",
-                expected='log_dir="..." alone, or log=fastcheck.Log("...", limit=..., history=...)',
-                got=f"log_dir={directory!r}, log={log!r}",
-            )
+            "log_dir= and log= are both given",
+            expected='log_dir="..." alone, or log=fastcheck.Log("...", limit=..., history=...)',
+            got=f"log_dir={directory!r}, log={log!r}",
         )
     return Log(directory)

@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, choice, explain, local_path
+from fastcheck.errors import ConfigError, choice, local_path
 from fastcheck.utils.names.style import check_style
 from fastcheck.utils.text.numbers import parse_bytes
 from fastcheck.utils.torch.versions import GradScaler
@@ -47,12 +47,10 @@ class OnRequest:
     def __post_init__(self) -> None:
         if self.file is None and self.signal is None:
             raise ConfigError(
-                explain(
-                    "nothing can make the request",
-                    expected="a file, a signal, or both",
-                    got="file=None, signal=None",
-                    hint='fastcheck.OnRequest(signal="SIGUSR1")',
-                )
+                "nothing can make the request",
+                expected="a file, a signal, or both",
+                got="file=None, signal=None",
+                hint='fastcheck.OnRequest(signal="SIGUSR1")',
             )
         if self.file is not None:
             object.__setattr__(self, "file", local_path("file", self.file, "the path of a file"))
@@ -64,11 +62,9 @@ class OnRequest:
         check_bool("tensors", self.tensors)
         if self.tensors and self.level != "dump":
             raise ConfigError(
-                explain(
-                    "OnRequest(tensors=) is for a dump",
-                    expected='level="dump" with tensors=True',
-                    got=f"level={self.level!r}",
-                )
+                "OnRequest(tensors=) is for a dump",
+                expected='level="dump" with tensors=True',
+                got=f"level={self.level!r}",
             )
 
     @property
@@ -91,11 +87,9 @@ def _checked_signal(value: Union[str, int]) -> signals.Signals:
     except (KeyError, ValueError):
         pass
     raise ConfigError(
-        explain(
-            "signal is none of this system",
-            expected='a name or a number of one, such as "SIGUSR1"',
-            got=repr(value),
-        )
+        "signal is none of this system",
+        expected='a name or a number of one, such as "SIGUSR1"',
+        got=repr(value),
     )
 
 
@@ -313,12 +307,10 @@ def at_least_one(
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return
     raise ConfigError(
-        explain(
-            f"{name} must be an int >= 1" + (f" or {beside}" if beside else ""),
-            expected=expected,
-            got=repr(value),
-            hint=hint,
-        )
+        f"{name} must be an int >= 1" + (f" or {beside}" if beside else ""),
+        expected=expected,
+        got=repr(value),
+        hint=hint,
     )
 
 
@@ -332,21 +324,17 @@ def pattern_tuple(name: str, value: Union[str, Iterable[str]], examples: str) ->
     if patterns and all(isinstance(pattern, str) for pattern in patterns):
         return patterns
     raise ConfigError(
-        explain(
-            f"{name} holds no pattern",
-            expected=examples,
-            got=repr(value),
-            hint=f"leave {name}= out to observe everything" if not patterns else "",
-        )
+        f"{name} holds no pattern",
+        expected=examples,
+        got=repr(value),
+        hint=f"leave {name}= out to observe everything" if not patterns else "",
     )
 
 
 def check_bool(name: str, value: object) -> None:
     """ConfigError if ``value`` is no bool."""
     if not isinstance(value, bool):
-        raise ConfigError(
-            explain(f"{name} must be a bool", expected="True or False", got=repr(value))
-        )
+        raise ConfigError(f"{name} must be a bool", expected="True or False", got=repr(value))
 
 
 def _directory(name: str, value: object) -> str:
@@ -361,12 +349,10 @@ def _checked_steps(value: Iterable[int]) -> Union[range, tuple[int, ...]]:
         if ends and all(type(step) is int for step in ends) and min(ends) >= 0:
             return wanted
     raise ConfigError(
-        explain(
-            "steps must be ints of at least 0",
-            expected="a range, such as range(100, 110), or the numbers of steps, from 0",
-            got=repr(value),
-            hint="leave steps= out to observe every step",
-        )
+        "steps must be ints of at least 0",
+        expected="a range, such as range(100, 110), or the numbers of steps, from 0",
+        got=repr(value),
+        hint="leave steps= out to observe every step",
     )
 
 
@@ -378,14 +364,12 @@ def _checked_optimizers(value: Optimizers) -> Optional[tuple[torch.optim.Optimiz
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
-                explain(
-                    "optimizer is not an optimizer",
-                    expected="a torch.optim.Optimizer, or several",
-                    got=f"{type(optimizer).__name__}: {optimizer!r}",
-                    hint="leave optimizer= out: install() finds the optimizers of the model's "
-                    "parameters; for an optimizer of another class call monitor.step() after each "
-                    "step",
-                )
+                "optimizer is not an optimizer",
+                expected="a torch.optim.Optimizer, or several",
+                got=f"{type(optimizer).__name__}: {optimizer!r}",
+                hint="leave optimizer= out: install() finds the optimizers of the model's "
+                "parameters; for an optimizer of another class call monitor.step() after each "
+                "step",
             )
     return optimizers
 
@@ -396,12 +380,10 @@ def _checked_scaler(value: ScalerLike) -> ScalerLike:
     if isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0:
         return float(value)
     raise ConfigError(
-        explain(
-            "scaler is not a loss scale",
-            expected="a torch.amp.GradScaler, a number above 0, or a callable that returns one",
-            got=f"{type(value).__name__}: {value!r}",
-            hint="leave scaler= out: install() finds a GradScaler",
-        )
+        "scaler is not a loss scale",
+        expected="a torch.amp.GradScaler, a number above 0, or a callable that returns one",
+        got=f"{type(value).__name__}: {value!r}",
+        hint="leave scaler= out: install() finds a GradScaler",
     )
 
 
@@ -412,10 +394,8 @@ def _check_process_group(value: Any) -> None:
     ):
         return
     raise ConfigError(
-        explain(
-            "process_group is not a process group of this rank",
-            expected="what torch.distributed.new_group() gives its members, or None: all ranks",
-            got=f"{type(value).__name__}: {value!r}",
-            hint="leave process_group= out, or install() on the members of the group only",
-        )
+        "process_group is not a process group of this rank",
+        expected="what torch.distributed.new_group() gives its members, or None: all ranks",
+        got=f"{type(value).__name__}: {value!r}",
+        hint="leave process_group= out, or install() on the members of the group only",
     )

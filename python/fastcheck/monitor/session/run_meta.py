@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.errors import ConfigError, explain, first_line
+from fastcheck.errors import ConfigError, first_line
 from fastcheck.log.step_table import StepRow
 from fastcheck.log.unobserved import UnreadOp, to_meta
 from fastcheck.reproducibility.environment import environment_or_error
@@ -112,12 +112,10 @@ def batch_name(batch_id: Any) -> BatchId:
     if isinstance(batch_id, torch.Tensor):
         if not batch_id.is_cpu or batch_id.numel() > _MOST_CHARACTERS:
             raise ConfigError(
-                explain(
-                    "batch_id can't be used",
-                    expected="an int, a text, or another small object with a short text",
-                    got=f"a tensor of {batch_id.numel():,} elements on {batch_id.device}",
-                    hint="batch_id=index, with the index that the sampler or the loop counts",
-                )
+                "batch_id can't be used",
+                expected="an int, a text, or another small object with a short text",
+                got=f"a tensor of {batch_id.numel():,} elements on {batch_id.device}",
+                hint="batch_id=index, with the index that the sampler or the loop counts",
             )
         batch_id = batch_id.tolist()
     if isinstance(batch_id, Integral):  # NumPy's too

@@ -58,7 +58,7 @@ from threading import Thread, current_thread
 from types import FrameType
 from typing import Protocol
 
-from fastcheck.errors import ConfigError, explain
+from fastcheck.errors import ConfigError
 from fastcheck.log.unobserved import UnreadOp
 from fastcheck.record.format import Flag
 from fastcheck.record.site import Site, SiteTable
@@ -690,16 +690,12 @@ class Session:
     def begin_at(self, step: int) -> None:
         """The first step has this number. ConfigError: it is not one, or something was read."""
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ConfigError(
-                explain("step must be an int >= 0", expected="0, 1, 2, ...", got=repr(step))
-            )
+            raise ConfigError("step must be an int >= 0", expected="0, 1, 2, ...", got=repr(step))
         if self.next_seq:
             raise ConfigError(
-                explain(
-                    "begin_at() was called too late",
-                    expected="a call before the model has run",
-                    got=f"a call after {self.next_seq:,} tensors were read",
-                )
+                "begin_at() was called too late",
+                expected="a call before the model has run",
+                got=f"a call after {self.next_seq:,} tensors were read",
             )
         self.step = self.new_step(step)
         self.is_active = self.config.observes(step)

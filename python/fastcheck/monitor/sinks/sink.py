@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
-from fastcheck.errors import ConfigError, did_you_mean, explain
+from fastcheck.errors import ConfigError, did_you_mean
 from fastcheck.utils.torch.rank import own_rank
 
 from .libraries import LIBRARIES, TensorBoard, Wandb, sink_of
@@ -41,13 +41,10 @@ def _open(given: Any) -> Optional[ScalarSink]:
     if isinstance(given, str):
         if given not in LIBRARIES:
             raise ConfigError(
-                explain(
-                    f"unknown sink {given!r}",
-                    expected=", ".join(map(repr, LIBRARIES))
-                    + ", or an object with log(dict, step)",
-                    got=repr(given),
-                    hint=did_you_mean(given, LIBRARIES),
-                )
+                f"unknown sink {given!r}",
+                expected=", ".join(map(repr, LIBRARIES)) + ", or an object with log(dict, step)",
+                got=repr(given),
+                hint=did_you_mean(given, LIBRARIES),
             )
         made = sink_of(given) if own_rank() == 0 else None
         return made
@@ -63,13 +60,11 @@ def _open(given: Any) -> Optional[ScalarSink]:
     method = _method(given)
     if method is None:
         raise ConfigError(
-            explain(
-                "a sink can't be written to",
-                expected="an object with log(dict, step), log_metrics(dict, step), "
-                "log_dict(dict, step), track(dict, step=) or add_scalar(name, value, step)",
-                got=f"{type(given).__name__}: {given!r}",
-                hint="names of libraries: " + ", ".join(LIBRARIES),
-            )
+            "a sink can't be written to",
+            expected="an object with log(dict, step), log_metrics(dict, step), "
+            "log_dict(dict, step), track(dict, step=) or add_scalar(name, value, step)",
+            got=f"{type(given).__name__}: {given!r}",
+            hint="names of libraries: " + ", ".join(LIBRARIES),
         )
     return _Given(given, method)
 
