@@ -370,6 +370,15 @@ def test_what_is_kept_for_derivatives_is_small_and_gone_after_the_step() -> None
         assert len(derivatives.graphs) == 1
 
 
+def test_leaves_do_not_hide_what_is_kept_for_derivatives() -> None:
+    leaves = [torch.zeros(()).requires_grad_() for _ in range(100)]
+    loss = torch.stack(leaves).sum() + leaves[0].sqrt().neg().mean()
+    derivatives = Derivatives()
+    derivatives.note([loss])
+    found = search_derivatives(derivatives.graphs)
+    assert found is not None and found.operator == "SqrtBackward0"
+
+
 def test_what_hooks_have_packed_is_not_unpacked_for_derivatives() -> None:
     y = torch.rand(4).requires_grad_()
     unpacked: list[Any] = []

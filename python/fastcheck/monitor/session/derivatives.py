@@ -8,14 +8,15 @@ over.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
 
-from fastcheck.utils.torch.own_operators import no_grad, unobserved
+from fastcheck.utils.torch.own_operators import unobserved
 
-# Of one graph. What is farther from the loss lies in a module, whose call can run again.
-_MOST_NODES = 48
+# Of one graph, but of leaves. What is farther from the loss lies in a module, whose call can run
+# again.
+_MOST_NODES = 36
 # Of one step.
 _MOST_BYTES = 16 << 20
 
@@ -48,6 +49,29 @@ SAVED: Mapping[str, tuple[str, ...]] = {
     "SoftmaxBackward0": ("result",),
     "SqrtBackward0": ("result",),
 }
+
+
+#: What is read of the nodes of a type: the name of each value, its attribute, and the one that
+#: tells whether hooks have packed it (None: it is a number).
+_Attributes = tuple[tuple[str, str, Optional[str]], ...]
+# By type, as torch makes few of them; a program may define more.
+_known: dict[type, Optional[_Attributes]] = {}
+_MOST_TYPES = 512
+_LEAF = "AccumulateGrad"
+
+
+def _attributes(kind: type) -> Optional[_Attributes]:
+    """None: a leaf. Empty: nothing is read of it."""
+    found: Optional[_Attributes] = None
+    if kind.__name__ != _LEAF:
+        raw = {name: f"_raw_saved_{name}" for name in SAVED.get(kind.__name__, ())}
+        found = tuple(
+            (name, f"_saved_{name}", packed if hasattr(kind, packed) else None)
+            for name, packed in raw.items()
+        )
+    if len(_known) < _MOST_TYPES:
+        _known[kind] = found
+    return found
 
 
 class SavedByNode(NamedTuple):
@@ -86,44 +110,47 @@ class Derivatives:
         """backward() begins at these."""
         waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
         met = set(waiting)
-        nodes: list[tuple[Any, tuple[str, ...]]] = []
+        nodes: list[tuple[Any, _Attributes]] = []
         for node in waiting:
-            names = SAVED.get(type(node).__name__)
-            if names is not None:
-                nodes.append((node, names))
+            kind = type(node)
+            attributes = _known[kind] if kind in _known else _attributes(kind)
+            if attributes:
+                nodes.append((node, attributes))
             if len(waiting) < _MOST_NODES:
                 for following, _ in node.next_functions:
-                    if following is not None and following not in met:
+                    if following is None or following in met:
+                        continue
+                    kind = type(following)
+                    if (_known[kind] if kind in _known else _attributes(kind)) is not None:
                         met.add(following)
                         waiting.append(following)
         if nodes and self._size < _MOST_BYTES:
-            with unobserved(), no_grad():
-                found = [self._saved_by(node, names) for node, names in nodes]
+            with unobserved():
+                found = [self._saved_by(node, attributes) for node, attributes in nodes]
             self._graphs.append(sorted((s for s in found if s.values), key=lambda s: -s.order))
 
-    def _saved_by(self, node: Any, names: tuple[str, ...]) -> SavedByNode:
-        needs_gradient = tuple(following is not None for following, _ in node.next_functions)
-        values = self._saved(node, names)
+    def _saved_by(self, node: Any, attributes: _Attributes) -> SavedByNode:
+        values = self._saved(node, attributes)
+        needs_gradient = tuple([following is not None for following, _ in node.next_functions])
         return SavedByNode(node.name(), node._sequence_nr(), needs_gradient, values)
 
-    def _saved(self, node: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    def _saved(self, node: Any, attributes: _Attributes) -> dict[str, Any]:
         """Empty where it is too much, or where hooks have packed it, whose unpacking may run a
         program's code.
         """
         values: dict[str, Any] = {}
         size = 0
-        for name in names:
-            raw = getattr(node, f"_raw_saved_{name}", None)
-            if raw is not None and getattr(raw, "unpack_hook", True) is not None:
+        for name, saved, packed in attributes:
+            if packed and getattr(getattr(node, packed), "unpack_hook", True) is not None:
                 return {}
             try:
-                value = getattr(node, f"_saved_{name}")
+                value = getattr(node, saved)
             except RuntimeError:  # it was written in place
                 return {}
             if isinstance(value, torch.Tensor):
+                size += value.nbytes
                 # Without the graph, which would live as long.
                 value = value.detach()
-                size += value.nbytes
             if value is not None:
                 values[name] = value
         if self._size + size > _MOST_BYTES:
