@@ -13,6 +13,7 @@ from typing import Any, Optional, Union
 
 import torch
 
+from fastcheck.comparison.relation import dtype_name
 from fastcheck.comparison.sources.checkpoint import CheckpointSource
 from fastcheck.errors import CompareError, ConfigError, did_you_mean
 from fastcheck.statistics.functions import stats
@@ -116,10 +117,12 @@ def receipt(
     first: dict[tuple[object, ...], str] = {}
     for name, tensor in readable.items():
         count = len(_slices(tensor))
-        parts = {_name(dtype): [next(sums) for _ in range(count)] for dtype in _formats(tensor)}
+        parts = {
+            dtype_name(dtype): [next(sums) for _ in range(count)] for dtype in _formats(tensor)
+        }
         entry: dict[str, Any] = {
             "shape": list(tensor.shape),
-            "dtype": _name(tensor.dtype),
+            "dtype": dtype_name(tensor.dtype),
             "parts": parts,
         }
         if name in earlier and earlier[name]["parts"] != parts:
@@ -203,7 +206,7 @@ class _Checks:
 
     def _problem(self, tensor: torch.Tensor, entry: Mapping[str, Any], source: str) -> str:
         """What is wrong; "" where it is equal."""
-        dtype, parts, sealed = _name(tensor.dtype), _parts(tensor), entry["parts"]
+        dtype, parts, sealed = dtype_name(tensor.dtype), _parts(tensor), entry["parts"]
         is_cast, shape = dtype != entry["dtype"], list(tensor.shape)
         cast = f"cast from {entry['dtype']} to {dtype}" if is_cast else ""
         if parts == sealed.get(dtype) or (is_cast and _widened(tensor, entry)):
@@ -220,8 +223,8 @@ class _Checks:
         for format_ in _CASTS if not is_cast and tensor.is_floating_point() else ():
             narrow = tensor.to(format_)
             is_rounded = torch.equal(narrow.to(tensor.dtype), tensor)
-            if is_rounded and _parts(narrow) == sealed.get(_name(format_)):
-                return f"rounded to {_name(format_)}"
+            if is_rounded and _parts(narrow) == sealed.get(dtype_name(format_)):
+                return f"rounded to {dtype_name(format_)}"
         if shape != entry["shape"]:
             return f"its shape is {tuple(shape)}, expected {tuple(entry['shape'])}"
         return and_ + (_half(tensor, parts, entry) or "other values")
@@ -239,7 +242,7 @@ def _widened(tensor: torch.Tensor, entry: Mapping[str, Any]) -> bool:
 
 def _half(tensor: torch.Tensor, parts: Sequence[str], entry: Mapping[str, Any]) -> str:
     """Where some parts are as they should be: what the others are."""
-    dtype = _name(tensor.dtype)
+    dtype = dtype_name(tensor.dtype)
     sealed = entry["parts"].get(dtype, [])
     right = [one == other for one, other in zip(parts, sealed)]
     if not any(right) or len(parts) != len(sealed):
@@ -275,10 +278,6 @@ def _readable(
     reasons = {name: unreadable_reason(tensor) for name, tensor in state.items()}
     readable = {name: state[name].detach() for name, why in reasons.items() if why is None}
     return readable, {name: why for name, why in reasons.items() if why is not None}
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _formats(tensor: torch.Tensor) -> Sequence[torch.dtype]:

@@ -32,6 +32,7 @@ from fastcheck.statistics.functions import stats
 from fastcheck.statistics.stats import Stats
 from fastcheck.utils.private import create_private
 from fastcheck.utils.reading import read_json
+from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.rank import of_all_ranks, own_rank
 from fastcheck.utils.torch.readable import unreadable_reason
 from fastcheck.utils.torch.sharding import local
@@ -148,7 +149,7 @@ def seal(
 
 def refusal(error: str, bad: Sequence[str], hint: str) -> NonFiniteWeightsError:
     """The exception with the text ``error``, of tensors that are not finite: the keys ``bad``."""
-    got = ", ".join(bad[:_SHOWN]) + (", ..." if len(bad) > _SHOWN else "")
+    got = listed(bad, _SHOWN, ", ...")
     return NonFiniteWeightsError(error, expected="finite weights", got=got, hint=hint)
 
 

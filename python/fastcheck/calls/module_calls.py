@@ -106,6 +106,10 @@ class ModuleNode:
         self.next_call = self.counter.next_call
         self.recomputed_call = self.counter.recomputed_call
 
+    def name_of(self, tensor: str) -> str:
+        """The key in a state_dict of a tensor that the module holds under this name."""
+        return f"{self.path}.{tensor}" if self.path else tensor
+
     def switch_off(self) -> None:
         """Ends the observation of the module."""
         self.enabled = False

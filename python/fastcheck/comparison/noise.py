@@ -315,7 +315,7 @@ def excuse_small(step: int, pairs: Measures, drift: Drift) -> list[str]:
 def excuse(step: int, pairs: Measures, drift: Drift, computed: Sequence[Phase]) -> list[str]:
     """Sets pairs that noise explains to CLOSE; the names of gradients whose terms cancel."""
     suspects = (pairs.states == State.DIFFERENT) & np.isin(pairs.reasons, MEASURED)
-    suspects &= np.isin(pairs.phases, [int(phase) for phase in computed])
+    suspects &= np.isin(pairs.phases, computed)
     followed = suspects | _gradients_to_follow(pairs, drift)
     inexact = np.flatnonzero(followed)
     if not len(inexact):

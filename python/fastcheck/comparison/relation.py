@@ -58,18 +58,18 @@ def _of_other_dtype(mine: torch.Tensor, other: torch.Tensor, scales: Scales) -> 
                 return f"cast, and {text}"
         return ""
     if _equal(mine, other.to(mine.dtype)):
-        return f"cast to {_name(mine.dtype)}, nothing else"
+        return f"cast to {dtype_name(mine.dtype)}, nothing else"
     if _equal(mine.to(other.dtype), other):
-        return f"reference is its cast to {_name(other.dtype)}"
+        return f"reference is its cast to {dtype_name(other.dtype)}"
     if other.is_floating_point():
         for name, scale in scales.items():
             if _is_quantised(mine, other, scale):
-                return f"quantised to {_name(mine.dtype)} with the scale {name}"
+                return f"quantised to {dtype_name(mine.dtype)} with the scale {name}"
     if _is_plain(mine) and _is_plain(other):
         # What a coarser dtype keeps of a permutation is a permutation of what it keeps.
         coarse = min(mine.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
         text = _of_same_dtype(mine.to(coarse), other.to(coarse))
-        return f"cast to {_name(mine.dtype)}, and {text}" if text else ""
+        return f"cast to {dtype_name(mine.dtype)}, and {text}" if text else ""
     return ""
 
 
@@ -77,7 +77,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and tensor.dtype.itemsize >= 2
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """``"bfloat16"``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -136,7 +137,7 @@ def _rounded(mine: torch.Tensor, other: torch.Tensor) -> str:
         if dtype.itemsize < mine.dtype.itemsize:
             for values, of, text in ((mine, other, "actual"), (other, mine, "reference")):
                 if _equal(values, of.to(dtype).to(values.dtype)):
-                    return f"{text} was rounded to {_name(dtype)}"
+                    return f"{text} was rounded to {dtype_name(dtype)}"
     return ""
 
 

@@ -273,7 +273,7 @@ class _Step:
         codes: np.ndarray = coarser_of(self._left["dtype"], self._right["dtype"])
         if not run._given:
             return codes
-        given = np.isin(self._phases, [int(phase) for phase in run._given])
+        given = np.isin(self._phases, run._given)
         before = run.coarsest.get(rank)
         found, run.coarsest[rank] = inherited_formats(codes, self._pairs.same | given, before)
         return found
@@ -306,7 +306,7 @@ class _Step:
         self._keep_losses()
         if tally.keeps_unchanged:
             self._keep_unchanged()
-        computed = np.isin(self._phases, [int(phase) for phase in COMPUTED[:3]])
+        computed = np.isin(self._phases, COMPUTED[:3])
         self._run.last_computed[self._theirs.rank] = self._summed_up(computed)
         if self._run.observer is not None:
             self._run.observer(self._compared())
@@ -454,14 +454,14 @@ class _Step:
         arrived = np.flatnonzero(self._phases == Phase.ARRIVED)
         if not len(arrived):
             return
-        computed = np.isin(self._phases, [int(phase) for phase in COMPUTED[:3]])
+        computed = np.isin(self._phases, COMPUTED[:3])
         bad = np.flatnonzero(computed & (self._states != State.SAME))
         first_bad = int(bad[0]) if len(bad) else len(self._phases)
         self._phases[arrived[arrived < first_bad]] = Phase.BATCHES
         self._phases[arrived[arrived > first_bad]] = Phase.FORWARD
 
     def _judge_given(self) -> None:
-        given = np.isin(self._phases, [int(phase) for phase in self._run._given])
+        given = np.isin(self._phases, self._run._given)
         given &= (self._states == State.CLOSE) | (self._states == State.REORDERED)
         if "dtype" in self._run._accept:
             given &= self._left["dtype"] == self._right["dtype"]
@@ -533,7 +533,7 @@ class _Step:
     def _trace(self, inexact: np.ndarray) -> None:
         """Notes the first computed tensor that is not equal to the bit, and what follows it."""
         origins, rank = self._run.tally.origins, self._theirs.rank
-        computed = np.isin(self._phases, [int(phase) for phase in COMPUTED])
+        computed = np.isin(self._phases, COMPUTED)
         is_update = self._phases == Phase.UPDATE
         drift = self._run.drift_of(rank)
         # Rounding noise moves some parameters as far as an update does.
@@ -592,7 +592,7 @@ class _Step:
         before = table.get(Phase(phase))
         if before is not None and before.key <= key:
             return
-        computed = np.isin(self._phases, [int(p) for p in COMPUTED])
+        computed = np.isin(self._phases, COMPUTED)
         # Parameters are read a step later than they are made.
         beside = computed & ((self._phases == Phase.UPDATE) == (phase == Phase.UPDATE))
         after = np.flatnonzero(beside & (np.arange(len(beside)) > first))[:_TRAIL]

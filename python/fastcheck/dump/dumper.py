@@ -68,7 +68,7 @@ class DumpedState(Listener):
         if id(optimizer) not in self._optimizer_ids:
             self._optimizer_ids.add(id(optimizer))
             names = {
-                id(parameter): _full_name(node, name)
+                id(parameter): node.name_of(name)
                 for module, node in self._nodes()
                 for name, parameter in module._parameters.items()
                 if parameter is not None
@@ -101,7 +101,7 @@ class DumpedState(Listener):
             inner = local(tensor)
             if inner.layout is torch.sparse_coo:
                 inner = inner._values()
-            entry = {"label": _full_name(node, name), **describe_tensor(inner), "role": role}
+            entry = {"label": node.name_of(name), **describe_tensor(inner), "role": role}
             if can_read(inner) and has_memory(inner):
                 entry.update(self._session.read(inner, node.site(role, name, 0), 0))
             entries.append(entry)
@@ -109,10 +109,6 @@ class DumpedState(Listener):
             self._session.add_call(
                 {"kind": kind, "direction": "optimizer", "in": entries, "out": []}
             )
-
-
-def _full_name(node: ModuleNode, name: str) -> str:
-    return f"{node.path}.{name}" if node.path else name
 
 
 def names_of_log(path: str) -> tuple[list[Wanted], list[Wanted]]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fastcheck.errors import ConfigError, LogError
+from fastcheck.utils.text.layout import listed
 
 from .engines import Engine
 from .findings import Cell, Finding, FleetRank, FleetReport, Suspect
@@ -470,7 +471,7 @@ def _stopped(
     sizes = {int(row["world_size"]) for row in answers["ranks"] if row["world_size"] is not None}
     missing = sorted(set(range(max(sizes, default=0))) - set(ranks))
     if missing:
-        named = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        named = listed(missing, 10, ", ...")
         what = f"{len(missing):,} of {max(sizes):,} ranks have no record: {named}"
         advice = "collect the logs of all nodes; if they are, these ranks wrote nothing"
         found.append(Finding("stopped", False, what, advice, 0))

@@ -13,6 +13,7 @@ from fastcheck._version import __version__
 from fastcheck.errors import printable
 from fastcheck.fleet.findings import Cell, Finding, FleetReport, Suspect
 from fastcheck.report.page.container import Container, page_html, text_html, write_html
+from fastcheck.utils.text.layout import listed
 
 # Ranks by columns.
 _MOST_CELLS = 4_000_000
@@ -110,7 +111,7 @@ def fleet_headline(report: FleetReport) -> str:
         return f"{report.run}: no rank of {len(report.ranks):,} is suspect"
     if len(accused) == 1:
         return f"{report.run}: rank {accused[0]} of {len(report.ranks):,} is suspect"
-    named = ", ".join(map(str, accused[:8])) + (", ..." if len(accused) > 8 else "")
+    named = listed(accused, 8, ", ...")
     return f"{report.run}: {len(accused)} ranks of {len(report.ranks):,} are suspect: {named}"
 
 

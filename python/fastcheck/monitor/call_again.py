@@ -29,7 +29,7 @@ from fastcheck.monitor.session.options import Filter, Log, Stop, Training
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.event import Event
-from fastcheck.record.format import Verdict
+from fastcheck.record.format import Verdict, is_nonfinite
 from fastcheck.record.statistics import statistics_of
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
@@ -142,7 +142,7 @@ def run_again(running: RunningCall, session: Session, install: Install) -> MadeB
         )
     part = found.module
     within = f" in {part}" if part != running.call.node.path else ""
-    read_bad = any(_nonfinite(record) for _, record in found.inputs)
+    read_bad = any(is_nonfinite(record) for _, record in found.inputs)
     what = "NaN or Inf beside those that it read" if read_bad else "it, from finite values"
     how = f"{found.event.site.op}{within} made {what}: {name} was run again on its inputs, "
     return found.made_by(f"{how}operator by operator.")
@@ -195,7 +195,7 @@ def run_pass_again(
     if not is_backward:
         is_inside = not search.path or part.startswith(f"{search.path}.")
         is_there = part == search.path or (is_inside and search.kind == "forward")
-        if not is_there or any(_nonfinite(record) for _, record in found.inputs):
+        if not is_there or any(is_nonfinite(record) for _, record in found.inputs):
             return None
         how = f"{prefix}{op} made NaN or Inf of finite values. {name} was run again on its inputs, "
         since = "" if search.step is session.step else ", with the weights that it has now"
@@ -203,7 +203,7 @@ def run_pass_again(
     reason = found.event.reason.partition(";")[0]
     if found.event.verdict is Verdict.ABSORBED:
         reason = "everything that it read was finite"
-        if any(_nonfinite(record) for _, record in found.inputs):
+        if any(is_nonfinite(record) for _, record in found.inputs):
             return None
     if not reason.startswith("aten."):
         backward = "'s backward" if found.event.site.direction == "backward" else ""
@@ -225,11 +225,7 @@ def _had_finite_gradients(path: str, step: Step, session: Session) -> bool:
             for token in call.inputs
         ]
         records = [r for seq in seqs if seq is not None and (r := history.find(seq)) is not None]
-    return bool(records) and not any(map(_nonfinite, records))
-
-
-def _nonfinite(record: np.void) -> bool:
-    return bool(record["nan_count"] or record["posinf_count"] or record["neginf_count"])
+    return bool(records) and not any(map(is_nonfinite, records))
 
 
 def _why_not(running: RunningCall, session: Session) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from fastcheck.monitor.session.derivatives import SavedByNode
+from fastcheck.record.format import is_nonfinite
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
@@ -46,7 +47,7 @@ def search_graph(root: torch.Tensor) -> Optional[MadeBy]:
     """
     with unobserved(), no_grad():
         # A -Inf alone is often on purpose, as a mask or a log-probability of 0.
-        for is_bad in (_is_loud, _is_nonfinite):
+        for is_bad in (_is_loud, is_nonfinite):
             found = _Search(root, is_bad).found()
             if found is not None:
                 return found
@@ -98,10 +99,6 @@ def _leads_to(root: Any, saved: SavedByNode) -> bool:
                 if not hasattr(following, "variable"):
                     waiting.append(following)
     return False
-
-
-def _is_nonfinite(record: np.void) -> bool:
-    return bool(record["nan_count"] or record["posinf_count"] or record["neginf_count"])
 
 
 def _is_loud(record: np.void) -> bool:
@@ -157,7 +154,7 @@ class _Search:
     def _state(self, edge: _Edge) -> Optional[bool]:
         """Whether this result is bad; None: it is not known, or its -Inf may be on purpose."""
         record = self._known.get(edge)
-        if record is None or not _is_nonfinite(record):
+        if record is None or not is_nonfinite(record):
             return None if record is None else False
         return self._is_bad(record) or None
 
@@ -239,7 +236,7 @@ class _Search:
 
 def _is_bad_local(value: object) -> bool:
     record = _record(value) if isinstance(value, torch.Tensor) else None
-    return record is not None and _is_nonfinite(record)
+    return record is not None and is_nonfinite(record)
 
 
 def _order(node: Any) -> int:

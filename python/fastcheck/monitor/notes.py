@@ -15,7 +15,7 @@ from fastcheck.record.site import NUMBER_ROLES
 from fastcheck.report.render import WIDTH, parts
 from fastcheck.report.spread import harmless, pending_lines
 from fastcheck.report.summary import step_table, summary, unread_lines
-from fastcheck.utils.text.layout import GUTTER, line_width
+from fastcheck.utils.text.layout import GUTTER, line_width, listed
 
 from .watching import Watching
 
@@ -78,11 +78,9 @@ def monitor_notes(session: Session, nodes: Sequence[ModuleNode]) -> list[str]:
     notes = list(session.notes)
     silent = [node.name for node in nodes if node.is_callable and not node.total_calls]
     if silent:
-        named = ", ".join(silent[:_NAMED_MODULES])
-        more = f" and {len(silent) - _NAMED_MODULES} more" if len(silent) > _NAMED_MODULES else ""
         notes.append(
             "never seen running, because nothing called them or because they are compiled "
-            f"where nothing can be read: {named}{more}"
+            f"where nothing can be read: {listed(silent, _NAMED_MODULES)}"
         )
     return notes + _still_rates(session)
 

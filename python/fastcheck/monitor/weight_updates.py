@@ -25,6 +25,7 @@ from fastcheck.calls.stored import StoredTensor, parameter_ids
 from fastcheck.log.history import History
 from fastcheck.record.format import DTYPES, Flag
 from fastcheck.record.site import Site, SiteTable
+from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.readable import has_memory, is_materialised
 from fastcheck.utils.torch.sharding import local
 from fastcheck.verdict.step import Step
@@ -566,9 +567,7 @@ class StalledWeights:
 
 
 def _names(sites: Sequence[Site]) -> str:
-    names = [site.key for site in sites]
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    return listed([site.key for site in sites], _NAMED)
 
 
 def _unmoved(names: str) -> str:

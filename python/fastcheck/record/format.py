@@ -179,6 +179,11 @@ def nonfinite(records: np.ndarray) -> np.ndarray:
     return found
 
 
+def is_nonfinite(record: np.void) -> bool:
+    """nonfinite() of one record."""
+    return bool(record["nan_count"] or record["posinf_count"] or record["neginf_count"])
+
+
 def overflowed(records: np.ndarray) -> np.ndarray:
     """Which of these records show an overflow: nonfinite() or, of a device that saturates, holding
     its dtype's largest finite magnitude. A boolean array.

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from fastcheck._version import __version__
+from fastcheck.utils.text.layout import listed
 
 # Between two looks at the store while a reduction is not complete.
 _SLICE = timedelta(milliseconds=25)
@@ -342,5 +343,4 @@ def _store_of(group: dist.ProcessGroup) -> Any:
 
 def spell(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0, 1, 2``."""
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {listed(ranks, 8, ', ...')}"

@@ -33,6 +33,7 @@ from fastcheck.backends.table import guarded_streams
 from fastcheck.errors import ConfigError, warn
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE
 from fastcheck.statistics.functions import stats
+from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.readable import has_memory, without_bytes
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.streams import DeviceStreams
@@ -84,9 +85,7 @@ class ReplicaMismatch:
             spelt = "no gradient" if value is None else f"{value:016x}"
             lines.append(f"  checksum:   {spelt} on {_spell_ranks(holders)}")
         if self.others:
-            named = ", ".join(self.others[:_NAMED])
-            more = len(self.others) - _NAMED
-            lines.append(f"  also:       {named}" + (f" and {more:,} more" if more > 0 else ""))
+            lines.append(f"  also:       {listed(self.others, _NAMED)}")
         lines.append(f"  hint:       {self._advice()}")
         return "\n".join(lines)
 

@@ -21,6 +21,7 @@ from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_ids
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates import StaleCopies
+from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.rank import group_size
@@ -294,19 +295,12 @@ class Facts:
                 listener.noticed(self._session.step.index, fact, value, about)
 
     def _name_of(self, parameter: Optional[torch.Tensor]) -> str:
-        found = (stored for stored in self._state.parameters() if stored[2] is parameter)
-        return next(map(_name, found), "a parameter")
-
-
-def _name(stored: StoredTensor) -> str:
-    node, name, _ = stored
-    return f"{node.path}.{name}" if node.path else name
+        found = (n.name_of(name) for n, name, p in self._state.parameters() if p is parameter)
+        return next(found, "a parameter")
 
 
 def _names(parameters: Sequence[StoredTensor]) -> str:
-    names = list(map(_name, parameters))
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    return listed([node.name_of(name) for node, name, _ in parameters], _NAMED)
 
 
 def _updates_of(optimizer: torch.optim.Optimizer) -> int:

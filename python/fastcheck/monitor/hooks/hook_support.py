@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, warn
 from fastcheck.monitor.session.session import Session
+from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.versions import unwrap_compiled
 
@@ -82,10 +83,9 @@ class ModuleTree:
                     found.append(f"{whole} ({type(module).__name__})")
         if not found:
             return ""
-        named = ", ".join(found[:_NAMED_MODULES])
-        more = f" and {len(found) - _NAMED_MODULES} more" if len(found) > _NAMED_MODULES else ""
+        named = listed(found, _NAMED_MODULES)
         return (
-            f"put into the model after fastcheck.install(), and not observed: {named}{more}. Call "
+            f"put into the model after fastcheck.install(), and not observed: {named}. Call "
             "install() when the model is complete"
         )
 

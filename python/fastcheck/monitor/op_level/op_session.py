@@ -328,7 +328,7 @@ class Reach:
             module = node.module()
             for name, p in () if module is None else module._parameters.items():
                 if p is not None:
-                    yield f"{node.path}.{name}" if node.path else name, p
+                    yield node.name_of(name), p
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

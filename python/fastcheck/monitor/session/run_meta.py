@@ -330,6 +330,5 @@ class RunMeta:
             module = node.module()
             for name, parameter in () if module is None else module._parameters.items():
                 if parameter is not None:
-                    path = f"{node.path}.{name}" if node.path else name
-                    found.setdefault(id(parameter), path)
+                    found.setdefault(id(parameter), node.name_of(name))
         return found

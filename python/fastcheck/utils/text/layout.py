@@ -62,6 +62,12 @@ def to_ascii(text: str) -> str:
     return text.encode("ascii", "backslashreplace").decode("ascii")
 
 
+def listed(items: Sequence[object], most: int, rest: str = " and {:,} more") -> str:
+    """The first of them, divided by commas; ``rest`` where there are more than ``most``."""
+    more = len(items) - most
+    return ", ".join(map(str, items[:most])) + (rest.format(more) if more > 0 else "")
+
+
 def paint(text: str, style: str, color: bool) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if color and style and text else text
 

@@ -221,7 +221,7 @@ class StateReader:
                     # float8 has no isfinite().
                     wide = values.float() if values.element_size() == 1 else values
                     if not wide.isfinite().all():
-                        names[f"{node.path}.{name}" if node.path else name] = None
+                        names[node.name_of(name)] = None
         return tuple(names)
 
     def read_gradients(
