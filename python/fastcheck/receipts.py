@@ -106,8 +106,8 @@ def receipt(
     Reads every tensor once, on its device (float32 and float64 three times, for what they are in
     bfloat16 and float16), and waits once. 130 to 260 bytes of JSON a tensor.
     """
-    given = _state(model)
-    readable, unread = _readable(given)
+    given = state_of(model)
+    readable, unread = split_readable(given)
     earlier = {} if before is None else _of(before).tensors
     slices: list[torch.Tensor] = []
     for tensor in readable.values():
@@ -127,8 +127,7 @@ def receipt(
         }
         if name in earlier and earlier[name]["parts"] != parts:
             entry["before"] = earlier[name]["parts"]
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if tensor.numel() and (known := first.setdefault(place, name)) != name:
+        if tensor.numel() and (known := first.setdefault(place_of(tensor), name)) != name:
             entry["tied_to"] = known
         tensors[name] = entry
     return Receipt(tensors, unread)
@@ -150,8 +149,8 @@ def arrival(
         source = CheckpointSource(os.fspath(other), trust)
         state = {name: load() for name, load in source.tensors.items()}
     else:
-        state = _state(other)
-    readable, unread = _readable(state)
+        state = state_of(other)
+    readable, unread = split_readable(state)
     checks = _Checks(wanted, accept="dtype" in accept)
     unexpected = []
     rules = _rules(map)
@@ -260,21 +259,32 @@ def _half(tensor: torch.Tensor, parts: Sequence[str], entry: Mapping[str, Any]) 
 # ---- what is read -------------------------------------------------------------------------------
 
 
-def _state(model: object) -> dict[str, torch.Tensor]:
+def state_of(
+    model: object,
+    refused: str = "there are no weights to read",
+    kinds: tuple[type, ...] = (torch.Tensor,),
+) -> dict[str, Any]:
+    """The tensors of a module or a state_dict, or what else is of these kinds. ``refused``: the
+    text of the ConfigError where there is none.
+    """
     given = model.state_dict() if isinstance(model, torch.nn.Module) else model
     pairs = given.items() if isinstance(given, Mapping) else ()
-    found = {str(key): value for key, value in pairs if isinstance(value, torch.Tensor)}
+    found = {str(key): value for key, value in pairs if isinstance(value, kinds)}
     if not found:
         expected = "a torch.nn.Module with parameters or buffers, or its state_dict()"
-        raise ConfigError(
-            "there are no weights to read", expected=expected, got=type(model).__name__
-        )
+        raise ConfigError(refused, expected=expected, got=type(model).__name__)
     return found
 
 
-def _readable(
+def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Where its elements are: that of a tied weight is the same."""
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def split_readable(
     state: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Those that can be read, and why others can't be, by name."""
     reasons = {name: unreadable_reason(tensor) for name, tensor in state.items()}
     readable = {name: state[name].detach() for name, why in reasons.items() if why is None}
     return readable, {name: why for name, why in reasons.items() if why is not None}

@@ -25,22 +25,20 @@ from fastcheck.errors import (
     first_line,
     local_path,
 )
-from fastcheck.receipts import Arrival, Map, Receipt, arrival
-from fastcheck.record.format import DTYPES
+from fastcheck.receipts import Arrival, Map, Receipt, arrival, place_of, split_readable, state_of
+from fastcheck.record.format import DTYPES, NONFINITE_COUNTS
 from fastcheck.reproducibility.environment import environment
 from fastcheck.statistics.functions import stats
 from fastcheck.statistics.stats import Stats
-from fastcheck.utils.private import create_private
+from fastcheck.utils.private import write_private
 from fastcheck.utils.reading import read_json
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.rank import of_all_ranks, own_rank
-from fastcheck.utils.torch.readable import unreadable_reason
 from fastcheck.utils.torch.sharding import local
 
 # 2: some weights are sealed in parts.
 FORMATS = (1, 2)
 _NAME = "fastcheck.json"
-_SHOWN = 5
 
 # Of each key what a seal keeps of it.
 Entries = dict[str, dict[str, Any]]
@@ -149,29 +147,13 @@ def seal(
 
 def refusal(error: str, bad: Sequence[str], hint: str) -> NonFiniteWeightsError:
     """The exception with the text ``error``, of tensors that are not finite: the keys ``bad``."""
-    got = listed(bad, _SHOWN, ", ...")
+    got = listed(bad, 5, ", ...")
     return NonFiniteWeightsError(error, expected="finite weights", got=got, hint=hint)
-
-
-def find_nonfinite(
-    weights: Mapping[str, torch.Tensor],
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The keys of tensors that hold NaN or infinities, and why others can't be read, by key. Reads
-    and waits as seal() does.
-    """
-    found, unread = _read(weights)
-    return tuple(key for key, one in found.items() if one.nonfinite_count), unread
 
 
 def _own(model: object, in_parts: bool) -> tuple[Entries, dict[str, str]]:
     """What the seal keeps of each tensor that this rank holds, and why others can't be read."""
-    given = model.state_dict() if isinstance(model, torch.nn.Module) else model
-    pairs = given.items() if isinstance(given, Mapping) else ()
-    state: dict[str, Any] = {str(k): v for k, v in pairs if isinstance(v, (torch.Tensor, Part))}
-    if not state:
-        expected = "a torch.nn.Module with parameters or buffers, or its state_dict()"
-        got = type(model).__name__
-        raise ConfigError("there is nothing to seal", expected=expected, got=got)
+    state = state_of(model, "there is nothing to seal", (torch.Tensor, Part))
     parts: dict[str, Part] = {}
     for key, tensor in state.items() if in_parts else ():
         part = tensor if isinstance(tensor, Part) else _part_of(tensor)
@@ -179,7 +161,7 @@ def _own(model: object, in_parts: bool) -> tuple[Entries, dict[str, str]]:
             parts[key], state[key] = part, part.data
     tensors: Entries = {}
     first: dict[tuple[object, ...], str] = {}  # formats without aliases store a tied weight once
-    read, unsealed = _read(state)
+    read, unsealed = read_all(state)
     for key, found in read.items():
         tensor, checksum = state[key], f"{found.checksum:016x}"
         entry = tensors[key] = {
@@ -194,26 +176,23 @@ def _own(model: object, in_parts: bool) -> tuple[Entries, dict[str, str]]:
             part_entry = {"offsets": list(offsets), "sizes": list(sizes), "checksum": checksum}
             entry["parts"] = [part_entry] if found.numel else []
             del entry["checksum"]
-        elif found.numel:
-            place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-            if (earlier := first.setdefault(place, key)) != key:
-                entry["tied_to"] = earlier
+        elif found.numel and (earlier := first.setdefault(place_of(tensor), key)) != key:
+            entry["tied_to"] = earlier
     return tensors, unsealed
 
 
-def _read(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stats], dict[str, str]]:
-    """Each tensor's statistics, read in one call for each device; and why others can't be read."""
-    unread: dict[str, str] = {}
+def read_all(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stats], dict[str, str]]:
+    """Each tensor's statistics, read and waited for in one call for each device; and why others
+    can't be read.
+    """
+    tensors, unread = split_readable(state)
     by_device: dict[torch.device, list[str]] = {}
-    for key, tensor in state.items():
-        if (reason := unreadable_reason(tensor)) is None:
-            by_device.setdefault(tensor.device, []).append(key)
-        else:
-            unread[key] = reason
+    for key, tensor in tensors.items():
+        by_device.setdefault(tensor.device, []).append(key)
     found: dict[str, Stats] = {}
     for keys in by_device.values():
         try:
-            found.update(zip(keys, stats([state[k].detach() for k in keys], order="logical")))
+            found.update(zip(keys, stats([tensors[k] for k in keys], order="logical")))
         except UnsupportedTensorError as error:
             unread.update(dict.fromkeys(keys, str(error)))
     return {key: found[key] for key in state if key in found}, unread
@@ -282,7 +261,6 @@ def _part_of(tensor: torch.Tensor) -> Optional[Part]:
 
 
 def _write(made: Seal) -> None:
-    """As a whole: a reader sees the old file or the new one."""
     content = {
         "fastcheck": "seal",
         "format": 2 if any("parts" in entry for entry in made.tensors.values()) else 1,
@@ -294,16 +272,8 @@ def _write(made: Seal) -> None:
         # A seal travels with its checkpoint: it says nothing of the host and the process.
         "environment": {key: part for key, part in environment().items() if key != "where"},
     }
-    temporary = f"{made.path}.{os.getpid()}.tmp"
-    try:
-        # Holds counts and checksums, no values: as readable as other files.
-        with create_private(temporary, 0o666) as file:
-            file.write(json.dumps(content, indent=1).encode())
-        os.replace(temporary, made.path)
-    except OSError:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    # Holds counts and checksums, no values: as readable as other files.
+    write_private(made.path, json.dumps(content, indent=1).encode(), 0o666)
 
 
 # In checkpoints of Lightning: the state of callbacks, whose best score so far begins as infinity.
@@ -397,9 +367,7 @@ def verify(
     for name, load in source.tensors.items():
         record, extra = record_of(load)
         key = key_of.get(name)
-        bad = 0
-        if not extra.problem:
-            bad = int(record["nan_count"] + record["posinf_count"] + record["neginf_count"])
+        bad = 0 if extra.problem else sum(int(record[kind]) for kind in NONFINITE_COUNTS)
         if bad and key is None and name.startswith(_NOT_TRAINED):
             notes.append(f"{name} holds {bad:,} NaN or infinities, and is not a weight")
         elif bad:
@@ -418,15 +386,10 @@ def verify(
         for key, entry in sealed.items()
         if key not in equal and key not in differing and entry.get("tied_to", key) not in held
     )
+    step, verdict = content["step"], content["verdict"]
+    count = len(sealed) - len(differing) - len(missing)
     return Verification(
-        path=checkpoint,
-        step=content["step"],
-        verdict=content["verdict"],
-        equal=len(sealed) - len(differing) - len(missing),
-        differing=differing,
-        missing=missing,
-        nonfinite=nonfinite,
-        notes=tuple(notes),
+        checkpoint, step, verdict, count, differing, missing, nonfinite, tuple(notes)
     )
 
 
@@ -472,7 +435,7 @@ def _keys_by_name(sealed: Iterable[str], names: Iterable[str]) -> dict[str, str]
 def _read_seal(path: str) -> dict[str, Any]:
     hint = "fastcheck.seal(checkpoint, model) writes one"
     try:
-        content = read_json(path)
+        content: dict[str, Any] = read_json(path)
     except FileNotFoundError as error:
         text = "the checkpoint has no seal"
         raise CompareError(text, expected=path, got="no such file", hint=hint) from error
@@ -483,8 +446,7 @@ def _read_seal(path: str) -> dict[str, Any]:
         text = "this file is not a seal, or is one of a later version"
         expected = f'JSON with "fastcheck": "seal" of format {FORMATS[-1]} or before'
         raise CompareError(text, expected=expected, got=path, hint=hint)
-    made: dict[str, Any] = content
-    return made
+    return content
 
 
 def _is_seal(content: Any) -> bool:

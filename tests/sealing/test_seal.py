@@ -189,4 +189,4 @@ def test_wrong_calls() -> None:
         fastcheck.seal("a.pt", Tied(), step=1.5)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(OSError):
         fastcheck.seal("not/there/a.pt", Tied())
-    assert not [path for path in Path().iterdir() if path.name.endswith(".tmp")]
+    assert not [path for path in Path().iterdir() if path.name.endswith(".part")]

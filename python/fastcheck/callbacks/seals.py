@@ -9,7 +9,7 @@ from typing import Any, Union
 import torch
 
 from fastcheck.errors import UnsealedCheckpointWarning, choice, warn
-from fastcheck.sealing import find_nonfinite, refusal, seal
+from fastcheck.sealing import read_all, refusal, seal
 from fastcheck.utils.torch.rank import of_all_ranks, own_rank
 from fastcheck.utils.torch.sharding import is_part, local
 
@@ -61,7 +61,8 @@ class CheckpointSeals:
         bad: tuple[str, ...] = ()
         unread: dict[str, str] = {}
         try:
-            bad, unread = find_nonfinite(held_weights(weights))
+            found, unread = read_all(held_weights(weights))
+            bad = tuple(key for key, one in found.items() if one.nonfinite_count)
         except Exception as error:  # weights that can't be checked are no reason to stop
             reason = f"{type(error).__name__}: {error}"
             warn(f"{what} is saved unchecked: {reason}", UnsealedCheckpointWarning)

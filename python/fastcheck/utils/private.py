@@ -54,6 +54,18 @@ def create_private(path: str, mode: int = FILE_MODE) -> BinaryIO:
     return os.fdopen(new_file(path, mode), "wb")
 
 
+def write_private(path: str, data: bytes, mode: int = FILE_MODE) -> None:
+    """Writes a file as a whole: a reader sees the old one or the new one."""
+    part = f"{path}.{os.getpid()}.part"
+    try:
+        with create_private(part, mode) as file:
+            file.write(data)
+        os.replace(part, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+
+
 def new_file(path: str, mode: int = FILE_MODE) -> int:
     """The descriptor of a new file, to read and write. A file, a link or a FIFO of this name is
     deleted, and not what it leads to.

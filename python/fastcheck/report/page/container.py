@@ -19,7 +19,6 @@ Kinds of arrays, all little endian, of ``rows`` x ``columns`` cells:
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import os
@@ -31,7 +30,7 @@ from typing import Any, Union
 import numpy as np
 
 from fastcheck.errors import LogError, printable
-from fastcheck.utils.private import create_private
+from fastcheck.utils.private import write_private
 
 _ZERO, _LEAST, _MOST = -32767, -32000, 32000
 
@@ -103,20 +102,14 @@ def write_html(path: Union[str, os.PathLike[str]], page: str) -> int:
     """
     data = page.encode()
     place = os.fspath(path)
-    part = f"{place}.{os.getpid()}.part"
     try:
-        with create_private(part) as file:
-            file.write(data)
-        os.replace(part, place)
+        write_private(place, data)
     except OSError as error:
         raise LogError(
             "the page can't be written",
             expected="a file that can be created, and room for it",
             got=f"{place}: {error.strerror or error}",
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
     return len(data)
 
 
