@@ -125,6 +125,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="fastcheck",
     ),
     NumberRule(
+        kind="invariant", signal="gradients at backward()", names=["nan_kept"], steps=1,
+        condition=_always, is_over=_never, pause="", cause="gradient",
+        text="the gradient of {name} holds NaN, and the last {value} calls of backward() added to "
+        "it, with no update and nothing that cleared it in between: it stays NaN",
+        advice="call optimizer.zero_grad() also where an update is skipped", source="espnet#3283",
+    ),
+    NumberRule(
         kind="invariant", signal="gradients at clipping", names=["clipped_late"], steps=1,
         condition=_always, is_over=_never, pause="", cause="gradient",
         text="gradients were clipped after the update that used them, in {value} updates in a "

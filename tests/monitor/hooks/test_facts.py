@@ -15,14 +15,14 @@ from accuracy.invariants_healthy import HEALTHY
 from accuracy.invariants_programs import FAULTS
 
 
-def texts(program: Callable[[nn.Module, Any], None], steps: int = 15) -> list[str]:
+def texts(program: Callable[[nn.Module, Any], None], steps: int = 15, **options: Any) -> list[str]:
     """What a loop of this step is told of, as an event."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with fastcheck.install(model) as monitor:
+        with fastcheck.install(model, **options) as monitor:
             for _ in range(steps):
                 program(model, optimizer)
     return [event.text for event in monitor.watch.events if event.kind == "invariant"]
@@ -57,6 +57,40 @@ def test_gradients_that_are_cleared_now_and_then(to_none: bool) -> None:
             optimizer.zero_grad(set_to_none=to_none)
 
     assert not texts(program, 60)
+
+
+@pytest.mark.parametrize("parts", [1, 4, 20])
+@pytest.mark.parametrize("kind", ["kept", "cleared", "finite", "updated", "put back"])
+def test_nan_to_which_backward_only_adds(kind: str, parts: int) -> None:
+    """A loop skips an update whose gradients are not finite, and clears them only after one."""
+    count = iter(range(100))
+    others: list[Any] = []
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        step = next(count)
+        for part in range(parts):
+            is_bad = part == 0 and (step == 5 or (kind == "put back" and step > 5))
+            (loss(model) * (float("nan") if is_bad and kind != "finite" else 1.0)).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if step < 5 or (kind != "finite" and torch.isfinite(norm)):
+            optimizer.step()
+            optimizer.zero_grad()
+        elif kind == "cleared":
+            optimizer.zero_grad()
+        elif kind == "put back" and step % 2:
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        elif kind == "updated" and step % 2:
+            others.append(torch.optim.SGD(model.parameters(), 0.0) if not others else others[0])
+            others[0].step()
+
+    steps = 6 + max(44 // parts, 6)
+    found = [text for text in texts(program, steps, overflow_nums=-1) if "holds NaN" in text]
+    if kind == "kept":
+        assert len(found) == 1 and "the gradient of 0.weight holds NaN" in found[0]
+        assert f"the last {max(40, 4 * parts)} calls of backward() added to it" in found[0]
+    else:
+        assert not found
 
 
 def test_momentum_of_the_loops_own() -> None:

@@ -1,8 +1,9 @@
 """Facts of a training loop that no record holds, for the invariants of the watch.
 
-Each is an order of calls or a flag of a module, found without reading a tensor: whether gradients
-were cleared between two updates, when they were clipped, what scaler.scale() was given, in which
-mode the model is. A fact is told when it has held in so many updates in a row, once.
+Each is an order of calls or a flag of a module: whether gradients were cleared between two updates,
+when they were clipped, what scaler.scale() was given, in which mode the model is. A fact is told
+when it has held in so many updates in a row, once. One reads a tensor: gradients to which many
+calls of backward() have added without an update, once for all of these.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from fastcheck.monitor.weight_updates import StaleCopies
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.memory_ref import MemoryRef
+from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.rank import group_size
-from fastcheck.utils.torch.readable import has_memory, is_materialised
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
 
 from .stored.state_reader import StateReader
 
@@ -53,6 +55,9 @@ class _Chain:
         # backward() has left a gradient since the last update.
         self.had_gradient = False
         self.updates = 0
+        # Calls of backward() that have added to the gradient since the last update; the most before
+        # an update.
+        self.added = self.most_added = 0
         # Of each scheduler of the optimizer the calls since the last update, and all.
         self.schedulers: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
@@ -86,6 +91,24 @@ class _Chain:
         memory = left[0] if left is not None and is_known else MemoryRef(gradient)
         self._left = memory, gradient._version, id(gradient)
 
+    def backward_began(self) -> None:
+        is_as_left = self.is_as_left()
+        self.has_backward = True
+        self.is_whole = self.is_whole and is_as_left
+        self.added = self.added if is_as_left else 0
+
+    def keeps_nan(self) -> bool:
+        """Whether the gradient holds NaN, after four times as many calls of backward() without an
+        update as the program makes for one. Waits for a device, at no other call.
+        """
+        if self.added != 4 * max(self.most_added + 1, UPDATES):
+            return False
+        gradient = self.gradient
+        if gradient is None or not (can_hold_nonfinite(gradient) and can_read(gradient)):
+            return False
+        with unobserved(), no_grad():
+            return bool(gradient.isnan().any())
+
     def backward_ended(self) -> None:
         optimizer = self._optimizer()
         if self.gradient is None and optimizer is not None:
@@ -97,12 +120,16 @@ class _Chain:
             )
             self._place = next(places, None)
             self.is_whole = False
+        gradient, left = self.gradient, self._left
+        if gradient is not None and left is not None and left[0].is_of(gradient):
+            self.added += left[1] != gradient._version
         self.leave(is_new=True)
         self.had_gradient = self._left is not None
 
     def update_ended(self) -> None:
         self.leave()
         self.updates += 1
+        self.most_added, self.added = max(self.most_added, self.added), 0
         self.is_whole, self.has_backward, self.had_gradient = True, False, False
 
 
@@ -143,14 +170,16 @@ class Facts:
         """backward() is called on these."""
         self._runs.pop(("dropout_on", 0), None)
         for chain in self._chains.values():
-            chain.has_backward = True
-            chain.is_whole = chain.is_whole and chain.is_as_left()
+            chain.backward_began()
         self._is_unscaled |= any(one.is_of(root) for one in self._unscaled for root in roots)
 
     def backward_ended(self) -> None:
         """It has made gradients."""
         for chain in self._chains.values():
             chain.backward_ended()
+            if "nan_kept" not in self._told and chain.keeps_nan():
+                self._told.add("nan_kept")
+                self._tell("nan_kept", chain.added, self._name_of(chain.parameter))
 
     def scaled(self, outputs: Any) -> None:
         """GradScaler.scale() was given these."""
@@ -206,6 +235,9 @@ class Facts:
         if chain is None:
             chain = self._chains[optimizer] = _Chain(optimizer)
         chain.update_ended()
+        # Another may hold the same parameters.
+        for chain in self._chains.values():
+            chain.added = 0
 
     def scheduler_stepped(self, scheduler: Any) -> None:
         """A learning rate scheduler has stepped, of whatever optimizer."""
