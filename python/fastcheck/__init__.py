@@ -33,6 +33,7 @@ from fastcheck.report.error import OverflowDetected
 from fastcheck.reproducibility.environment import environment
 from fastcheck.reproducibility.inventory import inventory
 from fastcheck.reproducibility.seeds import Seeds, seed_all
+from fastcheck.resuming import Resumption
 from fastcheck.sealing import NonFiniteWeightsError, Seal, Verification, seal, verify
 from fastcheck.statistics.functions import checksum, exponents, found_nonfinite, stats
 from fastcheck.statistics.stats import Stats, StatsList
@@ -86,6 +87,7 @@ __all__ = [
     "Receipt",
     "Relation",
     "Rerun",
+    "Resumption",
     "Seal",
     "Seeds",
     "Share",

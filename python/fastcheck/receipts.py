@@ -15,9 +15,9 @@ import torch
 
 from fastcheck.comparison.relation import dtype_name
 from fastcheck.comparison.sources.checkpoint import CheckpointSource
-from fastcheck.errors import CompareError, ConfigError, did_you_mean
+from fastcheck.errors import CompareError, ConfigError, UnsupportedTensorError, did_you_mean
 from fastcheck.statistics.functions import stats
-from fastcheck.statistics.stats import StatsList
+from fastcheck.statistics.stats import Stats, StatsList
 from fastcheck.utils.reading import read_json
 from fastcheck.utils.torch.rank import own_rank
 from fastcheck.utils.torch.readable import unreadable_reason
@@ -288,6 +288,23 @@ def split_readable(
     reasons = {name: unreadable_reason(tensor) for name, tensor in state.items()}
     readable = {name: state[name].detach() for name, why in reasons.items() if why is None}
     return readable, {name: why for name, why in reasons.items() if why is not None}
+
+
+def read_all(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stats], dict[str, str]]:
+    """Each tensor's statistics, read and waited for in one call for each device; and why others
+    can't be read.
+    """
+    tensors, unread = split_readable(state)
+    by_device: dict[torch.device, list[str]] = {}
+    for key, tensor in tensors.items():
+        by_device.setdefault(tensor.device, []).append(key)
+    found: dict[str, Stats] = {}
+    for keys in by_device.values():
+        try:
+            found.update(zip(keys, stats([tensors[k] for k in keys], order="logical")))
+        except UnsupportedTensorError as error:
+            unread.update(dict.fromkeys(keys, str(error)))
+    return {key: found[key] for key in state if key in found}, unread
 
 
 def _formats(tensor: torch.Tensor) -> Sequence[torch.dtype]:

@@ -20,16 +20,22 @@ from fastcheck.errors import (
     CompareError,
     ConfigError,
     FastcheckError,
-    UnsupportedTensorError,
     choice,
     first_line,
     local_path,
 )
-from fastcheck.receipts import Arrival, Map, Receipt, arrival, place_of, split_readable, state_of
+from fastcheck.receipts import Arrival, Map, Receipt, arrival, place_of, read_all, state_of
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS
 from fastcheck.reproducibility.environment import environment
+from fastcheck.resuming import (
+    Resumption,
+    Tree,
+    held_to,
+    is_tree,
+    training_tree,
+    weights_tree,
+)
 from fastcheck.statistics.functions import stats
-from fastcheck.statistics.stats import Stats
 from fastcheck.utils.private import write_private
 from fastcheck.utils.reading import read_json
 from fastcheck.utils.text.layout import listed
@@ -66,7 +72,8 @@ class Seal:
     """What seal() wrote.
 
     ``path``: the JSON file. ``nonfinite``: the keys of tensors that hold NaN or infinities.
-    ``unsealed``: the keys of tensors that can't be read, each with the reason.
+    ``unsealed``: the keys of tensors that can't be read, each with the reason. ``resume``: with
+    ``resume=True``, fingerprints of the state of the run, by part.
     """
 
     path: str
@@ -74,6 +81,7 @@ class Seal:
     tensors: dict[str, dict[str, Any]]
     nonfinite: tuple[str, ...]
     unsealed: dict[str, str]
+    resume: Optional[Tree] = None
 
     @property
     def is_finite(self) -> bool:
@@ -96,6 +104,8 @@ def seal(
     step: Optional[int] = None,
     nonfinite: str = "mark",
     together: bool = False,
+    resume: bool = False,
+    **parts: Any,
 ) -> Seal:
     """Writes a checksum for each tensor of ``model.state_dict()`` beside a checkpoint.
 
@@ -118,6 +128,12 @@ def seal(
             over them (FSDP2 and other DTensors): each rank reads its own parts, rank 0 writes one
             seal of all, and the exceptions are the same on all ranks. The ranks exchange the
             checksums; no weight is gathered.
+        resume: the seal also has what else a run goes on from: the states of Python's, NumPy's and
+            torch's generators, and the ``parts``. ``verify(path, resume=model)`` in the resumed
+            program names what did not come back. What one rank holds; not with ``together``.
+        parts: with ``resume``, by a name of your own: whatever has ``state_dict()`` (optimizer,
+            scheduler, scaler, sampler, data loader), a torch.Generator, or a mapping
+            (``position={"epoch": 3, "batch": 120}``).
 
     Returns:
         A Seal.
@@ -133,13 +149,20 @@ def seal(
     choice("nonfinite", nonfinite, ("mark", "refuse"))
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise ConfigError("step is not an int", expected="an int, or None", got=repr(step))
+    tree = training_tree(model, parts) if resume else None
+    if parts and not resume:
+        expected = "one of seal()'s options, or resume=True, which seals these parts too"
+        raise ConfigError("unknown option", expected=expected, got=", ".join(parts))
+    if resume and together:
+        expected = "resume=True on a rank that holds whole weights, without together=True"
+        raise ConfigError("both seal() together and resume", expected=expected, got="both")
     tensors, unsealed = _of_all_ranks(model) if together else _own(model, in_parts=False)
     bad = tuple(key for key, entry in tensors.items() if entry["nan"] or entry["inf"])
     if bad and nonfinite == "refuse":
         text = f"{len(bad):,} of {len(tensors):,} weights are not finite"
         hint = 'nonfinite="mark" seals these all the same, marked'
         raise refusal(text, bad, f"go back to the last sealed checkpoint; {hint}")
-    made = Seal(seal_path(checkpoint), step, tensors, bad, unsealed)
+    made = Seal(seal_path(checkpoint), step, tensors, bad, unsealed, tree)
     if not together or own_rank() == 0:
         _write(made)
     return made
@@ -179,23 +202,6 @@ def _own(model: object, in_parts: bool) -> tuple[Entries, dict[str, str]]:
         elif found.numel and (earlier := first.setdefault(place_of(tensor), key)) != key:
             entry["tied_to"] = earlier
     return tensors, unsealed
-
-
-def read_all(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stats], dict[str, str]]:
-    """Each tensor's statistics, read and waited for in one call for each device; and why others
-    can't be read.
-    """
-    tensors, unread = split_readable(state)
-    by_device: dict[torch.device, list[str]] = {}
-    for key, tensor in tensors.items():
-        by_device.setdefault(tensor.device, []).append(key)
-    found: dict[str, Stats] = {}
-    for keys in by_device.values():
-        try:
-            found.update(zip(keys, stats([tensors[k] for k in keys], order="logical")))
-        except UnsupportedTensorError as error:
-            unread.update(dict.fromkeys(keys, str(error)))
-    return {key: found[key] for key in state if key in found}, unread
 
 
 # ---- weights that are spread over ranks ---------------------------------------------------------
@@ -269,6 +275,7 @@ def _write(made: Seal) -> None:
         "nonfinite": list(made.nonfinite),
         "tensors": made.tensors,
         "unsealed": made.unsealed,
+        **({} if made.resume is None else {"resume": made.resume}),
         # A seal travels with its checkpoint: it says nothing of the host and the process.
         "environment": {key: part for key, part in environment().items() if key != "where"},
     }
@@ -320,6 +327,14 @@ def verify(
     accept: Sequence[str] = (),
     trust: bool = False,
 ) -> Arrival: ...
+@overload
+def verify(
+    checkpoint: str,
+    *,
+    resume: torch.nn.Module,
+    accept: Sequence[str] = (),
+    **parts: Any,
+) -> Resumption: ...
 def verify(
     checkpoint: Any,
     receipt: Any = None,
@@ -327,11 +342,15 @@ def verify(
     map: Map = None,
     accept: Sequence[str] = (),
     trust: bool = False,
-) -> Union[Verification, Arrival]:
-    """Reads a checkpoint and holds it to its seal, or weights to a receipt.
+    resume: Optional[torch.nn.Module] = None,
+    **parts: Any,
+) -> Union[Verification, Arrival, Resumption]:
+    """Reads a checkpoint and holds it to its seal, or weights to a receipt, or a resumed run to the
+    seal of the checkpoint that it was resumed from.
 
         fastcheck.verify("model.pt")  # the seal beside it
         fastcheck.verify(engine_model, receipt, map="vllm")
+        fastcheck.verify("model.pt", resume=model, optimizer=optimizer)  # all is loaded
 
     Args:
         checkpoint: a file of torch, safetensors or NumPy, or a directory of them, such as a sharded
@@ -344,15 +363,39 @@ def verify(
             the receipt, one below the other. ``*`` stands for anything:
             ``{"*.qkv.weight": ["*.q.weight", "*.k.weight", "*.v.weight"]}``. ``"vllm"`` is built
             in (qkv_proj, gate_up_proj).
-        accept: with a receipt, ``("dtype",)``: a cast is as good.
+        accept: with a receipt, ``("dtype",)``: a cast is as good. With ``resume``, names of what
+            is not verified, such as ``"random.python"`` or ``"scheduler"``.
         trust: load files that torch.load reads only with ``weights_only=False``, which runs code
             of the file.
+        resume: the model of a program that has loaded the checkpoint and has not gone on yet; the
+            seal was written with ``seal(resume=True)``, and the checkpoint itself is not read.
+        parts: with ``resume``, those that were given to seal(), by the same names.
+
+    Returns:
+        A Verification; with a receipt an Arrival, with ``resume`` a Resumption.
 
     Raises:
         CompareError: there is no seal or no checkpoint, or it can't be read.
+        ConfigError: parts that can't be read, or without ``resume``.
 
-    Reads on the host, a tensor at a time; with a receipt where the weights are, all at once.
+    Reads on the host, a tensor at a time; with a receipt or ``resume`` where the weights are, all
+    at once.
     """
+    if parts and resume is None:
+        expected = "one of verify()'s options, or resume=model, with which these parts are verified"
+        raise ConfigError("unknown option", expected=expected, got=", ".join(parts))
+    if resume is not None:
+        content = _read_seal(seal_path(checkpoint))
+        sealed_tree = content.get("resume")
+        if sealed_tree is None:
+            hint = "fastcheck.seal(checkpoint, model, resume=True, optimizer=optimizer) writes one"
+            text, expected = "the seal has no state of a run", "a seal of resume=True"
+            raise CompareError(text, expected=expected, got=seal_path(checkpoint), hint=hint)
+        now = training_tree(resume, parts)
+        now["weights"] = weights_tree(*_own(resume, in_parts=False))
+        sealed_weights = weights_tree(content["tensors"], content["unsealed"])
+        sealed_tree = {"weights": sealed_weights, **sealed_tree}
+        return held_to(sealed_tree, now, content["step"], accept)
     if receipt is not None:
         return arrival(checkpoint, receipt, map=map, accept=accept, trust=trust)
     content = _read_seal(seal_path(checkpoint))
@@ -456,6 +499,8 @@ def _is_seal(content: Any) -> bool:
         and content["format"] in FORMATS
         and type(content.get("step", False)) in (int, type(None))
         and all(map(_is_entry, content["tensors"].values()))
+        and isinstance(content.get("resume", {}), dict)
+        and is_tree(content.get("resume", {}))
     )
 
 

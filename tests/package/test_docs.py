@@ -139,6 +139,8 @@ def test_the_code_of_a_page_gives_parameters_that_exist(page: Path) -> None:
             function = call.func
             if isinstance(function, ast.Attribute) and ast.unparse(function.value) == "fastcheck":
                 parameters = inspect.signature(getattr(fastcheck, function.attr)).parameters
+                if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+                    continue
                 given = {keyword.arg for keyword in call.keywords}
                 wrong += [f"{function.attr}({name}=)" for name in given - set(parameters)]
     assert wrong == []

@@ -1,0 +1,266 @@
+"""The state of a run as a tree of fingerprints, which seal(resume=True) writes, and what of it did
+not come back where the run goes on: ``verify(path, resume=model)``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+import numpy as np
+import torch
+
+from fastcheck.errors import ConfigError, printable
+from fastcheck.receipts import read_all
+from fastcheck.utils.torch.training_state import Generators
+
+# A leaf is a list of three texts: what kind of value it is, what tells it from others of its kind,
+# and the value itself, where it is short and no text of the user.
+Leaf = list[str]
+Tree = dict[str, Any]
+_SHOWN = 20
+_GENERATOR = "the state of a generator"
+_UNREAD = "unread"
+# Names that are parts already, and options of verify().
+_RESERVED = ("random", "weights", "accept", "map", "receipt", "trust")
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What verify(resume=) found. ``bool()`` of it: everything that was sealed came back.
+
+    ``equal``: how many values are as they were sealed. ``differing``: by name, what did not come
+    back, and how it is instead. ``notes``: what was not verified.
+    """
+
+    step: Optional[int]
+    equal: int
+    differing: dict[str, str]
+    notes: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.equal) and not self.differing
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f" after step {self.step:,}"
+        lines = [f"{self.equal:,} values are as they were sealed{step}"]
+        lines += [f"{name}: {text}" for name, text in list(self.differing.items())[:_SHOWN]]
+        if len(self.differing) > _SHOWN:
+            lines.append(f"and {len(self.differing) - _SHOWN:,} more (differing has all)")
+        lines += [*self.notes[:_SHOWN], "resumed" if self else "NOT RESUMED"]
+        return printable("\n".join(lines), keep="\n")
+
+
+# ---- what is sealed -----------------------------------------------------------------------------
+
+
+def training_tree(model: object, parts: Mapping[str, Any]) -> Tree:
+    """The states of the random generators and of ``parts``, all but the weights."""
+    if not isinstance(model, torch.nn.Module):
+        expected, got = "a torch.nn.Module", type(model).__name__
+        raise ConfigError("resume needs the model itself", expected=expected, got=got)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    tree: Tree = {}
+    tensors: dict[str, tuple[Leaf, torch.Tensor]] = {}
+    for name, part in parts.items():
+        if name in _RESERVED:
+            expected = "another name: this one is an option, or what fastcheck seals itself"
+            raise ConfigError("a part has a reserved name", expected=expected, got=name)
+        tree[name] = _tree(_state_of(name, part, names), name, tensors)
+    read, _ = read_all({path: tensor for path, (_, tensor) in tensors.items()})
+    for path, found in read.items():
+        leaf, tensor = tensors[path]
+        shown = _shown(tensor.item()) if found.numel == 1 else ""
+        shown = shown or ("zeros" if found.numel and found.zero_count == found.numel else "")
+        leaf[:] = [_kind(found.dtype, found.numel), f"{found.checksum:016x}", shown]
+    random = Generators().to_dict()
+    devices = random.pop("devices")
+    tree["random"] = {name: _generator(state) for name, state in random.items()}
+    for device, states in devices.items():
+        tree["random"].update({f"{device}:{n}": _generator(one) for n, one in enumerate(states)})
+    return tree
+
+
+def weights_tree(entries: Mapping[str, Mapping[str, Any]], unread: Iterable[str]) -> Tree:
+    """The same of the weights, from the ``tensors`` and ``unsealed`` of a seal."""
+    read = {
+        key: [_kind(entry["dtype"], entry["numel"]), entry.get("checksum", ""), ""]
+        for key, entry in entries.items()
+    }
+    return {**read, **{key: [_UNREAD, "", ""] for key in unread}}
+
+
+def _kind(dtype: str, numel: int) -> str:
+    return f"{numel:,} of {dtype}"
+
+
+def _state_of(name: str, part: Any, names: Mapping[int, str]) -> Any:
+    if isinstance(part, (Mapping, torch.Generator)):
+        return part
+    if isinstance(part, type) or not callable(getattr(part, "state_dict", None)):
+        expected = "an object with state_dict(), a torch.Generator, or a mapping"
+        hint = f'{name}={{"epoch": epoch, "batch": batch}}, of what has no state_dict()'
+        raise ConfigError(f"{name} can't be sealed", expected=expected, got=repr(part), hint=hint)
+    state = part.state_dict()
+    groups = getattr(part, "param_groups", None)
+    return state if groups is None else _by_parameter(state, groups, names)
+
+
+def _by_parameter(state: Any, groups: Sequence[Any], names: Mapping[int, str]) -> Any:
+    """An optimizer's state_dict with the names of parameters for their numbers: the same number may
+    be another parameter after a resume.
+    """
+    if not isinstance(state, Mapping) or not {"state", "param_groups"} <= set(state):
+        return state
+    name_of = {
+        number: names.get(id(parameter), f"parameter {number}")
+        for packed, group in zip(state["param_groups"], groups)
+        for number, parameter in zip(packed["params"], group["params"])
+    }
+    return {
+        **state,
+        "state": {name_of.get(number, number): held for number, held in state["state"].items()},
+        "param_groups": [
+            {**packed, "params": {name_of.get(number, number): True for number in packed["params"]}}
+            for packed in state["param_groups"]
+        ],
+    }
+
+
+def _tree(value: Any, path: str, tensors: dict[str, tuple[Leaf, torch.Tensor]]) -> Any:
+    """Leaves of tensors are filled in afterwards, all at once."""
+    if isinstance(value, torch.Generator):
+        return _generator(value.get_state())
+    if isinstance(value, torch.Tensor):
+        leaf = [_UNREAD, "", ""]
+        tensors[path] = leaf, value
+        return leaf
+    if isinstance(value, (list, tuple)) and len(value) <= _SHOWN:
+        value = dict(enumerate(value))
+    if isinstance(value, Mapping):
+        return {str(k): _tree(held, f"{path}.{k}", tensors) for k, held in value.items()}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return ["a number", repr(value), _shown(value)]
+    if isinstance(value, np.ndarray):
+        return [f"{value.shape} of {value.dtype}", _digest(value.tolist()), ""]
+    if _is_plain(value):
+        return [f"{len(value):,} in a {type(value).__name__}", _digest(value), ""]
+    return [_UNREAD, "", ""]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether its repr() depends on its content alone."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, bytes))
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if type(value) is int else str(value)
+
+
+def _generator(state: Any) -> Leaf:
+    return [_GENERATOR, _digest(state), ""]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(_plain(value)).encode("utf-8", "replace")).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def is_tree(value: Any) -> bool:
+    """Whether this is what training_tree() returns, as far as JSON tells."""
+    if isinstance(value, list):
+        return len(value) == 3 and all(isinstance(one, str) for one in value)
+    return isinstance(value, dict) and all(map(is_tree, value.values()))
+
+
+# ---- what came back -----------------------------------------------------------------------------
+
+
+def held_to(sealed: Tree, now: Tree, step: Optional[int], accept: Sequence[str]) -> Resumption:
+    """Names each value of ``sealed`` that ``now`` does not have."""
+    found = _Findings(sealed, (accept,) if isinstance(accept, str) else tuple(accept))
+    for name, value in sealed.items():
+        if name in now:
+            found.compare(name, value, now[name])
+        else:
+            found.differs(name, "was sealed, and is not given to verify()")
+    found.notes += [f"{name} was not sealed" for name in now if name not in sealed]
+    return Resumption(step, found.equal, found.differing, tuple(found.notes))
+
+
+class _Findings:
+    def __init__(self, sealed: Tree, accept: Sequence[str]) -> None:
+        self._accept = accept
+        leaves = list(_leaves(sealed, ""))
+        counts = Counter(leaf[1] for _, leaf in leaves)
+        self._owner = {leaf[1]: path for path, leaf in leaves if counts[leaf[1]] == 1}
+        self.equal = 0
+        self.differing: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def differs(self, path: str, text: str) -> None:
+        if not self._accepts(path):
+            self.differing[path] = text
+
+    def _accepts(self, path: str) -> bool:
+        return any(f"{path}.".startswith(f"{one}.") for one in self._accept)
+
+    def compare(self, path: str, sealed: Union[Tree, Leaf], now: Union[Tree, Leaf]) -> None:
+        if self._accepts(path):
+            self.notes.append(f"{path} was not verified (accept)")
+        elif isinstance(sealed, dict) and isinstance(now, dict):
+            if len(sealed) > 1 and not set(sealed) & set(now):
+                self.differs(path, f"none of its {len(sealed):,} sealed entries is there")
+                return
+            for key, value in sealed.items():
+                if key in now:
+                    self.compare(f"{path}.{key}", value, now[key])
+                else:
+                    self.differs(f"{path}.{key}", "missing")
+            for key in now:
+                # Entries of other kinds come and go with versions.
+                if key not in sealed and path.endswith(".param_groups"):
+                    self.differs(f"{path}.{key}", "a group that was not sealed")
+        elif isinstance(sealed, dict) or isinstance(now, dict):
+            self.differs(path, "of another structure than what was sealed")
+        elif _UNREAD in (sealed[0], now[0]):
+            self.notes.append(f"{path} can't be read, and was not verified")
+        elif sealed[:2] == now[:2]:
+            self.equal += 1
+        else:
+            self.differs(path, self._difference(path, sealed, now))
+
+    def _difference(self, path: str, sealed: Leaf, now: Leaf) -> str:
+        if sealed[0] != now[0]:
+            return f"{now[0]}, sealed as {sealed[0]}"
+        if sealed[0] == _GENERATOR:
+            return "not in its sealed state: not restored, or drawn from since"
+        if sealed[2] and now[2]:
+            return f"{now[2]}, sealed as {sealed[2]}"
+        owner = self._owner.get(now[1], "")
+        ends = [(one.partition(".")[0], one.rpartition(".")[2]) for one in (owner, path)]
+        if ends[0] == ends[1] and not now[2]:  # exp_avg of one parameter, for another's
+            return f"other values: those that {owner} had"
+        return f"other values{now[2] and ': ' + now[2]}"
+
+
+def _leaves(tree: Union[Tree, Leaf], path: str) -> Iterator[tuple[str, Leaf]]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}.{key}" if path else key)
+    else:
+        yield path, tree
