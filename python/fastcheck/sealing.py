@@ -384,6 +384,8 @@ def verify(
     if parts and resume is None:
         expected = "one of verify()'s options, or resume=model, with which these parts are verified"
         raise ConfigError("unknown option", expected=expected, got=", ".join(parts))
+    if resume is not None and receipt is not None:
+        raise ConfigError("a receipt and resume", expected="one of the two", got="both")
     if resume is not None:
         content = _read_seal(seal_path(checkpoint))
         sealed_tree = content.get("resume")

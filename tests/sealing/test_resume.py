@@ -400,6 +400,9 @@ def test_only_a_model_is_resumed(saved: Run) -> None:
         fastcheck.seal("other.pt", saved.model.state_dict(), resume=True)
     with pytest.raises(fastcheck.ConfigError, match="unknown option"):
         fastcheck.verify("last.pt", optimizer=saved.optimizer)  # type: ignore[call-overload]
+    receipt = fastcheck.receipt(saved.model)
+    with pytest.raises(fastcheck.ConfigError, match="a receipt and resume"):
+        fastcheck.verify("last.pt", receipt, resume=saved.model)  # type: ignore[call-overload]
 
 
 def test_a_seal_without_the_state_of_a_run(saved: Run) -> None:
