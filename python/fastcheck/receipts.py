@@ -15,7 +15,7 @@ import torch
 
 from fastcheck.comparison.relation import dtype_name
 from fastcheck.comparison.sources.checkpoint import CheckpointSource
-from fastcheck.errors import CompareError, ConfigError, UnsupportedTensorError, did_you_mean
+from fastcheck.errors import CompareError, ConfigError, UnsupportedTensorError, choice
 from fastcheck.statistics.functions import stats
 from fastcheck.statistics.stats import Stats, StatsList
 from fastcheck.utils.reading import read_json
@@ -360,14 +360,7 @@ def _rules(given: Map) -> _Rules:
     if given is None:
         return []
     if isinstance(given, str):
-        if given not in MAPS:
-            raise ConfigError(
-                "unknown map",
-                expected=f"a mapping, or one of {', '.join(MAPS)}",
-                got=repr(given),
-                hint=did_you_mean(given, MAPS),
-            )
-        given = MAPS[given]
+        given = MAPS[choice("map", given, MAPS, "a mapping")]
     return [
         (
             re.compile("(.*)".join(map(re.escape, name.split("*")))),

@@ -95,9 +95,7 @@ class Renaming:
         for left, right in rules.items():
             if right.count("*") > left.count("*"):
                 raise ConfigError(
-                    "a renaming has more * on the right than on the left",
-                    expected='as many, such as "layers.*.attn": "blocks.*.self_attention"',
-                    got=f"{left!r}: {right!r}",
+                    f"a renaming has more * on the right than on the left: {left!r}: {right!r}"
                 )
 
     @classmethod
@@ -117,9 +115,7 @@ class Renaming:
         for left, right in rename.items():
             if not (isinstance(left, str) and isinstance(right, str) and left):
                 raise ConfigError(
-                    "a renaming must be a pair of names",
-                    expected='names as text: {"encoder.layers": "bert.encoder.layer"}',
-                    got=f"{left!r}: {right!r}",
+                    f"a renaming must be a pair of names as text, got {left!r}: {right!r}"
                 )
         return cls(rename)
 

@@ -279,10 +279,7 @@ class Dumper:
             return self
         if self._was_used:
             raise ConfigError(
-                "this Dumper was already used",
-                expected="one for each step",
-                got=f"a second with of the one for {self.path}",
-                hint='with fastcheck.Dumper("dump", step=i): ...',
+                'this Dumper was already used: each step takes its own, Dumper("dump", step=i)'
             )
         self._was_used = True
         self._stack = contextlib.ExitStack()

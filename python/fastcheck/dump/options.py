@@ -40,9 +40,7 @@ def check_options(
 ) -> Options:
     """ConfigError for the first that can't be used."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ConfigError(
-            "step must be an int >= 0", expected="an int >= 0", got=repr(step), hint="step=i"
-        )
+        raise ConfigError(f"step must be an int >= 0, got {step!r}")
     choice("level", level, ("op", "module"))
     choice("record", record, DEPTHS)
     choice("order", order, ORDERS)

@@ -305,9 +305,7 @@ def advice_of(
     names = candidates(formats)
     if not isinstance(session, RangeSession):
         raise ConfigError(
-            "this monitor does not count exponents",
-            expected='fastcheck.install(model, record="range")',
-            got="a monitor with another record=",
+            'this monitor does not count exponents: install(record="range") makes one that does'
         )
     with session.lock:
         return session.precision_advice(tolerance, names)

@@ -66,9 +66,7 @@ class Exponents:
         self.words: np.ndarray = np.asarray(words, np.int64)
         if self.words.shape != (EXPONENT_WORDS,):
             raise ConfigError(
-                "these are not the counts of exponents",
-                expected=f"{EXPONENT_WORDS} words",
-                got=f"shape {self.words.shape}",
+                f"counts of exponents are {EXPONENT_WORDS} words, got the shape {self.words.shape}"
             )
 
     @property
@@ -249,17 +247,15 @@ class Exponents:
 def _checked_block(block: int) -> int:
     if block in _MAXIMA:
         return block
-    raise ConfigError("there are no such blocks", expected="32 or 16", got=repr(block))
+    raise ConfigError(f"blocks have 32 or 16 elements, got {block!r}")
 
 
 def _check_scale(found: NumberFormat | BlockFormat, scale: float) -> None:
     is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
     if not is_number or not 0 < scale < math.inf:
-        raise ConfigError("scale can't be used", expected="a number above 0", got=repr(scale))
+        raise ConfigError(f"scale must be a number above 0, got {scale!r}")
     if isinstance(found, BlockFormat) and scale != 1:
-        raise ConfigError(
-            f"{found.name} has scales of its own", expected="scale=1", got=f"scale={scale!r}"
-        )
+        raise ConfigError(f"{found.name} has scales of its own: scale must be 1, got {scale!r}")
 
 
 def _percent(share: float) -> str:

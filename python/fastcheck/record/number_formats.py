@@ -97,10 +97,6 @@ def number_format(name: str) -> Union[NumberFormat, BlockFormat]:
         ConfigError: there is no such format.
     """
     if not isinstance(name, str):
-        raise ConfigError(
-            "format is not a name",
-            expected='the name of a format, such as "float16" or "mxfp8"',
-            got=repr(name),
-        )
+        raise ConfigError(f'format is not a name, such as "float16" or "mxfp8": {name!r}')
     known: dict[str, Union[NumberFormat, BlockFormat]] = {**NUMBER_FORMATS, **BLOCK_FORMATS}
     return known[choice("format", _ALIASES.get(name, name), known)]

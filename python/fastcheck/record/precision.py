@@ -114,12 +114,7 @@ def check_tolerance(tolerance: float) -> None:
     """ConfigError if it is no share from 0 to below 1."""
     is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
     if not is_number or not 0 <= tolerance < 1:
-        raise ConfigError(
-            "tolerance can't be used",
-            expected="a share from 0 to below 1",
-            got=repr(tolerance),
-            hint="0.001: one in a thousand elements may become zero",
-        )
+        raise ConfigError(f"tolerance must be a share from 0 to below 1, got {tolerance!r}")
 
 
 def candidates(formats: Optional[Sequence[str]]) -> tuple[str, ...]:
@@ -129,11 +124,7 @@ def candidates(formats: Optional[Sequence[str]]) -> tuple[str, ...]:
     if formats is None:
         return CANDIDATES
     if isinstance(formats, str) or not formats:
-        raise ConfigError(
-            "formats can't be used",
-            expected='names of formats, such as formats=("nvfp4", "float8_e4m3fn")',
-            got=repr(formats),
-        )
+        raise ConfigError(f"formats must be names of number formats, got {formats!r}")
     return tuple(number_format(name).name for name in formats)
 
 

@@ -28,7 +28,7 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
         ConfigError: ``model`` is no torch.nn.Module.
     """
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError("this is not a model", expected="a torch.nn.Module", got=f"{model!r:.80}")
+        raise ConfigError(f"expected a torch.nn.Module, got {model!r:.80}")
     parameters: dict[str, Any] = {}
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -73,12 +73,7 @@ def seed_all(seed: int, deterministic: bool = True) -> Seeds:
     libraries have read their variables. Synchronises nothing.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _MAX_SEED:
-        raise ConfigError(
-            f"seed must be an int in [0, {_MAX_SEED}]",
-            expected=f"an int from 0 to {_MAX_SEED}",
-            got=repr(seed),
-            hint="seed_all(0)",
-        )
+        raise ConfigError(f"seed must be an int in [0, {_MAX_SEED}], got {seed!r}")
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

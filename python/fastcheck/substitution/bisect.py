@@ -103,11 +103,7 @@ def bisect(
     choice("by", by, _BY)
     for name, function in (("run", run), ("metric", metric)):
         if not callable(function):
-            raise ConfigError(
-                f"{name} can't be called",
-                expected="run(override), and metric(what run returned)",
-                got=repr(function),
-            )
+            raise ConfigError(f"{name} must be callable, got {function!r}")
     chosen = override(ops, modules, device=device, dtype=dtype)  # checks the options
     search = _Search(run, metric, chosen.elsewhere, _BY[by])
     selection = make_selection("op", ops, modules, None, None)

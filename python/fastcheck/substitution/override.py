@@ -70,22 +70,14 @@ def override(
     every time.
     """
     if device is None and dtype is None:
-        raise ConfigError(
-            "override() changes nothing",
-            expected='device="cpu", dtype=torch.float32, or both',
-            got="neither",
-        )
+        raise ConfigError("override() changes nothing without device= or dtype=")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ConfigError(
-            "dtype must be a floating-point dtype",
-            expected="a floating-point dtype of torch, such as torch.float32",
-            got=repr(dtype),
-        )
+        raise ConfigError(f"dtype must be a floating-point dtype of torch, got {dtype!r}")
     try:
         place = None if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(
-            "device must be a torch.device", expected='such as "cpu"', got=repr(device)
+            f'device must be a torch.device, such as "cpu", got {device!r}'
         ) from error
     if not isinstance(random, bool) or (random and place is None):
         raise ConfigError(
@@ -120,12 +112,7 @@ class Override:
 
     def __enter__(self) -> Override:
         if self._stack is not None:
-            raise ConfigError(
-                "this override is already entered",
-                expected="one block at a time",
-                got="a block within its own",
-                hint="call fastcheck.override() again for another one",
-            )
+            raise ConfigError("this override is already entered; override() makes another one")
         calls = _CallRouter(self)
         with contextlib.ExitStack() as stack:
             calls.tracker.start()

@@ -321,9 +321,7 @@ def replica_check(
 ) -> ReplicaCheck:
     """A ReplicaCheck, or ConfigError where there is nothing to compare with."""
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ConfigError(
-            "every must be an int >= 1", expected="steps between checks", got=repr(every)
-        )
+        raise ConfigError(f"every must be an int >= 1, got {every!r}")
     is_on = dist.is_available() and dist.is_initialized()
     ranks = dist.get_world_size(group) if is_on else 1
     if ranks < 2:

@@ -690,12 +690,10 @@ class Session:
     def begin_at(self, step: int) -> None:
         """The first step has this number. ConfigError: it is not one, or something was read."""
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ConfigError("step must be an int >= 0", expected="0, 1, 2, ...", got=repr(step))
+            raise ConfigError(f"step must be an int >= 0, got {step!r}")
         if self.next_seq:
             raise ConfigError(
-                "begin_at() was called too late",
-                expected="a call before the model has run",
-                got=f"a call after {self.next_seq:,} tensors were read",
+                f"begin_at() was called too late, after {self.next_seq:,} tensors were read"
             )
         self.step = self.new_step(step)
         self.is_active = self.config.observes(step)
