@@ -840,3 +840,39 @@ def test_a_bad_batch_is_named_with_its_first_bad_element_and_row() -> None:
         "first bad element of input[0] is [5, 2], in row 5 of the batch: 2 of 8 rows hold" in text
     )
     assert "look at the data, not at the model" in text
+
+
+class _Growing(nn.Module):
+    """Returns what it is given times a number that grows from call to call."""
+
+    factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.factor *= 2.0**14
+        return x * self.factor
+
+
+class _Block(nn.Module):
+    """May leave its norm out."""
+
+    def __init__(self, calls_norm: bool, act: nn.Module) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8).requires_grad_(calls_norm)
+        self.act, self.calls_norm = act, calls_norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.act(self.norm(x) if self.calls_norm else x)
+
+
+@pytest.mark.parametrize("calls_norm", [True, False])
+def test_a_norm_that_is_never_called_is_named_where_numbers_grow(calls_norm: bool) -> None:
+    model = nn.Sequential(_Block(True, nn.Tanh()), _Block(calls_norm, _Growing()))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-30)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for _ in range(30):
+            optimizer.zero_grad()
+            model(torch.arange(16.0).view(2, 8)).mean().backward()
+            optimizer.step()
+    assert stop.value.report.silent_norms == (() if calls_norm else ("1.norm (LayerNorm)",))
+    is_named = "1.norm (LayerNorm) was never seen running" in " ".join(str(stop.value).split())
+    assert is_named == (not calls_norm)

@@ -39,6 +39,7 @@ def test_what_is_rare_comes_back() -> None:
         dump=dump,
         learning_rates=(("AdamW", 0.1), ("AdamW", float("nan"))),
         left_out_by=("every=2",),
+        silent_norms=("norm (LayerNorm)",),
         batch="shard 7",
         scale=float("inf"),
     )

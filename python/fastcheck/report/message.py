@@ -95,6 +95,7 @@ def _report(given: Any, is_replay: bool = False) -> StopReport:
         page=known.of("page", str, None),
         batch=known.of("batch", int, str, None),
         made_by=known.maybe("made_by", _made_by),
+        silent_norms=known.all("silent_norms", str),
     )
 
 

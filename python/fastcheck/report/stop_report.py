@@ -110,7 +110,9 @@ class StopReport:
     options that leave modules or steps unread. ``page``: the path of the log as an HTML page, if
     this rank has written one. ``batch``: what the step trains on, if ``monitor.batch()`` or
     ``monitor.step(batch_id=)`` named it. ``made_by``: the operator that made the culprit's numbers,
-    of a module-level stop; None where nothing was looked for.
+    of a module-level stop; None where nothing was looked for. ``silent_norms``: the norms beside
+    the culprit's module, or beside what that lies in, that no call of was seen, though the module
+    that holds them had one that was over.
     """
 
     culprit: Event
@@ -138,3 +140,4 @@ class StopReport:
     page: str | None = None
     batch: int | str | None = None
     made_by: MadeBy | None = None
+    silent_norms: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -252,6 +253,9 @@ def _placement(nodes: Sequence[ModuleNode]) -> dict[str, Any]:
     return placement(module for module in roots if module is not None)
 
 
+_NORM = re.compile(r"(?:Batch|Group|Instance|Layer|RMS)Norm")
+
+
 class RunMeta:
     """Gathers what goes into the meta file. Costs nothing until it is written. ``compiled``: the
     modules that ran inside torch.compile, by index; what runs there adds them.
@@ -287,6 +291,27 @@ class RunMeta:
         if self._config.level == "op":
             made |= to_meta(unread)
         return made
+
+    def silent_norms(self, path: str) -> tuple[str, ...]:
+        """The norms beside this module, or beside one that it lies in, of which no call was seen,
+        though one of the module that holds them is over; the nearest first.
+        """
+        if self._compiled:  # what runs there may be seen by nobody
+            return ()
+        nodes = {node.path: node for node in self._nodes}
+        found: list[str] = []
+        while path:
+            path = path.rpartition(".")[0]
+            holder = nodes.get(path)
+            # The last of its calls may be under way.
+            if holder is not None and holder.total_calls > 1:
+                found += [
+                    f"{node.path} ({node.type_name})"
+                    for node in self._nodes
+                    if node.path and node.path.rpartition(".")[0] == path
+                    if node.enabled and not node.total_calls and _NORM.search(node.type_name)
+                ]
+        return tuple(found)
 
     def learning_rates(self) -> tuple[tuple[str, float], ...]:
         """Of each group of the optimizers that have stepped, by class; no number on a device."""

@@ -148,6 +148,7 @@ def build_report(
         style=session.config.stop.style,
         learning_rates=meta.learning_rates(),
         left_out_by=session.left_out_by,
+        silent_norms=meta.silent_norms(culprit.site.module),
         **_update(session, finding, step),
     )
 

@@ -96,6 +96,11 @@ def _upstream(case: Case) -> Iterator[Advice]:
 def growth(case: Case) -> Iterator[Advice]:
     trend = case.trend
     if trend.has_grown and trend.growth is not None:
+        if case.silent_norms:
+            yield Advice(
+                f"{case.silent_norms[0]} was never seen running, though the module that holds it "
+                "was: is it left out of forward()?"
+            )
         yield Advice(
             f"Stop the growth ({format_factor(trend.growth)} over the steps shown): lower the "
             f"learning rate{case.rates} or warm up for longer, clip gradients, or put a LayerNorm "

@@ -99,6 +99,7 @@ class Case:
     inputs_before: tuple[RecordStatistics | None, ...] = ()
     learning_rates: tuple[tuple[str, float], ...] = ()
     left_out_by: tuple[str, ...] = ()
+    silent_norms: tuple[str, ...] = ()
     operation: Operation | None = None
     #: The line that assigned a bad value, where it came into the loss without a graph.
     source: str = ""

@@ -284,6 +284,7 @@ def _case(report: StopReport) -> Case:
         ),
         learning_rates=report.learning_rates,
         left_out_by=report.left_out_by,
+        silent_norms=report.silent_norms,
         operation=_operation(report, reading, inputs),
         source="" if made is None or made.operator else made.variable.partition(": ")[2],
     )
