@@ -13,6 +13,7 @@ import torch
 
 import fastcheck
 from accuracy.stress_models import Book, Key
+from fastcheck.backends import complete_records
 from fastcheck.backends.portable import checksum, constants, values
 from fastcheck.backends.portable import many as portable_many
 from fastcheck.monitor.hooks import optimizers
@@ -95,8 +96,10 @@ def check_records(
 
 
 def held_bytes(fake: Any) -> list[int]:
-    """Allocated bytes of each device, without the portable backend's constants."""
-    for module in (checksum, constants, portable_many, values):
+    """Allocated bytes of each device, without what is cached: constants, and the identities of the
+    records that stats() makes, of a stop's operands too.
+    """
+    for module in (checksum, complete_records, constants, portable_many, values):
         for function in vars(module).values():
             if hasattr(function, "cache_clear"):
                 function.cache_clear()

@@ -19,6 +19,7 @@ from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
 from .call_again import Search, bad_element, run_again, run_pass_again, running_call
+from .hooks.optimizers import watchers
 from .loss_graph import search_derivatives, search_graph
 from .reruns import Install
 
@@ -72,7 +73,7 @@ class Makers:
         """From calls that are over. What was in the way, if nothing is found."""
         said: Optional[MadeBy] = None
         is_off = session.config.runs_again or innermost_transform() is not None
-        if is_off or group_size(None) > 1:
+        if is_off or group_size(None) > 1 or _may_block(session):
             return None
         for held in _passes_of(culprit, site, session):
             made = run_pass_again(held, search, session, self._install)
@@ -89,6 +90,8 @@ class Makers:
             return None
         if culprit.verdict is not Verdict.ORIGIN or innermost_transform() is not None:
             return None
+        if _may_block(session):
+            return None
         is_forward = torch._C._current_graph_task_id() == -1 and step is session.step
         running = running_call(call) if is_forward else None
         if running is None:
@@ -103,6 +106,13 @@ class Makers:
                 "one alone may leave the others waiting.",
             )
         return run_again(running, session, self._install)
+
+
+def _may_block(session: Session) -> bool:
+    """Whether other monitors may wait, with Python's lock, for the one under which the operators of
+    a second run are read, while it waits for the device.
+    """
+    return session.is_deferred and sum(1 for _ in watchers) > 1
 
 
 def _passes_of(finding: Finding, site: Site, session: Session) -> Iterator[Pass]:

@@ -44,6 +44,18 @@ def test_in_the_call() -> None:
     assert made.line.endswith("in <lambda>")
 
 
+def test_beside_another_monitor_nothing_runs_again() -> None:
+    """Its thread could wait with Python's lock for what waits for the device."""
+    model = nn.Sequential(nn.Linear(4, 4), Apply(lambda x: (-x.abs() - 1).sqrt())).to(NAME)
+    with (
+        fastcheck.install(nn.Linear(1, 1)),
+        fastcheck.install(model, sync="call"),
+        pytest.raises(fastcheck.OverflowDetected) as stop,
+    ):
+        model(torch.ones(2, 4).to(NAME))
+    assert stop.value.report.made_by is None
+
+
 class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
