@@ -821,6 +821,10 @@ def test_what_is_held_of_calls() -> None:
         model["first"](torch.rand((1 << 21) + 1, 8))
         model["first"](torch.rand(4, 8))
         assert [len(one.args[0]) for one in passes.held] == [4]
+        model["first"](torch.rand(4, 8)).exp().mean().backward()
+        derivatives = monitor._session.backwards.derivatives
+        assert len(derivatives.graphs) == 1
+    assert not passes.held and not derivatives.graphs  # remove()
 
 
 def test_a_bad_batch_is_named_with_its_first_bad_element_and_row() -> None:

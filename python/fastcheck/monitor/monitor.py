@@ -239,9 +239,13 @@ class Monitor(Pictures, PrecisionResults):
                 self._log_is_whole = not log.failed
                 log.sync()
                 log.close()
-        with self._boundary.at_end:
-            self._boundary.finish(waits_for_ranks)
-            self._deliver()
+        try:
+            with self._boundary.at_end:
+                self._boundary.finish(waits_for_ranks)
+                self._deliver()
+        finally:
+            with session.lock:
+                session.let_go()
 
     @property
     def events(self) -> tuple[Event, ...]:

@@ -687,6 +687,11 @@ class Session:
         self.passes.drop_before(self.step.index - 3 * self.is_deferred)
         self.is_active = self.config.observes(self.step.index)
 
+    def let_go(self) -> None:
+        """No stop will ask any more for what is held of calls and of graphs."""
+        self.passes.drop_before(self.step.index + 1)
+        self.backwards.derivatives.clear()
+
     def begin_at(self, step: int) -> None:
         """The first step has this number. ConfigError: it is not one, or something was read."""
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
