@@ -212,6 +212,14 @@ SLOW = (
 )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _deterministic_algorithms_as_before() -> Iterator[None]:
+    """seed_all() switches torch's deterministic algorithms on."""
+    were_on = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(were_on)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name = f"{item.path.relative_to(TESTS).as_posix()}::{item.nodeid.partition('::')[2]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,6 @@ from torch import nn
 import fastcheck
 from accuracy.sides_programs import train_resumed, train_split
 from support.programs.compare_runs import answers
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _algorithms_as_before() -> Iterator[None]:
-    """The programs call seed_all()."""
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def test_a_perfect_resume_is_identical_from_where_it_continues(tmp_path: Path) -> None:
