@@ -351,7 +351,7 @@ def test_the_debugger_checks_overflows(tmp_path: Path) -> None:
         net(torch.full((1, 2), float("inf"))).sum().backward()
         debugger.step()
     assert debugger._watch is not None
-    debugger._watch.monitor.remove()
+    debugger._watch.close()
     assert overflows_of(tmp_path)
 
 
