@@ -719,7 +719,7 @@ def test_the_backward_of_a_criterion_that_is_installed() -> None:
     model, criterion = nn.Sequential(nn.Linear(8, 8)), Distance()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     monitor = fastcheck.install(model, criterion)
-    with monitor, pytest.raises(fastcheck.OverflowDetected) as stop:
+    with pytest.raises(fastcheck.OverflowDetected) as stop:
         for index, x in enumerate(batches(4)):
             optimizer.zero_grad()
             criterion(model(x) * (index != 2), index == 2).backward()
@@ -729,6 +729,7 @@ def test_the_backward_of_a_criterion_that_is_installed() -> None:
     assert "Distance was run again on its inputs, forward and backward" in made.how
     # The monitor of the run has not seen it.
     assert [one.call.node.path for one in monitor._session.passes.held] == ["", "Distance"]
+    monitor.remove()
     assert stop.value.report.event_count == 1
 
 
