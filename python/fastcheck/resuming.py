@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 import numpy as np
 import torch
 
-from fastcheck.errors import ConfigError, printable
+from fastcheck.errors import CompareError, ConfigError, printable
 from fastcheck.receipts import read_all
 from fastcheck.utils.torch.training_state import Generators
 
@@ -54,6 +54,13 @@ class Resumption:
         return printable("\n".join(lines), keep="\n")
 
 
+def check_parts(parts: Mapping[str, Any], resume: object, call: str, wants: str) -> None:
+    """Raises ConfigError for the names of parts in a call without ``resume``."""
+    if parts and resume in (None, False):
+        expected = f"one of {call}()'s options, or {wants}"
+        raise ConfigError("unknown option", expected=expected, got=", ".join(parts))
+
+
 # ---- what is sealed -----------------------------------------------------------------------------
 
 
@@ -82,15 +89,6 @@ def training_tree(model: object, parts: Mapping[str, Any]) -> Tree:
     for device, states in devices.items():
         tree["random"].update({f"{device}:{n}": _generator(one) for n, one in enumerate(states)})
     return tree
-
-
-def weights_tree(entries: Mapping[str, Mapping[str, Any]], unread: Iterable[str]) -> Tree:
-    """The same of the weights, from the ``tensors`` and ``unsealed`` of a seal."""
-    read = {
-        key: [_kind(entry["dtype"], entry["numel"]), entry.get("checksum", ""), ""]
-        for key, entry in entries.items()
-    }
-    return {**read, **{key: [_UNREAD, "", ""] for key in unread}}
 
 
 def _kind(dtype: str, numel: int) -> str:
@@ -182,16 +180,38 @@ def _plain(value: Any) -> Any:
 
 def is_tree(value: Any) -> bool:
     """Whether this is what training_tree() returns, as far as JSON tells."""
-    if isinstance(value, list):
-        return len(value) == 3 and all(isinstance(one, str) for one in value)
-    return isinstance(value, dict) and all(map(is_tree, value.values()))
+    return isinstance(value, dict) and all(
+        len(one) == 3 and all(isinstance(text, str) for text in one)
+        if isinstance(one, list)
+        else is_tree(one)
+        for one in value.values()
+    )
 
 
 # ---- what came back -----------------------------------------------------------------------------
 
 
-def held_to(sealed: Tree, now: Tree, step: Optional[int], accept: Sequence[str]) -> Resumption:
-    """Names each value of ``sealed`` that ``now`` does not have."""
+# The ``tensors`` and ``unsealed`` of a seal: what it keeps of each weight, and why not of others.
+Weights = tuple[Mapping[str, Mapping[str, Any]], Mapping[str, str]]
+
+
+def resumption(
+    seal: Mapping[str, Any],
+    path: str,
+    model: torch.nn.Module,
+    weights: Weights,
+    parts: Mapping[str, Any],
+    accept: Sequence[str],
+) -> Resumption:
+    """Names each value of the seal at ``path`` that a model with these weights and parts does not
+    have. Raises CompareError if the seal has no state of a run.
+    """
+    if seal.get("resume") is None:
+        hint = "fastcheck.seal(checkpoint, model, resume=True, optimizer=optimizer) writes one"
+        text, expected = "the seal has no state of a run", "a seal of resume=True"
+        raise CompareError(text, expected=expected, got=path, hint=hint)
+    now = {**training_tree(model, parts), "weights": _weights_tree(weights)}
+    sealed = {"weights": _weights_tree((seal["tensors"], seal["unsealed"])), **seal["resume"]}
     found = _Findings(sealed, (accept,) if isinstance(accept, str) else tuple(accept))
     for name, value in sealed.items():
         if name in now:
@@ -199,7 +219,16 @@ def held_to(sealed: Tree, now: Tree, step: Optional[int], accept: Sequence[str])
         else:
             found.differs(name, "was sealed, and is not given to verify()")
     found.notes += [f"{name} was not sealed" for name in now if name not in sealed]
-    return Resumption(step, found.equal, found.differing, tuple(found.notes))
+    return Resumption(seal["step"], found.equal, found.differing, tuple(found.notes))
+
+
+def _weights_tree(weights: Weights) -> Tree:
+    entries, unread = weights
+    read = {
+        key: [_kind(entry["dtype"], entry["numel"]), entry.get("checksum", ""), ""]
+        for key, entry in entries.items()
+    }
+    return {**read, **{key: [_UNREAD, "", ""] for key in unread}}
 
 
 class _Findings:

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional, Union, overload
+from typing import Any, Optional, Union, overload
 
 import numpy as np
 import torch
@@ -27,20 +27,13 @@ from fastcheck.errors import (
 from fastcheck.receipts import Arrival, Map, Receipt, arrival, place_of, read_all, state_of
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS
 from fastcheck.reproducibility.environment import environment
-from fastcheck.resuming import (
-    Resumption,
-    Tree,
-    held_to,
-    is_tree,
-    training_tree,
-    weights_tree,
-)
+from fastcheck.resuming import Resumption, Tree, check_parts, is_tree, resumption, training_tree
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.private import write_private
 from fastcheck.utils.reading import read_json
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.rank import of_all_ranks, own_rank
-from fastcheck.utils.torch.sharding import local
+from fastcheck.utils.torch.sharding import Part, part_of
 
 # 2: some weights are sealed in parts.
 FORMATS = (1, 2)
@@ -48,17 +41,6 @@ _NAME = "fastcheck.json"
 
 # Of each key what a seal keeps of it.
 Entries = dict[str, dict[str, Any]]
-
-
-class Part(NamedTuple):
-    """``data`` is what a rank holds of a tensor of ``numel`` elements: those that begin at
-    ``offsets`` and have the shape ``sizes``.
-    """
-
-    data: torch.Tensor
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    numel: int
 
 
 class NonFiniteWeightsError(FastcheckError):
@@ -150,9 +132,7 @@ def seal(
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise ConfigError("step is not an int", expected="an int, or None", got=repr(step))
     tree = training_tree(model, parts) if resume else None
-    if parts and not resume:
-        expected = "one of seal()'s options, or resume=True, which seals these parts too"
-        raise ConfigError("unknown option", expected=expected, got=", ".join(parts))
+    check_parts(parts, resume, "seal", "resume=True, which seals these parts too")
     if resume and together:
         expected = "resume=True on a rank that holds whole weights, without together=True"
         raise ConfigError("both seal() together and resume", expected=expected, got="both")
@@ -179,27 +159,26 @@ def _own(model: object, in_parts: bool) -> tuple[Entries, dict[str, str]]:
     state = state_of(model, "there is nothing to seal", (torch.Tensor, Part))
     parts: dict[str, Part] = {}
     for key, tensor in state.items() if in_parts else ():
-        part = tensor if isinstance(tensor, Part) else _part_of(tensor)
+        part = tensor if isinstance(tensor, Part) else part_of(tensor)
         if part is not None:
             parts[key], state[key] = part, part.data
     tensors: Entries = {}
     first: dict[tuple[object, ...], str] = {}  # formats without aliases store a tied weight once
     read, unsealed = read_all(state)
     for key, found in read.items():
-        tensor, checksum = state[key], f"{found.checksum:016x}"
         entry = tensors[key] = {
             "dtype": found.dtype,
             "numel": found.numel,
-            "checksum": checksum,
+            "checksum": f"{found.checksum:016x}",
             "nan": found.nan_count,
             "inf": found.posinf_count + found.neginf_count,
         }
         if key in parts:
             _, offsets, sizes, entry["numel"] = parts[key]
-            part_entry = {"offsets": list(offsets), "sizes": list(sizes), "checksum": checksum}
+            part_entry = {"offsets": list(offsets), "sizes": list(sizes)}
+            part_entry["checksum"] = entry.pop("checksum")
             entry["parts"] = [part_entry] if found.numel else []
-            del entry["checksum"]
-        elif found.numel and (earlier := first.setdefault(place_of(tensor), key)) != key:
+        elif found.numel and (earlier := first.setdefault(place_of(state[key]), key)) != key:
             entry["tied_to"] = earlier
     return tensors, unsealed
 
@@ -250,17 +229,6 @@ def merged(ranks: Sequence[Entries]) -> tuple[Entries, dict[str, str]]:
                 "holds a part has to call seal(together=True)"
             )
     return {key: entry for key, entry in tensors.items() if key not in left_out}, left_out
-
-
-def _part_of(tensor: torch.Tensor) -> Optional[Part]:
-    """This rank's part of a DTensor; None of any other tensor, and of partial sums. No
-    communication.
-    """
-    chunks = getattr(tensor, "__create_chunk_list__", None)  # as DCP asks for them
-    if chunks is None or any(one.is_partial() for one in getattr(tensor, "placements", ())):
-        return None
-    (chunk,) = chunks()
-    return Part(local(tensor), tuple(chunk.offsets), tuple(chunk.sizes), tensor.numel())
 
 
 # ---- the file -----------------------------------------------------------------------------------
@@ -381,23 +349,12 @@ def verify(
     Reads on the host, a tensor at a time; with a receipt or ``resume`` where the weights are, all
     at once.
     """
-    if parts and resume is None:
-        expected = "one of verify()'s options, or resume=model, with which these parts are verified"
-        raise ConfigError("unknown option", expected=expected, got=", ".join(parts))
+    check_parts(parts, resume, "verify", "resume=model, which verifies these parts too")
     if resume is not None and receipt is not None:
         raise ConfigError("a receipt and resume", expected="one of the two", got="both")
     if resume is not None:
-        content = _read_seal(seal_path(checkpoint))
-        sealed_tree = content.get("resume")
-        if sealed_tree is None:
-            hint = "fastcheck.seal(checkpoint, model, resume=True, optimizer=optimizer) writes one"
-            text, expected = "the seal has no state of a run", "a seal of resume=True"
-            raise CompareError(text, expected=expected, got=seal_path(checkpoint), hint=hint)
-        now = training_tree(resume, parts)
-        now["weights"] = weights_tree(*_own(resume, in_parts=False))
-        sealed_weights = weights_tree(content["tensors"], content["unsealed"])
-        sealed_tree = {"weights": sealed_weights, **sealed_tree}
-        return held_to(sealed_tree, now, content["step"], accept)
+        path, weights = seal_path(checkpoint), _own(resume, in_parts=False)
+        return resumption(_read_seal(path), path, resume, weights, parts, accept)
     if receipt is not None:
         return arrival(checkpoint, receipt, map=map, accept=accept, trust=trust)
     content = _read_seal(seal_path(checkpoint))
@@ -431,11 +388,9 @@ def verify(
         for key, entry in sealed.items()
         if key not in equal and key not in differing and entry.get("tied_to", key) not in held
     )
-    step, verdict = content["step"], content["verdict"]
     count = len(sealed) - len(differing) - len(missing)
-    return Verification(
-        checkpoint, step, verdict, count, differing, missing, nonfinite, tuple(notes)
-    )
+    about = (checkpoint, content["step"], content["verdict"], count)
+    return Verification(*about, differing, missing, nonfinite, tuple(notes))
 
 
 def _difference(record: np.void, load: Loader, entry: Mapping[str, Any]) -> str:
@@ -501,7 +456,6 @@ def _is_seal(content: Any) -> bool:
         and content["format"] in FORMATS
         and type(content.get("step", False)) in (int, type(None))
         and all(map(_is_entry, content["tensors"].values()))
-        and isinstance(content.get("resume", {}), dict)
         and is_tree(content.get("resume", {}))
     )
 

@@ -17,8 +17,8 @@ from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
 from fastcheck.monitor.session.session import Session
-from fastcheck.sealing import Part
 from fastcheck.utils.torch.rank import group_size
+from fastcheck.utils.torch.sharding import Part
 
 from .seals import CheckpointSeals
 from .wrapping import replace, wrap_step

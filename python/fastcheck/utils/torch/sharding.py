@@ -1,5 +1,5 @@
 """Sharded optimizers (FSDP2, DeepSpeed's ZeRO 3): decides over all shards whether an update is bad,
-and finds what a rank keeps of a parameter.
+and finds what a rank keeps of a parameter, and where in it that lies.
 
 A rank holds only a part of every gradient.
 
@@ -9,10 +9,21 @@ equal, and so is what each rank decides.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 import torch.distributed as dist
+
+
+class Part(NamedTuple):
+    """``data`` is what a rank holds of a tensor of ``numel`` elements: those that begin at
+    ``offsets`` and have the shape ``sizes``.
+    """
+
+    data: torch.Tensor
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    numel: int
 
 
 def kept_part(tensor: Any) -> Optional[torch.Tensor]:
@@ -44,6 +55,17 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     if inner is None and hasattr(tensor, "ds_tensor"):
         inner = kept_part(tensor)
     return inner if isinstance(inner, torch.Tensor) else tensor
+
+
+def part_of(tensor: torch.Tensor) -> Optional[Part]:
+    """This rank's part of a DTensor; None of any other tensor, and of partial sums. No
+    communication.
+    """
+    chunks = getattr(tensor, "__create_chunk_list__", None)  # as DCP asks for them
+    if chunks is None or any(one.is_partial() for one in getattr(tensor, "placements", ())):
+        return None
+    (chunk,) = chunks()
+    return Part(local(tensor), tuple(chunk.offsets), tuple(chunk.sizes), tensor.numel())
 
 
 def is_part(tensor: torch.Tensor) -> bool:
