@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 import torch
@@ -61,8 +61,9 @@ class Arrival:
     """What verify(model, receipt) found. ``bool()`` of it: every weight of the receipt is there and
     equal to the bit (or cast, where that was allowed).
 
-    ``equal``: how many are. ``differing``: by name in the other model, what is wrong. ``missing``:
-    names of the receipt that nothing holds. ``unexpected``: names that the receipt does not have.
+    ``equal``: how many are, ``cast`` of them cast. ``differing``: by name in the other model, what
+    is wrong. ``missing``: names of the receipt that nothing holds. ``unexpected``: names that the
+    receipt does not have.
     """
 
     rank: int
@@ -70,13 +71,15 @@ class Arrival:
     differing: dict[str, str]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    cast: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.equal) and not (self.differing or self.missing)
 
     def __str__(self) -> str:
-        count = f"{self.equal:,} weights are equal to the bit"
+        count = f"{self.equal - self.cast:,} weights are equal to the bit"
+        count += f", {self.cast:,} are cast" if self.cast else ""
         lines = [f"rank {self.rank}: {count}" if self.rank else count]
         lines += [f"{name}: {text}" for name, text in self.differing.items()]
         lines += [f"{name}: missing" for name in self.missing]
@@ -152,23 +155,32 @@ def arrival(
         state = state_of(other)
     readable, unread = split_readable(state)
     checks = _Checks(wanted, accept="dtype" in accept)
-    unexpected = []
+    unexpected, notes = [], []
     rules = _rules(map)
-    for name, tensor in readable.items():
+    for name in state:
         sources = _sources(name, rules, wanted)
-        if not sources:
+        if name in unread and sources:
+            checks.leave(name, sources, f"can't be read: {unread[name]}")
+        elif name in unread:
+            notes.append(f"{name} can't be read: {unread[name]}")
+        elif sources:
+            checks.hold(name, readable[name], sources)
+        else:
             unexpected.append(name)
-            continue
-        checks.hold(name, tensor, sources)
     arrived = set(checks.equal)
     missing = tuple(
         name
         for name, entry in wanted.items()
         if name not in checks.seen and entry.get("tied_to", name) not in arrived
     )
-    notes = tuple(f"{name} can't be read: {why}" for name, why in unread.items())
     return Arrival(
-        own_rank(), len(checks.equal), checks.differing, missing, tuple(unexpected), notes
+        own_rank(),
+        len(checks.equal),
+        checks.differing,
+        missing,
+        tuple(unexpected),
+        tuple(notes),
+        checks.cast,
     )
 
 
@@ -183,8 +195,14 @@ class _Checks:
             for parts in entry["parts"].values()
         }
         self.equal: list[str] = []
+        self.cast = 0
         self.seen: set[str] = set()
         self.differing: dict[str, str] = {}
+
+    def leave(self, name: str, sources: Sequence[str], why: str) -> None:
+        """Of a tensor that is not held to its sources."""
+        self.seen |= set(sources)
+        self.differing[name] = why
 
     def hold(self, name: str, tensor: torch.Tensor, sources: Sequence[str]) -> None:
         self.seen |= set(sources)
@@ -200,6 +218,7 @@ class _Checks:
                 problems.append(problem if len(sources) == 1 else f"{source} in it: {problem}")
             else:
                 self.equal.append(source)
+                self.cast += dtype_name(piece.dtype) != self._wanted[source]["dtype"]
         if problems:
             self.differing[name] = "; ".join(problems)
 
@@ -246,14 +265,18 @@ def _half(tensor: torch.Tensor, parts: Sequence[str], entry: Mapping[str, Any]) 
     right = [one == other for one, other in zip(parts, sealed)]
     if not any(right) or len(parts) != len(sealed):
         return ""
-    texts, row, before = [], 0, entry.get("before", {}).get(dtype, [None] * len(parts))
+    texts, row, is_known = [], 0, False
+    before = entry.get("before", {}).get(dtype, [None] * len(parts))
     for part, is_right, found, old in zip(_slices(tensor), right, parts, before):
         last = row + len(part) - 1
         if not is_right:
-            what = "old" if found == old else "zeros" if not part.any() else "of other values"
-            texts.append(f"rows {row:,} to {last:,} are {what}")
+            what = "old" if found == old else "zeros" if not part.any() else ""
+            rows = f"rows {row:,} to {last:,}"
+            texts.append(f"{rows} are {what}" if what else f"other values in {rows}")
+            is_known |= bool(what)
         row = last + 1
-    return f"half written: {', '.join(texts)}; the others are equal to the bit"
+    name = "half written: " if is_known else ""
+    return f"{name}{', '.join(texts)}; the others are equal to the bit"
 
 
 # ---- what is read -------------------------------------------------------------------------------

@@ -42,6 +42,11 @@ PROVED: list[tuple[str, Change]] = [
         "element 59 differs, the others",
         lambda w: torch.cat([w.flatten()[:-1], w[0, :1] * 2]).view(6, 10),
     ),
+    (
+        "2 elements from 3 to 50 differ, the others",
+        lambda w: w.flatten().index_add(0, torch.tensor([3, 50]), torch.ones(2)).view(6, 10),
+    ),
+    ("all zeros", torch.zeros_like),
     ("it is rows 2 to 4 of reference", lambda w: w[2:5]),
     ("reference is columns 0 to 9 of actual", lambda w: torch.cat([w, w[:, :2]], 1)),
 ]
@@ -50,6 +55,7 @@ NOT_PROVED: list[Change] = [
     lambda w: w.bfloat16() * 1.01,
     lambda w: w.t() * torch.linspace(1, 1.01, 60).view(10, 6),
     lambda w: w * 1.0001 + 1e-4,
+    lambda w: w.to(torch.complex128),
 ]
 
 
@@ -88,6 +94,36 @@ def test_quantised_with_its_scale(weight: torch.Tensor) -> None:
     assert "quantised" not in reason(
         {"w": quantised(weight.flip(0)), "w_scale": steps(weight)}, weight
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("transposed: dimensions 1 and 2", lambda w: w.transpose(1, 2).contiguous()),
+        ("transposed: as NCHW to NHWC", lambda w: w.permute(0, 2, 3, 1).contiguous()),
+        ("transposed: as NHWC to NCHW", lambda w: w.permute(0, 3, 1, 2).contiguous()),
+    ],
+)
+def test_axes_of_images(text: str, change: Change) -> None:
+    images = torch.randn(2, 3, 4, 5)
+    assert text in reason({"w": change(images), "other": torch.ones(1)}, images)
+
+
+def test_a_wider_actual_is_told(weight: torch.Tensor) -> None:
+    actual = {"w": weight, "other": torch.ones(1)}
+    assert "reference is its cast to bfloat16" in reason(actual, weight.bfloat16())
+
+
+def test_complex_parts_are_not_looked_for() -> None:
+    whole = torch.randn(4, 4, dtype=torch.complex128)
+    pair = {"n": torch.ones(1), "a": whole}, {"n": torch.ones(1), "b": whole[:2].clone()}
+    assert not fastcheck.compare(*pair).notes
+
+
+def test_other_last_bits_are_no_factor(weight: torch.Tensor) -> None:
+    sides = {"w": weight * (1 + 2e-7)}, {"w": weight}
+    (row,) = fastcheck.compare(*sides, thresholds={"float32": 1e-9}).rows
+    assert row.relation == ""
 
 
 def test_two_that_were_swapped_name_each_other() -> None:

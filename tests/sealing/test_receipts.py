@@ -81,7 +81,7 @@ FAULTS: list[tuple[str, str, Callable[[Weights], Any]]] = [
         "half written: rows 32 to 47 are old",
         lambda w: halved(w, LARGE, lambda _: OLD[LARGE][32:]),
     ),
-    (LARGE, "rows 48 to 63 are of other values", lambda w: halved(w, LARGE, lambda x: x + 1)),
+    (LARGE, "other values in rows 48 to 63", lambda w: halved(w, LARGE, lambda x: x + 1)),
     (LARGE, "other values", lambda w: rolled(w, LARGE)),
     (SMALL, "other values", lambda w: w.update({SMALL: w[SMALL] + 1e-7})),
     (SMALL, "its shape is (32,), expected (64,)", lambda w: w.update({SMALL: w[SMALL][:32]})),
@@ -125,7 +125,9 @@ def test_clean_weights_are_not_accused(made: fastcheck.Receipt, tmp_path: Path) 
     for dtype in (torch.bfloat16, torch.float16):
         cast = Sender().to(dtype)
         assert not fastcheck.verify(cast, made)
-        assert fastcheck.verify(cast, made, accept=("dtype",))
+        found = fastcheck.verify(cast, made, accept=("dtype",))
+        assert found and found.equal == found.cast == 14
+        assert str(found).startswith("0 weights are equal to the bit, 14 are cast")
         assert fastcheck.verify(cast, fastcheck.receipt(cast))
         assert fastcheck.verify(cast.float(), fastcheck.receipt(cast), accept=("dtype",))
 
@@ -135,6 +137,15 @@ def test_missing_and_unexpected(weights: Weights, made: fastcheck.Receipt) -> No
     weights["extra"] = torch.ones(2)
     found = fastcheck.verify(weights, made)
     assert not found and found.missing == (LARGE,) and found.unexpected == ("extra",)
+
+
+def test_a_weight_that_cannot_be_read_is_not_missing(weights: Weights, made: Any) -> None:
+    weights[LARGE] = weights[LARGE].to_sparse()
+    found = fastcheck.verify(weights, made)
+    assert not found and not found.missing and "can't be read" in found.differing[LARGE]
+    weights["extra"] = weights.pop(LARGE)
+    found = fastcheck.verify(weights, made)
+    assert found.missing == (LARGE,) and "extra can't be read" in found.notes[0]
 
 
 def test_a_tied_weight_may_come_once() -> None:

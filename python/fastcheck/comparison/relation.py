@@ -23,7 +23,9 @@ def relation_of(mine: torch.Tensor, other: torch.Tensor, scales: Optional[Scales
     """What ``mine`` is of ``other``; "" where nothing is proved. ``scales``: float tensors beside
     ``mine``, by name.
     """
-    if not 1 < mine.numel() <= _MOST or other.numel() > _MOST or mine.is_complex():
+    if not 1 < mine.numel() <= _MOST or other.numel() > _MOST:
+        return ""
+    if mine.is_complex() or other.is_complex():
         return ""
     with torch.no_grad():
         if mine.dtype != other.dtype:
@@ -154,7 +156,8 @@ def _scaled(mine: torch.Tensor, other: torch.Tensor) -> str:
     near = (one - factor * two).abs() <= 2 * torch.finfo(mine.dtype).eps * one.abs()
     if not bool(near.all()):
         return ""
-    return "negated" if factor == -1 else f"multiplied by {factor:.6g}"
+    text = f"{factor:.6g}"
+    return {"-1": "negated", "1": ""}.get(text, f"multiplied by {text}")
 
 
 def _half(mine: torch.Tensor, other: torch.Tensor) -> str:
@@ -168,9 +171,10 @@ def _half(mine: torch.Tensor, other: torch.Tensor) -> str:
         return f"element {first:,} differs, the others are equal to the bit"
     if not one[first : last + 1].any():
         return f"elements {first:,} to {last:,} are zeros, the others are equal to the bit"
-    if 2 * len(differing) < len(one) and last - first + 1 < len(one):
-        return f"elements {first:,} to {last:,} differ, the others are equal to the bit"
-    return ""
+    if 2 * len(differing) >= len(one):
+        return ""
+    count = f"{len(differing):,} elements from {first:,} to {last:,}"
+    return f"{count} differ, the others are equal to the bit"
 
 
 def _is_quantised(mine: torch.Tensor, other: torch.Tensor, scale: torch.Tensor) -> bool:
@@ -203,6 +207,8 @@ def _part_text(mine: torch.Tensor, other: torch.Tensor) -> str:
 def part_of(small: torch.Tensor, large: torch.Tensor) -> str:
     """Which rows or columns of ``large`` are ``small``; "" where none are."""
     if small.dim() != large.dim() or small.dtype != large.dtype or not small.numel():
+        return ""
+    if small.is_complex():
         return ""
     for dim, what in ((0, "rows"), (1, "columns")):
         if dim >= small.dim() or small.shape[dim] > large.shape[dim]:

@@ -425,6 +425,8 @@ class _Step:
         if mine.load is None or other.load is None:
             return
         left, right = mine.load(), other.load()
+        if left.is_complex() != right.is_complex():
+            return
         elements = compare_elements(left, right)
         if not elements.differing and left.dtype == right.dtype and crc32(left) == crc32(right):
             # Equal row by row: only how they lie in memory differs.
@@ -492,10 +494,12 @@ class _Step:
         before, run.parameters[rank] = run.parameters.get(rank), now
         if before is None or not run._given or run.tally.keeps_unchanged:
             return
-        found = judge_updates(before, now, _FLOAT32)
         wanted = (self._phases[where] == Phase.UPDATE) & np.isin(
             self._states[where], [int(State.CLOSE), int(State.REORDERED)]
         )
+        if not wanted.any():
+            return
+        found = judge_updates(before, now, _FLOAT32)
         for which, reason in ((found.still, STILL), (found.apart, UPDATED)):
             for place in np.flatnonzero(which & wanted).tolist():
                 ratio = float(found.ratios[place])
