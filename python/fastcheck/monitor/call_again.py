@@ -52,8 +52,6 @@ _HOOKS = (
 )
 # Nobody asked for this backward.
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
-
-
 _COUNTS = ("numel", "nan_count", "posinf_count", "neginf_count", "zero_count")
 # Of the parameters and buffers that are copied.
 _MOST_BYTES = 2 << 30
@@ -72,7 +70,8 @@ class RunningCall(NamedTuple):
 
 def running_call(call: Optional[Call]) -> Optional[RunningCall]:
     """``call`` itself, or the innermost one around it, that runs on this thread's stack."""
-    frames = {id(frame.f_locals["self"]): frame for frame in _outermost_first(_call_frames())}
+    outermost_first = reversed(list(_call_frames()))
+    frames = {id(frame.f_locals["self"]): frame for frame in outermost_first}
     while call is not None:
         module = call.node.module()
         frame = frames.get(id(module))
@@ -115,10 +114,6 @@ def _call_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _outermost_first(frames: Iterator[FrameType]) -> list[FrameType]:
-    return list(frames)[::-1]
-
-
 def run_again(running: RunningCall, session: Session, install: Install) -> MadeBy:
     """Runs the call again, with its inputs and the same modes of autograd and autocast. What the
     modules and their hooks do beyond that (a print, a counter elsewhere) happens once more.
@@ -126,14 +121,9 @@ def run_again(running: RunningCall, session: Session, install: Install) -> MadeB
     name = running.call.node.name
     # The outermost call began with this state; that of another one is not known.
     generator = session.passes.generator if running.call.parent is None else None
-    try:
-        reason = _why_not(running, session)
-        if reason:
-            return MadeBy("", f"{name} {reason}.")
-        found = _observed(running, session, install, generator)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        return MadeBy("", f"{name} could not be run again: {reason}")
+    found = _attempt(running, session, lambda: _observed(running, session, install, generator))
+    if isinstance(found, MadeBy):
+        return found
     if found is None:
         return MadeBy(
             "",
@@ -168,26 +158,19 @@ def run_pass_again(
     if module is None:
         return None
     is_within = torch._C._current_graph_task_id() != -1
-    if is_within and not all(parameter.is_cpu for parameter in module.parameters()):
-        return None  # the device's thread of autograd is waiting for this
     running = RunningCall(held.call, module, held.args, held.kwargs)
-    name = held.call.node.name
-    try:
-        reason = _why_not(running, session)
-        if reason:
-            return MadeBy("", f"{name} {reason}.")
+    if is_within and not _is_on_cpu(running):
+        return None  # the device's thread of autograd is waiting for this
+
+    def find() -> Optional[_Found]:
         known = _Known(held, session, search)
-        if is_within:
-            # A module that is called within a backward would seem to be recomputed.
-            found = _elsewhere(lambda: _observed(running, session, install, held.generator, known))
-        else:
-            found = _observed(running, session, install, held.generator, known)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        return MadeBy("", f"{name} could not be run again: {reason}")
-    if found is None:
-        return None
-    part = found.module
+        return _observed(running, session, install, held.generator, known)
+
+    # A module that is called within a backward would seem to be recomputed.
+    found = _attempt(running, session, (lambda: _elsewhere(find)) if is_within else find)
+    if not isinstance(found, _Found):
+        return found
+    name, part = held.call.node.name, found.module
     if is_backward and _had_finite_gradients(part, search.step, session):
         return None  # random gradients did it, or a random state
     op = found.event.site.op or ""
@@ -228,6 +211,24 @@ def _had_finite_gradients(path: str, step: Step, session: Session) -> bool:
     return bool(records) and not any(map(is_nonfinite, records))
 
 
+def _attempt(
+    running: RunningCall, session: Session, find: Callable[[], Optional[_Found]]
+) -> Union[_Found, MadeBy, None]:
+    """The result of ``find``, which runs the call again, or what was in the way."""
+    name = running.call.node.name
+    try:
+        reason = _why_not(running, session)
+        return MadeBy("", f"{name} {reason}.") if reason else find()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return MadeBy("", f"{name} could not be run again: {reason}")
+
+
+def _is_on_cpu(running: RunningCall) -> bool:
+    arguments = (tensor for _, tensor in flatten_arguments(running.args, running.kwargs))
+    return all(tensor.is_cpu for tensor in (*running.module.parameters(), *arguments))
+
+
 def _why_not(running: RunningCall, session: Session) -> str:
     """Why the call is not run again; empty if it can be."""
     module = running.module
@@ -265,7 +266,6 @@ class _Known:
 
     def __init__(self, held: Pass, session: Session, search: Search) -> None:
         self.kind = search.kind
-        self.generator = held.generator
         kind, dtype = held.autocast
         self._autocast = kind, getattr(torch, dtype.rpartition(".")[2]) if dtype else None
         history = session.event_store.history
@@ -366,7 +366,7 @@ def _observed(
     config = Config(
         overflow_nums=-1,
         level="op",
-        sync="call" if any(not p.is_cpu for p in module.parameters()) else "never",
+        sync="never" if _is_on_cpu(running) else "call",
         record="stats",
         log_dir=None,
         include=None,

@@ -85,6 +85,22 @@ def test_in_a_call_that_is_over(is_skipped: bool) -> None:
     assert (made is not None and made.operator == "aten.sqrt") is is_skipped
 
 
+@pytest.mark.parametrize("has_parameters", [False, True])
+def test_within_a_backward_nothing_runs_again(has_parameters: bool) -> None:
+    """The device's thread of autograd, which would run the second backward, waits for it."""
+    model = nn.Linear(4, 4).to(NAME)
+    function = Apply(lambda x: (x * 0).sqrt().mean())
+    criterion = nn.Sequential(nn.Linear(4, 4), function).to(NAME) if has_parameters else function
+    stop = fastcheck.Stop(count="all")
+    with (
+        fastcheck.install(model, criterion, sync="call", stop=stop),
+        pytest.raises(fastcheck.OverflowDetected) as stopped,
+    ):
+        criterion(model(torch.ones(2, 4).to(NAME)) * 1).backward()
+    made = stopped.value.report.made_by
+    assert made is not None and made.operator == "SqrtBackward0"  # not "aten.sqrt"
+
+
 def test_the_row_of_a_bad_batch() -> None:
     model = nn.Linear(4, 4).to(NAME)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
