@@ -48,10 +48,6 @@ def _once(view: View) -> np.ndarray:
     return np.zeros(view.now.is_read.shape, bool)
 
 
-def _always(number: Number) -> bool:
-    return True
-
-
 def _is_wide(view: View) -> np.ndarray:
     found: np.ndarray = _WHOLE[view.now.codes] == 0
     return found
@@ -108,42 +104,46 @@ def input_is_constant(view: View) -> np.ndarray:
     return found
 
 
+def _fact(
+    name: str, signal: str, cause: str, text: str, *, advice: str = "", source: str = "fastcheck"
+) -> NumberRule:
+    """A row of what is counted elsewhere. It warns if there is something to do about it."""
+    return NumberRule(
+        kind="invariant", signal=signal, names=[name], condition=lambda number: True, steps=1,
+        is_over=_never, pause="", warns=bool(advice), cause=cause, text=text, advice=advice,
+        source=source,
+    )  # fmt: skip
+
+
 NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
-    NumberRule(
-        kind="invariant", signal="gradients at backward()", names=["not_cleared"], steps=1,
-        condition=_always, is_over=_never, pause="", cause="gradient",
+    _fact(
+        "not_cleared", signal="gradients at backward()", cause="gradient",
         text="gradients are not cleared: backward() added to those of the update before in "
         "{value} updates in a row (seen at {name})",
         advice="call optimizer.zero_grad() after each update", source="TrainCheck",
     ),
-    NumberRule(
-        kind="invariant", signal="gradients at the update", names=["cleared_early"], steps=1,
-        condition=_always, is_over=_never, pause="", cause="gradient",
+    _fact(
+        "cleared_early", signal="gradients at the update", cause="gradient",
         text="gradients were cleared after backward() and before the update, in {value} updates "
         "in a row (seen at {name}): the update had none there",
         advice="call zero_grad() after optimizer.step(), or before backward()",
-        source="fastcheck",
     ),
-    NumberRule(
-        kind="invariant", signal="gradients at backward()", names=["nan_kept"], steps=1,
-        condition=_always, is_over=_never, pause="", cause="gradient",
-        text="the gradient of {name} holds NaN, and the last {value} calls of backward() added to "
-        "it, with no update and nothing that cleared it in between: it stays NaN",
+    _fact(
+        "nan_kept", signal="gradients at backward()", cause="gradient",
+        text="the gradient of {name} holds NaN, and the last {value} calls of backward() added "
+        "to it, with no update and nothing that cleared it in between: it stays NaN",
         advice="call optimizer.zero_grad() also where an update is skipped", source="espnet#3283",
     ),
-    NumberRule(
-        kind="invariant", signal="gradients at clipping", names=["clipped_late"], steps=1,
-        condition=_always, is_over=_never, pause="", cause="gradient",
+    _fact(
+        "clipped_late", signal="gradients at clipping", cause="gradient",
         text="gradients were clipped after the update that used them, in {value} updates in a "
         "row: the update had them as they were",
-        advice="clip between backward() and optimizer.step()", source="fastcheck",
+        advice="clip between backward() and optimizer.step()",
     ),
-    NumberRule(
-        kind="invariant", signal="gradients at clipping", names=["clipped_none"], steps=1,
-        condition=_always, is_over=_never, pause="", cause="gradient",
+    _fact(
+        "clipped_none", signal="gradients at clipping", cause="gradient",
         text="clipping was given no gradient in {value} updates in a row, though {name} had one",
         advice="a generator of parameters is empty once it was used: pass model.parameters() anew",
-        source="fastcheck",
     ),
     NumberRule(
         kind="invariant", signal="norm of all gradients / threshold", names=["clip_ratio"],
@@ -167,80 +167,69 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="is its backoff_factor 1, or is the scale set anew in each step?",
         source="Micikevicius et al. (2018)",
     ),
-    NumberRule(
-        kind="invariant", signal="loss scale, root of backward()", names=["not_multiplied"],
-        condition=_always, is_over=_never, steps=1, pause="", cause="precision",
+    _fact(
+        "not_multiplied", signal="loss scale, root of backward()", cause="precision",
         text="gradients are divided by a loss scale that the loss was not multiplied by, in "
-        "{value} updates in a row: backward() was called on what scaler.scale() was given, not on "
-        "what it returned", advice="call scaler.scale(loss).backward()", source="DeepSpeed#7837",
+        "{value} updates in a row: backward() was called on what scaler.scale() was given, "
+        "not on what it returned",
+        advice="call scaler.scale(loss).backward()", source="DeepSpeed#7837",
     ),
-    NumberRule(
-        kind="invariant", signal="training flags of modules", names=["evaluation_mode"],
-        condition=_always, is_over=_never, steps=1, pause="", cause="layer",
-        text="the model is trained in evaluation mode, as after eval(), which changes {name}, in "
-        "{value} updates in a row",
-        advice="call model.train() before training", source="fastcheck",
+    _fact(
+        "evaluation_mode", signal="training flags of modules", cause="layer",
+        text="the model is trained in evaluation mode, as after eval(), which changes {name}: so"
+        " it was at {value} looks in a row, ten updates apart",
+        advice="call model.train() before training",
     ),
-    NumberRule(
-        kind="invariant", signal="requires_grad of parameters", names=["frozen"],
-        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="optimizer",
-        text="few of the model's weights are trained, {name}", advice="",
+    _fact(
+        "frozen", signal="requires_grad of parameters", cause="optimizer",
+        text="few of the model's weights are trained, {name}",
         source="PyTorch forum 84911",
     ),
-    NumberRule(
-        kind="invariant", signal="parameters of optimizers", names=["held_twice"],
-        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="optimizer",
+    _fact(
+        "held_twice", signal="parameters of optimizers", cause="optimizer",
         text="two optimizers that step hold the same parameters, {value} of them: {name}",
-        advice="", source="fastcheck",
     ),
-    NumberRule(
-        kind="invariant", signal="tie_word_embeddings of a config", names=["untied"],
-        condition=_always, is_over=_never, steps=1, pause="", cause="layer",
+    _fact(
+        "untied", signal="tie_word_embeddings of a config", cause="layer",
         text="weights that should be one are two parameters: {name}",
         advice="call model.tie_weights() after weights were loaded, moved or made anew",
         source="verl, OPT.15",
     ),
-    NumberRule(
-        kind="invariant", signal="calls of a scheduler", names=["scheduled_twice"],
-        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="optimizer",
+    _fact(
+        "scheduled_twice", signal="calls of a scheduler", cause="optimizer",
         text="a learning rate scheduler steps several times for each update of its optimizer: "
-        "{name}, in {value} updates in a row", advice="", source="fastcheck",
+        "{name}, in {value} updates in a row",
     ),
-    NumberRule(
-        kind="invariant", signal="steps of an optimizer and of its scheduler",
-        names=["schedule_anew"], condition=_always, is_over=_never, steps=1, pause="", warns=False,
-        cause="optimizer",
-        text="the optimizer goes on at its update {value}, and {name} begins at 0: was its state "
-        "not loaded?", advice="", source="OPT.12",
+    _fact(
+        "schedule_anew", signal="steps of an optimizer and of its scheduler", cause="optimizer",
+        text="the optimizer goes on at its update {value}, and {name} begins at 0: was its state"
+        " not loaded?",
+        source="OPT.12",
     ),
-    NumberRule(
-        kind="invariant", signal="dtypes of the outputs of one class", names=["siblings"],
-        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="precision",
-        text="{name}", advice="", source="lightning-thunder#725",
+    _fact(
+        "siblings", signal="dtypes of the outputs of one class", cause="precision",
+        text="{name}",
+        source="lightning-thunder#725",
     ),
-    NumberRule(
-        kind="invariant", signal="passes without gradients", names=["dropout_on"],
-        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="layer",
-        text="dropout is on in passes without gradients: {value} of them in a row ran in training "
-        "mode ({name})", advice="", source="transformers#33844",
+    _fact(
+        "dropout_on", signal="passes without gradients", cause="layer",
+        text="dropout is on in passes without gradients: {value} of them in a row ran in "
+        "training mode ({name})",
+        source="transformers#33844",
     ),
-    NumberRule(
-        kind="invariant", signal="checksums of the batch", names=["same_batch"],
-        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="data",
-        text="the first {value} observed steps trained on the same batch, bit for bit", advice="",
-        source="fastcheck",
+    _fact(
+        "same_batch", signal="checksums of the batch", cause="data",
+        text="the first {value} observed steps trained on the same batch, bit for bit",
     ),
-    NumberRule(
-        kind="invariant", signal="checksums of the batch", names=["repeated_batch"],
-        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="data",
+    _fact(
+        "repeated_batch", signal="checksums of the batch", cause="data",
         text="each batch comes {value} times in a row, bit for bit: so did the last {usual}",
-        advice="", source="TrainCheck",
+        source="TrainCheck",
     ),
-    NumberRule(
-        kind="invariant", signal="checksums of the batch", names=["cycle"],
-        condition=_always, is_over=_never, steps=1, pause="", warns=False, cause="data",
+    _fact(
+        "cycle", signal="checksums of the batch", cause="data",
         text="the batches repeat every {value} observed steps in the same order, bit for bit: "
-        "they are not shuffled", advice="", source="fastcheck",
+        "they are not shuffled",
     ),
 )  # fmt: skip
 

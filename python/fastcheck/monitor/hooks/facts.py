@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
@@ -35,6 +35,8 @@ from .stored.state_reader import StateReader
 UPDATES = 10
 # Modes of modules are looked at in one update of so many, and all of these looks agree.
 _EVERY, _LOOKS = 10, 3
+# The last losses that a scaler was given.
+_SCALED = 16
 # Passes without gradients in a row, between two that have some.
 _PASSES = 3
 _MOST_TRAINED = 0.02
@@ -154,7 +156,8 @@ class Facts:
         self._updates = 0
         self._threshold = math.nan
         # What scaler.scale() was given since the last update, and whether backward() began there.
-        self._unscaled: list[MemoryRef] = []
+        # A frozen model never has one.
+        self._unscaled: deque[MemoryRef] = deque(maxlen=_SCALED)
         self._is_unscaled = False
 
     def pass_without_gradients(self, node: ModuleNode) -> None:
@@ -164,7 +167,7 @@ class Facts:
             return
         drops = [m for m in module.modules() if isinstance(m, _DropoutNd) and m.p and m.training]
         about = f"{type(drops[0]).__name__}, p={drops[0].p:g}" if drops else ""
-        self._count("dropout_on", bool(drops), about, updates=_PASSES)
+        self._count("dropout_on", bool(drops), about, times=_PASSES)
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
         """backward() is called on these."""
@@ -178,12 +181,11 @@ class Facts:
         for chain in self._chains.values():
             chain.backward_ended()
             if "nan_kept" not in self._told and chain.keeps_nan():
-                self._told.add("nan_kept")
-                self._tell("nan_kept", chain.added, self._name_of(chain.parameter))
+                self._tell_once("nan_kept", chain.added, chain.parameter)
 
     def scaled(self, outputs: Any) -> None:
         """GradScaler.scale() was given these."""
-        self._unscaled += [MemoryRef(tensor) for _, tensor in flatten(outputs, "")]
+        self._unscaled.extend(MemoryRef(tensor) for _, tensor in flatten(outputs, ""))
 
     def clipping(self, gradients: Sequence[torch.Tensor]) -> None:
         """These are about to be clipped."""
@@ -236,8 +238,8 @@ class Facts:
             chain = self._chains[optimizer] = _Chain(optimizer)
         chain.update_ended()
         # Another may hold the same parameters.
-        for chain in self._chains.values():
-            chain.added = 0
+        for other in self._chains.values():
+            other.added = 0
 
     def scheduler_stepped(self, scheduler: Any) -> None:
         """A learning rate scheduler has stepped, of whatever optimizer."""
@@ -250,9 +252,8 @@ class Facts:
         calls[1] += 1
         if calls[1] == 1 and getattr(scheduler, "last_epoch", 0) == 1:
             updates = _updates_of(optimizer)
-            if updates > chain.updates and "schedule_anew" not in self._told:
-                self._told.add("schedule_anew")
-                self._tell("schedule_anew", updates, type(scheduler).__name__)
+            if updates > chain.updates:
+                self._tell_once("schedule_anew", updates, type(scheduler).__name__)
 
     def _look_at_schedulers(self, optimizer: torch.optim.Optimizer, chain: _Chain) -> None:
         # Some wrappers step a scheduler once for each rank.
@@ -292,7 +293,7 @@ class Facts:
         is_off = bool(modal) and not any(m is not None and m.training for m in (*modal, *roots))
         kinds = dict.fromkeys(type(module).__name__ for module in modal)
         about = f"{', '.join(kinds)} (in all {len(modal)})"
-        self._count("evaluation_mode", is_off, about, updates=_LOOKS, factor=_EVERY)
+        self._count("evaluation_mode", is_off, about, times=_LOOKS)
 
     def _look_at_shares(self) -> None:
         parameters = [s for s in self._state.parameters() if is_materialised(s[2])]
@@ -308,17 +309,21 @@ class Facts:
         holds: bool,
         about: Union[str, torch.Tensor, None],
         key: int = 0,
-        updates: int = UPDATES,
-        factor: int = 1,
+        times: int = UPDATES,
     ) -> None:
-        """``about``: what it is seen at, perhaps a parameter. ``updates``: how many looks have to
-        agree, each of which stands for ``factor`` updates.
+        """``about``: what it is seen at, perhaps a parameter. ``times``: how many in a row it has
+        to hold.
         """
         run = self._runs[fact, key] = self._runs.get((fact, key), 0) + 1 if holds else 0
-        if run >= updates and fact not in self._told:
+        if run >= times:
+            self._tell_once(fact, run, about)
+
+    def _tell_once(
+        self, fact: str, value: float, about: Union[str, torch.Tensor, None] = None
+    ) -> None:
+        if fact not in self._told:
             self._told.add(fact)
-            named = about if isinstance(about, str) else self._name_of(about)
-            self._tell(fact, run * factor, named)
+            self._tell(fact, value, about if isinstance(about, str) else self._name_of(about))
 
     def _tell(self, fact: str, value: float, about: str) -> None:
         store = self._session.event_store
