@@ -211,6 +211,25 @@ def scale_not_multiplied(is_faulty: bool) -> Iterator[Any]:
         scaler.update()
 
 
+@fault("espnet#3283", r"holds NaN, and the last 40 calls of backward\(\) added to it")
+def nan_gradients_that_are_kept(is_faulty: bool) -> Iterator[Any]:
+    """An update with NaN gradients is skipped, and in the faulty version zero_grad() with it."""
+    model = mlp()
+    yield model
+    optimizer = adam(model)
+    for step in range(STEPS):
+        x, y = batch()
+        loss = F.cross_entropy(model(x), y)
+        if step == 40:
+            loss = loss + (model[0].bias * 0).square().sum().sqrt()
+        loss.backward()
+        is_finite = all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        if is_finite:
+            optimizer.step()
+        if is_finite or not is_faulty:
+            optimizer.zero_grad()
+
+
 class _Overflows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -604,7 +623,7 @@ def positions_in_bfloat16(is_faulty: bool) -> Iterator[Any]:
     yield model
 
     def batches(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        positions = torch.arange(1024)
+        positions = torch.randperm(1024)
         return positions.to(torch.bfloat16) if is_faulty else positions, positions % 10
 
     train(model, adam(model), batches=batches)

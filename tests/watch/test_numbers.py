@@ -40,6 +40,12 @@ class Gradients(Run):
         return self.take([np.concatenate([self.healthy(), one])])
 
 
+def test_what_adds_up_without_an_update_is_no_spike() -> None:
+    run = warmed_up()
+    assert run.steps(5, loss=200.0, gradient_norm=100.0, learning_rate=None) == []
+    assert run.steps(5, loss=200.0, gradient_norm=100.0) == ["loss_spike", "gradient_spike"]
+
+
 class TestNumbers:
     def test_a_norm_less_than_twice_its_median_is_none(self) -> None:
         run = Run()

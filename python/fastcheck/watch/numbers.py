@@ -85,6 +85,8 @@ class Numbers:
         self._scale: Optional[float] = None
         self._halvings = self._steps = 0
         self._skipped: deque[bool] = deque(maxlen=_SCALE_PAST)
+        # Some step had a learning rate: one without has made no update.
+        self._has_rates = False
 
     @property
     def usual_norm(self) -> Optional[float]:
@@ -120,13 +122,16 @@ class Numbers:
 
     def of_step(self, row: StepRow, now: Signals, k: int, has_scaled: bool) -> list[Number]:
         """The numbers of step ``k``. ``has_scaled``: the gradients of parameters were read with the
-        loss scale on them.
+        loss scale on them. What was back-propagated without an update adds up, in a step that is
+        like no other.
         """
         found = []
-        if row.loss is not None and math.isfinite(row.loss):
+        self._has_rates |= row.learning_rate is not None
+        is_whole = row.overflow or row.learning_rate is not None or not self._has_rates
+        if is_whole and row.loss is not None and math.isfinite(row.loss):
             found.append(self._look("loss", row.loss))
         norm = row.gradient_norm
-        if norm is not None and 0 < norm < math.inf:
+        if is_whole and norm is not None and 0 < norm < math.inf:
             norm /= row.scale if row.scale and has_scaled else 1.0
             found.append(self._look("gradient_norm", norm))
         found += [*self._update(row, now, k), *self._growth(now, k)]

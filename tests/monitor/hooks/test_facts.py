@@ -167,6 +167,14 @@ def test_a_loss_that_is_not_the_scaled_one() -> None:
     assert not texts(lambda model, optimizer: program(model, optimizer, False))
 
 
+def test_the_losses_of_a_scaler_are_bounded_where_nothing_is_updated() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    with fastcheck.install(nn.Linear(2, 2)) as monitor:
+        for _ in range(100):
+            scaler.scale(torch.ones(()))
+        assert len(monitor._watcher._facts._unscaled) == 16
+
+
 def test_evaluation_mode() -> None:
     def program(model: nn.Module, optimizer: Any) -> None:
         model.eval()
@@ -203,10 +211,14 @@ def test_nothing_is_said_where_nothing_is_watched() -> None:
     "name",
     [
         "clip_of_everything",
+        "clip_of_nothing",
         "counter_in_bfloat16",
         "held_by_two",
         "layer_outside_of_autocast",
+        "nan_gradients_that_are_kept",
         "only_batch_norm_is_trained",
+        "positions_in_bfloat16",
+        "scale_that_is_stuck",
         "scheduler_not_loaded",
         "scheduler_of_micro_batches",
         "scheduler_twice",
@@ -220,7 +232,7 @@ def test_a_fault_and_its_fixed_version(name: str) -> None:
         program = fault.program(is_faulty)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with fastcheck.install(next(program)) as monitor:
+            with fastcheck.install(next(program), overflow_nums=-1) as monitor:
                 for _ in program:
                     pass
         found = [e.text for e in monitor.watch.events if e.kind == "invariant"]

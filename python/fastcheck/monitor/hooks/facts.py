@@ -2,8 +2,8 @@
 
 Each is an order of calls or a flag of a module: whether gradients were cleared between two updates,
 when they were clipped, what scaler.scale() was given, in which mode the model is. A fact is told
-when it has held in so many updates in a row, once. One reads a tensor: gradients to which many
-calls of backward() have added without an update, once for all of these.
+when it has held in so many updates in a row, once. One reads tensors: gradients to which many calls
+of backward() have added without an update, once for all of these.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Optional, Union
 
 import torch
@@ -101,26 +101,25 @@ class _Chain:
 
     def keeps_nan(self) -> bool:
         """Whether the gradient holds NaN, after four times as many calls of backward() without an
-        update as the program makes for one. Waits for a device, at no other call.
+        update as the program makes for one. Reads the gradients then, and waits for a device; if
+        only another holds NaN, it is that one's from now on.
         """
-        if self.added != 4 * max(self.most_added + 1, UPDATES):
+        optimizer = self._optimizer()
+        if optimizer is None or self.added != 4 * max(self.most_added + 1, UPDATES):
             return False
-        gradient = self.gradient
-        if gradient is None or not (can_hold_nonfinite(gradient) and can_read(gradient)):
-            return False
-        with unobserved(), no_grad():
-            return bool(gradient.isnan().any())
+        if _holds_nan(self.gradient):
+            return True
+        found = (place for place, one in _gradients_of(optimizer) if _holds_nan(one))
+        place = next(found, None)
+        if place is not None:
+            self._place, self.added, self.is_whole = place, 0, False
+            self.leave(is_new=True)
+        return False
 
     def backward_ended(self) -> None:
         optimizer = self._optimizer()
         if self.gradient is None and optimizer is not None:
-            places = (
-                (number, place)
-                for number, group in enumerate(optimizer.param_groups)
-                for place, parameter in enumerate(group["params"])
-                if parameter.grad is not None
-            )
-            self._place = next(places, None)
+            self._place = next((place for place, _ in _gradients_of(optimizer)), None)
             self.is_whole = False
         gradient, left = self.gradient, self._left
         if gradient is not None and left is not None and left[0].is_of(gradient):
@@ -133,6 +132,23 @@ class _Chain:
         self.updates += 1
         self.most_added, self.added = max(self.most_added, self.added), 0
         self.is_whole, self.has_backward, self.had_gradient = True, False, False
+
+
+def _gradients_of(
+    optimizer: torch.optim.Optimizer,
+) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
+    """With the group and the place in it of each one's parameter."""
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter.grad is not None:
+                yield (number, place), parameter.grad
+
+
+def _holds_nan(gradient: Optional[torch.Tensor]) -> bool:
+    if gradient is None or not (can_hold_nonfinite(gradient) and can_read(gradient)):
+        return False
+    with unobserved(), no_grad():
+        return bool(gradient.isnan().any())
 
 
 class Facts:
