@@ -20,8 +20,9 @@ class Weights(Run):
             Site("first", "Linear", "optimizer", "param_grad", 0, "weight")
         )
 
-    def update(self, value: int, rms: float = 1.0, **row: Any) -> list[str]:
-        chunk = self.healthy({FIRST_WEIGHT: {"checksum": value, "rms": 1.01}})
+    def update(self, value: int, rms: float = 1.0, dtype: str = "float32", **row: Any) -> list[str]:
+        weight = {"checksum": value, "rms": 1.01, "dtype": DTYPE_CODES[dtype]}
+        chunk = self.healthy({FIRST_WEIGHT: weight})
         gradient = chunk[FIRST_WEIGHT : FIRST_WEIGHT + 1].copy()
         gradient["site"], gradient["seq"] = self.gradient, self.count * 100 + len(TENSORS)
         gradient["sum_sq"] *= rms**2
@@ -33,9 +34,9 @@ def stood_still(run: Weights, steps: int = 60, **update: Any) -> list[str]:
     return [text for _ in range(steps) for text in run.update(1000, **update)]
 
 
-def moved(steps: int = 30) -> Weights:
+def moved(steps: int = 30, **update: Any) -> Weights:
     run = Weights()
-    assert not [text for step in range(steps) for text in run.update(step + 1)]
+    assert not [text for step in range(steps) for text in run.update(step + 1, **update)]
     return run
 
 
@@ -43,6 +44,12 @@ def test_a_weight_that_stands_still_is_told_once() -> None:
     texts = stood_still(moved(), 200)
     assert len(texts) == 1
     assert "it kept every bit in 48 updates in a row, and moved before" in texts[0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_updates_may_be_smaller_than_the_spacing(dtype: str) -> None:
+    (text,) = stood_still(moved(dtype=dtype), 200, dtype=dtype)
+    assert f"updates may be smaller than the spacing of {dtype}" in text
 
 
 @pytest.mark.parametrize(
