@@ -120,6 +120,7 @@ def _slopes(values: np.ndarray) -> np.ndarray:
 # What a weight has to have done before it can stand still: so many moves. Of the gradients and the
 # learning rates with which it moved, it then has at least this much, in doublings.
 _MOVES, _AS_LARGE = 16, -1.0
+# How far one update moves what is remembered of them.
 _ADAPTS = 0.1
 
 
@@ -152,12 +153,13 @@ class Standing:
         due, moved = of["due"][:, sites], of["moved"][:, sites]
         sums = now.checksums[:, at]
         if not (sums == np.concatenate([before[None], sums[:-1]])).any():
-            # The ordinary case: every weight has moved in each step.
+            # The ordinary case: every weight has moved in each step. The last stands for all.
             row, level = now.rows[-1], now.levels[RMS, -1, gradients]
             rate = None if row is None or now.is_skipped[-1] else row.learning_rate
             if rate and now.is_read[:, at].all() and (level > NOTHING).all():
                 is_known = np.isfinite(due[0])
-                known = np.where(np.isnan(moved), due, moved + (due - moved) / 2)
+                adapts = 1 - (1 - _ADAPTS) ** len(sums)
+                known = np.where(np.isnan(moved), due, moved + adapts * (due - moved))
                 of["moved"][:, sites] = np.where(is_known, known, moved)
                 of["moves"][sites] = moves + len(sums) * is_known
                 of["checksum"][sites], of["run"][sites] = sums[-1], 0
