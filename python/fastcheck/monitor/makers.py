@@ -72,8 +72,7 @@ class Makers:
     ) -> Optional[MadeBy]:
         """From calls that are over. What was in the way, if nothing is found."""
         said: Optional[MadeBy] = None
-        is_off = session.config.runs_again or innermost_transform() is not None
-        if is_off or group_size(None) > 1 or _may_block(session):
+        if group_size(None) > 1 or not _may_run_again(session):
             return None
         for held in _passes_of(culprit, site, session):
             made = run_pass_again(held, search, session, self._install)
@@ -86,11 +85,7 @@ class Makers:
         call = culprit.call
         if culprit.role == "input":  # between its submodules the parent made it
             call = None if call is None else call.parent
-        if session.config.runs_again:  # the whole step is
-            return None
-        if culprit.verdict is not Verdict.ORIGIN or innermost_transform() is not None:
-            return None
-        if _may_block(session):
+        if culprit.verdict is not Verdict.ORIGIN or not _may_run_again(session):
             return None
         is_forward = torch._C._current_graph_task_id() == -1 and step is session.step
         running = running_call(call) if is_forward else None
@@ -106,6 +101,12 @@ class Makers:
                 "one alone may leave the others waiting.",
             )
         return run_again(running, session, self._install)
+
+
+def _may_run_again(session: Session) -> bool:
+    """Whether a call may: not where the whole step does, or within a transform of torch.func."""
+    is_off = session.config.runs_again or innermost_transform() is not None
+    return not is_off and not _may_block(session)
 
 
 def _may_block(session: Session) -> bool:
