@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fastcheck
 from fastcheck.monitor.loss_graph import search_derivatives
-from fastcheck.monitor.session.derivatives import SAVED, Derivatives
+from fastcheck.monitor.session.derivatives import DECOMPOSITIONS, DERIVATIVES, Derivatives
 from fastcheck.record.statistics import statistics_of
 from fastcheck.report.message import packed, unpacked
 from fastcheck.report.stop_report import MadeBy
@@ -285,6 +285,11 @@ GRADIENTS: dict[str, tuple[Loss, str, str]] = {
         "LinalgEighBackward0",
         "differences of eigenvalues",
     ),
+    "equal singular values": (
+        lambda y: torch.linalg.svd(torch.eye(8) + (y.T @ y) * 0)[0][0].sum(),
+        "LinalgSvdBackward0",
+        "differences of",
+    ),
     "a length of nothing": (lambda y: torch.hypot(y * 0, y * 0).sum(), "HypotBackward0", "Inf at"),
     "where behind softmax": (
         lambda y: torch.where(y > 1e9, (y - torch.inf).softmax(-1), y).mean(),
@@ -339,7 +344,7 @@ def test_derivatives_are_those_of_torch() -> None:
             is_bad = any(not bool(one.isfinite()) for one in gradients)
             assert (found is not None) == is_bad, (function, values, gradients)
             met.update([] if found is None else [found.operator])
-    assert met == SAVED.keys() - {"LinalgEighBackward0", "LinalgSvdBackward0"}
+    assert met == DERIVATIVES.keys() - DECOMPOSITIONS
 
 
 def test_what_is_kept_for_derivatives_is_small_and_gone_after_the_step() -> None:
@@ -363,11 +368,32 @@ def test_what_is_kept_for_derivatives_is_small_and_gone_after_the_step() -> None
             ("SqrtBackward0", (4, 8))
         ]
         assert roots[0]() is None  # nor is the graph held
+        assert graph[0].values["result"].grad_fn is None
         step()
         assert len(derivatives.graphs) == 2
         optimizer.step()
         step()
         assert len(derivatives.graphs) == 1
+
+
+def test_bounds_of_what_is_kept_for_derivatives() -> None:
+    def kept(loss: torch.Tensor) -> list[str]:
+        derivatives = Derivatives()
+        derivatives.note([loss])
+        return [saved.name for graph in derivatives.graphs for saved in graph]
+
+    near = torch.zeros(()).requires_grad_().sqrt()
+    for _ in range(35):
+        near = near + 1
+    assert kept(near) == ["SqrtBackward0"]
+    assert kept(near + 1) == []
+    large = torch.zeros(3 << 20).requires_grad_()
+    assert len(kept(large.exp().sum())) == 1
+    assert len(kept(large.exp().sum() + large.sqrt().sum())) == 1  # both are 24 MB
+    root = torch.zeros(4).requires_grad_().sqrt()
+    loss = root.sum()
+    root.detach().zero_()  # backward could not read it either
+    assert kept(loss) == []
 
 
 def test_leaves_do_not_hide_what_is_kept_for_derivatives() -> None:

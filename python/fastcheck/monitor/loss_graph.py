@@ -21,7 +21,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import torch
 
-from fastcheck.monitor.session.derivatives import SavedByNode
+from fastcheck.monitor.session.derivatives import DECOMPOSITIONS, SavedByNode
 from fastcheck.record.format import is_nonfinite
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
@@ -60,10 +60,10 @@ def search_derivatives(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[Made
     """
     known = [one for graph in graphs for one in graph]
     # Of a decomposition it is not known whether its vectors were used.
-    known.sort(key=lambda one: one.name in _DECOMPOSITIONS)
+    known.sort(key=lambda one: one.name in DECOMPOSITIONS)
     with unobserved(), no_grad():
         for saved in known:
-            factors = _DERIVATIVES[saved.name](saved)
+            factors = saved.factors()
             bad = max((int((~f.isfinite()).sum()) for f in factors), default=0)
             if bad:
                 return _steep(saved, bad, max(f.numel() for f in factors))
@@ -73,7 +73,7 @@ def search_derivatives(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[Made
 def _steep(saved: SavedByNode, bad: int, numel: int) -> MadeBy:
     tensors = [(n, v) for n, v in saved.values.items() if torch.is_tensor(v)]
     where = f"{bad:,} of {numel:,} elements" if numel > 1 else "its one element"
-    which = " (where its vectors are used)" if saved.name in _DECOMPOSITIONS else ""
+    which = " (where its vectors are used)" if saved.name in DECOMPOSITIONS else ""
     return MadeBy(
         saved.name,
         f"{saved.name}, in the graph of the loss: the derivative of its operator{which} is not "
@@ -347,86 +347,6 @@ def _makes_nonfinite(node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
         return maker is not None and bool(maker(saved, node))
     except (KeyError, AttributeError):  # an operand that is not kept
         return False
-
-
-# By what a gradient is multiplied. Most nodes save no operand for a derivative that nobody needs.
-
-
-def _quotient(saved: SavedByNode) -> list[Any]:
-    other, dividend = saved.values.get("other"), saved.values.get("self")
-    if other is None:
-        return []
-    return [1 / other, *([] if dividend is None else [dividend / other / other])]
-
-
-def _power_of(saved: SavedByNode) -> list[Any]:
-    x, exponent = saved.values.get("self"), saved.values.get("exponent")
-    if x is None or exponent is None:
-        return []
-    found = []
-    # Where it is 0 for sure torch's gives 0.
-    if saved.needs_gradient[0]:
-        is_constant = torch.as_tensor(exponent == 0)
-        found.append((x.pow(exponent - 1) * exponent).masked_fill(is_constant, 0))
-    if len(saved.needs_gradient) > 1 and saved.needs_gradient[1]:
-        found.append((x.pow(exponent) * x.log()).masked_fill((x == 0) & (exponent >= 0), 0))
-    return found
-
-
-def _differences(name: str) -> Callable[[SavedByNode], list[Any]]:
-    def between(values: Any) -> Any:
-        diagonal = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
-        return 1 / (values[..., None, :] - values[..., :, None] + diagonal)
-
-    return _of(name, between)
-
-
-def _of(name: str, derivative: Callable[[Any], Any]) -> Callable[[SavedByNode], list[Any]]:
-    return lambda saved: [derivative(saved.values[name])] if name in saved.values else []
-
-
-def _of_both(
-    derivative: Callable[[Any, Any], Any], names: tuple[str, str] = ("self", "other")
-) -> Callable[[SavedByNode], list[Any]]:
-    def of_both(saved: SavedByNode) -> list[Any]:
-        x, y = map(saved.values.get, names)
-        return [] if x is None or y is None else [derivative(x, y)]
-
-    return of_both
-
-
-_DECOMPOSITIONS = frozenset(("LinalgEighBackward0", "LinalgSvdBackward0"))
-_INVERSE = _of("self", lambda x: 1 / x)
-_LOGIT = _of("self", lambda x: x.logit() / (x * (1 - x)))
-_RESULT = _of("result", lambda y: y)
-_DERIVATIVES: dict[str, Callable[[SavedByNode], list[Any]]] = {
-    "AcosBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
-    "AcoshBackward0": _of("self", lambda x: (x * x - 1).rsqrt()),
-    "AddcdivBackward0": _of_both(lambda x, y: x / y / y, ("tensor1", "tensor2")),
-    "AsinBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
-    "AtanhBackward0": _of("self", lambda x: 1 / (1 - x * x)),
-    "DivBackward0": _quotient,
-    "ErfinvBackward0": _of("self", lambda x: x.erfinv()),
-    "Exp2Backward0": _RESULT,
-    "ExpBackward0": _RESULT,
-    "Expm1Backward0": _RESULT,
-    "HypotBackward0": _of_both(lambda x, y: (x.abs() + y.abs()) / x.hypot(y)),
-    "LinalgEighBackward0": _differences("eigenvalues"),
-    "LinalgSvdBackward0": _differences("S"),
-    "Log10Backward0": _INVERSE,
-    "Log1PBackward0": _of("self", lambda x: 1 / (x + 1)),
-    "Log2Backward0": _INVERSE,
-    "LogBackward0": _INVERSE,
-    "LogSoftmaxBackward0": _of("result", lambda y: y.exp()),
-    "LogitBackward0": lambda saved: [] if "eps" in saved.values else _LOGIT(saved),
-    "MulBackward0": lambda saved: [v for v in saved.values.values() if torch.is_tensor(v)],
-    "PowBackward0": _power_of,
-    "PowBackward1": _power_of,
-    "ReciprocalBackward0": _of("result", lambda y: y * y),
-    "RsqrtBackward0": _of("result", lambda y: y**3),
-    "SoftmaxBackward0": _RESULT,
-    "SqrtBackward0": _of("result", lambda y: 1 / y),
-}
 
 
 # Local variables

@@ -2,13 +2,13 @@
 infinite: backward frees it, and a stop at a gradient comes after that.
 
 A healthy step walks the last nodes of each graph, and holds some small tensors of them until it is
-over.
+over. One table says what is read of an operator, and by what its backward multiplies a gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 
@@ -19,37 +19,6 @@ from fastcheck.utils.torch.own_operators import unobserved
 _MOST_NODES = 36
 # Of one step.
 _MOST_BYTES = 16 << 20
-
-#: By the name of a node, the attributes that tell whether its derivative is finite.
-SAVED: Mapping[str, tuple[str, ...]] = {
-    "AcosBackward0": ("self",),
-    "AcoshBackward0": ("self",),
-    "AsinBackward0": ("self",),
-    "AddcdivBackward0": ("tensor1", "tensor2"),
-    "AtanhBackward0": ("self",),
-    "DivBackward0": ("self", "other"),
-    "ErfinvBackward0": ("self",),
-    "Exp2Backward0": ("result",),
-    "ExpBackward0": ("result",),
-    "Expm1Backward0": ("result",),
-    "HypotBackward0": ("self", "other"),
-    "LinalgEighBackward0": ("eigenvalues",),
-    "LinalgSvdBackward0": ("S",),
-    "Log10Backward0": ("self",),
-    "Log1PBackward0": ("self",),
-    "Log2Backward0": ("self",),
-    "LogBackward0": ("self",),
-    "LogSoftmaxBackward0": ("result",),
-    "LogitBackward0": ("self", "eps"),
-    "MulBackward0": ("self", "other"),
-    "PowBackward0": ("self", "exponent"),
-    "PowBackward1": ("self", "exponent"),
-    "ReciprocalBackward0": ("result",),
-    "RsqrtBackward0": ("result",),
-    "SoftmaxBackward0": ("result",),
-    "SqrtBackward0": ("result",),
-}
-
 
 #: What is read of the nodes of a type: the name of each value, its attribute, and the one that
 #: tells whether hooks have packed it (None: it is a number).
@@ -64,7 +33,9 @@ def _attributes(kind: type) -> Optional[_Attributes]:
     """None: a leaf. Empty: nothing is read of it."""
     found: Optional[_Attributes] = None
     if kind.__name__ != _LEAF:
-        raw = {name: f"_raw_saved_{name}" for name in SAVED.get(kind.__name__, ())}
+        factors = DERIVATIVES.get(kind.__name__)
+        names = () if factors is None else factors.names
+        raw = {name: f"_raw_saved_{name}" for name in names}
         found = tuple(
             (name, f"_saved_{name}", packed if hasattr(kind, packed) else None)
             for name, packed in raw.items()
@@ -87,6 +58,110 @@ class SavedByNode(NamedTuple):
     def is_node(self, node: Any) -> bool:
         """Whether this is of ``node``, on the thread that has made it."""
         return int(node._sequence_nr()) == self.order and str(node.name()) == self.name
+
+    def factors(self) -> list[Any]:
+        """Tensors by which the node multiplies a gradient, as far as they are known."""
+        return DERIVATIVES[self.name].of(self)
+
+
+class Factors(NamedTuple):
+    """The attributes of a node that tell whether its derivative is finite, and the factors by which
+    it multiplies a gradient, as far as these are kept: most nodes save no operand for a derivative
+    that nobody needs.
+    """
+
+    names: tuple[str, ...]
+    of: Callable[[SavedByNode], list[Any]]
+
+
+def _quotient(saved: SavedByNode) -> list[Any]:
+    other, dividend = saved.values.get("other"), saved.values.get("self")
+    if other is None:
+        return []
+    return [1 / other, *([] if dividend is None else [dividend / other / other])]
+
+
+def _power_of(saved: SavedByNode) -> list[Any]:
+    x, exponent = saved.values.get("self"), saved.values.get("exponent")
+    if x is None or exponent is None:
+        return []
+    found = []
+    # Where it is 0 for sure torch's gives 0.
+    if saved.needs_gradient[0]:
+        is_constant = torch.as_tensor(exponent == 0)
+        found.append((x.pow(exponent - 1) * exponent).masked_fill(is_constant, 0))
+    if len(saved.needs_gradient) > 1 and saved.needs_gradient[1]:
+        found.append((x.pow(exponent) * x.log()).masked_fill((x == 0) & (exponent >= 0), 0))
+    return found
+
+
+def _differences(name: str) -> Factors:
+    def between(values: Any) -> Any:
+        diagonal = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
+        return 1 / (values[..., None, :] - values[..., :, None] + diagonal)
+
+    return _of(name, between)
+
+
+def _of(name: str, factor: Callable[[Any], Any]) -> Factors:
+    def of_one(saved: SavedByNode) -> list[Any]:
+        return [factor(saved.values[name])] if name in saved.values else []
+
+    return Factors((name,), of_one)
+
+
+def _of_both(
+    factor: Callable[[Any, Any], Any], names: tuple[str, str] = ("self", "other")
+) -> Factors:
+    def of_both(saved: SavedByNode) -> list[Any]:
+        x, y = map(saved.values.get, names)
+        return [] if x is None or y is None else [factor(x, y)]
+
+    return Factors(names, of_both)
+
+
+def _logit(saved: SavedByNode) -> list[Any]:
+    x = saved.values.get("self")
+    return [] if x is None or "eps" in saved.values else [x.logit() / (x * (1 - x))]
+
+
+def _product(saved: SavedByNode) -> list[Any]:
+    return [value for value in saved.values.values() if torch.is_tensor(value)]
+
+
+DECOMPOSITIONS = frozenset(("LinalgEighBackward0", "LinalgSvdBackward0"))
+_INVERSE = _of("self", lambda x: 1 / x)
+_POWER = Factors(("self", "exponent"), _power_of)
+_RESULT = _of("result", lambda y: y)
+#: By the name of a node.
+DERIVATIVES: Mapping[str, Factors] = {
+    "AcosBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
+    "AcoshBackward0": _of("self", lambda x: (x * x - 1).rsqrt()),
+    "AddcdivBackward0": _of_both(lambda x, y: x / y / y, ("tensor1", "tensor2")),
+    "AsinBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
+    "AtanhBackward0": _of("self", lambda x: 1 / (1 - x * x)),
+    "DivBackward0": Factors(("self", "other"), _quotient),
+    "ErfinvBackward0": _of("self", lambda x: x.erfinv()),
+    "Exp2Backward0": _RESULT,
+    "ExpBackward0": _RESULT,
+    "Expm1Backward0": _RESULT,
+    "HypotBackward0": _of_both(lambda x, y: (x.abs() + y.abs()) / x.hypot(y)),
+    "LinalgEighBackward0": _differences("eigenvalues"),
+    "LinalgSvdBackward0": _differences("S"),
+    "Log10Backward0": _INVERSE,
+    "Log1PBackward0": _of("self", lambda x: 1 / (x + 1)),
+    "Log2Backward0": _INVERSE,
+    "LogBackward0": _INVERSE,
+    "LogSoftmaxBackward0": _of("result", lambda y: y.exp()),
+    "LogitBackward0": Factors(("self", "eps"), _logit),
+    "MulBackward0": Factors(("self", "other"), _product),
+    "PowBackward0": _POWER,
+    "PowBackward1": _POWER,
+    "ReciprocalBackward0": _of("result", lambda y: y * y),
+    "RsqrtBackward0": _of("result", lambda y: y**3),
+    "SoftmaxBackward0": _RESULT,
+    "SqrtBackward0": _of("result", lambda y: 1 / y),
+}
 
 
 class Derivatives:
