@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fastcheck
+from accuracy.sides_programs import Block
 
 WIDTH, HEADS, GROUPS, VOCABULARY, TOKENS = 48, 6, 2, 53, 16
 
@@ -104,24 +105,14 @@ class Mlp(nn.Module):
         return made
 
 
-class Block(nn.Module):
-    def __init__(self, attention: str, norm: str, mlp: str) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = Norm(norm), Norm(norm)
-        self.attention, self.mlp = Attention(attention), Mlp(mlp)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.norm1(x))
-        made: torch.Tensor = x + self.mlp(self.norm2(x))
-        return made
-
-
 class Model(nn.Module):
     def __init__(self, attention: str, norm: str, mlp: str, embedding: str) -> None:
         super().__init__()
         self.kind = embedding
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(20, WIDTH)
-        self.blocks = nn.ModuleList(Block(attention, norm, mlp) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            Block(Norm(norm), Norm(norm), Attention(attention), Mlp(mlp)) for _ in range(2)
+        )
         self.norm, self.head = Norm(norm), nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ class Norm(nn.Module):
         self.weight, self.kind = nn.Parameter(torch.ones(WIDTH)), kind
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        eps = {"eps": 1e-4, "small eps": 1e-8}.get(self.kind, 1e-6)
+        eps = 1e-4 if self.kind == "eps" else 1e-6
         if self.kind == "torch":
             return F.rms_norm(x, (WIDTH,), self.weight, eps)
         if self.kind == "max":  # another norm of about the same size
@@ -128,10 +128,11 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, norm: str, attention: str, rope: str, mlp: str) -> None:
+    def __init__(
+        self, norm1: nn.Module, norm2: nn.Module, attention: nn.Module, mlp: nn.Module
+    ) -> None:
         super().__init__()
-        self.norm1, self.norm2 = Norm(norm), Norm(norm)
-        self.attention, self.mlp = Attention(attention, rope), Mlp(mlp)
+        self.norm1, self.norm2, self.attention, self.mlp = norm1, norm2, attention, mlp
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm1(x))
@@ -143,7 +144,9 @@ class Model(nn.Module):
     def __init__(self, norm: str, attention: str, rope: str, mlp: str, recompute: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block(norm, attention, rope, mlp) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            Block(Norm(norm), Norm(norm), Attention(attention, rope), Mlp(mlp)) for _ in range(2)
+        )
         self.norm, self.head = Norm(norm), nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.dropout, self.recompute = nn.Dropout(0.0), recompute
         for parameter in self.parameters():

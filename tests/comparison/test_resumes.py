@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from torch import nn
 
 import fastcheck
 from accuracy.sides_programs import train_resumed, train_split
+from fastcheck.comparison.block import Kind
+from fastcheck.comparison.over_time import pair_steps
 from support.programs.compare_runs import answers
 
 
@@ -63,10 +67,27 @@ def test_a_batch_in_parts_is_held_against_the_whole(tmp_path: Path) -> None:
     assert {"LOSS", "GRADIENTS", "UPDATE"} <= {
         phase.upper() for phase, states in found.counts.items() if sum(states.values()) >= 4
     }
+    part = fastcheck.compare(tmp_path / "parts", tmp_path / "whole", steps="1-:0-")
+    lines = ("only actual has step 0: not compared", "only reference has step 3: not compared")
+    assert part.notes[:2] == lines and "split in another way" in part.notes[2]
+    train_split(tmp_path / "uneven", parts=3)
+    uneven = fastcheck.compare(tmp_path / "uneven", tmp_path / "whole")
+    assert uneven.agrees and any("3 of 32 to 48 elements" in note for note in uneven.notes)
     train_split(tmp_path / "wrong", parts=4, fault="mean of means")
     wrong = fastcheck.compare(tmp_path / "wrong", tmp_path / "whole", ask_all=True)
     assert answers(wrong)["loss"] == answers(wrong)["gradients"] == "no"
     assert answers(wrong)["batches"] == "yes"
+
+
+def test_ranks_of_one_side_alone_are_told_apart_from_its_steps() -> None:
+    def side(ranks: int, steps: int) -> Any:
+        places = [(step, rank) for step in range(steps) for rank in range(ranks)]
+        return SimpleNamespace(kind=Kind.DUMP, places=lambda: places)
+
+    for wanted in (None, "0-:0-"):
+        pairing = pair_steps(side(2, 4), side(1, 2), wanted)
+        assert pairing.notes == ["only actual has steps 2 to 3: not compared"]
+        assert pairing.other_ranks == ["only actual has steps 0 to 3 of ranks [1]: not compared"]
 
 
 def test_the_wrapper_of_one_side_is_taken_off(tmp_path: Path) -> None:

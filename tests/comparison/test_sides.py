@@ -35,6 +35,15 @@ def test_what_nothing_reads_is_not_taken_for_rounding(tmp_path: Path) -> None:
     assert "If it is meant: --accept order" in found.advice[0]
 
 
+def test_another_order_leads_though_its_update_differs_too(tmp_path: Path) -> None:
+    for kind in ("transposed gradient", "loop"):
+        train(tmp_path / kind, optimizer=kind)
+    found = fastcheck.compare(tmp_path / "transposed gradient", tmp_path / "loop")
+    assert found["gradients"].answer == "no" and found.first is not None
+    assert found.first.row.name.endswith("gradient of blocks.1.attention.value.weight")
+    assert "no rounding alone" in found.advice[0]
+
+
 def test_an_update_is_judged_against_its_size(tmp_path: Path) -> None:
     for kind in ("frozen", "half", "loop"):
         train(tmp_path / kind, optimizer=kind, rate=1e-6, dtype=torch.float32)

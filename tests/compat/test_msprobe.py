@@ -320,7 +320,8 @@ def test_the_rank_of_start_and_the_switch_of_the_file(tmp_path: Path) -> None:
     net(torch.ones(1, 2))
     off.stop()
     assert not (tmp_path / "b").exists()
-    path.write_text(json.dumps({**content, "dump_enable": "yes"}))
-    with pytest.raises(fastcheck.ConfigError, match="dump_enable"):
-        msprobe.PrecisionDebugger(config_path=path)
+    for wrong in ("yes", 0):
+        path.write_text(json.dumps({**content, "dump_enable": wrong}))
+        with pytest.raises(fastcheck.ConfigError, match="dump_enable"):
+            msprobe.PrecisionDebugger(config_path=path)
     _warned.clear()

@@ -331,7 +331,8 @@ def compare(
     )
     answers = questions.answers()
     # Not before the run: a source notes what it could not read of a block.
-    notes = [*sides[0].notes, *sides[1].notes, *pairing.notes, *notes_of(tally, *sides)]
+    notes = [*sides[0].notes, *sides[1].notes, *pairing.notes, *pairing.other_ranks]
+    notes += notes_of(tally, *sides)
     losses = tuple(tally.losses[step] for step in sorted(tally.losses))
     comparison = Comparison(
         actual=sides[0].title,
@@ -510,7 +511,8 @@ def without_other_ranks(pairing: Pairing, split: Split) -> Pairing:
         "modules, their gradients, buffers) is not compared; parameters, their gradients, updates "
         "and the loss of the whole step are"
     )
-    return Pairing([place for place in pairing.places if place[2] == lowest], False, [note])
+    places = [place for place in pairing.places if place[2] == lowest]
+    return Pairing(places, False, [*pairing.notes, note])
 
 
 def _compare_blocks(runner: Runner, pairing: Pairing, progress: Optional[Progress]) -> None:

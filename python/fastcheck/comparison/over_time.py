@@ -170,12 +170,14 @@ def shown_losses(losses: list[Loss], start: Optional[int]) -> list[Loss]:
 @dataclass(frozen=True)
 class Pairing:
     """``places``: (step of actual, step of reference, rank). ``is_shifted``: some of them pair two
-    different steps, which are not expected to agree. ``notes``: what is not compared.
+    different steps, which are not expected to agree. ``notes``: what is not compared,
+    ``other_ranks`` of ranks that one side alone has.
     """
 
     places: list[tuple[int, int, int]]
     is_shifted: bool
     notes: list[str]
+    other_ranks: Sequence[str] = ()
 
     @property
     def starts(self) -> tuple[int, int]:
@@ -212,7 +214,7 @@ def pair_steps(actual: Source, reference: Source, wanted: Steps) -> Pairing:
         return pairing
     if not steps:
         common = [(step, step, rank) for step, rank in sorted(ours & theirs)]
-        return Pairing(common, False, _left_over(ours, theirs))
+        return _with_notes(ours, theirs, common, 0)
     places = []
     for mine, other in steps:
         ranks = sorted(
@@ -250,26 +252,28 @@ def _pair_ranges(
             got=f"{format_steps(sorted({step for step, _ in ours}))} in actual and "
             f"{format_steps(sorted({step for step, _ in theirs}))} in reference",
         )
-    left = {(step + apart, rank) for step, rank in ours}
-    notes = []
-    for side, span in (("actual", left - theirs), ("reference", theirs - left)):
-        if span:
-            back = apart if side == "actual" else 0
-            steps = sorted({step - back for step, _ in span})
+    return _with_notes(ours, theirs, places, apart)
+
+
+def _with_notes(
+    ours: set[tuple[int, int]],
+    theirs: set[tuple[int, int]],
+    places: list[tuple[int, int, int]],
+    apart: int,
+) -> Pairing:
+    shifted = {(step + apart, rank) for step, rank in ours}
+    common = {rank for _, rank in shifted & theirs}
+    notes, other_ranks = [], []
+    for side, left, back in (
+        ("actual", shifted - theirs, apart),
+        ("reference", theirs - shifted, 0),
+    ):
+        if steps := sorted({step - back for step, rank in left if rank in common}):
             notes.append(f"only {side} has {format_steps(steps)}: not compared")
-    return Pairing(places, False, notes)
-
-
-def _left_over(ours: set[tuple[int, int]], theirs: set[tuple[int, int]]) -> list[str]:
-    notes = []
-    common = {rank for _, rank in ours & theirs}
-    for side, places in (("actual", ours - theirs), ("reference", theirs - ours)):
-        if places:
-            ranks = sorted({rank for _, rank in places})
-            span = format_steps(sorted({step for step, _ in places}))
-            what = span if common >= set(ranks) else f"{span} of ranks {ranks}"
-            notes.append(f"only {side} has {what}: not compared")
-    return notes
+        if ranks := sorted({rank for _, rank in left} - common):
+            span = format_steps(sorted({step - back for step, rank in left if rank in ranks}))
+            other_ranks.append(f"only {side} has {span} of ranks {ranks}: not compared")
+    return Pairing(places, False, notes, other_ranks)
 
 
 _RANGE = re.compile(r"(\d+)-(\d*):(\d+)-(\d*)")

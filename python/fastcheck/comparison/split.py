@@ -45,17 +45,23 @@ def find_split(
     sizes = [{name: int(r["numel"].sum()) for name, r in side.items()} for side in inputs]
     if not sizes[0] or sizes[0] != sizes[1]:
         return None
-    for name, size in sizes[0].items():
+    for name in sizes[0]:
         parts = [len(side[name]) for side in inputs]
         if parts[0] != parts[1]:
             texts = [
-                f"{count:,} of {size // count:,} elements"
+                _sizes_text(side[name]["numel"])
                 + (f" on {len(own):,} ranks" if len(own) > 1 else "")
-                for count, own in zip(parts, ranks)
+                for side, own in zip(inputs, ranks)
             ]
             text = f"{texts[0]} in actual and {texts[1]} in reference"
             return Split((ranks[0], ranks[1]), text)
     return None
+
+
+def _sizes_text(sizes: np.ndarray) -> str:
+    low, high = int(sizes.min()), int(sizes.max())
+    span = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    return f"{len(sizes):,} of {span} elements"
 
 
 def _inputs(blocks: Sequence[Block]) -> dict[int, np.ndarray]:

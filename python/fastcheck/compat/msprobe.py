@@ -173,7 +173,7 @@ def read_config(
 
 
 def _is_enabled(given: Any) -> bool:
-    if given not in (None, True, False):
+    if not isinstance(given, (bool, type(None))):
         raise_config_error(
             '"dump_enable" must be true or false', expected="true, false", got=given, hint=""
         )
