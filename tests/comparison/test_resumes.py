@@ -6,14 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fastcheck
 from accuracy.sides_programs import train_resumed, train_split
-from fastcheck.comparison.block import Kind
+from fastcheck.comparison.block import Block, Kind, Phase
+from fastcheck.comparison.names import Name, NameTable
 from fastcheck.comparison.over_time import pair_steps
+from fastcheck.comparison.split import whole_of
+from fastcheck.record.format import RECORD_DTYPE
 from support.programs.compare_runs import answers
 
 
@@ -77,6 +81,61 @@ def test_a_batch_in_parts_is_held_against_the_whole(tmp_path: Path) -> None:
     wrong = fastcheck.compare(tmp_path / "wrong", tmp_path / "whole", ask_all=True)
     assert answers(wrong)["loss"] == answers(wrong)["gradients"] == "no"
     assert answers(wrong)["batches"] == "yes"
+
+
+class Shifted(nn.Module):
+    """The gradient of ``shift`` is rounding noise: a softmax does not depend on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.shift = nn.Linear(8, 5), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.head(x) + self.shift
+        return made
+
+
+def test_a_gradient_of_noise_is_no_difference_of_another_split(tmp_path: Path) -> None:
+    for parts in (1, 3):
+        torch.manual_seed(0)
+        model, criterion = Shifted(), nn.CrossEntropyLoss(reduction="sum")
+        optimizer = torch.optim.AdamW(model.parameters())
+        with fastcheck.install(model, criterion, log_dir=tmp_path / str(parts)):
+            for _ in range(4):
+                optimizer.zero_grad()
+                batch = torch.randn(12, 8), torch.randint(0, 5, (12,))
+                for x, y in zip(*(part.chunk(parts) for part in batch)):
+                    (criterion(model(x), y) / 12).backward()
+                optimizer.step()
+    found = fastcheck.compare(tmp_path / "3", tmp_path / "1")
+    assert found.agrees
+    assert any("sums whose terms cancel" in note and "shift" in note for note in found.notes)
+
+
+def test_of_a_gradient_the_sum_of_all_parts_is_compared() -> None:
+    names = NameTable()
+    records = np.zeros(2, RECORD_DTYPE)
+    records["sum_sq"] = 1, 4
+    number = names.number(Name("", "optimizer", "param_grad", "gradient of weight"))
+    block = Block(0, 0, np.array([number] * 2), np.array([Phase.GRADIENTS] * 2), records)
+    assert whole_of([block], [None], names).records["sum_sq"].tolist() == [4]
+
+
+def test_one_batch_alone_pairs_no_steps(tmp_path: Path) -> None:
+    """It may be the same by chance, of data in another order."""
+    torch.manual_seed(0)
+    batches = list(torch.randn(4, 5, 4))
+    orders = {"actual": (2, 0, 3), "reference": (0, 1, 2, 3)}
+    for name, order in orders.items():
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with fastcheck.install(model, log_dir=tmp_path / name):
+            for number in order:
+                optimizer.zero_grad()
+                model(batches[number]).square().mean().backward()
+                optimizer.step()
+    found = fastcheck.compare(tmp_path / "actual", tmp_path / "reference")
+    assert found.steps == (0, 1, 2) and answers(found)["batches"] == "no"
 
 
 def test_ranks_of_one_side_alone_are_told_apart_from_its_steps() -> None:
