@@ -52,6 +52,7 @@ BENCHES = (
     Bench("small.py", "Small tensors"),
     Bench("exponents.py", "Exponent counts", needs=(COMPILER,)),
     Bench("train_step.py", "A training step"),
+    Bench("small_models.py", "A step of small models"),
     Bench("op_level.py", "Operators", needs=(COMPILER,)),
     Bench("path.py", "The path of a NaN"),
     Bench("reports.py", "Programs of public reports"),

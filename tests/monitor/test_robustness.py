@@ -270,13 +270,13 @@ class TestLeaks:
         """The garbage collector runs where it likes: within our own locks too."""
         from fastcheck.monitor.hooks import optimizers
 
-        class Collecting(weakref.WeakSet[Any]):
-            def add(self, item: Any) -> None:
-                gc.collect()
-                super().add(item)
+        others = optimizers.watchers._others
 
-        watchers = optimizers.watchers
-        monkeypatch.setattr(watchers, "_alive", Collecting(watchers._alive))
+        def collecting(listener: Any) -> Any:
+            gc.collect()
+            return others(listener)
+
+        monkeypatch.setattr(optimizers.watchers, "_others", collecting)
         fastcheck.install(Net())  # not referenced, and freed by the collector only
         thread = threading.Thread(target=fastcheck.install, args=(Net(),), daemon=True)
         thread.start()

@@ -9,7 +9,7 @@ from typing import Optional
 
 import numpy as np
 
-from fastcheck.record.format import RECORD_DTYPE, Flag
+from fastcheck.record.format import RECORD_DTYPE, Flag, joined
 
 # 48 MiB: a hundred steps of some thousand records, fewer of larger steps.
 MAX_RECORDS = 262144
@@ -66,7 +66,7 @@ class History:
             if len(judged):
                 kept.append(judged)
         if kept:
-            self._open.insert(0, _join(kept)[-(most // 2) :].copy())
+            self._open.insert(0, joined(kept)[-(most // 2) :].copy())
         self._starts = [int(chunk["seq"][0]) for chunk in self._open]
         self._open_count = sum(map(len, self._open))
         self.dropped_records += before - self._open_count
@@ -74,7 +74,7 @@ class History:
     def close_step(self) -> None:
         """The open step becomes the youngest closed one; the oldest closed one may go."""
         if self._open:
-            self._closed.append(self._open[0] if len(self._open) == 1 else _join(self._open))
+            self._closed.append(self._open[0] if len(self._open) == 1 else joined(self._open))
             while len(self._closed) > 1 and sum(map(len, self._closed)) > MAX_RECORDS:
                 self._closed.popleft()
         self._open, self._starts, self._open_count = [], [], 0
@@ -85,7 +85,7 @@ class History:
         they may be those that are held.
         """
         parts, self._unlogged = self._unlogged, []
-        return parts[0] if len(parts) == 1 else _join(parts)
+        return parts[0] if len(parts) == 1 else joined(parts)
 
     def set_flags(self, seq: int, flags: int) -> None:
         """Adds flag bits to a record of the open step, in place. Verdict bits are replaced."""
@@ -118,7 +118,7 @@ class History:
                 break
             # Not searchsorted(), which copies a column of records first.
             parts.append(chunk[bisect_left(numbers, first) : bisect_left(numbers, stop)])
-        return parts[0] if len(parts) == 1 else _join(parts[::-1])
+        return parts[0] if len(parts) == 1 else joined(parts[::-1])
 
     def of_site(self, site: int, call: int) -> np.ndarray:
         """All that is held of one site and call index, oldest first."""
@@ -126,7 +126,7 @@ class History:
             chunk[(chunk["site"] == site) & (chunk["call"] == call)]
             for chunk in (*self._closed, *self._open)
         ]
-        return _join(parts)
+        return joined(parts)
 
     def latest(self, site: int) -> Optional[np.void]:
         """The youngest held record of this site."""
@@ -176,17 +176,13 @@ class History:
 
     def all(self) -> np.ndarray:
         """All that is held, oldest first, as one array."""
-        return _join([*self._closed, *self._open])
+        return joined([*self._closed, *self._open])
 
     def last_step(self) -> np.ndarray:
         """The records of the open step or, when it has none yet, of the last closed one."""
         if self._open:
-            return _join(self._open)
-        return self._closed[-1].copy() if self._closed else _join([])
-
-
-def _join(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0, RECORD_DTYPE)
+            return joined(self._open)
+        return self._closed[-1].copy() if self._closed else joined([])
 
 
 def _find(chunks: Iterator[np.ndarray], seq: int) -> Optional[tuple[np.ndarray, int]]:

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from fastcheck.record.format import Depth, Flag, Verdict
+from fastcheck.record.format import Depth, Flag, Verdict, joined
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS, Site, SiteTable
 
 from .view import LogView
@@ -222,11 +222,13 @@ def _rows(chunks: Iterable[np.ndarray], codes: np.ndarray, rank: int) -> list[St
     for records in chunks:
         kinds = _kinds(records, codes)
         is_overflow = _overflowed(records["flags"])
-        chosen.append(records[(kinds != 0) | is_overflow])
-    if not chosen:
-        return []
-    records = chosen[0] if len(chosen) == 1 else np.concatenate(chosen)
-    records = records[np.argsort(records["step"], kind="stable")]
+        # A mask as an index copies records field by field, in several times the time.
+        chosen.append(records.compress((kinds != 0) | is_overflow))
+    records = joined(chosen)
+    steps = records["step"]
+    if len(steps) and (steps == steps[0]).all():
+        return [_row(records, _kinds(records, codes), rank)]
+    records = records[np.argsort(steps, kind="stable")]
     starts = np.flatnonzero(np.diff(records["step"], prepend=records["step"][:1] - 1))
     return [
         _row(part, _kinds(part, codes), rank)
@@ -236,6 +238,8 @@ def _rows(chunks: Iterable[np.ndarray], codes: np.ndarray, rank: int) -> list[St
 
 def _overflowed(flags: np.ndarray) -> np.ndarray:
     """Which records are of something that was scaled and is not finite."""
+    if not flags.any():
+        return np.zeros(len(flags), np.bool_)
     by_verdict: np.ndarray = ((flags >> 8) & 0xFF) == int(Verdict.SCALED)
     by_flag: np.ndarray = (flags & _SCALED_NONFINITE) == _SCALED_NONFINITE
     either: np.ndarray = by_verdict | by_flag
@@ -247,15 +251,20 @@ def _kinds(records: np.ndarray, codes: np.ndarray) -> np.ndarray:
     role.
     """
     sites = records["site"]
-    if not len(codes):
+    if not len(codes) or not len(sites):
         return np.zeros(len(records), np.int8)
+    if sites.min() >= 0 and sites.max() < len(codes):
+        known: np.ndarray = codes[sites]
+        return known
     inside = (sites >= 0) & (sites < len(codes))
     return np.where(inside, codes[np.where(inside, sites, 0)], 0)
 
 
 def _row(records: np.ndarray, kinds: np.ndarray, rank: int) -> StepRow:
+    counts = np.bincount(kinds, minlength=_GRAD + 1)
     loss, scale, found, rate, gradients, norm, shards, given, grad = (
-        records[kinds == number] for number in range(1, _GRAD + 1)
+        records.compress(kinds == number) if counts[number] else records[:0]
+        for number in range(1, _GRAD + 1)
     )
     overflow = bool((found["zero_count"] == 0).any())
     overflow |= bool(_overflowed(records["flags"]).any())

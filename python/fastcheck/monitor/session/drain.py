@@ -21,7 +21,7 @@ import torch
 from fastcheck.errors import first_line, warn_of_fault
 from fastcheck.log.unobserved import lost_to_meta
 from fastcheck.record.event import Event
-from fastcheck.record.format import RECORD_DTYPE, Verdict
+from fastcheck.record.format import Verdict, joined
 from fastcheck.ring.device import DeviceRing, Segment
 from fastcheck.utils.torch.lost_device import is_lost
 from fastcheck.verdict.entries import Journal
@@ -177,8 +177,8 @@ class Part:
         for ring, segment in self._segments:
             is_lost = id(segment) in self._lost
             parts.append(ring.rescue(segment) if is_lost else ring.take(segment))
-        parts = [part for part in parts if len(part)] or [np.zeros(0, RECORD_DTYPE)]
-        records = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        parts = [part for part in parts if len(part)]
+        records = parts[0] if len(parts) == 1 else joined(parts)
         numbers = records["seq"]
         if (numbers[1:] > numbers[:-1]).all():  # one device, as a rule
             return records

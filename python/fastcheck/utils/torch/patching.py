@@ -18,19 +18,18 @@ class Listeners(Generic[T]):
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin = begin
         self._end = end
-        self._alive: weakref.WeakSet[T] = weakref.WeakSet()
+        self._alive: tuple[weakref.ref[T], ...] = ()
         self._has_begun = False
         # Reentrant: the garbage collector may call _release() in the middle of anything.
         self._lock = threading.RLock()
 
     def __iter__(self) -> Iterator[T]:
-        with self._lock:  # another thread may add one
-            return iter(list(self._alive))
+        return iter([one for reference in self._alive if (one := reference()) is not None])
 
     def connect(self, listener: T) -> None:
         """Adds ``listener`` until disconnect() or until it is freed."""
         with self._lock:
-            self._alive.add(listener)
+            self._alive = (*self._others(listener), weakref.ref(listener))
             if not self._has_begun:
                 self._has_begun = True
                 self._begin()
@@ -40,13 +39,17 @@ class Listeners(Generic[T]):
     def disconnect(self, listener: T) -> None:
         """The opposite of connect(); does nothing the second time."""
         with self._lock:
-            self._alive.discard(listener)
+            self._alive = self._others(listener)
         self._release()
+
+    def _others(self, listener: T) -> tuple[weakref.ref[T], ...]:
+        """The references to all that are alive but this one."""
+        found = ((one, one()) for one in self._alive)
+        return tuple(one for one, other in found if other is not None and other is not listener)
 
     def _release(self) -> None:
         with self._lock:
-            # Not len(): it still counts the listener whose finalizer this is.
-            if any(True for _ in self._alive) or not self._has_begun:
+            if any(True for _ in self) or not self._has_begun:
                 return
             self._has_begun = False  # first: the collector may call this again in its middle
             self._end()

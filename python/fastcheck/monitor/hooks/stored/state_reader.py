@@ -89,6 +89,7 @@ class EarlyGradients:
 _LIMITS = np.array(
     [FLOAT_FORMATS[row.name].max ** 0.5 if row.kind == "f8" else np.inf for row in DTYPES]
 )
+_SMALLEST_LIMIT = float(_LIMITS.min())
 
 
 class LargeSquares:
@@ -104,6 +105,8 @@ class LargeSquares:
         """The records of an update's gradients have these sequence numbers, and are on the host."""
         records = self._history.between(first, stop)
         if not len(records) or records["depth"][0] < Depth.STATS:
+            return
+        if max(records["max"].max(), -records["min"].min()) <= _SMALLEST_LIMIT:
             return
         limits = _LIMITS[records["dtype"]]
         is_large = (records["max"] > limits) | (records["min"] < -limits)

@@ -1,0 +1,164 @@
+"""A training step of small models, where the host's work for a call weighs as much as the numbers:
+with default options, without the watch, and at op level, each beside a plain step.
+
+    python bench/small_models.py [--rounds N]    writes bench/results/small_models.json, prints a
+                                                 Markdown table
+
+Every case has a model of its own, and a round takes one step of each, on one thread. What is
+compared is the processor time of that thread: backward on the CPU runs on it, and other programs of
+the machine do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from typing import Any, Callable
+
+import numpy as np
+import torch
+from torch import nn
+
+import fastcheck
+import harness
+
+VOCABULARY, SEQUENCE, HEADS = 256, harness.size(64, 8), 4
+#: By name: width, layers, sequences of a batch, and the bar for default options.
+MODELS: dict[str, tuple[int, int, int, float]] = {
+    "4 layers of 64": (64, 4, 2, 1.15),
+    "4 layers of 256": (256, 4, 4, 1.02),
+    "6 layers of 512": (512, 6, 8, 1.01),
+}
+PLAIN = "plain"
+CASES: dict[str, dict[str, Any]] = {
+    "plain again (A/A)": {},
+    "default options": {"level": "module"},
+    "watch=False": {"level": "module", "watch": False},
+    'level="op"': {"level": "op"},
+}
+WARM_UP = harness.size(80, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: torch.Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), Attention(width)
+        self.norm2, self.up = nn.LayerNorm(width), nn.Linear(width, 4 * width)
+        self.act, self.down, self.drop = nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.drop(self.attention(self.norm1(x)))
+        out: torch.Tensor = x + self.drop(self.down(self.act(self.up(self.norm2(x)))))
+        return out
+
+
+class Transformer(nn.Module):
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(SEQUENCE, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
+        self.register_buffer("place", torch.arange(SEQUENCE))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.places(self.place)
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Trainer:
+    """A model with its optimizer. Trainers of the same size take bit-identical steps."""
+
+    def __init__(self, width: int, layers: int, batch: int) -> None:
+        torch.manual_seed(0)
+        self.model = Transformer(width, layers)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.batch = batch
+
+    def step(self, index: int) -> None:
+        torch.manual_seed(index)  # the batch, and dropout
+        ids = torch.randint(VOCABULARY, (self.batch, SEQUENCE + 1))
+        logits = self.model(ids[:, :-1])
+        nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def seconds_of(step: Callable[[int], object], index: int) -> float:
+    began = time.thread_time()
+    step(index)
+    return time.thread_time() - began
+
+
+def measure(name: str, rounds: int) -> list[dict[str, Any]]:
+    width, layers, batch, bar = MODELS[name]
+    trainers = {case: Trainer(width, layers, batch) for case in (PLAIN, *CASES)}
+    monitors = [fastcheck.install(trainers[c].model, **CASES[c]) for c in CASES if CASES[c]]
+    names = list(trainers)
+    seconds = {case: np.empty(rounds) for case in names}
+    for index in range(-WARM_UP, rounds):
+        shift = index % len(names)
+        for case in names[shift:] + names[:shift]:
+            took = seconds_of(trainers[case].step, index + WARM_UP)
+            seconds[case][max(index, 0)] = took
+    weights = [list(trainer.model.parameters()) for trainer in trainers.values()]
+    assert all(all(map(torch.equal, weights[0], other)) for other in weights[1:])
+    for monitor in monitors:
+        assert not monitor.events
+        monitor.remove()
+    return [
+        {
+            "model": name,
+            "case": case,
+            "seconds": harness.spread(seconds[case]),
+            "ratio": harness.ratio(seconds[case], seconds[PLAIN]),
+            "bar": bar if case == "default options" else None,
+        }
+        for case in names
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--only", default="", help="models whose name has this text")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for name in harness.few(name for name in MODELS if options.only in name):
+        gc.collect()
+        # A step of the largest takes a hundred times as long as one of the smallest.
+        rounds = harness.size(options.rounds // (10 if "512" in name else 1), 2)
+        rows += measure(name, rounds)
+    header = ["model", "case", "ms a step", "times plain", "bar"]
+    lines = [
+        [
+            row["model"],
+            row["case"],
+            f"{1e3 * row['seconds']['median']:.2f}",
+            harness.with_spread(row["ratio"], 3),
+            "" if row["bar"] is None else f"{row['bar']:g}",
+        ]
+        for row in rows
+    ]
+    print(harness.table(header, lines))
+    harness.write_results("small_models", rows, threads=1)
+
+
+if __name__ == "__main__":
+    main()
