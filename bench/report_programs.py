@@ -1858,3 +1858,472 @@ def replica_without_targets(fixed: bool) -> Made:
         return update(optimizer, torch.stack(losses).mean())
 
     return [model], step
+
+
+# Kinds that were found unanswered after those above.
+
+
+@program(
+    "facebookresearch/multigrain#5",
+    "GeM pooling without clamp: 0 ** (1/3) has an infinite derivative",
+    place=r"\bpool\b|Gem",
+    operator=r"\bpow\b|PowBackward",
+    kind=ROOT_AT_ZERO + r"|(?:pow|power|\*\*)[^.]{0,60}(?:0|zero)",
+    advice=r"clamp|eps",
+    never=(NO_RATE,),
+)
+def gem_of_dead_channel(fixed: bool) -> Made:
+    class Gem(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = 3.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if fixed:
+                x = x.clamp_min(1e-3)
+            x = x.abs()
+            return x.pow(self.p).mean((-2, -1)).pow(1 / self.p)  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("body", nn.Conv2d(1, 4, 3, bias=False))
+    model.add_module("pool", Gem())
+    model.add_module("head", nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 4, 1, 8, 8)
+        if i == BAD:
+            x[1] = 0
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 4)))
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#19126",
+    "weight_norm of a layer whose weight is zero: v / ||v|| is 0/0",
+    place=r"\bhead\b|weight",
+    operator=r"weight_norm|WeightNorm",
+    kind=ZERO_DIVISION + r"|norm",
+    advice=r"weight_norm|zero|eps",
+    never=(NO_RATE,),
+)
+def weight_norm_of_zero(fixed: bool) -> Made:
+    from torch.nn.utils.parametrizations import weight_norm
+
+    model = nn.Sequential()
+    model.add_module("body", nn.Sequential(nn.Linear(6, 8), nn.ReLU()))
+    head = nn.Linear(8, 3)
+    if not fixed:
+        nn.init.zeros_(head.weight)  # a residual branch that begins with 0
+    model.add_module("head", weight_norm(head))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 6)), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "zhang-tao-whu/e2ec#7",
+    "smooth L1 over the positives of an image without objects: a mean over nothing",
+    place=LOSS,
+    operator=r"smooth_l1|SmoothL1|\bmean\b",
+    kind=EMPTY_MEAN,
+    advice=r"empty|skip|count|max\(|clamp_min|Leave",
+    never=(NO_RATE, r"the loss itself overflowed"),
+)
+def boxes_without_positives(fixed: bool) -> Made:
+    model = nn.ModuleDict(
+        {"body": nn.Linear(6, 16), "cls": nn.Linear(16, 1), "box": nn.Linear(16, 4)}
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        x, goal = data(i, 16, 6), data(i + 9, 16, 4)
+        positive = whole(i, 0, 3, 16) == 0
+        if i == BAD:
+            positive[:] = False
+        hidden = model["body"](x).relu()
+        score, box = model["cls"](hidden)[:, 0], model["box"](hidden)
+        kind = F.binary_cross_entropy_with_logits(score, positive.float())
+        if fixed:
+            where = F.smooth_l1_loss(
+                box[positive], goal[positive], reduction="sum"
+            ) / positive.sum().clamp_min(1)
+        else:
+            where = F.smooth_l1_loss(box[positive], goal[positive])  # FAULT
+        return update(optimizer, kind + where)
+
+    return [model], step
+
+
+@program(
+    "ArthurBrussee/brush#540",
+    "PSNR as a loss: 1 / mse of two equal pictures is 1/0",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward|reciprocal|Reciprocal",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def psnr_of_equal_pictures(fixed: bool) -> Made:
+    model = mlp(6, 16, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        y = model(x).sigmoid()
+        goal = x[:, :2].abs() if i != BAD else torch.zeros(8, 2)
+        error = (y - goal).square().mean()
+        psnr = 10 * (1 / (error + 1e-8 if fixed else error * (i != BAD))).log10()  # FAULT
+        return update(optimizer, -psnr)
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#31829",
+    "logsumexp over transitions that are all -inf: its derivative is exp(-inf + inf)",
+    place=LOSS + r"|crf|gradient|transitions",
+    operator=r"logsumexp|Logsumexp",
+    kind=MASKED_WHOLE,
+    advice=r"mask|finite|-1e4|-inf",
+    never=(NO_RATE,),
+)
+def crf_without_a_path(fixed: bool) -> Made:
+    class Crf(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.transitions = nn.Parameter(0.1 * torch.randn(4, 4))
+
+        def forward(self, scores: Tensor, banned: Tensor) -> Tensor:
+            moves = self.transitions.masked_fill(banned, -1e4 if fixed else -math.inf)
+            alpha = scores[:, 0]
+            for n in range(1, scores.shape[1]):
+                alpha = torch.logsumexp(alpha[:, :, None] + moves, 1) + scores[:, n]  # FAULT
+            return alpha.logsumexp(-1).mean()
+
+    model = nn.ModuleDict({"emit": nn.Linear(6, 4), "crf": Crf()})
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        banned = torch.zeros(4, 4, dtype=torch.bool)
+        banned[0, 1] = True
+        if i == BAD:
+            banned[:, 2] = True  # a tag that nothing leads to
+        scores = model["emit"](data(i, 3, 5, 6))
+        return update(optimizer, model["crf"](scores, banned) - scores[..., 0].sum(1).mean())
+
+    return [model], step
+
+
+@program(
+    "candle-org/MindAct#1633",
+    "mixup with lam = 0 of a class that is ruled out: 0 * inf",
+    place=LOSS,
+    operator=r"\bmul\b|MulBackward|nll|cross_entropy|NllLoss",
+    kind=r"0 ?\* ?-?[Ii]nf|\b-?[Ii]nf",
+    advice=r"where|mask|Inf",
+    never=(NO_RATE,),
+)
+def mixup_of_ruled_out_class(fixed: bool) -> Made:
+    model = mlp(6, 16, 5)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        logits = model(data(i, 8, 6))
+        if i == BAD:
+            logits = logits.masked_fill(torch.arange(5) == 4, -1e4 if fixed else -math.inf)
+        one, other = whole(i, 0, 4, 8), torch.full((8,), 4) if i == BAD else whole(i + 1, 0, 5, 8)
+        lam = 0.0 if i == BAD else 0.5
+        loss = lam * F.cross_entropy(logits, other) + (1 - lam) * F.cross_entropy(
+            logits, one
+        )  # FAULT
+        return update(optimizer, loss)
+
+    return [model], step
+
+
+@program(
+    "mlcommons/hpc#27",
+    "a schedule that divides 0 by 0 gives a learning rate of NaN, which breaks every weight",
+    place=r"\d\.weight|\d\.bias|parameter",
+    operator=r"SGD|Adam|update|add_|learning rate",
+    kind=r"(?:lr|learning rate)[^.]{0,40}nan",
+    advice=r"learning rate|schedule|lr",
+    never=(NO_RATE, r"lr 0\.001", r"0/0, where a second moment"),
+)
+def learning_rate_of_nan(fixed: bool) -> Made:
+    import numpy as np
+
+    model = mlp(6, 16, 5)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def factor(n: int) -> float:
+        with np.errstate(all="ignore"):
+            left = np.float64(BAD - n) / np.float64(BAD - n)  # 0/0 at the end of the decay
+        return float(np.nan_to_num(left)) if fixed else float(left)
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+    def step(i: int) -> Tensor:
+        loss = update(optimizer, F.cross_entropy(model(data(i, 8, 6)), whole(i, 0, 5, 8)))
+        schedule.step()
+        return loss
+
+    return [model], step
+
+
+@program(
+    "Nixtla/neuralforecast#186",
+    "a target that is missing (NaN) in one row",
+    place=LOSS + r"|target",
+    operator=r"mse|Mse|target|goal",
+    kind=r"data|target|no graph",
+    advice=r"data|target|goal",
+    never=(NO_RATE, r"the loss itself overflowed"),
+)
+def target_that_is_missing(fixed: bool) -> Made:
+    model = mlp(6, 16, 2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        goal = data(i + 9, 8, 2)
+        if i == BAD and not fixed:
+            goal[5, 1] = math.nan  # FAULT
+        return update(optimizer, F.mse_loss(model(data(i, 8, 6)), goal))
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#6292",
+    "targets of 120,000 become inf when they are cast to float16",
+    place=LOSS + r"|target|goal",
+    operator=r"mse|Mse|target|goal|\bto\b|_to_copy|\bhalf\b",
+    kind=OVERFLOW + r"|data|no graph",
+    advice=r"float32|target|data|goal",
+    never=(NO_RATE,),
+)
+def target_beyond_float16(fixed: bool) -> Made:
+    model = mlp(6, 16, 2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        goal = data(i + 9, 8, 2) * (120_000 if i == BAD else 1)
+        goal = goal if fixed else goal.half()  # FAULT
+        return update(optimizer, F.mse_loss(model(data(i, 8, 6)).to(goal.dtype), goal))
+
+    return [model], step
+
+
+@program(
+    "ultralytics/ultralytics#24990",
+    "q @ k.T in float16 before the division by sqrt(d): scores above 65,504",
+    place=r"\battn\b|Attention",
+    operator=r"matmul|\bbmm\b|\bmm\b",
+    kind=OVERFLOW,
+    advice=r"bfloat16|float32|scale",
+    never=(r"fully masked", NO_RATE),
+)
+def attention_scores_in_float16(fixed: bool) -> Made:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(16, 48)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            if fixed:
+                return ((q.float() / 4) @ k.float().transpose(-2, -1)).softmax(-1).to(v.dtype) @ v
+            return (q @ k.transpose(-2, -1) / 4).softmax(-1) @ v  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("attn", Attention())
+    model.add_module("norm", nn.LayerNorm(16))
+    model.add_module("head", nn.Linear(16, 3))
+    model = model.half()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 2, 5, 16) * (400 if i == BAD else 1)
+        return update(
+            optimizer, F.cross_entropy(model(x.half()).float().mean(1), whole(i, 0, 3, 2))
+        )
+
+    return [model], step
+
+
+@program(
+    "yichen928/ActiveFT#4",
+    "exp(similarity / 0.05) in float16 is above 65,504: inf / inf",
+    place=LOSS,
+    operator=r"\bexp\b|ExpBackward",
+    kind=OVERFLOW + r"|exp of",
+    advice=r"clamp|subtract|float32|logsumexp",
+    never=(NO_RATE,),
+)
+def contrast_in_float16(fixed: bool) -> Made:
+    model = mlp(6, 16, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        a, b = (F.normalize(model(one), dim=-1) for one in (x, x + 0.1))
+        scores = a @ b.T / (0.05 if i == BAD else 0.5)
+        if fixed:
+            return update(optimizer, F.cross_entropy(scores, torch.arange(8)))
+        scores = scores.half()
+        top = scores.exp()  # FAULT
+        share = top.diagonal() / top.sum(-1)
+        return update(optimizer, -share.float().log().mean())
+
+    return [model], step
+
+
+@program(
+    "rajewsky-lab/novosparc#50",
+    "Sinkhorn: exp(-C / eps) underflows to 0 in a whole row, and 1 / (K v) divides by it",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward|reciprocal",
+    kind=ZERO_DIVISION,
+    advice=EPS + r"|log",
+    never=(NO_RATE,),
+)
+def sinkhorn_underflow(fixed: bool) -> Made:
+    model = nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        a, b = model(data(i, 8, 6)), data(i + 9, 8, 4)
+        if i == BAD:
+            b = b + torch.tensor([30.0, 0, 0, 0])
+        cost = (a[:, None] - b).square().sum(-1)
+        if fixed:
+            cost = cost / cost.detach().max()
+        kernel = (-cost).exp()
+        u = torch.ones(8)
+        for _ in range(3):
+            v = 0.125 / (kernel.T @ u)  # FAULT
+            u = 0.125 / (kernel @ v)  # FAULT
+        return update(optimizer, (u[:, None] * kernel * v * cost).sum())
+
+    return [model], step
+
+
+@program(
+    "geoopt/geoopt#79",
+    "acosh(1) of two equal points of hyperbolic space has an infinite derivative",
+    place=LOSS + r"|gradient|embed",
+    operator=r"acosh|Acosh",
+    kind=r"acosh|derivative",
+    advice=r"clamp|eps",
+    never=(NO_RATE,),
+)
+def hyperbolic_distance_of_equal_points(fixed: bool) -> Made:
+    model = nn.ModuleDict({"embed": nn.Embedding(20, 4)})
+    with torch.no_grad():
+        model["embed"].weight.mul_(0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        a, b = whole(i, 0, 10, 8), whole(i, 10, 20, 8)
+        if i == BAD:
+            b[3] = a[3]
+        a, b = model["embed"](a), model["embed"](b)
+        ratio = (a - b).square().sum(-1) / ((1 - a.square().sum(-1)) * (1 - b.square().sum(-1)))
+        inside = 1 + 2 * ratio
+        return update(
+            optimizer, (inside.clamp_min(1 + 1e-5) if fixed else inside).acosh().mean()
+        )  # FAULT
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#23473",
+    "logdet of a 1x1 convolution whose determinant became negative is NaN",
+    place=r"\bmix\b|Mix|\bflow\b",
+    operator=r"logdet|\blog\b|LogBackward|slogdet",
+    kind=r"negative|determinant",
+    advice=r"slogdet|abs|negative|determinant",
+    never=(NO_RATE,),
+)
+def logdet_of_negative(fixed: bool) -> Made:
+    class Mix(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(4))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            size = torch.slogdet(self.weight)[1] if fixed else torch.logdet(self.weight)  # FAULT
+            return x @ self.weight, size
+
+    model = nn.ModuleDict({"mix": Mix()})
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        y, size = model["mix"](data(i, 8, 4))
+        loss = update(optimizer, y.square().mean() - size)
+        if i == BAD - 1:
+            with torch.no_grad():
+                model["mix"].weight[0, 0] = -0.1
+        return loss
+
+    return [model], step
+
+
+@program(
+    "ReactiveBayes/ExponentialFamily.jl#137",
+    "evidence without the + 1: lgamma(0) is inf",
+    place=LOSS,
+    operator=r"lgamma|Lgamma|digamma",
+    kind=r"lgamma[^.]{0,40}0|at 0|\bInf at\b",
+    advice=r"clamp|eps|1",
+    never=(NO_RATE,),
+)
+def evidence_of_zero(fixed: bool) -> Made:
+    model = mlp(6, 16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with torch.no_grad():
+        model[2].bias.fill_(4.0)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6) * (20 if i == BAD else 1)
+        alpha = model(x).relu() + (1.0 if fixed else 0.0)
+        loss = torch.lgamma(alpha.sum(-1)) - torch.lgamma(alpha).sum(-1)  # FAULT
+        return update(optimizer, loss.mean())
+
+    return [model], step
+
+
+@program(
+    "PrimeIntellect-ai/prime-rl#3090",
+    "a temperature of 0 in float32: logits / 0 is inf, and inf - inf",
+    place=LOSS + r"|\bhead\b|Head",
+    operator=r"\bdiv\b|\bmul\b|DivBackward|MulBackward",
+    kind=ZERO_DIVISION + r"|a number that|number [^.]{0,60}NaN",
+    advice=r"eps|clamp|max|divided by 0|number",
+    never=(NO_RATE,),
+)
+def temperature_of_zero(fixed: bool) -> Made:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.temperature = nn.Linear(6, 5), 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(x).relu()
+            return y / (max(self.temperature, 1e-2) if fixed else self.temperature)  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("head", Head())
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        model.head.temperature = max(0.0, 1 - i / BAD)
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 6)), whole(i, 0, 5, 8)))
+
+    return [model], step

@@ -322,6 +322,8 @@ def test_derivatives_are_those_of_torch() -> None:
         lambda x, y: torch.addcdiv(x, x, y),
         lambda x: torch.stack([x, x]).softmax(0)[0],
         lambda x: torch.stack([x, x]).log_softmax(0)[0],
+        lambda x: torch.stack([x, x]).logsumexp(-1),
+        lambda x: torch.stack([x, x])[None].logsumexp((0, 1), keepdim=True)[0, 0],
     ]
     points = (0.0, 0.5, 1.0, -1.0, 2.0, 200.0, float("inf"), -float("inf"), 1e-3)
     met = set()
@@ -846,11 +848,12 @@ def test_what_is_held_of_calls() -> None:
     assert not passes.held and not derivatives.graphs  # remove()
 
 
-def test_a_bad_batch_is_named_with_its_first_bad_element_and_row() -> None:
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_bad_batch_is_named_with_its_first_bad_element_and_row(level: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
         for step in range(4):
             x = torch.randn(8, 6)
             if step == 2:
@@ -859,10 +862,37 @@ def test_a_bad_batch_is_named_with_its_first_bad_element_and_row() -> None:
             model(x).square().mean().backward()
             optimizer.step()
     text = " ".join(str(stop.value).split())
-    assert (
-        "first bad element of input[0] is [5, 2], in row 5 of the batch: 2 of 8 rows hold" in text
-    )
+    assert "first bad element of input[0] is [5, 2], in row 5: 2 of 8 rows hold" in text
     assert "look at the data, not at the model" in text
+
+
+@pytest.mark.parametrize("makes", [nn.MSELoss(), lambda y, goal: (y - goal).square().mean()])
+def test_a_bad_target_is_named_with_its_first_bad_element_and_row(
+    makes: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    model = nn.Linear(6, 3)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        goal = torch.randn(8, 3)
+        goal[5, 2] = float("nan")
+        makes(model(torch.randn(8, 6)), goal).backward()
+    text = " ".join(str(stop.value).split())
+    assert "first bad element of goal is [5, 2], in row 5: 1 of 8 rows holds NaN" in text
+    assert "try 1. goal was not finite before the loss read it" in text
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_learning_rate_that_is_nan_is_named(level: str) -> None:
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(4):
+            optimizer.param_groups[0]["lr"] = float("nan") if step == 1 else 0.1
+            optimizer.zero_grad()
+            model(torch.randn(8, 6)).square().mean().backward()
+            optimizer.step()
+    text = " ".join(str(stop.value).split())
+    assert "try 1. SGD has stepped with a learning rate of nan" in text
+    assert "lr 0.1" not in text
 
 
 class _Growing(nn.Module):

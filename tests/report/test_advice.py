@@ -395,6 +395,60 @@ def of(low: float = 0.1, high: float = 1.0, numel: int = 8, **fields: Any) -> An
 
 ZERO = of(0.0, 1.0, zero_count=2)
 OPERATORS = {
+    "loss of none": (
+        operator_report("aten.smooth_l1_loss", {"self": of(numel=0)}, numel=1, nan_count=1),
+        "A mean over no elements is 0/0: self is empty",
+    ),
+    "a factor of NaN": (
+        operator_report("aten.mul_.Tensor", {"self": of()}, nan_count=8),
+        "self held finite numbers alone, so the number that mul multiplies them by is NaN or Inf",
+    ),
+    "alpha of NaN": (
+        operator_report("aten.add_.Tensor", {"self": of(), "other": of()}, nan_count=8),
+        "self and other held finite numbers alone",
+    ),
+    "lgamma of 0": (
+        operator_report("aten.lgamma", {"self": ZERO}, posinf_count=2),
+        "lgamma is infinite or NaN at 0 and at negative whole numbers",
+    ),
+    "acosh of 0.5": (
+        operator_report("aten.acosh", {"self": of(0.5, 2.0)}, nan_count=1),
+        "self goes from 0.5 to 2: acosh is NaN below 1. Clamp",
+    ),
+    "acos of 2": (
+        operator_report("aten.acos", {"self": of(-1.0, 2.0)}, nan_count=1),
+        "acos is NaN outside of -1 to 1. Clamp",
+    ),
+    "exp in float16": (
+        operator_report(
+            "aten.exp", {"self": of(0.0, 20.0, dtype="float16")}, dtype="float16", posinf_count=1
+        ),
+        "x.clamp(max=10).exp()",
+    ),
+    "exp2 of 130": (
+        operator_report("aten.exp2", {"self": of(0.0, 130.0)}, posinf_count=1),
+        "exp2 of more than 128.0 is beyond the range of float32",
+    ),
+    "a cast": (
+        operator_report(
+            "aten._to_copy", {"self": of(0.0, 120_000.0)}, dtype="float16", posinf_count=1
+        ),
+        "self reaches 120,000, and float16 ends at 65,504: the cast makes Inf",
+    ),
+    "weight_norm of 0": (
+        operator_report("aten._weight_norm_interface", {"v": ZERO, "g": ZERO}, nan_count=2),
+        "weight_norm divides a weight by its norm",
+    ),
+    "target that is masked": (
+        operator_report(
+            "aten.nll_loss_forward", {"self": of(-3.0, -1.0, neginf_count=2)}, posinf_count=1
+        ),
+        "where one of them is the target the loss is Inf",
+    ),
+    "logdet": (
+        operator_report("aten.scalar_tensor", {}, numel=1, nan_count=1),
+        "torch.logdet does that for a matrix whose determinant is negative",
+    ),
     "std of one": (
         operator_report("aten.std.correction", {"self": of(numel=1)}, numel=1, nan_count=1),
         "std of one element is 0/0",
@@ -523,8 +577,8 @@ OPERATORS = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_the_first_item_is_what_the_operator_did_with_its_values(name: str) -> None:
     report, wanted = OPERATORS[name]
-    items = advise(report)
-    assert wanted in items[0].text
+    first = advise(report)[0]
+    assert wanted in f"{first.text} {first.code}"
     assert "lower the learning rate" not in advice_of(report)
 
 

@@ -30,12 +30,18 @@ from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.event import Event
 from fastcheck.record.format import Verdict, is_nonfinite
+from fastcheck.record.site import Site
 from fastcheck.record.statistics import statistics_of
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_materialised
+from fastcheck.utils.torch.readable import (
+    can_hold_nonfinite,
+    can_read,
+    first_bad,
+    is_materialised,
+)
 from fastcheck.utils.torch.training_state import Generators
 from fastcheck.verdict.step import Step
 
@@ -92,18 +98,21 @@ def bad_element(call: Optional[Call], label: str, passes: Sequence[Pass]) -> Opt
     if running is None:
         return None
     batch = dict(flatten_arguments(running.args, running.kwargs)).get(label)
-    if batch is None or batch.dim() == 0 or not can_read(batch):
-        return None
-    with unobserved(), torch.no_grad():
-        bad = (~torch.isfinite(batch.detach())).nonzero()
-    if not len(bad):
-        return None
-    first, rows = bad[0].tolist(), set(bad[:, 0].tolist())
-    most = f"{len(rows):,} of {len(batch):,} rows hold{'s' if len(rows) == 1 else ''} NaN or Inf"
-    return MadeBy(
-        "",
-        f"The first bad element of {label} is {first}, in row {first[0]:,} of the batch: {most}.",
-    )
+    said = "" if batch is None or not can_read(batch) else first_bad(label, batch)
+    return MadeBy("", said[1:]) if said else None
+
+
+def bad_argument(site: Site) -> Optional[MadeBy]:
+    """The same of an argument of a model that is running on this thread, of which no call is
+    known.
+    """
+    for frame in reversed(list(_call_frames())):
+        values = frame.f_locals
+        if type(values["self"]).__name__ == site.module_type:
+            batch = dict(flatten_arguments(values["args"], values["kwargs"])).get(site.label)
+            said = "" if batch is None or not can_read(batch) else first_bad(site.label, batch)
+            return MadeBy("", said[1:]) if said else None
+    return None
 
 
 def _call_frames() -> Iterator[FrameType]:

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from fastcheck.monitor.session.derivatives import DECOMPOSITIONS, SavedByNode
-from fastcheck.record.format import is_nonfinite
+from fastcheck.record.format import NONFINITE_COUNTS, is_nonfinite
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, first_bad
 
 # What is found in a part of a larger graph may not be the first.
 _MOST_NODES = 20_000
@@ -38,6 +38,8 @@ _MADE = re.compile(r"result|out|total_weight|log_?sum_?exp|save|reserve|philox|r
 
 #: An edge: a node, and the number of one of its results.
 _Edge = tuple[Any, int]
+#: Whether what an operator has read makes its result non-finite.
+_Maker = Callable[[Mapping[str, torch.Tensor], Any], Any]
 
 
 def search_graph(root: torch.Tensor) -> Optional[MadeBy]:
@@ -192,6 +194,7 @@ class _Search:
             f"({name}): data, or computed under no_grad() or from detached tensors."
         )
         variable = _variable(lambda one: _is_same(one, tensor))
+        how += first_bad(variable.name if variable is not None else name, tensor)
         cause = None if variable is None else variable.first_cause()
         if variable is not None and cause is not None:
             how += f" {variable.name} was assigned from {cause.name}, which is not finite either."
@@ -208,6 +211,18 @@ class _Search:
         kept = [t for name, t in saved if t.grad_fn is None and not _MADE.match(name)]
         # What has no edge is an operand without a graph, a number or none at all.
         is_known = len(kept) >= len(edges) - len(states)
+        if not is_known and result is not None and (beside := _beside(result)) is not None:
+            # A sum keeps nothing of what it adds.
+            tensor, source = beside
+            return MadeBy(
+                "",
+                f"{_name(node)}, the first operator in the graph of the loss whose result is known "
+                f"not to be finite, may have read it in {source.name}, which has no graph: data, "
+                "or computed under no_grad() or from detached tensors."
+                f"{first_bad(source.name, tensor)}",
+                inputs=((source.name, stats(tensor.detach()).record),),
+                variable=str(source.first_cause() or source),
+            )
         if is_known and all(state is False for state in states):
             known = "whose result is not finite, while what it read was"
         else:
@@ -232,6 +247,20 @@ class _Search:
             if any(child in found for child, _ in later.next_functions):
                 found.add(later)
         return found
+
+
+def _beside(result: np.void) -> Optional[tuple[torch.Tensor, _Variable]]:
+    """A variable without a graph, of as many elements as the result and no more that are bad."""
+
+    def is_it(one: torch.Tensor) -> bool:
+        record = None if one.requires_grad else _record(one)
+        if record is None or record["numel"] != result["numel"] or not is_nonfinite(record):
+            return False
+        counts = (sum(int(r[name]) for name in NONFINITE_COUNTS) for r in (record, result))
+        return next(counts) <= next(counts)
+
+    found = _variable(is_it)
+    return None if found is None else (found.frame.f_locals[found.name], found)
 
 
 def _is_bad_local(value: object) -> bool:
@@ -298,8 +327,14 @@ def _record(tensor: torch.Tensor) -> Optional[np.void]:
 # Of operators whose result nobody may have kept: whether what they read makes it non-finite.
 
 
-def _log(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
-    return (saved["self"] <= 0).any()
+def _again(function: Callable[[torch.Tensor], torch.Tensor]) -> _Maker:
+    """Of one operand: it is computed again."""
+
+    def makes(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
+        read = saved["self"]
+        return (read.isfinite() & ~function(read).isfinite()).any()
+
+    return makes
 
 
 def _variance(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
@@ -321,21 +356,35 @@ def _power(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
     return is_zero.any() or is_negative.any()
 
 
-def _mean_of_labels(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
-    return node._saved_reduction == 1 and saved["total_weight"] == 0
+def _likelihood(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
+    logs, target = saved["self"], saved["target"]
+    dim = min(logs.dim() - 1, 1)
+    chosen = logs.gather(dim, target.clamp_min(0).unsqueeze(dim)).squeeze(dim)
+    is_infinite = (target != node._saved_ignore_index) & ~chosen.isfinite()
+    is_empty = node._saved_reduction == 1 and saved["total_weight"] == 0
+    return is_empty or is_infinite.any()
 
 
-_MAKERS: dict[str, Callable[[Mapping[str, torch.Tensor], Any], Any]] = {
+_MAKERS: dict[str, _Maker] = {
+    "Acos": _again(torch.acos),
+    "Acosh": _again(torch.acosh),
+    "Asin": _again(torch.asin),
+    "Atanh": _again(torch.atanh),
+    "Cosh": _again(torch.cosh),
+    "Digamma": _again(torch.digamma),
     "Div": lambda saved, node: (saved["other"] == 0).any(),
-    "Log": _log,
-    "Log2": _log,
-    "Log10": _log,
-    "Log1P": lambda saved, node: (saved["self"] <= -1).any(),
+    "Erfinv": _again(torch.erfinv),
+    "Lgamma": _again(torch.lgamma),
+    "Log": _again(torch.log),
+    "Log2": _again(torch.log2),
+    "Log10": _again(torch.log10),
+    "Log1P": _again(torch.log1p),
     "Mean": lambda saved, node: node._saved_self_sym_numel == 0,
     "Mul": lambda saved, node: not (saved["self"] * saved["other"]).isfinite().all(),
-    "NllLoss": _mean_of_labels,
-    "NllLoss2D": _mean_of_labels,
+    "NllLoss": _likelihood,
+    "NllLoss2D": _likelihood,
     "Pow": _power,
+    "Sinh": _again(torch.sinh),
     "Var": _variance,
     "VarMean": _variance,
 }
@@ -345,7 +394,7 @@ def _makes_nonfinite(node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
     maker = _MAKERS.get(re.sub(r"Backward\d*$", "", _name(node)))
     try:
         return maker is not None and bool(maker(saved, node))
-    except (KeyError, AttributeError):  # an operand that is not kept
+    except (KeyError, AttributeError, RuntimeError):  # an operand that is not kept
         return False
 
 

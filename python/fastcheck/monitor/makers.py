@@ -18,7 +18,7 @@ from fastcheck.utils.torch.transforms import innermost_transform
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
-from .call_again import Search, bad_element, run_again, run_pass_again, running_call
+from .call_again import Search, bad_argument, bad_element, run_again, run_pass_again, running_call
 from .hooks.optimizers import watchers
 from .loss_graph import search_derivatives, search_graph
 from .reruns import Install
@@ -42,6 +42,9 @@ class Makers:
         if session is None or session.tape is not None:
             return None
         is_now = step is session.step
+        if session.config.level == "op":  # what made it is known
+            site = session.sites[culprit.site]
+            return bad_argument(site) if culprit.is_data and not site.op else None
         if culprit.role not in _FORWARD:
             return self._of_gradient(culprit, step, session)
         if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:

@@ -284,7 +284,7 @@ def _short_sections(report: StopReport, body: int, room: int) -> list[tuple[str,
         what += wrap(trend.sentence(), body)
     sections: list[tuple[str, list[str]]] = []
     tries: list[str] = []
-    for rows in (4, 2):
+    for rows, has_page in ((4, True), (2, True), (2, False)):
         is_known = report.made_by is not None or report.replay is not None
         inputs = input_lines(report, body, rows) if report.inputs and not is_known else []
         sections = [
@@ -295,7 +295,7 @@ def _short_sections(report: StopReport, body: int, room: int) -> list[tuple[str,
             ("when", _when_in_short(report, reading, body)),
             ("inputs", inputs),
             ("dump", [] if report.dump is None else report.dump.lines(body)),
-            ("log", _log_in_short(report, body)),
+            ("log", _log_in_short(report, body, has_page)),
         ]
         left = room - sum(len(lines) for _, lines in sections)
         tries = _advice_lines(report, body, left)
@@ -314,12 +314,12 @@ def _when_in_short(report: StopReport, reading: RecordStatistics, width: int) ->
     return lines + wrap(" ".join(text for text in texts if text), width)
 
 
-def _log_in_short(report: StopReport, width: int) -> list[str]:
+def _log_in_short(report: StopReport, width: int, has_page: bool) -> list[str]:
     if report.log_path is None:
         return wrap("the records of the last steps could not be written to disk.", width)
     path = f"'{report.log_path}'" if " " in report.log_path else report.log_path
     lines = [f"fastcheck show {path} --step {report.step}"]
-    if report.page is not None:
+    if report.page is not None and has_page:
         lines += wrap(f"In a browser: {report.page}", width)
     return lines
 

@@ -266,8 +266,9 @@ class OpRules:
         if not intended:
             return "everything that it read was finite"
         root = intended[0].root
-        what = "made a NaN" if finding.has_nan else "overflowed"
-        is_mask = finding.has_nan and all(one.only_neginf for one in intended)
+        what = "made a NaN" if finding.has_nan else "made an infinity"
+        is_exp = any(one in finding.uses.op.lower() for one in ("softmax", "logsumexp"))
+        is_mask = is_exp and finding.has_nan and all(one.only_neginf for one in intended)
         return (
             f"{finding.uses.op} {what} where it read only finite values and infinities that were "
             f"written on purpose in {self._writer(root)}"

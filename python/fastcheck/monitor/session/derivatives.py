@@ -125,6 +125,18 @@ def _logit(saved: SavedByNode) -> list[Any]:
     return [] if x is None or "eps" in saved.values else [x.logit() / (x * (1 - x))]
 
 
+def _logsumexp(saved: SavedByNode) -> list[Any]:
+    x, y = map(saved.values.get, ("self", "result"))
+    if x is None or y is None:
+        return []
+    if not saved.values["keepdim"]:
+        # Negative ones are kept as unsigned numbers.
+        dims = sorted((d - 2**64 if d >= 2**63 else d) % x.dim() for d in saved.values["dim"])
+        for dim in dims:
+            y = y.unsqueeze(dim)
+    return [(x - y).exp()]
+
+
 def _product(saved: SavedByNode) -> list[Any]:
     return [value for value in saved.values.values() if torch.is_tensor(value)]
 
@@ -154,6 +166,7 @@ DERIVATIVES: Mapping[str, Factors] = {
     "LogBackward0": _INVERSE,
     "LogSoftmaxBackward0": _of("result", lambda y: y.exp()),
     "LogitBackward0": Factors(("self", "eps"), _logit),
+    "LogsumexpBackward0": Factors(("self", "result", "dim", "keepdim"), _logsumexp),
     "MulBackward0": Factors(("self", "other"), _product),
     "PowBackward0": _POWER,
     "PowBackward1": _POWER,

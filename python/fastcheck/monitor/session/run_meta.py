@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import re
 import threading
@@ -142,6 +143,8 @@ class Schedule:
         self._event_store = event_store
         self._last: dict[str, Any] = {}
         self._rates = _RateWatch()
+        #: Of an optimizer that has stepped with a learning rate that is not finite: both.
+        self.broken: Optional[tuple[str, float]] = None
 
     def take_warning(self) -> str:
         """That no learning rate is other than 0, once; empty where there is nothing to tell."""
@@ -160,6 +163,8 @@ class Schedule:
             for name, value in _numbers(options):
                 if name == "lr":
                     rates.append(value)
+                    if not math.isfinite(value):
+                        self.broken = type(optimizer).__name__, value
                 full_name = f"optimizers[{number}].groups[{group}].{name}"
                 self._note(step, full_name, value, False, is_adam)
 
@@ -314,7 +319,11 @@ class RunMeta:
         return tuple(found)
 
     def learning_rates(self) -> tuple[tuple[str, float], ...]:
-        """Of each group of the optimizers that have stepped, by class; no number on a device."""
+        """Of each group of the optimizers that have stepped, by class; no number on a device. One
+        that is not finite, alone, if there was one.
+        """
+        if self.schedule.broken is not None:
+            return (self.schedule.broken,)
         found = [
             (type(optimizer).__name__, float(group["lr"]))
             for optimizer in self._met

@@ -488,8 +488,7 @@ class StopHandler:
     def _made_by(self, due: Due) -> Optional[MadeBy]:
         _, decision, step = due
         config = self._session.config
-        is_known = config.level == "op" or not config.stop.find_operator
-        if is_known or decision is not Decision.STOP:
+        if not config.stop.find_operator or decision is not Decision.STOP:
             return None
         try:
             return self._find_maker(_culprit(due), step)

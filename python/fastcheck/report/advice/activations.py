@@ -127,6 +127,7 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
         yield from growth(case)
     if case.is_sum_of_products:
         yield _sum_of_products(case)
+        yield from out_of_range(case) if case.is_narrow else ()
         return
     peak = case.input_abs_max
     form = case.reading.float_format
@@ -209,10 +210,14 @@ def _ignored_labels(case: Case) -> Iterator[Advice]:
 def _sum_of_products(case: Case) -> Advice:
     """Of what is known not to divide: what it multiplies is named."""
     name = case.op_name or f"A {case.site.module_type}"
-    read = [(site, r) for site, r in case.inputs if r.abs_max is not None and r.float_format]
+    named = [(s.key if s.role == "param" else s.label, r) for s, r in case.inputs]
+    # Those of the operator, where it is known, rather than of its module.
+    if not case.site.op and case.operation is not None and case.operation.inputs:
+        named = list(case.operation.inputs)
+    read = [(label, r) for label, r in named if r.abs_max is not None and r.float_format]
     reached = [
-        f"{site.key if site.role == 'param' else site.label} reaches {format_number(r.abs_max)}"
-        for site, r in sorted(read, key=lambda pair: -float(pair[1].abs_max or 0))
+        f"{label} reaches {format_number(r.abs_max)}"
+        for label, r in sorted(read, key=lambda pair: -float(pair[1].abs_max or 0))
     ]
     seen = f": {', '.join(reached)}" if reached else ""
     return Advice(
@@ -246,11 +251,11 @@ def diverged(case: Case) -> Iterator[Advice]:
     """Inf in a dtype with the range of float32: divergence or a division by zero."""
     dtype = case.reading.dtype
     if case.trend.has_grown:
+        yield from growth(case)
         yield Advice(
             f"{dtype} holds up to {case.limit}: numbers that large are a run that diverges, not a "
             "format that is too small."
         )
-        yield from growth(case)
     elif case.is_sum_of_products:
         yield _sum_of_products(case)
         yield from growth(case)
@@ -274,8 +279,9 @@ def diverged(case: Case) -> Iterator[Advice]:
 def arrived(case: Case) -> Iterator[Advice]:
     if case.site.role == "input" and not case.site.module:
         yield Advice(
-            f"The batch was non-finite before the model read it ({case.site.label}): look at the "
-            "data, not at the model. Check the samples of this step where they are loaded.",
+            f"The batch was non-finite before the model or the loss read it ({case.site.label}): "
+            "look at the data, not at the model. Check the samples of this step where they are "
+            "loaded.",
             "assert torch.isfinite(batch).all()",
         )
         yield Advice(

@@ -63,6 +63,11 @@ class Operation:
     result: RecordStatistics | None = None
 
     @property
+    def is_op(self) -> bool:
+        """An operator whose inputs were all read, as far as they can hold a NaN."""
+        return self.shown.startswith("aten.")
+
+    @property
     def is_nan(self) -> bool:
         return self.result is not None and self.result.nan_count > 0
 
@@ -101,7 +106,8 @@ class Case:
     left_out_by: tuple[str, ...] = ()
     silent_norms: tuple[str, ...] = ()
     operation: Operation | None = None
-    #: The line that assigned a bad value, where it came into the loss without a graph.
+    #: A bad value that came into the loss without a graph, and the line that assigned it.
+    outside: str = ""
     source: str = ""
 
     @property

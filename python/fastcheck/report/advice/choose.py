@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Callable
@@ -72,11 +73,14 @@ def stored(case: Case) -> Iterator[Advice]:
         )
         return
     grew = case.trend.has_grown
+    rates = [(name, rate) for name, rate in case.learning_rates if not math.isfinite(rate)]
     divides = any(name != "SGD" for name, _ in case.learning_rates) or not case.learning_rates
-    if divides and not grew and case.has_nan:
+    if rates:
+        yield broken_rate(*rates[0])
+    elif divides and not grew and case.has_nan:
         yield from _quotient_of_update(case)
     lost = f"The update before this step broke {name}: the model in memory is lost. Go back to the "
-    if divides and not grew and case.has_nan:
+    if rates or (divides and not grew and case.has_nan):
         yield Advice(f"{lost}last checkpoint.")
         return
     yield Advice(
@@ -86,6 +90,14 @@ def stored(case: Case) -> Iterator[Advice]:
     )
     yield Advice(
         "Check the optimizer's eps (Adam: 1e-8 in float32; larger in 16-bit) and the schedule."
+    )
+
+
+def broken_rate(name: str, rate: float) -> Advice:
+    return Advice(
+        f"{name} has stepped with a learning rate of {format_number(rate)}: look at the schedule, "
+        "which may divide 0 by 0 where its warm-up or decay has no steps.",
+        "assert all(math.isfinite(rate) for rate in scheduler.get_last_lr())",
     )
 
 
@@ -113,6 +125,10 @@ _IN_SOURCE = (
     (r"\.log\w*\(|log\(", "log(0) is -Inf, and log of a negative number is NaN: clamp before"),
     (r"sqrt\(|\*\* ?-?\d*\.", "a root or power of a negative number is NaN: clamp before"),
     (r"exp\(", "exp of a large number is Inf: clamp before"),
+    (
+        r"\.half\(|float16",
+        "a cast to float16 makes Inf of what is above 65,504: keep it in float32",
+    ),
     (r"[^/]/[^/]", "it divides, and 0/0 is NaN, x/0 Inf: add an eps to the divisor, or clamp it"),
 )
 
@@ -123,7 +139,16 @@ def loss(case: Case) -> Iterator[Advice]:
     hints = [hint for pattern, hint in _IN_SOURCE if re.search(pattern, case.source)]
     if hints:
         yield Advice(f"Look at the line that assigns it: {'; '.join(hints[:2])}.")
-    elif case.has_nan:
+        return
+    if case.outside:
+        yield Advice(
+            f"{case.outside} was not finite before the loss read it: look at the data, not at the "
+            "model. A target with missing values, a weight or a mean that is 0/0, a cast out of "
+            "range: leave such rows out, or mend them where they are made.",
+            f"assert torch.isfinite({case.outside}).all()",
+        )
+        return
+    if case.has_nan:
         yield Advice(
             "The loss's own code made it, or what that read beside the model (targets, weights): "
             "look for 0/0 (a mean over nothing: every target ignored, an empty mask; a std of one "
@@ -251,6 +276,9 @@ def advise(report: StopReport) -> list[Advice]:
     case = _case(report)
     found: list[Advice] = [*_saturating(case), *_broken_weight(case)]
     known = [] if found or case.verdict is Verdict.PROPAGATED else by_operator(case)
+    if case.site.direction == "optimizer" and case.site.op:
+        rates = case.learning_rates
+        known = [broken_rate(n, r) for n, r in rates if not math.isfinite(r)] or known
     has_changed = case.trend.has_grown or case.trend.has_jumped
     developed = list(growth(case)) if known and has_changed else []
     for item in (
@@ -269,6 +297,7 @@ def advise(report: StopReport) -> list[Advice]:
 def _case(report: StopReport) -> Case:
     event, made = report.culprit, report.made_by
     reading = statistics_of(event.record)
+    variable = "" if made is None or made.operator else made.variable
     inputs = tuple((site, statistics_of(record)) for site, record in report.inputs)
     return Case(
         site=event.site,
@@ -286,7 +315,8 @@ def _case(report: StopReport) -> Case:
         left_out_by=report.left_out_by,
         silent_norms=report.silent_norms,
         operation=_operation(report, reading, inputs),
-        source="" if made is None or made.operator else made.variable.partition(": ")[2],
+        outside=variable.partition(",")[0],
+        source=variable.partition(": ")[2],
     )
 
 

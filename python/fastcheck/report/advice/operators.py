@@ -6,6 +6,7 @@ result.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Callable
@@ -42,7 +43,7 @@ def _spread(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
     if reading is None or not made.may_be_nan:
         return
-    if reading.numel == 0:
+    if not reading.numel:
         yield Advice(f"{made.shown} of no elements: {label} is empty. Skip it where it is.")
     elif made.result is None or reading.numel <= made.result.numel:
         name = "std" if "std" in made.name else "var"
@@ -55,12 +56,16 @@ def _spread(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _mean(case: Case, made: Operation) -> Iterator[Advice]:
+    """Losses of torch take one, too."""
     label, reading = made.operand(0)
-    if made.result is None if reading is None else reading.numel == 0:
+    if made.result is None if reading is None else not reading.numel and made.may_be_nan:
+        is_mean = made.name in ("mean", "nanmean")
         yield Advice(
             f"A mean over no elements is 0/0: {label or 'its input'} is empty. Leave the term out "
             "where nothing is selected, or divide a sum by the count.",
-            "x.sum() / max(x.numel(), 1)",
+            "x.sum() / max(x.numel(), 1)"
+            if is_mean
+            else 'loss_fn(x, target, reduction="sum") / max(x.numel(), 1)',
         )
 
 
@@ -68,7 +73,13 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
     label, divisor = made.operand(0 if made.name == "reciprocal" else 1)
     if divisor is None:
         if made.is_nan and len(made.inputs) == 1:
-            yield Advice(f"{made.shown} divides by a number that is 0, and 0/0 is NaN.")
+            yield Advice(f"{made.shown} divides by a number that is 0 or NaN: 0/0 is NaN.")
+        elif made.name == "reciprocal" and made.may_be_inf:
+            yield Advice(
+                "1/x divides by 0, or by a number so small that its inverse is out of range. Add "
+                "an eps to it or clamp it.",
+                "1 / x.clamp_min(eps)",
+            )
         return
     if not divisor.zero_count:
         return
@@ -165,6 +176,11 @@ def _exponential(case: Case, made: Operation) -> Iterator[Advice]:
     limit = _EXP_LIMITS.get((made.result or case.reading).dtype)
     if limit is None or not made.may_be_inf:
         return
+    low = 10 if limit < 20 else 20
+    if made.name == "exp2":
+        limit /= math.log(2)
+    elif made.name in ("cosh", "sinh"):
+        limit += math.log(2)
     seen = "Its input is larger"
     if reading is not None:
         if reading.max is None or reading.max <= limit:
@@ -174,8 +190,55 @@ def _exponential(case: Case, made: Operation) -> Iterator[Advice]:
         f"{seen}: {made.name} of more than {limit:.1f} is beyond the range of "
         f"{(made.result or case.reading).dtype}. Clamp it before, or subtract the maximum as "
         "softmax and logsumexp do.",
-        "x.clamp(max=20).exp()",
+        f"x.clamp(max={low}).{made.name}()",
     )
+
+
+def _gamma(case: Case, made: Operation) -> Iterator[Advice]:
+    label, reading = made.operand(0)
+    if reading is None or reading.min is None or reading.min > 0:
+        return
+    seen = _zeros(label, reading) if reading.zero_count else f"{label} goes down to "
+    seen += "" if reading.zero_count else format_number(reading.min)
+    yield Advice(
+        f"{seen}: {made.name} is infinite or NaN at 0 and at negative whole numbers. Keep its "
+        "input above 0: x + 1, or an eps.",
+        f"x.clamp_min(eps).{made.name}()",
+    )
+
+
+def _cast(case: Case, made: Operation) -> Iterator[Advice]:
+    label, reading = made.operand(0)
+    form = None if made.result is None else made.result.float_format
+    if reading is None or form is None or reading.nonfinite_count or not reading.abs_max:
+        return
+    if reading.abs_max > form.max and made.result is not None:
+        yield Advice(
+            f"{label} reaches {format_number(reading.abs_max)}, and {made.result.dtype} ends at "
+            f"{format_number(form.max)}: the cast makes Inf of what is larger. Normalise it "
+            "before the cast, keep it in float32, or cast to bfloat16, which has float32's range.",
+            "x.to(torch.bfloat16)",
+        )
+
+
+def _weight_norm(case: Case, made: Operation) -> Iterator[Advice]:
+    zeros = [label for label, reading in made.inputs if label[:1] == "v" and reading.zero_count]
+    if zeros:
+        yield Advice(
+            "weight_norm divides a weight by its norm, and that of zeros is 0: 0/0 is NaN. Don't "
+            "make such a weight 0 (a last layer that begins with zeros): make its factor g 0.",
+            "torch.nn.init.zeros_(layer.parametrizations.weight.original0)",
+        )
+
+
+def _constant(case: Case, made: Operation) -> Iterator[Advice]:
+    if made.is_nan:
+        yield Advice(
+            "It was written there as a constant. torch.logdet does that for a matrix whose "
+            "determinant is negative: take the logarithm of torch.slogdet, or keep the "
+            "determinant positive.",
+            "torch.linalg.slogdet(a).logabsdet",
+        )
 
 
 def _softmax(case: Case, made: Operation) -> Iterator[Advice]:
@@ -199,6 +262,14 @@ def _ctc(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _likelihood(case: Case, made: Operation) -> Iterator[Advice]:
+    label, reading = made.operand(0)
+    if reading is not None and reading.neginf_count and made.may_be_inf:
+        yield Advice(
+            f"{label} holds {reading.neginf_count:,} -Inf, log-probabilities of classes that are "
+            "masked out or whose probability is 0: where one of them is the target the loss is "
+            "Inf, and 0 * Inf is NaN. Leave such targets out, or mask with a finite number.",
+            "logits.masked_fill(mask, -1e4)",
+        )
     if made.may_be_nan:
         yield Advice(
             "A mean over no targets is 0/0: every target is ignore_index, or has the weight 0. "
@@ -211,6 +282,7 @@ def _product(case: Case, made: Operation) -> Iterator[Advice]:
     """Multiplications, whose NaN is 0 * Inf."""
     if not made.may_be_nan:
         return
+    yield from _bad_number(made, "multiplies them by")
     for place, (label, reading) in enumerate(made.inputs[:2]):
         if reading.inf_count:
             other = made.operand(1 - place)[0]
@@ -221,6 +293,19 @@ def _product(case: Case, made: Operation) -> Iterator[Advice]:
                 "torch.where(keep, x, 0.0)  # not x * keep",
             )
             return
+
+
+def _bad_number(made: Operation, use: str) -> Iterator[Advice]:
+    """Of finite numbers that are multiplied or added none becomes NaN."""
+    finite = [(label, r) for label, r in made.inputs if not r.nonfinite_count]
+    is_real = all(reading.components == reading.numel for _, reading in finite)
+    # A node of the graph need not keep all that its operator has read.
+    if made.is_nan and finite and is_real and len(finite) == len(made.inputs) and made.is_op:
+        yield Advice(
+            f"{' and '.join(label for label, _ in finite)} held finite numbers alone, so the "
+            f"number that {made.name} {use} is NaN or Inf: a learning rate, a factor or a "
+            "temperature that was divided by 0. Print it."
+        )
 
 
 def _sum(case: Case, made: Operation) -> Iterator[Advice]:
@@ -239,6 +324,7 @@ def _sum(case: Case, made: Operation) -> Iterator[Advice]:
 def _mask_by_addition(case: Case, made: Operation) -> Iterator[Advice]:
     """Two numbers at the lower end of a narrow format, added."""
     result = made.result
+    yield from _bad_number(made, "adds or multiplies by (alpha)")
     form = None if result is None else result.float_format
     if result is None or form is None or not form.is_narrow:
         return
@@ -259,20 +345,23 @@ def _domain(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
     if reading is None or reading.min is None or reading.max is None:
         return
+    is_above = made.name == "acosh"
+    inside = "clamp_min(1 + 1e-4)" if is_above else "clamp(-1 + 1e-4, 1 - 1e-4)"
+    code = f"x.{inside}.{made.name}()"
     if made.is_backward:
         if not _has_zero(made) and abs(reading.min) < 1 and abs(reading.max) < 1:
             return
+        at = "1" if is_above else "-1 and 1"
         yield Advice(
-            f"The derivative of {made.name} is infinite at -1 and 1, where its input came "
-            "(rounding may do that to a cosine). Clamp it inside.",
-            f"x.clamp(-1 + 1e-4, 1 - 1e-4).{made.name}()",
+            f"The derivative of {made.name} is infinite at {at}, where its input came (rounding "
+            "may do that to a cosine). Clamp it inside.",
+            code,
         )
         return
     seen = f"{label} goes from {format_number(reading.min)} to {format_number(reading.max)}"
-    yield Advice(
-        f"{seen}: {made.name} is NaN or Inf outside of -1 to 1, and at its ends. Clamp it inside.",
-        f"x.clamp(-1 + 1e-4, 1 - 1e-4).{made.name}()",
-    )
+    where = "below 1" if is_above else "outside of -1 to 1"
+    ends = ", and Inf at these" if made.name in ("atanh", "erfinv") else ""
+    yield Advice(f"{seen}: {made.name} is NaN {where}{ends}. Clamp it inside.", code)
 
 
 def _decomposition(case: Case, made: Operation) -> Iterator[Advice]:
@@ -303,12 +392,12 @@ def _root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
         return
     shown, how = {
         "pow": ("x ** p with p < 1", "(x + eps) ** p"),
-        "rsqrt": ("rsqrt", "(x + eps).rsqrt()"),
-    }.get(made.name, ("sqrt", "(x + eps).sqrt()"))
+        "rsqrt": ("rsqrt", "rsqrt(x + eps)"),
+    }.get(made.name, ("sqrt", "sqrt(x + eps)"))
     result = ", and Inf * 0 or 0/0 is NaN" if case.has_nan else ""
     yield Advice(
         f"The derivative of {shown} is infinite at 0{result}. Add the eps inside, not outside: "
-        "sqrt(x + eps). torch.where after it does not stop it.",
+        f"{how}. torch.where after it does not stop it.",
         how,
     )
 
@@ -350,6 +439,15 @@ def _product_backward(case: Case, made: Operation) -> Iterator[Advice]:
         )
 
 
+def _logsumexp_backward(case: Case, made: Operation) -> Iterator[Advice]:
+    if any(reading.neginf_count for _, reading in made.inputs):
+        yield Advice(
+            "A row of nothing but -inf: its logsumexp is -Inf, and the derivative, exp(-Inf + "
+            "Inf), is NaN. Leave one entry open, or mask with a large finite number.",
+            "scores.masked_fill(mask, -1e4)",
+        )
+
+
 def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
     label, divisor = made.operand(2)
     if divisor is None or not divisor.zero_count:
@@ -368,11 +466,19 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
 _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"addcdiv", _optimizer),
     (r"(?:std|var)(?:_mean)?", _spread),
-    (r"mean|nanmean", _mean),
+    (
+        r"mean|nanmean|(?:smooth_)?l1_loss|mse_loss|huber_loss|binary_cross_entropy(?:_with_logits)?"
+        r"|kl_div|soft_margin_loss",
+        _mean,
+    ),
     (r"div|reciprocal|remainder|fmod", _division),
     (r"log(?:2|10|1p)?", _logarithm),
     (r"r?sqrt|pow|float_power", _power),
     (r"exp2?|expm1|cosh|sinh", _exponential),
+    (r"lgamma|digamma", _gamma),
+    (r"to_copy", _cast),
+    (r"weight_norm(?:_interface)?", _weight_norm),
+    (r"scalar_tensor", _constant),
     (r"(?:log_)?softmax", _softmax),
     (r"ctc_loss", _ctc),
     (r"nll_loss(?:2d|_nd)?|cross_entropy(?:_loss)?", _likelihood),
@@ -385,9 +491,10 @@ _BACKWARD: tuple[tuple[str, _Rule], ...] = (
     (r"r?sqrt|pow", _root_at_zero),
     (r"div|reciprocal", _quotient_backward),
     (r"log(?:2|10|1p)?|xlogy", _logarithm_backward),
-    (r"acos|asin|atanh", _domain),
+    (r"acosh?|asin|atanh", _domain),
     (r"(?:linalg_)?(?:svd|eigh|eig|symeig)", _decomposition),
     (r"(?:log_)?softmax", _softmax),
+    (r"logsumexp", _logsumexp_backward),
     (r"ctc_loss", _ctc),
     (r"mul|exp|pow|sqrt", _product_backward),
 )

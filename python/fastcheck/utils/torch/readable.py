@@ -1,4 +1,6 @@
-"""Decides which tensors the kernels can read: hooks skip the others, public functions raise."""
+"""Decides which tensors the kernels can read: hooks skip the others, public functions raise. Names
+the first element of one that is not finite.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from fastcheck.errors import UnsupportedTensorError
 from fastcheck.extension import status
 from fastcheck.kernels import kernels
 from fastcheck.record.format import DTYPES
+from fastcheck.utils.torch.own_operators import unobserved
 
 _READABLE = frozenset(getattr(torch, row.name) for row in DTYPES if hasattr(torch, row.name))
 _NONFINITE = frozenset(t for t in _READABLE if t.is_floating_point or t.is_complex)
@@ -185,3 +188,18 @@ def check_devices(tensors: Sequence[object]) -> None:
                 f"item {number}: expected a tensor on {devices[0]}, where the first one is, got "
                 f"one on {device}; read the tensors of each device in a call of their own"
             )
+
+
+def first_bad(name: str, tensor: torch.Tensor) -> str:
+    """Where the first NaN or Inf of a tensor is, as a sentence with a blank before it; empty where
+    it has none, or one element only.
+    """
+    with unobserved(), torch.no_grad():
+        bad = (~torch.isfinite(tensor.detach())).nonzero()
+    if not tensor.dim() or not len(bad) or tensor.numel() == 1:
+        return ""
+    first, rows = bad[0].tolist(), len(set(bad[:, 0].tolist()))
+    return (
+        f" The first bad element of {name} is {first}, in row {first[0]:,}: {rows:,} of "
+        f"{len(tensor):,} rows hold{'s' if rows == 1 else ''} NaN or Inf."
+    )
