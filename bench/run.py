@@ -61,6 +61,7 @@ BENCHES = (
     Bench("watch_cost.py", "The watch"),
     Bench("top.py", "fastcheck top"),
     Bench("compare_logs.py", "Two logs compared"),
+    Bench("receipts_cost.py", "Receipts of weights", needs=(COMPILER,)),
     Bench("report_page.py", "The page of a log"),
     Bench("fleet.py", "Fleets, with a fault and healthy", ("faults",)),
     Bench("fleet.py", "A large fleet", ("large",)),

@@ -5,8 +5,10 @@ holds otherwise: old, missing, cast, transposed, swapped, half written.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
@@ -167,6 +169,8 @@ def arrival(
             checks.hold(name, readable[name], sources)
         else:
             unexpected.append(name)
+    if not checks.seen:
+        notes += _other_prefix(unexpected, wanted)
     arrived = set(checks.equal)
     missing = tuple(
         name
@@ -224,10 +228,13 @@ class _Checks:
 
     def _problem(self, tensor: torch.Tensor, entry: Mapping[str, Any], source: str) -> str:
         """What is wrong; "" where it is equal."""
-        dtype, parts, sealed = dtype_name(tensor.dtype), _parts(tensor), entry["parts"]
-        is_cast, shape = dtype != entry["dtype"], list(tensor.shape)
+        shape = list(tensor.shape)
+        is_as_large = tensor.numel() == math.prod(entry["shape"])
+        dense = tensor.reshape(entry["shape"]) if is_as_large else tensor
+        dtype, parts, sealed = dtype_name(tensor.dtype), _parts(dense), entry["parts"]
+        is_cast = dtype != entry["dtype"]
         cast = f"cast from {entry['dtype']} to {dtype}" if is_cast else ""
-        if parts == sealed.get(dtype) or (is_cast and _widened(tensor, entry)):
+        if parts == sealed.get(dtype) or (is_cast and _widened(dense, entry)):
             if shape != entry["shape"]:
                 return f"the same elements in the shape {tuple(shape)}"
             return "" if self._accepts_casts else cast
@@ -236,8 +243,11 @@ class _Checks:
             return f"{and_}it is {holds} of the receipt: swapped, or the map is wrong"
         if parts == entry.get("before", {}).get(dtype):
             return f"{and_}old: as in the receipt before"
-        if tensor.dim() == 2 and _parts(tensor.t()) == sealed.get(dtype):
-            return f"{and_}transposed"
+        for one, other in itertools.combinations(range(tensor.dim()), 2):
+            turned = tensor.transpose(one, other)
+            if list(turned.shape) == entry["shape"] and _parts(turned) == sealed.get(dtype):
+                which = "" if tensor.dim() == 2 else f": dimensions {one} and {other}"
+                return f"{and_}transposed{which}"
         for format_ in _CASTS if not is_cast and tensor.is_floating_point() else ():
             narrow = tensor.to(format_)
             is_rounded = torch.equal(narrow.to(tensor.dtype), tensor)
@@ -402,6 +412,17 @@ def _sources(name: str, rules: _Rules, wanted: Mapping[str, Any]) -> list[str]:
             if all(one in wanted for one in named):
                 return named
     return [name] if name in wanted else []
+
+
+def _other_prefix(names: Sequence[str], wanted: Mapping[str, Any]) -> list[str]:
+    """The map to give, where most names of one side are those of the other behind a prefix."""
+    for inner, outer, form in ((wanted, names, '"{}*": "*"'), (set(names), wanted, '"*": "{}*"')):
+        ends = ((name, dot.end()) for name in outer for dot in re.finditer(r"\.", name))
+        prefixes = Counter(name[:end] for name, end in ends if name[end:] in inner)
+        for prefix, count in prefixes.most_common(1):
+            if 2 * count > len(outer):
+                return [f"the names begin otherwise: map={{{form.format(prefix)}}}"]
+    return []
 
 
 def _filled(source: str, stars: Iterator[str]) -> str:

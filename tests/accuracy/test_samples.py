@@ -19,6 +19,7 @@ SAMPLES = {
     "healthy_awkward": [],
     "invariants": [],
     "prove_healthy": ["--kinds", "causal", "--only", "gpt2", "--out", "prove.json"],
+    "receipts": [],
     "stress": ["--seconds", "2"],
     "threads": ["--seconds", "1"],
     "watch": ["--steps", "100", "--seeds", "1"],

@@ -187,6 +187,25 @@ def test_fused_weights_by_a_map(weights: Weights, made: fastcheck.Receipt) -> No
     assert fastcheck.verify(fused(weights), made).equal < 14
 
 
+def test_dimensions_in_another_order() -> None:
+    stacked = torch.randn(4, 8, 8)
+    found = fastcheck.verify({"experts": stacked.mT}, fastcheck.receipt({"experts": stacked}))
+    assert found.differing == {"experts": "transposed: dimensions 1 and 2"}
+    found = fastcheck.verify({"experts": stacked.mT + 1}, fastcheck.receipt({"experts": stacked}))
+    assert found.differing == {"experts": "other values"}
+
+
+def test_another_prefix_of_the_names(weights: Weights, made: fastcheck.Receipt) -> None:
+    longer = {f"module.{name}": value for name, value in weights.items()}
+    found = fastcheck.verify({**longer, "extra": torch.ones(2)}, made)
+    assert found.notes == ('the names begin otherwise: map={"module.*": "*"}',)
+    assert fastcheck.verify(longer, made, map={"module.*": "*"})
+    found = fastcheck.verify(weights, fastcheck.receipt(longer))
+    assert found.notes == ('the names begin otherwise: map={"*": "module.*"}',)
+    assert fastcheck.verify(weights, fastcheck.receipt(longer), map={"*": "module.*"})
+    assert not fastcheck.verify({"a.b": torch.ones(2)}, made).notes
+
+
 def test_what_cannot_be_used_is_refused(made: fastcheck.Receipt) -> None:
     with pytest.raises(fastcheck.ConfigError, match="no weights"):
         fastcheck.receipt({})
