@@ -14,7 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
+from fastcheck.proving.prove import _AUTO
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 WORDS, WIDTH = 40, 16
 
 
@@ -81,6 +83,8 @@ def made(fault: str = "") -> tuple[Model, torch.optim.Optimizer, Callable[[Any],
     torch.manual_seed(0)
     model = Model(fault)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if fault == "hook":
+        model.head.weight.register_hook(lambda grad: 2 * grad)  # of the embedding too
 
     def step(given: dict[str, torch.Tensor]) -> Any:
         optimizer.zero_grad()
@@ -142,6 +146,7 @@ def test_a_healthy_step_holds() -> None:
         ("evaluation", "evaluated", "blocks.1"),
         ("state", "saved", "blocks.1"),
         ("recomputed", "checkpointed", "blocks.1"),
+        ("hook", "unshared", "embed"),
     ],
 )
 def test_a_fault_is_named_with_its_module(fault: str, relation: str, module: str) -> None:
@@ -159,8 +164,86 @@ def test_a_fault_of_the_step_is_named_as_the_loss() -> None:
     assert place.kind == "loss"
 
 
-def test_means_of_micro_batches_depend_on_the_order_of_rows() -> None:
-    assert "rows in another order" in differing(proof_of("means", ["permuted"]))
+def test_micro_batches_are_named_as_the_step() -> None:
+    (place,) = differing(proof_of("means", ["permuted"])).values()
+    assert place.kind == "step" and "does not call the model once" in str(place)
+
+
+def test_an_optimizer_that_forgets_is_named_as_the_update() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = 0
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        optimizer.param_groups[0]["lr"] = 0.1 / calls
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss  # type: ignore[no-any-return]
+
+    proof = fastcheck.prove(
+        step, torch.ones(2, 4), model=model, optimizer=optimizer, relations=["again"]
+    )
+    (place,) = differing(proof).values()
+    assert place.kind == "update" and str(place) in str(proof)
+
+
+@pytest.mark.parametrize("way", ["in place", "a generator of its own"])
+def test_a_step_that_does_not_repeat_differs_from_itself(way: str) -> None:
+    torch.manual_seed(0)
+    own = torch.Generator()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a(x)
+            if way != "in place":
+                y = y * torch.rand(y.shape, generator=own)
+            return self.b(y)  # type: ignore[no-any-return]
+
+    model = Net()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model(x.mul_(2.0) if way == "in place" else x).square().mean()  # type: ignore[no-any-return]
+
+    proof = fastcheck.prove(step, torch.randn(4, 4), model=model, relations=["again"])
+    (place,) = differing(proof).values()
+    given = "what it is given (input[0])" if way == "in place" else "what b is given (input[0])"
+    assert (place.module, place.kind, place.what) == ("", "forward", given)
+
+
+def test_a_step_that_cuts_off_its_padding_holds() -> None:
+    model, _, _ = made()
+
+    def step(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        length = int(given["attention_mask"].sum(1).max())
+        part = {name: tensor[:, :length] for name, tensor in given.items()}
+        return loss_of(model(part["ids"], part["attention_mask"]), part["labels"])
+
+    proof = fastcheck.prove(step, batch(), model=model, relations=["padded", "permuted"])
+    assert [one.state for one in proof.outcomes] == ["holds", "holds"]
+
+
+def test_a_parameter_that_a_load_replaces_is_put_back() -> None:
+    class Untying(Model):
+        def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            self.head.weight = nn.Parameter(self.embed.weight.detach().clone())
+            return super().load_state_dict(*args, **kwargs)
+
+    torch.manual_seed(0)
+    model = Untying()
+
+    def step(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        return loss_of(model(given["ids"], given["attention_mask"]), given["labels"])
+
+    proof = fastcheck.prove(step, batch(), model=model, relations=["saved"])
+    assert "save, load and go on" in differing(proof)
+    assert model.head.weight is model.embed.weight
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -197,6 +280,39 @@ def test_state_is_kept_bit_for_bit(is_broken: bool) -> None:
     assert len(before) == len(after) and all(map(torch.equal, before, after))
     assert all(torch.equal(given[name], copies[name]) for name in given)
     assert not model._forward_hooks and not model.embed.weight._backward_hooks
+
+
+@pytest.mark.parametrize("relation", list(_AUTO))
+def test_a_relation_that_raises_leaves_all_as_it_was(relation: str) -> None:
+    torch.manual_seed(0)
+    model, optimizer, step = made()
+    given = batch()
+    step(given)
+    before, layers = everything(model, optimizer), [vars(m).copy() for m in model.modules()]
+    kind = _AUTO[relation]
+    raised = 0
+
+    def broken(*args: Any) -> Any:
+        nonlocal raised
+        raised += 1
+        raise KeyError("a fault of the model")
+
+    def run(self: Any, case: Any, base: Any, sites: bool = False) -> Any:
+        # In the middle of the step: the first block has run, and its hooks.
+        with mock.patch.object(model.blocks[1].out, "forward", broken):
+            return original(self, case, base, sites)
+
+    original = kind.run
+    with mock.patch.object(kind, "run", run):
+        proof = fastcheck.prove(step, given, model=model, optimizer=optimizer, relations=[relation])
+    assert raised == 1 and [one.state for one in proof.outcomes] == ["failed"]
+    after = everything(model, optimizer)
+    assert len(before) == len(after) and all(map(torch.equal, before, after))
+    for module, were in zip(model.modules(), layers):
+        assert {k: v for k, v in vars(module).items() if k not in _HOOKS} == {
+            k: v for k, v in were.items() if k not in _HOOKS
+        }
+        assert not any(vars(module)[name] for name in _HOOKS)
 
 
 def test_what_depends_on_the_batch_by_design_is_said() -> None:

@@ -21,8 +21,8 @@ def _names(case: Case, modules: Sequence[torch.nn.Module]) -> str:
 
 def _shared_by_rows(case: Case) -> str:
     """What lets one row reach another on purpose, as far as modules tell."""
-    if case.batch_norms:
-        return f"depends on the batch by design: {_names(case, case.batch_norms)}"
+    if case.learned.batch_norms:
+        return f"depends on the batch by design: {_names(case, case.learned.batch_norms)}"
     for module in case.model.modules():
         if any("capacity" in name for name in vars(module)):
             return f"depends on the batch by design: capacity of {_names(case, [module])}"
@@ -34,9 +34,9 @@ class _Rows(Relation):
     draws_alike = False
 
     def why_not(self, case: Case) -> str:
-        if not case.rows:
+        if not case.given.rows:
             return "where the batch has its rows is not known: its tensors disagree"
-        return "" if case.rows > 1 else "the batch has one row"
+        return "" if case.given.rows > 1 else "the batch has one row"
 
 
 class Permuted(_Rows):
@@ -46,8 +46,12 @@ class Permuted(_Rows):
 
     def _order(self, case: Case) -> list[int]:
         # Halves change places too, and not only neighbours: a micro-batch gets other rows.
-        n = case.rows
-        return [*range(1, n, 2), *range(0, n, 2)]
+        # No row keeps its place.
+        n = case.given.rows
+        order = [*range(1, n, 2), *range(0, n, 2)]
+        if n % 2:
+            order[-2:] = reversed(order[-2:])
+        return order
 
     def batch(self, case: Case) -> Any:
         return case.take_rows(self._order(case))
@@ -76,8 +80,8 @@ class Alone(_Rows):
         return _shared_by_rows(case)
 
     def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
-        first = case.compute(case.take_rows([0] * case.rows), sites=sites)
-        last = case.compute(case.take_rows([case.rows - 1] * case.rows), sites=sites)
+        first = case.compute(case.take_rows([0] * case.given.rows), sites=sites)
+        last = case.compute(case.take_rows([case.given.rows - 1] * case.given.rows), sites=sites)
         return Computed(
             {
                 key: torch.stack([tensor[0], last.tensors[key][0]])
@@ -110,7 +114,7 @@ class MicroBatches(_Rows):
         return _shared_by_rows(case)
 
     def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
-        n = case.rows
+        n = case.given.rows
         split = (n + 1) // 2
         self._weights = 0.0, 0.0
         parts = [
@@ -133,13 +137,13 @@ class MicroBatches(_Rows):
 
     def note(self, case: Case) -> str:
         a, b = self._weights
-        n = case.rows
+        n = case.given.rows
         split = (n + 1) // 2
         counts = {"rows": (split, n - split)}
-        for name, tensor in case.tensors.items():
+        for name, tensor in case.given.tensors.items():
             if tensor.dim() and tensor.shape[0] == n and not tensor.is_floating_point():
-                if name == case.mask:
-                    real = (tensor == case.real).sum(-1)
+                if name == case.given.mask:
+                    real = (tensor == case.given.real).sum(-1)
                     counts["real tokens"] = int(real[:split].sum()), int(real[split:].sum())
                 elif bool((tensor == -100).any()):
                     used = (tensor[..., 1:] != -100).flatten(1).sum(-1)
@@ -177,17 +181,17 @@ class Padded(_Rows):
 
     def why_not(self, case: Case) -> str:
         reason = super().why_not(case)
-        if reason or not case.mask:
+        if reason or not case.given.mask:
             return reason or "the batch has no padding mask ([rows, tokens], 0 and 1)"
         limit = getattr(getattr(case.model, "config", None), "max_position_embeddings", None)
-        if isinstance(limit, int) and case.length + self._tokens > limit:
+        if isinstance(limit, int) and case.given.length + self._tokens > limit:
             return f"the model takes {limit} tokens at most"
         if any(
             t.dim() > 2
-            and t.shape[0] == case.rows
+            and t.shape[0] == case.given.rows
             and t.shape[1] == 1
-            and case.length in t.shape[2:]
-            for t in case.tensors.values()
+            and case.given.length in t.shape[2:]
+            for t in case.given.tensors.values()
         ):
             return "the batch has a mask of every pair of tokens"
         return ""
@@ -196,17 +200,17 @@ class Padded(_Rows):
         return _shared_by_rows(case)
 
     def batch(self, case: Case) -> Any:
-        mask = case.tensors[case.mask]
+        mask = case.given.tensors[case.given.mask]
         config = getattr(case.model, "config", None)
-        is_hidden = mask != case.real
+        is_hidden = mask != case.given.real
 
         def longer(name: str, tensor: torch.Tensor) -> torch.Tensor:
             if tensor.dim() < 2 or tensor.shape[:2] != mask.shape:
                 return tensor
             hidden = tensor[is_hidden]
             fill: Any = 0
-            if name == case.mask:
-                fill = 1 - case.real
+            if name == case.given.mask:
+                fill = 1 - case.given.real
             elif tensor.is_floating_point():
                 fill = 0
             elif re.search(r"label|target|\by\b", name):
@@ -225,14 +229,14 @@ class Padded(_Rows):
         return case.map_batch(longer)
 
     def back(self, case: Case, computed: Computed) -> Computed:
-        longer = case.length + self._tokens
+        longer = case.given.length + self._tokens
         start = self._tokens if self._left else 0
         tensors = dict(computed.tensors)
         for key in computed.rows:
             tensor = tensors[key]
             for dim in range(1, tensor.dim()):
                 if tensor.shape[dim] == longer:
-                    tensor = tensor.narrow(dim, start, case.length)
+                    tensor = tensor.narrow(dim, start, case.given.length)
             tensors[key] = tensor
         kept = {k: t for k, t in tensors.items() if k in computed.rows or not is_of_rows(k)}
         return Computed(kept, computed.rows)

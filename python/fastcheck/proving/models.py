@@ -21,10 +21,16 @@ from .torch_calls import seen_checkpoints
 
 
 class Again(Relation):
-    """The step twice, from the same state."""
+    """The step twice, from the same state, on the same tensors: it leaves the batch as it is."""
 
     name = "the same again"
     kinds = ("loss", "output", "gradient", "update")
+    is_exact = True
+
+    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+        kept = {name: t.detach().clone() for name, t in case.given.tensors.items()}
+        case.compute(case.map_batch(lambda name, _: kept[name]))
+        return case.compute(case.map_batch(lambda name, _: kept[name]), sites=sites)
 
 
 class EvaluatedTwice(Relation):
@@ -34,7 +40,7 @@ class EvaluatedTwice(Relation):
     kinds = ("output",)
 
     def why_not(self, case: Case) -> str:
-        return "" if case.call != ((), {}) else "the step does not call the model itself"
+        return "" if case.learned.call != ((), {}) else "the step does not call the model itself"
 
     def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
         return case.evaluate(1, sites)
@@ -52,7 +58,7 @@ class Checkpointed(Relation):
     kinds = ("loss", "output", "gradient", "update")
 
     def why_not(self, case: Case) -> str:
-        if case.checkpoints or self._has_switch(case) or self._layers(case):
+        if case.learned.checkpoints or self._has_switch(case) or self._layers(case):
             return ""
         return "the model has no repeated layers"
 
@@ -71,7 +77,7 @@ class Checkpointed(Relation):
 
     @contextlib.contextmanager
     def changed(self, case: Case) -> Iterator[None]:
-        if case.checkpoints:
+        if case.learned.checkpoints:
             with seen_checkpoints(leave_out=True):
                 yield
             return
@@ -100,7 +106,7 @@ class Checkpointed(Relation):
             yield
 
     def note(self, case: Case) -> str:
-        return "switched off" if case.checkpoints else "switched on"
+        return "switched off" if case.learned.checkpoints else "switched on"
 
 
 class AttentionBackend(Relation):
@@ -109,7 +115,7 @@ class AttentionBackend(Relation):
     name = "attention by its definition"
 
     def why_not(self, case: Case) -> str:
-        return "" if case.attention_calls else "scaled_dot_product_attention is not called"
+        return "" if case.learned.attention_calls else "scaled_dot_product_attention is not called"
 
     draws_alike = False  # a backend draws dropout in its own way
 
@@ -153,7 +159,7 @@ class Unshared(Relation):
             copies.append((original, name, copy))
         case.parameters.update({name: copy for _, name, copy in copies})
         try:
-            computed = case.compute(sites=sites)
+            computed = case.compute(put_back=False, sites=sites)
         finally:
             for holder, last, shared in undo:
                 holder._parameters[last] = shared

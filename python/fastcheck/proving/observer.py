@@ -7,39 +7,67 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Optional, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Optional
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 
 from .computed import Computed
 
+#: The floating formats of which one ulp is known, coarsest first.
+_COARSE = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
-class Observed(Protocol):
-    """The part of a Case that is read here, and written to."""
 
-    model: torch.nn.Module
-    parameters: dict[str, torch.Tensor]
-    is_learning: bool
-    call: tuple[tuple[Any, ...], dict[str, Any]]
-    ops_of: Optional[str]
-    lines: dict[str, str]
-    readers: dict[str, list[str]]
+@dataclass
+class Learned:
+    """What a step calls. ``call``: the last call of the model itself. ``batch_norms``: those that
+    normalise by the batch. ``dtype``: the coarsest format that a module returned.
+    """
 
-    def learn_of(self, module: torch.nn.Module, dtypes: list[torch.dtype]) -> None: ...
+    dtype: torch.dtype = torch.float32
+    attention_calls: int = 0
+    checkpoints: int = 0
+    call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    batch_norms: list[torch.nn.Module] = field(default_factory=list)
+
+    def add(self, module: torch.nn.Module, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """A module that the step has called, and what it returned."""
+        dtypes = [self.dtype, *(tensor.dtype for _, tensor in tensors)]
+        self.dtype = next(one for one in _COARSE if one in dtypes)
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            self.batch_norms.append(module)
+
+
+@dataclass
+class Inside:
+    """A module whose operators are kept: the line of each, and which others read what it made."""
+
+    path: str
+    lines: dict[str, str] = field(default_factory=dict)
+    readers: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Observer:
     """``sites``: keeps what every module takes in and returns, and the gradients of both, in the
-    order of the computation; and what functions return in the module ``case.ops_of``.
+    order of the computation; and what functions return in the module ``inside``.
     """
 
     def __init__(
-        self, case: Observed, kept: Computed, gradients: dict[str, torch.Tensor], sites: bool
+        self,
+        model: torch.nn.Module,
+        kept: Computed,
+        sites: bool,
+        learned: Optional[Learned] = None,
+        inside: Optional[Inside] = None,
     ) -> None:
-        self._case, self._kept, self._gradients, self._sites = case, kept, gradients, sites
+        self._model, self._kept, self._sites = model, kept, sites
+        self._learned, self._looked_into = learned, inside
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._gradients: dict[str, torch.Tensor] = {}
         self._calls: Counter[str] = Counter()
         self._inside: list[str] = []
         self._handles: list[Any] = []
@@ -47,19 +75,22 @@ class Observer:
         self._count = 0
 
     @contextlib.contextmanager
-    def hooks(self) -> Iterator[None]:
-        """Has the hooks in place."""
-        case, handles = self._case, self._handles
-        for path, module in case.model.named_modules():
+    def hooks(
+        self, parameters: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor]
+    ) -> Iterator[None]:
+        """Has the hooks in place, which put the gradients of ``parameters`` into ``gradients``."""
+        self._parameters, self._gradients = parameters, gradients
+        handles = self._handles
+        for path, module in self._model.named_modules():
             if self._sites:
                 entered = functools.partial(self._entered, path)
                 handles.append(module.register_forward_pre_hook(entered, with_kwargs=True))
-            if self._sites or case.is_learning or module is case.model:
+            if self._sites or self._learned is not None or module is self._model:
                 left = functools.partial(self._left, path)
                 handles.append(module.register_forward_hook(left, with_kwargs=True))
         handles.append(register_optimizer_step_pre_hook(self._updating))
         parameter: Any
-        for name, parameter in case.parameters.items():
+        for name, parameter in parameters.items():
             if parameter.requires_grad and parameter.is_leaf:
                 hook = functools.partial(self._accumulated, name)
                 handles.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -71,8 +102,8 @@ class Observer:
 
     def called(self, function: Any, args: tuple[Any, ...], returned: Any) -> None:
         """What a function returned within the module that is looked into."""
-        path = self._case.ops_of
-        if not self._inside or self._inside[-1] != path:
+        looked_into = self._looked_into
+        if looked_into is None or not self._inside or self._inside[-1] != looked_into.path:
             return
         called = getattr(function, "__name__", "a function").strip("_")
         if called in ("get", "set", "size", "dim"):
@@ -80,13 +111,13 @@ class Observer:
         made = [t for _, t in flatten(returned, "output") if t.is_floating_point()]
         if not made:
             return
-        name = f"{path}#{self._count} {called}"
+        name = f"{looked_into.path}#{self._count} {called}"
         self._count += 1
-        self._case.lines[name] = _line()
+        looked_into.lines[name] = _line()
         for _, tensor in flatten(args, ""):
             maker = self._made_by.get(id(tensor))
             if maker is not None:
-                self._case.readers.setdefault(maker[1], []).append(name)
+                looked_into.readers.setdefault(maker[1], []).append(name)
         first: Any = made[0]
         self._made_by[id(first)] = first, name
         self._keep("forward operator", name, first)
@@ -95,7 +126,7 @@ class Observer:
             self._handles.append(first.register_hook(hook))
 
     def _keep(self, kind: str, name: str, tensor: torch.Tensor) -> None:
-        if tensor.is_floating_point() and tensor.dim():
+        if tensor.dim() and (tensor.is_floating_point() or kind == "forward input"):
             self._kept.tensors.setdefault((kind, name), tensor.detach().clone())
 
     def _watch(self, phase: str, path: str, pairs: list[tuple[str, Any]]) -> None:
@@ -116,11 +147,11 @@ class Observer:
             self._watch("output", path, pairs)
             self._calls[path] += 1
             self._inside.pop()
-        elif self._case.is_learning:
-            self._case.learn_of(module, [tensor.dtype for _, tensor in pairs])
-        if module is self._case.model:
-            if self._case.is_learning:
-                self._case.call = (args, dict(kwargs))
+        elif self._learned is not None:
+            self._learned.add(module, pairs)
+        if module is self._model:
+            if self._learned is not None:
+                self._learned.call = (args, dict(kwargs))
             for name, tensor in pairs:
                 self._keep("output", name, tensor)
 
@@ -136,7 +167,7 @@ class Observer:
             self._kept.tensors[key] = self._gradients[name]
 
     def _updating(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        for name, parameter in self._case.parameters.items():  # of a backward without hooks
+        for name, parameter in self._parameters.items():  # of a backward without hooks
             if name not in self._gradients:
                 self._accumulated(name, parameter)
 

@@ -15,7 +15,7 @@ from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.training_state import TrainingState
 
 from .batches import Alone, MicroBatches, Padded, Permuted
-from .case import Case
+from .case import Case, Settings
 from .computed import Computed, Key
 from .models import (
     Again,
@@ -27,7 +27,7 @@ from .models import (
 )
 from .relation import Relation
 from .result import BY_DESIGN, DIFFERS, FAILED, HOLDS, NOT_ASKED, Outcome, Place, Proof
-from .score import LIMIT, Floor, find_place
+from .score import LIMIT, Floor, find_place, ulps_of
 
 _AUTO: dict[str, type[Relation]] = {
     "again": Again,
@@ -105,7 +105,7 @@ def prove(
             prover = Prover(case)
             outcomes = tuple(prover.ask(relation) for relation in asked)
         finally:
-            case.noise = 0
+            case.settings.noise = 0
             case.put_back()
     return Proof(outcomes, prover.subject, round(time.monotonic() - began, 3))
 
@@ -121,24 +121,24 @@ class Prover:
         case.find_layouts()
         self._draws_more = False
         if draws:
-            case.dropout = False
+            case.settings.dropout = False
             floor = self._floor(False)
             if case.draws:
-                case.seed = 1
+                case.settings.seed = 1
                 scores = floor.scores(case.compute(), floor.base, Relation.kinds)
-                case.seed = None
+                case.settings.seed = None
                 self._draws_more = max(scores.values(), default=0.0) > LIMIT
-            case.dropout = True
+            case.settings.dropout = True
         else:
             self._floors[False] = self._floor(True)
         count = sum(p.numel() for p in case.parameters.values())
-        rows = f", {case.rows} rows" if case.rows else ""
-        kind = str(case.dtype).removeprefix("torch.")
+        rows = f", {case.given.rows} rows" if case.given.rows else ""
+        kind = str(case.learned.dtype).removeprefix("torch.")
         self.subject = f"{type(case.model).__name__}: {count:,} parameters{rows}, {kind}"
 
     def _floor(self, dropout: bool) -> Floor:
         if dropout not in self._floors:
-            self.case.dropout = dropout
+            self.case.settings.dropout = dropout
             self._floors[dropout] = Floor.measure(self.case)
         return self._floors[dropout]
 
@@ -151,7 +151,7 @@ class Prover:
             text = f"{type(error).__name__}: {first_line(error)}"
             outcome = Outcome(relation.name, FAILED, note=text)
         finally:
-            self.case.noise, self.case.ulps, self.case.dropout = 0, 1.0, True
+            self.case.settings = Settings()
         return replace(outcome, seconds=round(time.monotonic() - began, 3))
 
     def _ask(self, relation: Relation) -> Outcome:
@@ -165,12 +165,15 @@ class Prover:
         if reason:
             return Outcome(name, BY_DESIGN, note=reason)
         floor = self._floor(relation.draws_alike)
-        case.dropout = relation.draws_alike
+        case.settings.dropout = relation.draws_alike
         scores = self._scores(relation, floor, floor.base)
+        if relation.is_exact and any(scores.values()):
+            floor = Floor.measure(case, ulps=ulps_of(case, relation))
+            scores = self._scores(relation, floor, floor.base)
         hard = {key: s for key, s in scores.items() if key[0] not in relation.measured}
         worst = max(hard, key=hard.__getitem__, default=None)
         if worst is not None and self._persists(relation, floor, hard[worst]):
-            first = self._place(relation)
+            first = self._place(relation, worst)
             return Outcome(name, DIFFERS, hard[worst], _called(worst), first)
         if not scores:
             return Outcome(name, NOT_ASKED, note="nothing of the step can be compared")
@@ -192,23 +195,26 @@ class Prover:
         decided by rounding.
         """
         case = self.case
-        case.ulps = 1024.0 if case.eps < 1e-6 else 4.0
+        case.settings.ulps = case.far
         for noise in _CONFIRMED_AT:
             if score <= LIMIT:
                 return False
-            case.noise = noise
+            case.settings.noise = noise
             scores = self._scores(relation, floor, case.compute())
             hard = [s for key, s in scores.items() if key[0] not in relation.measured]
             score = max(hard, default=0.0)
-        case.noise, case.ulps = 0, 1.0
+        case.settings.noise, case.settings.ulps = 0, 1.0
         return score > LIMIT
 
-    def _place(self, relation: Relation) -> Optional[Place]:
+    def _place(self, relation: Relation, worst: Key) -> Optional[Place]:
         kept = self.case.layouts
         try:
-            return find_place(self.case, relation)
+            found = find_place(self.case, relation)
         finally:
             self.case.layouts = kept
+        if found is None and worst[0] == "update":
+            return Place("", *worst, score=0.0)
+        return found
 
 
 def _called(key: Key) -> str:

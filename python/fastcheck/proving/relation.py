@@ -26,6 +26,8 @@ class Relation:
         measured: the kinds that a healthy loss may not agree in; if they alone differ the step
             depends on the batch by design.
         mixes_rows: rows are computed in another order or company.
+        is_exact: computed is the very same. A step that differs then may differ by itself, which
+            is not to count as its noise.
         draws_alike: the same random numbers are drawn for the same elements. If not, dropout is
             left out, and a step that draws other random numbers is not asked.
     """
@@ -34,6 +36,7 @@ class Relation:
     kinds: tuple[str, ...] = ("loss", "output", "gradient")
     measured: tuple[str, ...] = ()
     mixes_rows = False
+    is_exact = False
     draws_alike = True
 
     def why_not(self, case: Case) -> str:

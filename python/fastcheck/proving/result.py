@@ -16,9 +16,10 @@ NOT_ASKED, FAILED = "not asked", "failed"
 @dataclass(frozen=True)
 class Place:
     """The first place at which two computations of a step part. ``module``: its path; ``""``: the
-    model itself. ``kind``: ``"forward"``, ``"backward"``, or ``"loss"`` where the model returns the
-    same and the loss differs. ``what``: which tensor. ``operator``: the function that was called
-    there, ``line``: by which line of the program, where that is known.
+    model itself. ``kind``: ``"forward"``, ``"backward"``, ``"loss"`` where the model returns the
+    same and the loss differs, ``"update"`` where all is the same but the update, or ``"step"``
+    where the step does not call the model once with all rows. ``what``: which tensor. ``operator``:
+    the function that was called there, ``line``: by which line of the program, where that is known.
     """
 
     module: str
@@ -31,6 +32,10 @@ class Place:
     def __str__(self) -> str:
         if self.kind == "loss":
             return "the loss: the step makes another one of what the model returns"
+        if self.kind == "update":
+            return f"the update of {self.what}, which is another one of the same gradients"
+        if self.kind == "step":
+            return "the step, which does not call the model once with all rows: it is not followed"
         name = f"{self.module or 'the model'} ({self.kind}): {self.what}"
         called = f", {self.operator}" if self.operator else ""
         return f"{name}{called}" + (f" at {self.line}" if self.line else "")

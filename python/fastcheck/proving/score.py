@@ -10,7 +10,8 @@ from typing import Optional
 import torch
 
 from .case import Case
-from .computed import Computed, Key, is_of_rows
+from .computed import Computed, Key, is_of_rows, is_site
+from .observer import Inside
 from .relation import Relation
 from .result import Place
 
@@ -18,6 +19,8 @@ from .result import Place
 #: (tests/accuracy/prove_healthy.py).
 LIMIT = 10.0
 _PERTURBED = 3
+#: Tensors that count as zeros where a computation does not have them.
+_SUMS = ("gradient", "update", "backward parameter")
 
 
 @dataclass
@@ -31,17 +34,19 @@ class Floor:
     _least: dict[Key, float] = field(default_factory=dict)
 
     @classmethod
-    def measure(cls, case: Case, sites: bool = False) -> Floor:
-        """Four computations of the step."""
+    def measure(cls, case: Case, sites: bool = False, ulps: float = 1.0) -> Floor:
+        """Four computations of the step; ``ulps``: by how many the weights move, for a step that
+        differs by itself, which counts by so much less then.
+        """
         floor = cls(case.compute(sites=sites))
         for noise in range(1, _PERTURBED + 1):
-            case.noise = noise
+            case.settings.noise, case.settings.ulps = noise, ulps
             try:
                 moved = case.compute(sites=sites)
             finally:
-                case.noise = 0
+                case.settings.noise, case.settings.ulps = 0, 1.0
             for key in floor.base.tensors:
-                found = floor.distance(key, floor.base, moved)
+                found = floor.distance(key, floor.base, moved) / ulps
                 floor.moved[key] = max(floor.moved.get(key, 0.0), found)
         floor._set_least(case.eps)
         return floor
@@ -72,23 +77,21 @@ class Floor:
     def scores(self, other: Computed, base: Computed, kinds: tuple[str, ...]) -> dict[Key, float]:
         """Of every tensor of these kinds that both computations have."""
         found = {}
-        for key, tensor in base.tensors.items():
-            if key[0] not in kinds:
+        for key in {**base.tensors, **other.tensors}:
+            ours, theirs = base.tensors.get(key), other.tensors.get(key)
+            is_one = ours is None or theirs is None
+            if key[0] not in kinds or (is_one and key[0] not in _SUMS):
                 continue
-            theirs = other.tensors.get(key)
-            if theirs is None and key[0] not in ("gradient", "update"):
-                continue
-            if theirs is None or theirs.shape == tensor.shape:
+            if is_one or ours.shape == theirs.shape:  # type: ignore[union-attr]
                 found[key] = self.score(key, other, base)
         return found
 
     def distance(self, key: Key, base: Computed, other: Computed) -> float:
         """The norm of the difference. A tensor that is missing counts as zeros."""
-        ours, theirs = base.tensors[key], other.tensors.get(key)
-        if theirs is not None and theirs.shape != ours.shape:
+        pair = [c.tensors[key].detach().double() for c in (base, other) if key in c.tensors]
+        a, b = pair[0], pair[-1].to(pair[0].device) if len(pair) > 1 else torch.zeros_like(pair[0])
+        if a.shape != b.shape:
             return 0.0
-        a = ours.detach().double()
-        b = torch.zeros_like(a) if theirs is None else theirs.detach().to(a.device).double()
         equal = (a == b) | (a.isnan() & b.isnan())
         gap = torch.where(equal, torch.zeros_like(a), a - b)
         return self._norm(key, gap)
@@ -106,6 +109,11 @@ class Floor:
         return norm if norm == norm else float("inf")
 
 
+def ulps_of(case: Case, relation: Relation) -> float:
+    """By how many ulps the weights move for the noise of this relation."""
+    return 4 * case.far if relation.is_exact else 1.0
+
+
 def find_place(case: Case, relation: Relation) -> Optional[Place]:
     """The first tensor of a module, in the order of the computation, that differs by more than its
     noise; then the same of the operators that this module calls itself.
@@ -114,8 +122,8 @@ def find_place(case: Case, relation: Relation) -> Optional[Place]:
     if found is None:
         return None
     key, score = found
-    if key[0] == "loss":
-        return Place("", "loss", "", score)
+    if key[0] in ("loss", "step"):
+        return Place("", key[0], key[1], score)
     path, what = _split(key[1])
     phase, role = key[0].split()
     module, text = path, what
@@ -123,26 +131,28 @@ def find_place(case: Case, relation: Relation) -> Optional[Place]:
         text = f"its {what}"
     elif (phase, role) == ("backward", "input") or role == "parameter":
         text = f"the gradient of its {what}"
-    elif path:  # what is given to a module is made by the one around it
+    elif not path:
+        text = f"what it is given ({what})"
+    else:  # what is given to a module is made by the one around it
         module = path.rpartition(".")[0]
         text = f"what {path} is given ({what})"
         if phase == "backward":
             text = f"the gradient of what {path} returned ({what})"
     place = Place(module, phase, text, score)
-    case.ops_of = module
+    case.inside = inside = Inside(module)
     try:
         inner = _first(case, relation, phase)
         if inner is None or inner[0][0].split()[1] != "operator":
             return place
         name = inner[0][1]
         if phase == "backward":  # wrong in what has read it
-            readers = case.readers.get(name, [])
+            readers = inside.readers.get(name, [])
             if len(set(readers)) != 1:
                 return place
             name = readers[0]
-        return Place(module, phase, text, score, _split(name)[1], case.lines.get(name, ""))
+        return Place(module, phase, text, score, _split(name)[1], inside.lines.get(name, ""))
     finally:
-        case.ops_of = None
+        case.inside = None
 
 
 def _first(case: Case, relation: Relation, phase: str = "") -> Optional[tuple[Key, float]]:
@@ -154,15 +164,24 @@ def _first(case: Case, relation: Relation, phase: str = "") -> Optional[tuple[Ke
     if phase:
         kinds = ("forward operator", "backward operator")
     case.find_layouts(sites=True)
-    floor = Floor.measure(case, sites=True)
+    floor = Floor.measure(case, True, ulps_of(case, relation))
     reference = relation.reference(case, floor.base, sites=True)
     other = relation.run(case, floor.base, sites=True)
     scores = floor.scores(other, reference, ("loss", *kinds))
     loss = scores.pop(("loss", ""), 0.0)
     has_backward = any(key[0].startswith("backward") for key in scores)
+    sites = [key for key in reference.tensors if is_site(key)]
+    if relation.mixes_rows and not any(key in reference.rows for key in sites):
+        worst = max((loss, *scores.values()))
+        return (("step", ""), worst) if worst > LIMIT else None
+    for key in () if phase else sites:
+        is_given = key[0] == "forward input" and key[1].startswith("#") and key in reference.rows
+        if is_given and key in other.rows and key not in scores:  # another shape
+            return key, float("inf")
     for key, score in scores.items():
-        way, _, role = key[0].partition(" ")
-        if has_backward and way == "forward" and ("backward " + role, key[1]) not in scores:
+        way = key[0].partition(" ")[0]
+        is_read = ("backward output", key[1]) in scores
+        if has_backward and key[0] == "forward output" and not is_read:
             continue  # nothing is made of it, as of the last state of a recurrent layer
         if key[0].startswith("backward") and loss > LIMIT and not phase:
             return ("loss", ""), loss

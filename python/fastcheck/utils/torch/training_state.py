@@ -157,8 +157,13 @@ class TrainingState:
         self._gradients = [(parameter, parameter.grad) for parameter in parameters.values()]
         held = [gradient for _, gradient in self._gradients if gradient is not None]
         self._values = SavedTensors((*parameters.values(), *buffers.values(), *held, *tensors))
-        # A module may put a new tensor in a buffer's place.
-        self._buffers = [(m, dict(m._buffers)) for model in models for m in model.modules()]
+        # A module may put a new tensor in the place of a buffer or a parameter.
+        self._registered: list[tuple[Any, dict[str, Any]]] = [
+            (held, dict(held))
+            for model in models
+            for module in model.modules()
+            for held in (module._buffers, module._parameters)
+        ]
         self._plain = [(m, _plain(m)) for model in models for m in model.modules()]
         self._generators = Generators()
         self._scaler = None if scaler is None else _ScalerState(scaler)
@@ -190,8 +195,8 @@ class TrainingState:
             other.put_back()
         for optimizer in self._optimizers.values():
             optimizer.put_back()
-        for module, buffers in self._buffers:
-            module._buffers.update(buffers)
+        for held, kept in self._registered:
+            held.update(kept)
         self._values.put_back()
         for parameter, gradient in self._gradients:
             parameter.grad = gradient

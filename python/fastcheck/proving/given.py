@@ -1,0 +1,99 @@
+"""Given: the batch of a step, and where it has rows, tokens and padding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, Optional
+
+import torch
+
+from fastcheck.utils.torch.flatten import flatten
+
+
+class Given:
+    """The batch of a step. ``tensors``: those in it, by the names of flatten(). ``rows``: their
+    number, 0 where it is not known. ``length``: of the padded sequences, with ``mask`` the name of
+    the tensor that says which tokens are real, by the value ``real``; 0 without one.
+    """
+
+    def __init__(self, batch: Any, model: torch.nn.Module) -> None:
+        self.batch = batch
+        self.tensors = dict(flatten(batch, "batch"))
+        # Dimension 0 of all tensors of the batch, unless a module has it elsewhere.
+        sizes = {t.shape[0] for t in self.tensors.values() if t.dim() and t.shape[0] != 1}
+        is_elsewhere = any(getattr(m, "batch_first", True) is False for m in model.modules())
+        self.rows = sizes.pop() if len(sizes) == 1 and not is_elsewhere else 0
+        self.real = 1
+        self.mask, self.length = self._mask()
+
+    def _mask(self) -> tuple[str, int]:
+        for name, tensor in self.tensors.items():
+            is_mask = re.search(r"(attention|attn|pad|padding|input|token|\W)_?mask\W*$", name)
+            if not is_mask or tensor.dim() != 2 or tensor.shape[0] != self.rows:
+                continue
+            if tensor.shape[1] > 1 and bool(((tensor == 0) | (tensor == 1)).all()):
+                real = self.real_value(tensor)
+                if real is not None:
+                    self.real = real
+                    return name, tensor.shape[1]
+        return "", 0
+
+    @staticmethod
+    def real_value(mask: torch.Tensor) -> Optional[int]:
+        """What stands for a real token: a row's first or last token is one in every row."""
+        first, last = (set(mask[:, i].int().tolist()) for i in (0, -1))
+        if len(first) == len(last) == 1 and first != last:
+            return 1
+        found = first if len(first) == 1 else last
+        return found.pop() if len(found) == 1 else None
+
+    def map(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
+        """The batch with each of its tensors replaced by ``change(name, tensor)``."""
+        return _mapped(self.batch, "batch", {k: change(k, t) for k, t in self.tensors.items()})
+
+    def take_rows(self, index: Sequence[int]) -> Any:
+        """The batch with these rows only, in this order."""
+        where = torch.tensor(index)
+
+        def take(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.dim() and tensor.shape[0] == self.rows:
+                return tensor.index_select(0, where.to(tensor.device))
+            return tensor
+
+        return self.map(take)
+
+    def real_tokens(self, batch: Any) -> list[torch.Tensor]:
+        """The mask of a batch of this form, [rows, tokens] of True where a token is real; and what
+        is left of it where a step cuts off the columns that are hidden in every row.
+        """
+        mask = dict(flatten(batch, "batch")).get(self.mask)
+        if mask is None:
+            return []
+        real = mask == self.real
+        columns = real.any(0).nonzero().flatten()
+        if not len(columns) or len(columns) == real.shape[1]:
+            return [real]
+        return [real, real[:, int(columns[0]) : int(columns[-1]) + 1]]
+
+
+def _mapped(value: Any, label: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """``value`` with its tensors replaced, by the names that flatten() gives them."""
+    if isinstance(value, torch.Tensor):
+        return tensors[label]
+    queue = [tensors[name] for name, _ in flatten(value, label)]
+    return _replaced(value, iter(queue))
+
+
+def _replaced(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return next(tensors)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_replaced(one, tensors) for one in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_replaced(one, tensors) for one in value)
+    if isinstance(value, dict):
+        return {name: _replaced(one, tensors) for name, one in value.items()}
+    if hasattr(value, "keys") and hasattr(value, "__getitem__"):  # transformers' BatchEncoding
+        return {name: _replaced(value[name], tensors) for name in value.keys()}  # noqa: SIM118
+    return value
