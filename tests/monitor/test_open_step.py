@@ -57,7 +57,7 @@ def without_gradients(model: nn.Module) -> None:
 
 def sizes(monitor: fastcheck.Monitor) -> dict[str, int]:
     session = monitor._session
-    step, history = session.step, session.event_store.history
+    step, history = session.step, session.event_store.archive.history
     return {
         "calls": len(step.calls),
         "entries": len(step.journal.entries),
@@ -186,7 +186,7 @@ def test_a_pass_takes_no_more_work(
     monkeypatch.setattr("fastcheck.verdict.op_rules._MAX_EARLIER_FINDINGS", 20)
     model = new_model()
     monitor = fastcheck.install(model, level=level, overflow_nums=-1)
-    history = monitor._session.event_store.history
+    history = monitor._session.event_store.archive.history
     history._max_step_records = 400
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))

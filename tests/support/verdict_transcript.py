@@ -49,10 +49,10 @@ def _line(store: Any, step: int, finding: Any) -> str:
         step,
         finding.seq,
         finding.role,
-        store.sites[finding.blamed_site],
+        store.sites[finding.blamed.site],
         finding.verdict.name,
-        *map(int, (finding.counted, finding.is_data, finding.is_allowed, finding.is_absorbed)),
-        finding.ended_by,
+        *map(int, (finding.counted, finding.is_data, finding.is_allowed, finding.uses.is_absorbed)),
+        finding.uses.ended_by,
         "" if finding.cause is None else finding.cause.seq,
         finding.reason,
     )

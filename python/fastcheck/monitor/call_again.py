@@ -208,7 +208,7 @@ def run_pass_again(
 
 def _had_finite_gradients(path: str, step: Step, session: Session) -> bool:
     """Whether the gradients that this module has passed on in the step are known to be finite."""
-    gradients, history = step.gradients, session.event_store.history
+    gradients, history = step.gradients, session.event_store.archive.history
     with session.event_store.lock:
         seqs = [
             gradients.get(token)
@@ -277,7 +277,7 @@ class _Known:
         self.kind = search.kind
         kind, dtype = held.autocast
         self._autocast = kind, getattr(torch, dtype.rpartition(".")[2]) if dtype else None
-        history = session.event_store.history
+        history = session.event_store.archive.history
         with session.event_store.lock:
             self._outputs = [history.find(token) for token in held.call.outputs]
             seqs = map(search.step.gradients.get, held.call.outputs)
@@ -336,7 +336,7 @@ def _changed_input(running: RunningCall, session: Session) -> str:
     call = running.call
     for token, site in zip(call.inputs, call.input_sites):
         with session.event_store.lock:
-            record = session.event_store.history.find(token)
+            record = session.event_store.archive.history.find(token)
         label = session.sites[site].label
         tensor = tensors.get(label)
         if record is None or tensor is None or not can_read(tensor):
@@ -410,7 +410,7 @@ def _observed(
             event = _beginning(monitor.events, known)
             if event is None:
                 return None
-            history = monitor._session.event_store.history
+            history = monitor._session.event_store.archive.history
             inputs = [(argument, history.find(seq)) for argument, seq in event.inputs]
             part = event.site.module if has_parameters else event.site.module.partition(".")[2]
             part = ".".join(filter(None, (running.call.node.path, part)))

@@ -34,7 +34,7 @@ from fastcheck.monitor.op_level.op_session import OpSession, check_alone
 from fastcheck.monitor.op_level.stored import OpState
 from fastcheck.monitor.precision import session_type_for
 from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.event_store import EventStore
+from fastcheck.monitor.session.event_store import Archive, EventStore
 from fastcheck.monitor.session.run_meta import RunMeta, first_meta
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.session.stop_handler import StepBoundary, StopHandler
@@ -190,7 +190,8 @@ def build(
     if config.log.dir is not None:
         meta = first_meta(config, nodes)
         log = RecordLog(config.log.dir, rank, config.log.limit_bytes, models.sites, meta)
-    event_store = EventStore(config, models.sites, rank, group_size(group) > 1, log)
+    archive = Archive(config.log.history, models.sites, rank, log)
+    event_store = EventStore(config, models.sites, rank, archive, group_size(group) > 1)
     compiled: dict[int, None] = {}
     run_meta = RunMeta(config, nodes, event_store, compiled)
 

@@ -65,7 +65,7 @@ class Makers:
         is_kept = is_gradient and step is session.step
         known = search_derivatives(session.backwards.derivatives.graphs) if is_kept else None
         # A gradient between two modules is that of an output, and blamed on what read this.
-        site = session.sites[culprit.blamed_site]
+        site = session.sites[culprit.blamed.site]
         kind = "backward" if is_gradient else "buffer"
         made = self._pass_again(culprit, site, Search(step, site.module, kind), session)
         return made if made is not None and (made.operator or known is None) else known

@@ -163,7 +163,7 @@ class Monitor(Pictures, PrecisionResults):
         """
         with self._session.lock, self._event_store.lock:
             self._session.collect()
-            return self._event_store.all_steps()
+            return self._event_store.archive.all_steps()
 
     def flush(self) -> None:
         """Waits for the devices, takes in all records, and writes them to the log if there is one.
@@ -234,7 +234,7 @@ class Monitor(Pictures, PrecisionResults):
             self._take_in()
             if isinstance(session, OpSession):
                 session.end()
-            log = self._event_store.log
+            log = self._event_store.archive.log
             if log is not None:
                 self._log_is_whole = not log.failed
                 log.sync()

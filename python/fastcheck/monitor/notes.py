@@ -33,7 +33,7 @@ def summary_of(
     body = width - GUTTER
     event_store = session.event_store
     verdicts, places = event_store.tallies()
-    log = event_store.log
+    log = event_store.archive.log
     pending = event_store.pending
     undecided = {int(event.record["seq"]) for event in pending}
     decided = [e for e in event_store.events if int(e.record["seq"]) not in undecided]
@@ -47,7 +47,7 @@ def summary_of(
         top_sites=[(session.sites[n], k) for n, k in places.most_common(_TOP_SITES)],
         last_step=[
             (session.sites[int(record["site"])], record)
-            for record in event_store.history.last_step()
+            for record in event_store.archive.history.last_step()
             if session.sites[int(record["site"])].role not in _NUMBERS
         ],
         log_path=None if log is None else log.directory,
@@ -55,7 +55,7 @@ def summary_of(
         story=_story(session, meta, style, body),
         pending=pending_lines(pending, style, body),
         harmless=harmless(decided, style, body),
-        step_table=step_table(event_store.all_steps(), body),
+        step_table=step_table(event_store.archive.all_steps(), body),
         watch=[] if watching is None else watching.lines(),
         watch_warnings=0 if watching is None else watching.warning_count,
         unread=unread_lines(session.unread_ops(), body),
@@ -66,10 +66,10 @@ def summary_of(
 
 def _story(session: Session, meta: RunMeta, style: str, width: int) -> list[tuple[str, list[str]]]:
     event_store = session.event_store
-    if event_store.first_bad is None:
+    if event_store.archive.first_bad is None:
         return []
-    path = None if event_store.log is None else event_store.log.directory
-    report = report_of_step(session, meta, event_store.first_bad, path)
+    path = None if event_store.archive.log is None else event_store.archive.log.directory
+    report = report_of_step(session, meta, event_store.archive.first_bad, path)
     return [] if report is None else parts(replace(report, style=style), width)
 
 
@@ -89,7 +89,7 @@ def _still_rates(session: Session) -> list[str]:
     """Whether the largest learning rate is 0, over more than a warm-up's first step or the end of a
     schedule.
     """
-    rows = [row for row in session.event_store.all_steps() if row.learning_rate is not None]
+    rows = [row for row in session.event_store.archive.all_steps() if row.learning_rate is not None]
     moving = [at for at, row in enumerate(rows) if row.learning_rate != 0.0]
     still = rows[moving[-1] + 1 :] if moving else rows
     if not moving and len(still) > 1:
@@ -139,15 +139,15 @@ def lost_notes(session: Session) -> list[str]:
             f"max_lag={session.config.stop.max_lag} steps ahead of the device"
         )
     event_store = session.event_store
-    dropped = event_store.history.dropped_records
+    dropped = event_store.archive.history.dropped_records
     if dropped:
         notes.append(f"{dropped:,} records of a very long step were dropped from memory")
-    if event_store.past.forgotten:
+    if event_store.archive.forgotten:
         notes.append(
-            f"{event_store.past.forgotten:,} older events were dropped from memory: "
+            f"{event_store.archive.forgotten:,} older events were dropped from memory: "
             f"monitor.events has the youngest {len(event_store.events):,}"
         )
-    log = event_store.log
+    log = event_store.archive.log
     if log is not None and log.dropped_events:
         notes.append(
             f"{log.dropped_events:,} events are not in the log, whose limit "

@@ -168,7 +168,7 @@ class OpLevelSteps:
             monitor.step()
         monitor.remove()
         store = monitor._session.event_store
-        place, events = store.log.directory, monitor.event_count
+        place, events = store.archive.log.directory, monitor.event_count
         found = f"{monitor._session.next_seq:,} records, {events:,} event{'s'[: events != 1]}"
         return f"at op level: {found}, in {place} (fastcheck show {place})"
 

@@ -68,12 +68,12 @@ def _monitor_html(session: Session, title: str, watched: list[str]) -> str:
     event_store = session.event_store
     with session.lock, event_store.lock:
         session.collect()
-        rows = event_store.all_steps()
-        last = event_store.history.last_step()
-        history = event_store.history.all()
+        rows = event_store.archive.all_steps()
+        last = event_store.archive.history.last_step()
+        history = event_store.archive.history.all()
         events = [event for event in event_store.events if event.counted]
     numbers = rows[-1] if rows else None
-    log = event_store.log
+    log = event_store.archive.log
     fields: list[tuple[str, object]] = [
         ("steps", session.step.index + 1 if session.next_seq else 0),
         ("records", session.next_seq),

@@ -262,7 +262,7 @@ class RangeSession(Session):
     def flush(self) -> None:
         super().flush()
         self._take_in(waits=True)
-        log = self.event_store.log
+        log = self.event_store.archive.log
         if log is not None:
             for line in self.exponents.lines():
                 log.append_line("range", line)

@@ -182,8 +182,8 @@ class Replayer:
         """
         session, capture = self._session, self._capture
         own = (
-            session.step.scaler()
-            if session.step.scaler is not None
+            session.step.update.scaler()
+            if session.step.update.scaler is not None
             else session.config.training.scaler
         )
         scaler = own if isinstance(own, GradScaler) else None
@@ -212,7 +212,7 @@ class Replayer:
         """What is known not to be as it was when the step began."""
         session, capture = self._session, self._capture
         step = session.step
-        intact = not step.is_partly_updated and (step.update_count == 0 or are_skipped(step))
+        intact = not step.update.is_partial and (step.update.count == 0 or are_skipped(step))
         if stop is not None:
             intact = bool(stop.report.weights_intact)
             since = session.step.index - stop.step

@@ -21,11 +21,11 @@ def held_records(session: Session, log_is_whole: bool) -> np.ndarray:
     event_store = session.event_store
     with session.lock, event_store.lock:
         session.collect()
-        log = event_store.log
+        log = event_store.archive.log
         if not session.is_deferred or session.removed:
             event_store.store(session.step)
         if log is None or (log.failed and not log_is_whole):
-            return event_store.history.all()
+            return event_store.archive.history.all()
         return read_log(log.directory, rank=event_store.rank).records
 
 
@@ -40,7 +40,7 @@ def write_report(
     event_store = session.event_store
     with session.lock, event_store.lock:
         session.collect()
-        log = event_store.log
+        log = event_store.archive.log
         if not session.is_deferred or session.removed:
             event_store.store(session.step)
         if log is not None and (not log.failed or log_is_whole):

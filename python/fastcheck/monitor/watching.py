@@ -207,7 +207,7 @@ class Watching(Listener):
         self._pending.extend(found)
         self._warnings += sum(event.is_warning for event in found)
         session = self._session()
-        log = None if session is None else session.event_store.log
+        log = None if session is None else session.event_store.archive.log
         for event in found:
             if log is not None:
                 log.append_line("watch", event.to_dict())

@@ -126,7 +126,7 @@ class UpdateWatcher:
         """A Look at the update that is about to be applied. None for the second call of a step()
         that calls that of its base class.
         """
-        last, self._last = self._last, (id(optimizer), step.index, step.update_count)
+        last, self._last = self._last, (id(optimizer), step.index, step.update.count)
         if last == self._last:
             return None
         if optimizer is None:

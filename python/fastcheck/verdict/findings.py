@@ -53,29 +53,31 @@ _GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad", "grad_norm"})
 
 
 class State(enum.Enum):
-    """How far a finding is decided; see the diagram above."""
+    """How far a finding is decided; see the diagram above. With each the verdict meanwhile."""
 
-    NEW = enum.auto()
-    DOUBTFUL = enum.auto()
-    PENDING = enum.auto()
-    UNUSED = enum.auto()
-    SCALED = enum.auto()
-    SETTLED = enum.auto()
-    SKIPPED = enum.auto()
-    FINAL = enum.auto()
+    NEW = 0, Verdict.NONE
+    DOUBTFUL = 1, Verdict.UNRESOLVED
+    PENDING = 2, Verdict.UNRESOLVED
+    UNUSED = 3, Verdict.UNRESOLVED
+    SCALED = 4, Verdict.SCALED
+    SETTLED = 5, Verdict.ABSORBED
+    SKIPPED = 6, Verdict.SCALED
+    FINAL = 7, Verdict.NONE
+    #: FINAL, and its consequences have decided.
+    CONCLUDED = 8, Verdict.NONE
+
+    def __init__(self, number: int, meanwhile: Verdict) -> None:
+        self.meanwhile = meanwhile
+        #: ``then`` comes true unless something else is decided.
+        self.is_undecided = 1 <= number <= 4
+        #: The finding counts as soon as something that it led to lasts or leaves.
+        self.is_pending = number in (2, 5)
+        #: Its consequences decide, or have decided.
+        self.by_consequence = number in (2, 5, 8)
 
 
-_MEANWHILE = {
-    State.DOUBTFUL: Verdict.UNRESOLVED,
-    State.PENDING: Verdict.UNRESOLVED,
-    State.UNUSED: Verdict.UNRESOLVED,
-    State.SCALED: Verdict.SCALED,
-    State.SETTLED: Verdict.ABSORBED,
-    State.SKIPPED: Verdict.SCALED,
-}
-_UNDECIDED = frozenset({State.DOUBTFUL, State.PENDING, State.UNUSED, State.SCALED})
-_BY_CONSEQUENCE = frozenset({State.PENDING, State.SETTLED})
-_CONFIRMED = frozenset({Verdict.ORIGIN, Verdict.ARRIVED, Verdict.PROPAGATED})
+#: Non-finite beyond doubt: neither a possible mask nor a scaled gradient.
+CONFIRMED = frozenset({Verdict.ORIGIN, Verdict.ARRIVED, Verdict.PROPAGATED})
 
 
 class Outcome(NamedTuple):
@@ -115,16 +117,21 @@ def tensors_of(entry: Any, bad: Records) -> list[tuple[int, str]]:
 
 
 class Uses:
-    """The operators that read a finding, and the findings that it was made of (op level)."""
+    """What has made a finding, and what has read it: operators, at op level, and modules."""
 
     def __init__(self) -> None:
+        # A module read it and returned finite values: it did no harm there.
+        self.is_absorbed = False
+        # The exception that ended the forward in which it was made.
+        self.ended_by = ""
         # The operators that returned finite values, those whose outputs were not read, and what the
         # others have made of it.
         self.finite_count = 0
         self.unseen_count = 0
         self.made: list[Finding] = []
-        # The operator that wrote it, and its inputs: the argument's name and the record's number.
-        self.op = ""
+        # The operator that wrote it, where, and its inputs: the argument's name and the record's
+        # number.
+        self.op = self.line = self.api = ""
         self.inputs: list[tuple[str, int]] = []
         # It counts where something that it led to does, and the undecided findings that it was made
         # of.
@@ -132,6 +139,15 @@ class Uses:
         self.parents: list[Finding] = []
         # The verdict under which its step was closed.
         self.archived: Optional[Verdict] = None
+
+
+class Blame(NamedTuple):
+    """Where a finding is said to be. ``call``: whose inputs and parameters explain it; None where
+    nothing observed was read to make it.
+    """
+
+    site: int
+    call: Optional[Call]
 
 
 class Finding:
@@ -144,28 +160,12 @@ class Finding:
         self.role = role
         self.call = call
         self.thread = thread
-        self.seq = int(record["seq"])
         # Its place among the others: its sequence number, or that of the finding for which the
         # parameter was read.
         self.position = self.seq
-        self.site = int(record["site"])
-        self.has_nan = bool(record["nan_count"])
-        self.is_gradient = role in _GRADIENTS
-        self.blamed_site = self.site
-        # Whose inputs and parameters explain it; None where nothing observed was read to make it.
-        self.blamed_call = call if role == "output" else None
+        self.blamed = Blame(self.site, call if role == "output" else None)
         self.state = State.NEW
-        # The state before the last decision.
-        self.was = State.NEW
         self.verdict = Verdict.NONE
-        # Non-finite beyond doubt: neither a possible mask nor a scaled gradient.
-        self.is_confirmed = False
-        # It may be a mask, or nothing was made of it yet.
-        self.is_tentative = False
-        # It counts as soon as something that it led to lasts or leaves.
-        self.is_pending = False
-        # Its consequences decide, or have decided.
-        self.by_consequence = False
         self.reason = ""
         self.then: Optional[Outcome] = None
         self.cause: Optional[Finding] = None
@@ -174,14 +174,25 @@ class Finding:
         self.is_data = False
         # Covered by allow_nonfinite().
         self.is_allowed = False
-        # A module read it and returned finite values: it did no harm there.
-        self.is_absorbed = False
-        # The exception that ended the forward in which it was made.
-        self.ended_by = ""
-        self.line = self.api = ""
         self.uses = Uses()
 
     # The record
+
+    @cached_property
+    def seq(self) -> int:
+        return int(self.record["seq"])
+
+    @cached_property
+    def site(self) -> int:
+        return int(self.record["site"])
+
+    @cached_property
+    def has_nan(self) -> bool:
+        return bool(self.record["nan_count"])
+
+    @cached_property
+    def is_gradient(self) -> bool:
+        return self.role in _GRADIENTS
 
     @cached_property
     def is_saturated(self) -> bool:
@@ -250,20 +261,14 @@ class Finding:
 
     def stand(self, state: State, verdict: Verdict) -> None:
         """For Findings: it is in this state now, and meanwhile has this verdict."""
-        if self.state is not State.FINAL:
-            self.was = self.state
-        self.state = state
+        is_concluded = state is State.FINAL and self.state.by_consequence
+        self.state = State.CONCLUDED if is_concluded else state
         self.verdict = verdict
-        self.is_confirmed = verdict in _CONFIRMED
-        self.is_tentative = verdict is Verdict.UNRESOLVED and not self.is_gradient
-        self.is_pending = state in _BY_CONSEQUENCE
-        was_pending = state is State.FINAL and self.was in _BY_CONSEQUENCE
-        self.by_consequence = self.is_pending or was_pending
 
     @property
-    def is_undecided(self) -> bool:
-        """Whether ``then`` comes true unless something else is decided."""
-        return self.state in _UNDECIDED
+    def is_tentative(self) -> bool:
+        """It may be a mask, or nothing was made of it yet."""
+        return self.verdict is Verdict.UNRESOLVED and not self.is_gradient
 
     @property
     def is_unresolved(self) -> bool:
@@ -348,11 +353,11 @@ class Findings:
 
     def pending_from(self, root: Finding) -> list[Finding]:
         """What is pending and follows from ``root``."""
-        return [f for f in self.all if f.is_pending and f is not root and f.root is root]
+        return [f for f in self.all if f.state.is_pending and f is not root and f.root is root]
 
     @property
     def first_confirmed(self) -> Optional[Finding]:
-        return next((f for f in self.all if f.is_confirmed), None)
+        return next((f for f in self.all if f.verdict in CONFIRMED), None)
 
     @property
     def first_scaled(self) -> Optional[Finding]:
@@ -380,7 +385,7 @@ class Findings:
         self.decide(finding, Verdict.PROPAGATED, self.follows(cause), cause)
 
     def follows(self, cause: Finding) -> str:
-        return f"it follows from {self.sites[cause.blamed_site]}"
+        return f"it follows from {self.sites[cause.blamed.site]}"
 
     def hold(
         self,
@@ -391,7 +396,7 @@ class Findings:
         cause: Optional[Finding] = None,
     ) -> None:
         """Leaves it undecided, with a reason for now."""
-        self._enter(finding, state, _MEANWHILE[state], reason)
+        self._enter(finding, state, state.meanwhile, reason)
         finding.then = then
         finding.cause = cause
 
@@ -402,7 +407,7 @@ class Findings:
     def release(self, finding: Finding, clause: str = "") -> None:
         """It matters: ``then`` comes true, where it was not decided. ``clause`` ends the reason."""
         verdict, reason = finding.verdict, finding.reason
-        if finding.then is not None and (finding.is_undecided or finding.is_pending):
+        if finding.then is not None and (finding.state.is_undecided or finding.state.is_pending):
             verdict, reason = finding.then
         self._enter(finding, State.FINAL, verdict, f"{reason}; {clause}" if clause else reason)
 
@@ -410,7 +415,7 @@ class Findings:
         self, finding: Finding, state: State, reason: str, cause: Optional[Finding] = None
     ) -> None:
         """Nothing came of it until now."""
-        self._enter(finding, state, _MEANWHILE[state], reason)
+        self._enter(finding, state, state.meanwhile, reason)
         finding.cause = cause
 
     def _enter(self, finding: Finding, state: State, verdict: Verdict, reason: str) -> None:

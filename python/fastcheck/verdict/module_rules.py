@@ -40,7 +40,7 @@ from .entries import (
     UnusedGradients,
     UsedGradients,
 )
-from .findings import Finding, Findings, Outcome, State
+from .findings import CONFIRMED, Blame, Finding, Findings, Outcome, State
 from .step import Step
 
 LOSS_OVERFLOWED = (
@@ -101,8 +101,8 @@ class ModuleRules:
     def _batch(self, finding: Finding, entry: Batch) -> None:
         finding.is_data = entry.is_data and not entry.needs_gradient
         # What enters the module now can only follow from what came after its last pass.
-        others = self.findings.all[:-1]
-        earlier = next((f for f in others if f.is_confirmed and f.position >= entry.since), None)
+        since = [f for f in self.findings.all[:-1] if f.position >= entry.since]
+        earlier = next((f for f in since if f.verdict in CONFIRMED), None)
         if earlier is not None and not entry.is_data:
             self.findings.propagate(finding, earlier)
             return
@@ -138,8 +138,8 @@ class ModuleRules:
                 "submodules, or it was kept from a step that every= skipped"
             )
         earlier = [f for f in self.findings.all[:-1] if not f.is_gradient]
-        related += [f for f in earlier if f.is_confirmed][:1]
-        related += [f for f in earlier if f.is_pending and not f.is_absorbed][:1]
+        related += [f for f in earlier if f.verdict in CONFIRMED][:1]
+        related += [f for f in earlier if f.state.is_pending and not f.uses.is_absorbed][:1]
         self._judge_forward(finding, related, None, parent.node, Outcome(verdict, reason))
 
     def _recomputed(self, finding: Finding, entry: Recomputed) -> None:
@@ -153,7 +153,7 @@ class ModuleRules:
         first = next(f for f in self.findings.all if (f.site, f.record["call"]) == place)
         if finding.only_neginf:
             self.findings.hold(finding, State.DOUBTFUL, reason, then)
-        elif first is not finding and first.is_pending:
+        elif first is not finding and first.state.is_pending:
             self._pend(finding, then, first.root)
         else:
             self.findings.decide(finding, *then)
@@ -161,7 +161,7 @@ class ModuleRules:
     def _named(self, finding: Finding, entry: Named) -> None:
         """It is judged like the input of a module, in the place where it was named."""
         seq, call = entry.seq, entry.call
-        finding.blamed_call = call.parent
+        finding.blamed = Blame(finding.site, call.parent)
         if call.is_recompute:
             self._recomputed(finding, Recomputed(seq, call, finding.role))
         elif call.parent is not None:
@@ -188,7 +188,7 @@ class ModuleRules:
         tentative = [f for f in related if f.is_tentative]
         if tentative:
             what = "a NaN" if finding.has_nan else "something other than -Inf"
-            place = self.findings.sites[tentative[0].root.blamed_site]
+            place = self.findings.sites[tentative[0].root.blamed.site]
             reason = f"{call.node.name} made {what} where it read only finite values and "
             if all(one.only_neginf for one in tentative):
                 reason += f"the -Inf of {place} (a row that is masked entirely does this)"
@@ -205,7 +205,7 @@ class ModuleRules:
         then: Outcome,
     ) -> None:
         """``call``: it is an output of this one; None: ``owner`` has given it to a submodule."""
-        confirmed = next((f for f in related if f.is_confirmed), None)
+        confirmed = next((f for f in related if f.verdict in CONFIRMED), None)
         if confirmed is not None:
             self.findings.propagate(finding, confirmed)
             return
@@ -215,7 +215,7 @@ class ModuleRules:
             then = then._replace(reason=f"what allow_nonfinite() allows in {place} came this far")
         tentative = [f for f in related if f.is_tentative]
         if finding.only_neginf:
-            fresh = (f for f in tentative if not (f.is_absorbed or self._is_mask(f.root)))
+            fresh = (f for f in tentative if not (f.uses.is_absorbed or self._is_mask(f.root)))
             cause = next(fresh, tentative[0] if tentative else None)
             self.findings.hold(finding, State.DOUBTFUL, finding.mask_reason, then, cause)
             return
@@ -229,8 +229,8 @@ class ModuleRules:
             self._pend(finding, then, cause)
             return
         if cause is not None:
-            for other in self._suspects(f for f in related if not f.is_absorbed):
-                if other is not cause and other.by_consequence:
+            for other in self._suspects(f for f in related if not f.uses.is_absorbed):
+                if other is not cause and other.state.by_consequence:
                     self._reach([other], "the model returned it")
             self._promote(cause, finding)
             return
@@ -252,27 +252,29 @@ class ModuleRules:
         if entry.is_complete and not any(seq in self.findings.by_seq for seq in call.outputs):
             for finding in self._related(call, None):
                 if finding.is_tentative:
-                    finding.is_absorbed = True
-                    if not finding.is_pending:
-                        finding.root.is_absorbed = True
+                    finding.uses.is_absorbed = True
+                    if not finding.state.is_pending:
+                        finding.root.uses.is_absorbed = True
         if call.parent is None and not call.is_recompute:
             self._pass_ended(call, entry.is_complete, entry.ended_by)
 
     def _pass_ended(self, call: Call, is_complete: bool, ended_by: str) -> None:
         """An outermost call is over."""
-        live = [f for f in self._related(call, None) if f.is_pending and not f.is_absorbed]
+        live = [
+            f for f in self._related(call, None) if f.state.is_pending and not f.uses.is_absorbed
+        ]
         if ended_by:
             for finding in live:
-                finding.ended_by = f"{ended_by} has left {call.node.name}.forward"
+                finding.uses.ended_by = f"{ended_by} has left {call.node.name}.forward"
             return
         for finding in self.findings.all:
-            finding.ended_by = ""  # the run has gone on
-        left = [f for f in self._among(call.outputs) if f.is_pending]
+            finding.uses.ended_by = ""  # the run has gone on
+        left = [f for f in self._among(call.outputs) if f.state.is_pending]
         if left:
             suspects = [f for f in live if f.site not in self.findings.memory.harmless]
             self._reach(self.findings.roots_of(suspects + left), "the model returned it")
         if not is_complete:
-            unread = self._suspects(f for f in live if f.is_pending and f.has_nan)
+            unread = self._suspects(f for f in live if f.state.is_pending and f.has_nan)
             self._reach(unread, "what the model returned was not read")
 
     def _loss(self, finding: Finding, entry: Loss) -> None:
@@ -281,7 +283,7 @@ class ModuleRules:
         tentative = self._pending_gradient() or self._promotable(self.findings.all[:-1])
         if confirmed is not None:
             self.findings.propagate(finding, confirmed)
-        elif tentative is not None and (tentative.by_consequence or not entry.is_scaled):
+        elif tentative is not None and (tentative.state.by_consequence or not entry.is_scaled):
             self._promote(tentative, finding)
         else:
             then = Outcome(Verdict.ORIGIN, LOSS_OVERFLOWED)
@@ -289,7 +291,7 @@ class ModuleRules:
 
     def _loss_known(self, entry: LossKnown) -> None:
         finding = self.findings.by_seq.get(entry.seq)
-        if finding is not None and finding.is_pending:
+        if finding is not None and finding.state.is_pending:
             self._reach([finding.root], "it is the loss")
         elif finding is not None and finding.is_tentative:
             root = finding.root
@@ -319,7 +321,7 @@ class ModuleRules:
 
     def _judge_stored(self, finding: Finding, is_suspect: bool) -> None:
         """``is_suspect``: it was read for the sake of another finding, not with all others."""
-        confirmed = (f for f in self.findings.all if f.is_confirmed)
+        confirmed = (f for f in self.findings.all if f.verdict in CONFIRMED)
         if is_suspect:
             confirmed = (f for f in confirmed if f.role in ("param", "buffer"))
         earlier = next(confirmed, None)
@@ -492,8 +494,8 @@ class ModuleRules:
         if consumers:
             consumer = consumers[-1]
             source = self.findings.sites[consumer.input_sites[consumer.inputs.index(token)]]
-            finding.blamed_site = consumer.node.site("grad_input", source.label, source.index)
-            finding.blamed_call = consumer
+            site = consumer.node.site("grad_input", source.label, source.index)
+            finding.blamed = Blame(site, consumer)
             same = (c for c in consumers if c.depth == consumer.depth and c is not consumer)
             others = [call.node.name for call in same]
             if others:
@@ -527,7 +529,7 @@ class ModuleRules:
 
     def _how_made(self, finding: Finding) -> Outcome:
         """The verdict on a parameter's gradient that is the first to be non-finite."""
-        token = self._step.parameter_tokens.get(finding.site)
+        token = self._step.given.by_gradient.get(finding.site)
         if token is not None:
             reader, reason = self._blame(finding, token)
             if reader is not None:
@@ -536,13 +538,13 @@ class ModuleRules:
         tentative = next((f for f in self.findings.all if f.is_tentative), None)
         if tentative is not None:  # a -Inf that may be a mask
             which = "-Inf" if tentative.only_neginf else "what did no harm"
-            finite += f", but for {which} in {self.findings.sites[tentative.blamed_site]}"
+            finite += f", but for {which} in {self.findings.sites[tentative.blamed.site]}"
         how = "overflowed while it was computed or accumulated"
         if self._has_other_ranks:
             reason = f"{finite}: this gradient came with the reduction over the ranks, or {how}"
             return Outcome(Verdict.ARRIVED, reason)
         reason = f"{finite}: this gradient {how}"
-        if self._step.has_changed_gradients:
+        if self._step.update.has_changed_gradients:
             reason = (
                 f"{finite}; the training loop changed gradients between backward() and the update, "
                 "before they were read (its own clipping or unscaling): it may have begun in "
@@ -589,12 +591,12 @@ class ModuleRules:
     def _met_by(self, call: Call) -> list[Finding]:
         """What was made in the call, and what is pending among what it read."""
         made = [f for f in self.findings.all if f.call and call in (f.call, f.call.parent)]
-        return made + [f for f in self._read_by(call) if f.is_pending]
+        return made + [f for f in self._read_by(call) if f.state.is_pending]
 
     # Tentative findings
 
     def _is_mask(self, root: Finding) -> bool:
-        return root.is_mask or root.is_absorbed or root.site in self.findings.memory.masks
+        return root.is_mask or root.uses.is_absorbed or root.site in self.findings.memory.masks
 
     def _promotable(
         self, candidates: Iterable[Finding], made_by: Optional[Call] = None
@@ -610,17 +612,17 @@ class ModuleRules:
             root = finding.root
             if not finding.is_tentative or root.is_mask or root.site in memory.masks:
                 continue
-            if finding.is_pending and finding.site in memory.harmless:
+            if finding.state.is_pending and finding.site in memory.harmless:
                 continue
-            if made_by is None and (finding.is_absorbed or root.is_absorbed):
+            if made_by is None and (finding.uses.is_absorbed or root.uses.is_absorbed):
                 continue
             return root
         return None
 
     def _promote(self, tentative: Finding, by: Finding) -> None:
         """It did harm to ``by``."""
-        stored = None if tentative.by_consequence else self._stored_cause(tentative)
-        if tentative.by_consequence:
+        stored = None if tentative.state.by_consequence else self._stored_cause(tentative)
+        if tentative.state.by_consequence:
             self._reach([tentative], self._it_reached(by))
         elif stored is not None:
             self.findings.propagate(tentative, stored)
@@ -635,7 +637,7 @@ class ModuleRules:
         around it is asked: parametrizations are given a parameter as it is.
         """
         maker = root.call if root.role == "output" or root.call is None else root.call.parent
-        if root.by_consequence or root.role not in ("input", "output") or maker is None:
+        if root.state.by_consequence or root.role not in ("input", "output") or maker is None:
             return None
         return self._first_stored(maker.node, root)
 
@@ -656,7 +658,7 @@ class ModuleRules:
         which it came to nothing in an earlier step.
         """
         known = self.findings.memory.harmless
-        pending = [f for f in among if f.is_pending and f.site not in known]
+        pending = [f for f in among if f.state.is_pending and f.site not in known]
         return self.findings.roots_of(pending) if pending else []
 
     def _pending_cause(
@@ -665,10 +667,10 @@ class ModuleRules:
         """Which of these a finding follows from. ``read``: what its module read; ``related``: that,
         and what was made within the module.
         """
-        direct = next((f for f in read if f.is_pending or self._is_held(f)), None)
+        direct = next((f for f in read if f.state.is_pending or self._is_held(f)), None)
         if direct is not None:
             return direct.root
-        live = [f for f in related if not f.is_absorbed]
+        live = [f for f in related if not f.uses.is_absorbed]
         suspects = self._suspects(live) or self._suspects(related)
         return suspects[0] if suspects else None
 
@@ -676,16 +678,16 @@ class ModuleRules:
         """Where the first pending gradient began."""
         known = self.findings.memory.harmless
         for finding in self.findings.all:
-            if finding.is_gradient and finding.is_pending and finding.site not in known:
+            if finding.is_gradient and finding.state.is_pending and finding.site not in known:
                 return finding.root
         return None
 
     def _reach(self, roots: Sequence[Finding], clause: str) -> None:
         """Something that was made of these lasts or leaves: ``clause`` ends the reason."""
         for root in roots:
-            if root.is_confirmed:
+            if root.verdict in CONFIRMED:
                 continue
-            is_plain = not root.by_consequence
+            is_plain = not root.state.by_consequence
             followers = self.findings.pending_from(root)
             made = next((f for f in followers if f.has_nan or is_plain), None)
             stored = self._stored_cause(root)
@@ -710,7 +712,7 @@ class ModuleRules:
             return
         self._reach([root], self._it_reached(finding))
         for other in self.findings.all:
-            if other.is_gradient and other.is_pending and other is not root:
+            if other.is_gradient and other.state.is_pending and other is not root:
                 self.findings.propagate(other, root)
 
     def _it_reached(self, finding: Finding) -> str:
@@ -760,16 +762,16 @@ class ModuleRules:
 
     def count_cut_off(self) -> None:
         """The run ends: what an exception kept from its consequences counts."""
-        cut = [f for f in self.findings.all if f.ended_by and f.is_pending]
+        cut = [f for f in self.findings.all if f.uses.ended_by and f.state.is_pending]
         for root in self._suspects(cut):
-            clause = next(f.ended_by for f in cut if f.root is root)
+            clause = next(f.uses.ended_by for f in cut if f.root is root)
             self._reach([root], clause)
 
     def undecided(self) -> list[Finding]:
         """What is pending and was not removed: of what follows from one another the first."""
         found: dict[int, Finding] = {}
         for finding in self.findings.all:
-            if finding.state is State.PENDING and not finding.is_absorbed:
+            if finding.state is State.PENDING and not finding.uses.is_absorbed:
                 found.setdefault(id(finding.root), finding)
         return list(found.values())
 

@@ -36,7 +36,7 @@ from .entries import (
     Records,
     Seen,
 )
-from .findings import Finding, Findings, Outcome, State, is_event, tensors_of
+from .findings import CONFIRMED, Finding, Findings, Outcome, State, is_event, tensors_of
 from .incident import HOST, INTEGERS, RANKS, Incident, NonfiniteInput, Place
 from .module_rules import LOSS_OVERFLOWED, harm, was_finite
 
@@ -137,7 +137,7 @@ class OpRules:
 
     def _made_by(self, incident: Incident, record: np.void) -> Finding:
         finding = Finding(record, self.findings.sites[int(record["site"])].role)
-        finding.line, finding.api = incident.line, incident.api
+        finding.uses.line, finding.uses.api = incident.line, incident.api
         self._add(finding)
         return finding
 
@@ -152,10 +152,10 @@ class OpRules:
             if first_run is not None:
                 inputs = [*inputs, first_run]
                 first_run.uses.made.append(finding)
-                if first_run.is_confirmed:
+                if first_run.verdict in CONFIRMED:
                     self.findings.decide(finding, Verdict.PROPAGATED, recomputed, first_run)
                     return
-        confirmed = next((f for f in inputs if f.is_confirmed and self._is_of_now(f)), None)
+        confirmed = next((f for f in inputs if f.verdict in CONFIRMED and self._is_of_now(f)), None)
         scaled = next((f for f in inputs if f.verdict is Verdict.SCALED), None)
         waiting = next((f for f in inputs if f.is_unresolved or _is_open(f)), None)
         intended = [f for f in inputs if f.verdict is Verdict.INTENDED]
@@ -207,7 +207,7 @@ class OpRules:
             self._judge_at_once(finding, waiting, intended, incident.is_optimizer)
         elif finding.has_nan:
             # A NaN among them explains it; an infinity beside that may have done no harm.
-            carried = [f for f in inputs if f.has_nan and (_is_open(f) or f.is_confirmed)]
+            carried = [f for f in inputs if f.has_nan and (_is_open(f) or f.verdict in CONFIRMED)]
             then = Outcome(Verdict.ORIGIN, self._why(finding, intended))
             self._hold(finding, then, carried or inputs)
         elif new_count:
@@ -257,7 +257,7 @@ class OpRules:
 
     def _harmed(self, root: Finding, clause: str) -> None:
         """The finding that others follow from did harm: it counts, unless it was decided."""
-        then = root.then if root.is_undecided else None
+        then = root.then if root.state.is_undecided else None
         verdict, reason = then or (root.verdict, root.reason)
         self.findings.decide(root, verdict, f"{reason}; {clause}")
 
@@ -277,7 +277,7 @@ class OpRules:
 
     def _writer(self, finding: Finding) -> str:
         """Where it was made: the site, and the line where that is known."""
-        line = f", {finding.line}" if finding.line else ""
+        line = f", {finding.uses.line}" if finding.uses.line else ""
         return f"{self.findings.sites[finding.site]}{line}"
 
     def _is_copied(self, finding: Finding, incident: Incident) -> bool:
@@ -320,7 +320,7 @@ class OpRules:
         reason = "it came in with the batch: no observed op wrote it"
         if sources:
             root = sources[0].root
-            finding.line = sources[0].line or root.line
+            finding.uses.line = sources[0].uses.line or root.uses.line
             reason = f"it came in with the batch: it was written there by {self._writer(root)}"
         self._arrive(finding, entry.is_collective, reason)
 
@@ -564,7 +564,7 @@ class OpRules:
 
     def _trace(self, finding: Finding, parents: Sequence[Finding]) -> None:
         finding.uses.is_traced = True
-        finding.uses.parents = [one for one in parents if _is_open(one) or one.is_confirmed]
+        finding.uses.parents = [one for one in parents if _is_open(one) or one.verdict in CONFIRMED]
         self._memory.has_open = True
 
     # Consequences
@@ -662,7 +662,7 @@ class OpRules:
             elif _is_absorbed(finding):
                 self._lapse(finding, State.SETTLED, _why_absorbed(finding))
             elif root is not finding:
-                if root.is_undecided:
+                if root.state.is_undecided:
                     self.findings.release(root)
                 self.findings.propagate(finding, root)
             else:
@@ -787,7 +787,7 @@ def _ancestors(finding: Finding) -> tuple[list[Finding], list[Finding]]:
     causes: list[Finding] = []
     while stack:
         one = stack.pop()
-        if one.is_confirmed:
+        if one.verdict in CONFIRMED:
             causes.append(one)
             continue
         path.append(one)

@@ -70,6 +70,38 @@ class Rules(Protocol):
         """The step is over: what is only needed within it may go."""
 
 
+class GivenParameters:
+    """The tokens of parameters that a module was given as an argument (a parametrization)."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, int] = {}
+        # By the site of the gradient.
+        self.by_gradient: dict[int, int] = {}
+
+
+class Update:
+    """What the training loop does with the gradients of a step, and with the weights."""
+
+    def __init__(self) -> None:
+        self.scaler: Optional[weakref.ref[GradScaler]] = None
+        # What the loss is multiplied by, where that is known: a number or a tensor.
+        self.scale: Any = None
+        # Gradients were changed before they were read.
+        self.has_changed_gradients = False
+        # What modules and optimizers store was read.
+        self.state_read = False
+        self.count = 0
+        # The updates that skip themselves where a gradient is non-finite.
+        self.guarded_count = 0
+        # Why one that was applied could not be skipped.
+        self.why_applied = ""
+        # The closure of an optimizer's step was called again: what the evaluations before it made
+        # was applied.
+        self.is_partial = False
+        # The step's boundary was reached, where several ranks decide together: one for each step.
+        self.has_met = False
+
+
 class Step:
     """What is known of one step. Filled in by the hooks, under the session's lock; ``rules`` and
     ``logged`` belong to the ledger.
@@ -88,26 +120,8 @@ class Step:
         self.pass_ends: dict[str, int] = {}
         # The gradient's record of the tensor whose record has this number.
         self.gradients: dict[int, int] = {}
-        # The tokens of parameters that a module was given as an argument (a parametrization), by
-        # id(), and by the site of the gradient.
-        self.given_parameters: dict[int, int] = {}
-        self.parameter_tokens: dict[int, int] = {}
-        # The training loop has changed gradients before they were read.
-        self.has_changed_gradients = False
-        self.update_count = 0
-        # Its boundary was reached, where several ranks decide together: one for each step.
-        self.has_met = False
-        # The updates that skip themselves where a gradient is non-finite.
-        self.guarded_count = 0
-        # Why an update that was applied could not be skipped.
-        self.why_updated = ""
-        # The closure of an optimizer's step was called again: what the evaluations before it made
-        # was applied.
-        self.is_partly_updated = False
-        self.state_read = False
-        self.scaler: Optional[weakref.ref[GradScaler]] = None
-        # What its loss is multiplied by, where that is known: a number or a tensor.
-        self.scale: Any = None
+        self.given = GivenParameters()
+        self.update = Update()
         self.leaf_handles: list[Any] = []
         # With count="calls": what has been counted in it.
         self.counted_calls: set[tuple[object, ...]] = set()

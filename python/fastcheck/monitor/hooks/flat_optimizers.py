@@ -60,7 +60,7 @@ class FlatOptimizer:
 
     def _after(self, watcher: StepWatcher, skipped: bool) -> bool:
         session = watcher.session
-        session.step.update_count += not skipped
+        session.step.update.count += not skipped
         if session.is_active:
             session.note(session.event_store.settle_scaled, session.step, skipped)
         watcher.close_step()

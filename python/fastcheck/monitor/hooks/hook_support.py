@@ -142,7 +142,7 @@ def _leave_in_child() -> None:
         session.removed = session.is_forked = True
         for node in nodes:
             node.switch_off()
-        log = session.event_store.log
+        log = session.event_store.archive.log
         if log is not None:
             log.failed = True
 

@@ -539,7 +539,7 @@ class ModuleObserver:
     ) -> None:
         if isinstance(tensor, torch.nn.Parameter):
             # Its gradient is read before the optimizer uses it.
-            self.session.step.given_parameters[id(tensor)] = token
+            self.session.step.given.by_id[id(tensor)] = token
             return
         site = call.node.site(role, label, position)
         if call.watched is not None:

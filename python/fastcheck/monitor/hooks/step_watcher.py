@@ -193,8 +193,8 @@ class StepWatcher:
 
     def _reach_boundary(self) -> None:
         step = self.session.step
-        self._meets = self._meets or not step.has_met
-        step.has_met = True
+        self._meets = self._meets or not step.update.has_met
+        step.update.has_met = True
 
     def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer has stepped."""
@@ -210,7 +210,7 @@ class StepWatcher:
             self._state.read_gradients(optimizer, scaled=False)
         if session.is_active:
             self._state.read_optimizer_state(optimizer)
-        session.step.update_count += 1
+        session.step.update.count += 1
         self._losses.updated()
         self._updated_in[optimizer] = session.step.index
         if self._in_scaler is optimizer:
@@ -339,7 +339,7 @@ class StepWatcher:
             self._notice(self._facts.clipped, norm, threshold)
         if is_ours:
             self._meta.schedule.clipped(self.session.step.index, threshold)
-            known = self.session.step.scaler
+            known = self.session.step.update.scaler
             scaler = None if known is None else known()
             if scaler is not None and not _has_unscaled(scaler):
                 self._clipped_to = threshold
@@ -457,7 +457,7 @@ class StepWatcher:
         if session.is_active:
             self._apart("consequences", self.session.loss_given, loss)
             self._losses.given(loss)
-            if session.step.gradients and not session.step.state_read:
+            if session.step.gradients and not session.step.update.state_read:
                 # No optimizer of torch.optim: the training loop updates the weights by itself.
                 self._state.read_for_update(None, scaled=session.is_scaled)
             if session.config.training.has_own_scaling:

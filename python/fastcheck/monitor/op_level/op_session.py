@@ -513,7 +513,7 @@ class OpSession(Session):
         """Judges what still waits. Idempotent."""
         with self.event_store.lock:
             self.event_store.settle(self.step)
-            self.event_store.note_unread(self.unread_ops())
+            self.event_store.archive.note_unread(self.unread_ops())
         self._last_seq = self.next_seq
         if self._mode is not None:
             self._mode.close()
@@ -558,11 +558,8 @@ class OpSession(Session):
                 self.submit()
             return
         with self.event_store.lock:
-            # A served model never closes a step.
             self.collect()
-            if self.event_store.history.is_full:
-                self.event_store.store(self.step)
-                self.event_store.history.drop_oldest()
+            self.event_store.make_room(self.step)
             self.event_store.renew(self.step)
         if begins_again and any(finding.is_tentative for finding in self.step.findings.all):
             # What waits since an earlier pass of this step has met all its consumers, as a rule.
@@ -600,7 +597,7 @@ class OpSession(Session):
         before, rows = self._unread_ops, self.unread_ops()
         # Once for each operator and reason: the file is written anew each time.
         if len(rows) != len(before):
-            self.note(self.event_store.note_unread, rows)
+            self.note(self.event_store.archive.note_unread, rows)
 
     def unread_ops(self) -> list[UnreadOp]:
         """What passed unread, why, and in how many calls; most calls first."""
@@ -686,7 +683,7 @@ class OpSession(Session):
             return
         with self.event_store.lock:
             self.collect()
-            record = self.event_store.history.find(entry.seq)
+            record = self.event_store.archive.history.find(entry.seq)
             if record is not None:
                 self.event_store.judge(self.step, entry, {entry.seq: record})
 
@@ -790,7 +787,7 @@ class OpSession(Session):
         with self.event_store.lock:
             records, incidents, waiting = self._take()
             self._sites.translate(records)
-            self.event_store.history.add(records)
+            self.event_store.archive.history.add(records)
             if waiting is not None:
                 # Left to a device that can't be read: of the others all is known.
                 found = self._ops.settle(waiting, [], self.next_seq)
@@ -807,7 +804,10 @@ class OpSession(Session):
         for incident in incidents:
             # Its records may have come with an earlier batch, by another thread's hook.
             for seq in incident.bad_seqs:
-                if seq not in known and (record := self.event_store.history.find(seq)) is not None:
+                if (
+                    seq not in known
+                    and (record := self.event_store.archive.history.find(seq)) is not None
+                ):
                     known[seq] = record
             self.event_store.judge(step, Operator(incident, is_scaled, is_filtered), known)
 

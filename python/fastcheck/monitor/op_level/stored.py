@@ -39,7 +39,7 @@ class OpState(StateReader):
             session.update_uses(optimizer)
         if not scaled:
             session.note(session.event_store.ensure_event, session.step)
-        session.step.state_read = True
+        session.step.update.state_read = True
 
     def read_statistics(self, node: ModuleNode) -> None:
         """The running statistics of a norm that has just run, where its operator does not show that
@@ -56,7 +56,7 @@ class OpState(StateReader):
     def read_gradients(
         self, optimizer: torch.optim.Optimizer, *, scaled: bool, is_early: bool = False
     ) -> None:
-        self._session.step.state_read = True
+        self._session.step.update.state_read = True
 
     def read_before_clipping(
         self, gradients: Sequence[torch.Tensor], owned: Optional[set[int]], *, scaled: bool

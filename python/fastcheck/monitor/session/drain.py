@@ -105,8 +105,8 @@ class Faults:
             store = session.event_store
             with store.lock:
                 store.end_run(session.step)
-                if store.log is not None:
-                    store.log.add_meta(**lost_to_meta(self.loss, session.step.index))
+                if store.archive.log is not None:
+                    store.archive.log.add_meta(**lost_to_meta(self.loss, session.step.index))
                 first = _first(store, session.step.index)
         where = "no tensor that was read before it had a NaN or an infinity"
         if first is not None:

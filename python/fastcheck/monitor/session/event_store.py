@@ -79,10 +79,18 @@ class Listener:
         """A step boundary. What this raises leaves the training loop."""
 
 
-class PastEvents:
-    """The events of the steps that are over, and how many there were. It judges nothing."""
+class Archive:
+    """The records, the rows of steps and the events of a run, in memory and in the log. It judges
+    nothing. ``log``: None without log_dir=.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int, sites: SiteTable, rank: int, log: Optional[RecordLog]) -> None:
+        self.history = History(steps)
+        self.steps = StepTable(sites, rank)
+        self.log = log
+        # The first step with a counted event: summary() reports it.
+        self.first_bad: Optional[Step] = None
+        # The events of the steps that are over.
         #: Oldest first, the youngest 16,384.
         self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         #: How many are not held any more.
@@ -110,12 +118,21 @@ class PastEvents:
         _tally(findings, verdicts, sites)
         return verdicts, sites
 
+    def note_unread(self, rows: Sequence[UnreadOp]) -> None:
+        """Writes what op level could not observe into the meta file of the log, if there is one."""
+        if self.log is not None and rows:
+            self.log.add_meta(**to_meta(rows))
+
+    def all_steps(self) -> list[StepRow]:
+        """The rows of all steps, also of the open one, oldest first."""
+        return [*self.steps.rows, *self.steps.rows_of(self.history.open_chunks)]
+
 
 def _tally(findings: list[Finding], verdicts: Tally[Verdict], places: Tally[int]) -> None:
     for finding in findings:
         verdicts[finding.verdict] += 1
         if finding.counted:
-            places[finding.blamed_site] += 1
+            places[finding.blamed.site] += 1
 
 
 class EventStore:
@@ -128,8 +145,8 @@ class EventStore:
         config: Config,
         sites: SiteTable,
         rank: int,
+        archive: Archive,
         has_other_ranks: bool = False,
-        log: Optional[RecordLog] = None,
     ) -> None:
         self.config = config
         # Gradients may be reduced over several ranks before the optimizer uses them.
@@ -137,19 +154,14 @@ class EventStore:
         self.sites = sites
         self.rank = rank
         self.lock = threading.RLock()
-        self.history = History(config.log.history)
-        self.steps = StepTable(sites, rank)
+        self.archive = archive
         self.counter = Counter(config.overflow_nums, config.stop.within, config.stop.count)
-        self.log = log
         # The other parts of the monitor that are told of events, steps, stops and boundaries.
         self.listeners: list[Listener] = []
         self._has_run_ended = False
         # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
         # One list for good: the recorder looks at it, too.
         self.due: list[Due] = []
-        self.past = PastEvents()
-        # The first step with a counted event: summary() reports it.
-        self.first_bad: Optional[Step] = None
         self._allowances = allowances()
         self._sites_memory = SiteMemory()
         self.op_memory = OpMemory()
@@ -169,9 +181,9 @@ class EventStore:
 
     def _new_rules(self, step: Step) -> Rules:
         findings = Findings(self.sites, self._sites_memory, self._allowances)
-        last_finite, is_strict = self.history.last_finite_step, self.config.is_strict
+        last_finite, is_strict = self.archive.history.last_finite_step, self.config.is_strict
         if self.config.level == "op":
-            find = self.history.find
+            find = self.archive.history.find
             return OpRules(findings, self.op_memory, last_finite, find, is_strict=is_strict)
         return ModuleRules(
             findings,
@@ -192,6 +204,12 @@ class EventStore:
             self._archive(step)
             step.judge_by(self._new_rules(step))
 
+    def make_room(self, step: Step) -> None:
+        """A served model never closes a step: the oldest of too many records go."""
+        if self.archive.history.is_full:
+            self.store(step)
+            self.archive.history.drop_oldest()
+
     def close(self, step: Step) -> None:
         """Settles the step and writes it down. May come again for the same step, after more
         records.
@@ -203,14 +221,14 @@ class EventStore:
     def end(self, step: Step) -> None:
         """Nothing will be added to this step any more."""
         if step.findings.has_held_gradients:
-            self.settle_scaled(step, skipped=step.update_count == 0)
+            self.settle_scaled(step, skipped=step.update.count == 0)
         # What was made since it was closed: at op level the next step may use it.
         step.rules.settle_open()
         self._take_changes(step)
         self.store(step)
-        self._notify(step, self.steps.add(self.history.open_chunks))
+        self._notify(step, self.archive.steps.add(self.archive.history.open_chunks))
         self._archive(step)
-        self.history.close_step()
+        self.archive.history.close_step()
         self._current = None
 
     def end_run(self, step: Step) -> None:
@@ -219,15 +237,15 @@ class EventStore:
         self._take_changes(step)
         self.store(step)
         if not self._has_run_ended:  # at exit, and when the monitor is removed: once
-            self._notify(step, self.steps.rows_of(self.history.open_chunks))
+            self._notify(step, self.archive.steps.rows_of(self.archive.history.open_chunks))
             for listener in self.listeners:
                 listener.run_ended()
         self._has_run_ended = True
 
     def _notify(self, step: Step, rows: Sequence[StepRow]) -> None:
-        if self.history.open_chunks:
+        if self.archive.history.open_chunks:
             for listener in self.listeners:
-                listener.step_ended(step, rows, self.history.open_chunks)
+                listener.step_ended(step, rows, self.archive.history.open_chunks)
 
     def ensure_event(self, step: Step) -> None:
         """An update is due: what is non-finite until now must not be silent."""
@@ -274,17 +292,8 @@ class EventStore:
         self.settle_scaled(step, skipped=step.findings.has_held_gradients)
 
     def _is_set(self, seq: int) -> bool:
-        record = self.history.find(seq)
+        record = self.archive.history.find(seq)
         return record is not None and int(record["zero_count"]) == 0
-
-    def note_unread(self, rows: Sequence[UnreadOp]) -> None:
-        """Writes what op level could not observe into the meta file of the log, if there is one."""
-        if self.log is not None and rows:
-            self.log.add_meta(**to_meta(rows))
-
-    def all_steps(self) -> list[StepRow]:
-        """The rows of all steps, also of the open one, oldest first."""
-        return [*self.steps.rows, *self.steps.rows_of(self.history.open_chunks)]
 
     @property
     def has_allowances(self) -> bool:
@@ -308,10 +317,8 @@ class EventStore:
 
     def replay(self, step: Step, journal: Journal, records: np.ndarray) -> None:
         """Takes in the records of a part of a step and judges its entries, in order."""
-        self.history.add(records)
-        if self.history.is_full:  # a served model never closes a step
-            self.store(step)
-            self.history.drop_oldest()
+        self.archive.history.add(records)
+        self.make_room(step)
         bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
         # In a healthy part it does not matter what was read.
         is_healthy = not bad and not step.findings.all
@@ -327,7 +334,7 @@ class EventStore:
         for finding in changed:
             if finding.uses.archived is not None:
                 # Of an earlier step, it turned out to count: it is one of the open step now.
-                self.past.take_back(finding.seq, finding.uses.archived)
+                self.archive.take_back(finding.seq, finding.uses.archived)
                 finding.uses.archived = None
             if finding.counted or not self._counts(finding):
                 continue
@@ -339,22 +346,26 @@ class EventStore:
                 step.counted_calls.add(call)
             for listener in self.listeners:
                 listener.counted(self.event(finding))
-            self.first_bad = self.first_bad or step
+            self.archive.first_bad = self.archive.first_bad or step
             if self.counter.add(step.index):
                 is_stop = self.config.stop.action == "raise"
                 self.due.append((finding, Decision.STOP if is_stop else Decision.WARN, step))
 
     def _counts(self, finding: Finding) -> bool:
         if self.config.stop.count == "calls" and finding.verdict is Verdict.PROPAGATED:
-            site = self.sites[finding.blamed_site]
-            if site.direction == "backward" and site.module_type == OUTSIDE and not finding.api:
+            site = self.sites[finding.blamed.site]
+            if (
+                site.direction == "backward"
+                and site.module_type == OUTSIDE
+                and not finding.uses.api
+            ):
                 return False  # sums of gradients, which autograd adds between the calls
         return finding.verdict in self.counter.verdicts
 
     def _call_of(self, finding: Finding) -> tuple[object, ...]:
-        site = self.sites[finding.blamed_site]
-        if finding.api:
-            return finding.api, site.direction
+        site = self.sites[finding.blamed.site]
+        if finding.uses.api:
+            return finding.uses.api, site.direction
         return site.module, site.op, site.direction, int(finding.record["call"])
 
     def event(self, finding: Finding) -> Event:
@@ -362,15 +373,15 @@ class EventStore:
         record = finding.record.copy()
         record["flags"] = (int(record["flags"]) & 0xFF & ~int(Flag.EVENT)) | _flags(finding)
         return Event(
-            site=self.sites[finding.blamed_site],
+            site=self.sites[finding.blamed.site],
             record=record,
             step=int(record["step"]),
             verdict=finding.verdict,
             reason=finding.reason,
             counted=finding.counted,
             rank=self.rank,
-            line=finding.line,
-            api=finding.api,
+            line=finding.uses.line,
+            api=finding.uses.api,
             inputs=tuple(finding.uses.inputs),
         )
 
@@ -383,11 +394,11 @@ class EventStore:
     @property
     def events(self) -> tuple[Event, ...]:
         """The events that are held, oldest first."""
-        return (*self.past.events, *map(self.event, self._findings))
+        return (*self.archive.events, *map(self.event, self._findings))
 
     def tallies(self) -> tuple[Tally[Verdict], Tally[int]]:
         """How many events there were of each verdict, and counted ones at each blamed site."""
-        return self.past.tallies(self._findings)
+        return self.archive.tallies(self._findings)
 
     @property
     def _findings(self) -> list[Finding]:
@@ -395,7 +406,7 @@ class EventStore:
 
     def _archive(self, step: Step) -> None:
         findings = step.findings.all
-        self.past.add(findings, list(map(self.event, findings)))
+        self.archive.add(findings, list(map(self.event, findings)))
         step.rules.let_go()
         if findings:
             for finding in (*findings, *self.op_memory.earlier_findings.values()):
@@ -404,15 +415,15 @@ class EventStore:
     def store(self, step: Step) -> None:
         """Puts the verdicts as they stand now on the records that are held, and writes the log."""
         for finding in step.findings.all:
-            self.history.set_flags(finding.seq, _flags(finding))
-        records = self.history.take_unlogged()
-        if self.log is None:
+            self.archive.history.set_flags(finding.seq, _flags(finding))
+        records = self.archive.history.take_unlogged()
+        if self.archive.log is None:
             return
-        self.log.append(records, step.index)
+        self.archive.log.append(records, step.index)
         changed = [f for f in step.findings.all if step.logged.get(f.seq) is not f.verdict]
         if changed:  # some again: the later line holds
             step.logged.update((f.seq, f.verdict) for f in changed)
-            self.log.append_event(*map(self.event, changed))
+            self.archive.log.append_event(*map(self.event, changed))
 
 
 def _flags(finding: Finding) -> int:
@@ -422,4 +433,4 @@ def _flags(finding: Finding) -> int:
 
 def _why_pending(finding: Finding) -> str:
     reason = finding.reason if finding.then is None else finding.then.reason
-    return f"{reason}; {finding.ended_by}" if finding.ended_by else reason
+    return f"{reason}; {finding.uses.ended_by}" if finding.uses.ended_by else reason

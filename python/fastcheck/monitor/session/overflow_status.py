@@ -141,7 +141,7 @@ class StatusReader:
         return result
 
     def _judge(self, entry: _Device, step: Step, seq: int) -> None:
-        record = self._session.event_store.history.find(seq)
+        record = self._session.event_store.archive.history.find(seq)
         if record is None:
             return
         for hit in entry.take(np.array([record]), self._resets):
@@ -194,7 +194,7 @@ class StatusReader:
     def tell(self, step: Step, hit: Hit, line: str = "") -> None:
         """Something has overflowed, and nothing that was read shows it."""
         finding = Finding(hit.record, ROLE)
-        finding.line = line
+        finding.uses.line = line
         interval = self._interval(hit.since, hit.record)
         step.findings.add_overflow(finding, f"process overflow on {hit.device.device} {interval}")
 

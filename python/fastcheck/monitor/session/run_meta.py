@@ -100,8 +100,8 @@ class BatchIds(Listener):
         name, store = self.of(step), self._event_store
         if name is not None:
             with store.lock:
-                if store.log is not None:
-                    store.log.append_line("batches", {"step": step, "batch": name})
+                if store.archive.log is not None:
+                    store.archive.log.append_line("batches", {"step": step, "batch": name})
 
 
 def batch_name(batch_id: Any) -> BatchId:
@@ -197,7 +197,7 @@ class Schedule:
         if not is_first or is_adam:
             self._tell(name, self._last.get(name), value)
         self._last[name] = value
-        log = self._event_store.log
+        log = self._event_store.archive.log
         if log is not None and (tells_first or not is_first):
             with self._event_store.lock:
                 log.append_line("schedule", {"step": step, "name": name, "value": value})
@@ -304,18 +304,16 @@ class RunMeta:
         if self._compiled:  # what runs there may be seen by nobody
             return ()
         nodes = {node.path: node for node in self._nodes}
+        norms = [node for node in self._nodes if node.path and _NORM.search(node.type_name)]
         found: list[str] = []
         while path:
             path = path.rpartition(".")[0]
-            holder = nodes.get(path)
+            beside = [node for node in norms if node.path.rpartition(".")[0] == path]
+            holder = nodes.get(path) if beside else None
             # The last of its calls may be under way.
             if holder is not None and holder.total_calls > 1:
-                found += [
-                    f"{node.path} ({node.type_name})"
-                    for node in self._nodes
-                    if node.path and node.path.rpartition(".")[0] == path
-                    if node.enabled and not node.total_calls and _NORM.search(node.type_name)
-                ]
+                silent = (node for node in beside if node.enabled and not node.total_calls)
+                found += [f"{node.path} ({node.type_name})" for node in silent]
         return tuple(found)
 
     def learning_rates(self) -> tuple[tuple[str, float], ...]:
@@ -355,8 +353,8 @@ class RunMeta:
 
     def _add(self, **fields: Any) -> None:
         with self._event_store.lock:
-            if self._event_store.log is not None:
-                self._event_store.log.add_meta(**fields)
+            if self._event_store.archive.log is not None:
+                self._event_store.archive.log.add_meta(**fields)
 
     def _names(self) -> dict[int, str]:
         found: dict[int, str] = {}

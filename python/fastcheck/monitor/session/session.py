@@ -168,7 +168,7 @@ class StepNumbers:
         """The loss of this step is multiplied by ``scale``, a number or a tensor."""
         with unobserved():
             own = scale.detach().clone() if _is_tensor(scale) else float(scale)
-        self._session.step.scale = own
+        self._session.step.update.scale = own
         self._read(scale, Site("", "", "optimizer", "loss_scale", 0, "loss scale"))
 
     def found_inf(self, word: torch.Tensor) -> int:
@@ -458,7 +458,7 @@ class Session:
         """
         batch = self._stored.within(node)
         if self.is_deferred:
-            records = self.event_store.history.latest_of(set(batch.sites))
+            records = self.event_store.archive.history.latest_of(set(batch.sites))
         else:
             with self.lock:
                 records = self._read_now(batch.tensors, batch.sites)
@@ -509,7 +509,7 @@ class Session:
             if self.is_deferred:
                 self.drain.process()
             else:
-                self.event_store.history.add(self.host.take())
+                self.event_store.archive.history.add(self.host.take())
 
     def flush(self) -> None:
         """Waits for the devices, and takes in everything."""
@@ -580,9 +580,7 @@ class Session:
             return
         with self.event_store.lock:
             self.collect()
-            if self.event_store.history.is_full:
-                self.event_store.store(self.step)
-                self.event_store.history.drop_oldest()
+            self.event_store.make_room(self.step)
 
     # Trouble
 
@@ -679,7 +677,7 @@ class Session:
             handle.remove()
         self.seen.clear()
         self.backwards.derivatives.clear()
-        if step.update_count > step.guarded_count or step.is_partly_updated:
+        if step.update.count > step.update.guarded_count or step.update.is_partial:
             self.updated_steps.append(step.index)
         self.step = self.new_step(step.index + 1, self.next_seq)
         self.is_closed = False
@@ -736,7 +734,7 @@ class Session:
     def end_part(self) -> None:
         """An optimizer has stepped, and another one is going to, in the same step."""
         # Where ranks meet before an update, they do it before the next one too.
-        self.step.has_met = False
+        self.step.update.has_met = False
         if self.is_active and self.is_deferred:
             self.submit()
             if self.config.sync != "never":
@@ -799,12 +797,12 @@ class Session:
     def scaled_by(self, scaler: GradScaler) -> None:
         """The loss of this step was scaled by ``scaler``."""
         self.recorder.close()
-        self.step.scaler = weakref.ref(scaler)
+        self.step.update.scaler = weakref.ref(scaler)
 
     @property
     def is_scaled(self) -> bool:
         """Gradients of this step carry a loss scale."""
-        return self.step.scaler is not None or self.has_own_scale
+        return self.step.update.scaler is not None or self.has_own_scale
 
     @property
     def has_own_scale(self) -> bool:

@@ -131,11 +131,11 @@ def build_report(
     event_store = session.event_store
     culprit = event_store.event(finding)
     if session.config.level == "op":
-        inputs = argument_records(event_store.history, culprit, session.sites)
+        inputs = argument_records(event_store.archive.history, culprit, session.sites)
     else:
         inputs = _module_inputs(session, finding, step)
     return make_report(
-        event_store.history,
+        event_store.archive.history,
         culprit,
         map(event_store.event, step.findings.all),
         inputs,
@@ -157,10 +157,11 @@ def _update(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
     """Whether the weights were updated in the step of the finding, and what with."""
     began = since_step = int(finding.record["step"])
     if finding.role == "param":  # it is read before the update of a step
-        finite = session.event_store.history.last_finite(finding.record)
+        finite = session.event_store.archive.history.last_finite(finding.record)
         since_step = began if finite is None else int(finite["step"])
     since = [index for index in session.updated_steps if index >= since_step]
-    if session.step.update_count > session.step.guarded_count and session.step.index >= began:
+    of_now = session.step.update
+    if of_now.count > of_now.guarded_count and session.step.index >= began:
         since.append(session.step.index)
     return {"updated_since": tuple(since), **_update_in_step(session, began, step)}
 
@@ -171,20 +172,21 @@ def _update_in_step(session: Session, began: int, step: Step) -> dict[str, Any]:
             return {}
         why = f"what came of it was seen in step {step.index}"
         return {"weights_intact": False, "why_updated": why}
+    update, is_open = step.update, step is session.step
     is_by_hand = session.is_explicit and not session.updated_steps
-    if is_by_hand and not step.update_count:
+    if is_by_hand and not update.count:
         return {}  # the loop may update weights without an optimizer
-    if step.is_partly_updated:
+    if update.is_partial:
         return {"weights_intact": False, "why_updated": "its closure was evaluated several times"}
-    if not step.update_count and (step is session.step or not step.guarded_count):
-        return {"weights_intact": True if step is session.step else None}
-    if step.why_updated or step.update_count > step.guarded_count > 0:
-        return {"weights_intact": False, "why_updated": step.why_updated}
+    if not update.count and (is_open or not update.guarded_count):
+        return {"weights_intact": True if is_open else None}
+    if update.why_applied or update.count > update.guarded_count > 0:
+        return {"weights_intact": False, "why_updated": update.why_applied}
     if are_skipped(step):
         return {"weights_intact": True}
-    if step.guarded_count and (session.config.level == "op" or _has_bad_gradient(step)):
+    if update.guarded_count and (session.config.level == "op" or _has_bad_gradient(step)):
         return {}  # no gradient is read as that of a parameter; some of several were skipped
-    why = "its gradients were finite" if step.guarded_count else ""
+    why = "its gradients were finite" if update.guarded_count else ""
     return {"weights_intact": False, "why_updated": why}
 
 
@@ -192,7 +194,8 @@ def are_skipped(step: Step) -> bool:
     """Whether all updates of the step skipped themselves: the words that decide are on a device,
     and made of the gradients that were read.
     """
-    is_one = step.guarded_count >= 1 >= step.update_count  # of several each has its own word
+    # Of several each has its own word.
+    is_one = step.update.guarded_count >= 1 >= step.update.count
     return is_one and _has_bad_gradient(step)
 
 
@@ -202,9 +205,9 @@ def _has_bad_gradient(step: Step) -> bool:
 
 def _loss_scale(session: Session, step: Step) -> Optional[float]:
     """That of the step, where it is known; reads a device value."""
-    if step.scale is not None:
-        return float(step.scale)
-    given = session.step.scaler
+    if step.update.scale is not None:
+        return float(step.update.scale)
+    given = session.step.update.scaler
     scaler = session.config.training.scaler if given is None else given()
     if scaler is None:
         return None
@@ -214,14 +217,14 @@ def _loss_scale(session: Session, step: Step) -> Optional[float]:
 
 
 def _module_inputs(session: Session, finding: Finding, step: Step) -> Evidence:
-    call = finding.blamed_call
+    call = finding.blamed.call
     if call is None:
         return []
     found: Evidence = []
     if finding.is_gradient:
         found += _gradients_of_outputs(session, call, step)
     for token, site in zip(call.inputs, call.input_sites):
-        record = session.event_store.history.find(token)
+        record = session.event_store.archive.history.find(token)
         if record is not None:
             found.append((session.sites[site], record))
     return found + _parameters(session, call, step)
@@ -241,7 +244,7 @@ def _gradients_of_outputs(session: Session, call: Call, step: Step) -> Evidence:
     found: Evidence = []
     for token in call.outputs:
         seq = step.gradients.get(token)
-        record = None if seq is None else session.event_store.history.find(seq)
+        record = None if seq is None else session.event_store.archive.history.find(seq)
         if record is not None:
             found.append((session.sites[int(record["site"])], record))
     return found
@@ -252,7 +255,7 @@ def _parameters(session: Session, call: Call, step: Step) -> Evidence:
     found: Evidence = []
     for name in () if module is None else module._parameters:
         number = call.node.site("param", name, 0)
-        record = session.event_store.history.latest(number)
+        record = session.event_store.archive.history.latest(number)
         # One of an earlier step was changed by an update since.
         if record is not None and record["step"] == step.index:
             found.append((session.sites[number], record))
@@ -266,12 +269,12 @@ def save_held(session: Session, meta: RunMeta, directory: str) -> Optional[str]:
     """
     event_store, batches = session.event_store, session.batches
     named = {"batches": batches.lines()} if batches else {}
-    rows = [row.to_dict() for row in event_store.all_steps()]
+    rows = [row.to_dict() for row in event_store.archive.all_steps()]
     steps = {"steps": rows} if rows else {}
     return save_log(
         directory,
         event_store.rank,
-        event_store.history.all(),
+        event_store.archive.history.all(),
         event_store.events,
         session.sites,
         {**meta.to_dict(session.unread_ops()), **steps, **named},
@@ -523,7 +526,7 @@ class StopHandler:
         return self._read_weights()
 
     def _log_directory(self) -> Optional[str]:
-        log = self._session.event_store.log
+        log = self._session.event_store.archive.log
         return None if log is None or log.failed else log.directory
 
     def _default(self, path: Optional[str] = None) -> str:

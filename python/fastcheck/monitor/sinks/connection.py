@@ -261,7 +261,7 @@ class SinkConnection(Listener):
             chunks=chunks,
             skipped=self._skipped,
             events=event_store.counter.total,
-            findings=sum(event_store.past.verdicts.values()) + len(step.findings.all),
+            findings=sum(event_store.archive.verdicts.values()) + len(step.findings.all),
             lag=max(0, session.step.index - step.index),
             waits=session.drain.wait_count,
             lost=sum(ring.lost_count for ring in session.rings.values()),

@@ -197,7 +197,7 @@ class UnfinishedSteps:
             return False
         if session.is_closed or not session.is_active or session.tape is not None:
             return False
-        if step.update_count or step.scaler is not None or not torch.is_grad_enabled():
+        if step.update.count or step.update.scaler is not None or not torch.is_grad_enabled():
             return False
         if not session.backwards.owns_gradients:
             return False

@@ -120,7 +120,7 @@ class CapturedJournal:
         known = [self._first_step, *(each.step for each in self.stretches)]
         stretch.begins = not any(step is each for each in known)
         earlier = [each.update_count for each in self.stretches if each.step is step]
-        stretch.update_count = step.update_count - sum(earlier)
+        stretch.update_count = step.update.count - sum(earlier)
         for slots in stretch.slots.values():
             slots.end_capture()
         self.stretches.append(stretch)
@@ -390,7 +390,7 @@ class GraphFollower:
             if stretch.begins:
                 session.begin_step_if_closed()
                 session.apply_pause()
-            session.step.update_count += stretch.update_count
+            session.step.update.count += stretch.update_count
             if session.is_active:
                 self._follow(stretch)
             if stretch.closes and (stretch.is_explicit or not session.is_explicit):
@@ -410,10 +410,11 @@ class GraphFollower:
             if slots.identities:
                 ring.follow(slots, shift, step.index)
         session.next_seq = stretch.stop_seq + shift
-        step.state_read = step.state_read or template.state_read
-        step.guarded_count += template.guarded_count
-        step.why_updated = step.why_updated or template.why_updated
-        step.scaler = template.scaler or step.scaler
+        update, captured = step.update, template.update
+        update.state_read = update.state_read or captured.state_read
+        update.guarded_count += captured.guarded_count
+        update.why_applied = update.why_applied or captured.why_applied
+        update.scaler = captured.scaler or update.scaler
         for path, seq in template.pass_ends.items():
             step.pass_ends[path] = seq + shift
         for first in template.gradients if not step.gradients else ():

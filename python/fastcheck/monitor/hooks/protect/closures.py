@@ -45,7 +45,7 @@ class Evaluations:
         self._protection.after_update(optimizer)
         self._session.evaluation_began()
         if self.count(optimizer):
-            self._session.step.is_partly_updated = True
+            self._session.step.update.is_partial = True
         return False
 
     def ended(self, optimizer: Optimizer) -> int:

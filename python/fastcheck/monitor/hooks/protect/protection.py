@@ -138,14 +138,14 @@ class WeightProtection:
             session.report_internal_error("the protection of the weights", error)
             return
         if word is not None:
-            session.step.guarded_count += evaluation <= 1
+            session.step.update.guarded_count += evaluation <= 1
             if self._norm_limit is not None and session.is_active and not session.is_closed:
                 session.numbers.skipped(word, optimizer)
             return
         reason = self._guard.why_unguarded
         if reason is None:
             return
-        session.step.why_updated = reason
+        session.step.update.why_applied = reason
         note = f"the weights of {type(optimizer).__name__} are not protected: {reason}"
         if note not in session.notes:
             session.notes[note] = None

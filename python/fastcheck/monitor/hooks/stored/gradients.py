@@ -86,7 +86,7 @@ class GradientWatcher:
         """Not what a GradScaler unscales, and skips; nor in a graph that is being captured, whose
         replays run none of this.
         """
-        return self._session.step.scaler is None and self._session.tape is None
+        return self._session.step.update.scaler is None and self._session.tape is None
 
     @property
     def _is_open(self) -> bool:

@@ -134,9 +134,9 @@ class StateReader:
         if session.config.depth is Depth.FULL:
             event_store = session.event_store
             self.stalled_weights = StalledWeights(
-                session.sites, event_store.history, session.report_internal_error
+                session.sites, event_store.archive.history, session.report_internal_error
             )
-        self._large_squares = LargeSquares(session.event_store.history)
+        self._large_squares = LargeSquares(session.event_store.archive.history)
         self._updates = UpdateWatcher(nodes, session.config.training.optimizers)
         self._early = EarlyGradients()
         self.hand_changes = HandChanges()
@@ -167,7 +167,7 @@ class StateReader:
         owned = None if optimizer is None else parameter_ids(optimizer)
         parameters = parameters_of(self._nodes, owned)
         if gradients and self.hand_changes.before_update(optimizer, parameters):
-            session.step.has_changed_gradients = True
+            session.step.update.has_changed_gradients = True
         is_watched = gradients and stalled_weights is not None and stalled_weights.is_on
         look = updates.begin(optimizer, session.step) if is_watched else None
         first = session.next_seq
@@ -201,7 +201,7 @@ class StateReader:
         if not scaled:
             # Now, while the update can still be prevented.
             session.note(session.event_store.ensure_event, session.step)
-        session.step.state_read = True
+        session.step.update.state_read = True
 
     def _read_strays(self) -> None:
         batch = TensorBatch()
@@ -235,7 +235,7 @@ class StateReader:
         """
         parameters = parameters_of(self._nodes, parameter_ids(optimizer))
         self._read_gradients(parameters, scaled, is_early=is_early)
-        self._session.step.state_read = True
+        self._session.step.update.state_read = True
 
     def read_before_clipping(
         self, gradients: Sequence[torch.Tensor], owned: Optional[set[int]], *, scaled: bool
@@ -336,11 +336,11 @@ class StateReader:
 
     def _name_given(self, parameters: Sequence[StoredTensor]) -> None:
         """Has the judge know the parameters that a module was given as an argument."""
-        given = self._session.step.given_parameters
+        given = self._session.step.given.by_id
         for node, name, parameter in parameters if given else ():
             if id(parameter) in given:
                 site = _gradient_site(node, name, parameter)
-                self._session.step.parameter_tokens[site] = given[id(parameter)]
+                self._session.step.given.by_gradient[site] = given[id(parameter)]
 
     def _compare(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Of each gradient the record from the end of backward() and that from before the update:
@@ -348,7 +348,7 @@ class StateReader:
         """
         for before, after in pairs:
             if before != FINITE:
-                one, other = map(self._session.event_store.history.find, (before, after))
+                one, other = map(self._session.event_store.archive.history.find, (before, after))
                 if one is None or other is None:
                     continue
                 if one.tobytes()[:VALUE_BYTES] != other.tobytes()[:VALUE_BYTES]:
