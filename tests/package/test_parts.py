@@ -110,7 +110,6 @@ def test_install_and_the_monitor_use_no_private_part_of_one_another() -> None:
 
 #: Classes that are larger than they should be, and how large they may be.
 LARGE = {
-    "monitor/distributed/agreement.py: RankAgreement": 23,
     "monitor/hooks/step_watcher.py: StepWatcher": 28,
     "monitor/session/session.py: Session": 35,
     "watch/numbers.py: Numbers": 16,

@@ -218,7 +218,7 @@ def test_a_process_ends_although_a_reduction_is_under_way(tmp_path: pathlib.Path
             if rank == 3:
                 sys.stdin.read()
             agreement.boundary()
-            assert agreement._pending
+            assert agreement._reductions.pending
             # Long enough for the thread to look.
             time.sleep(1.5)
             if rank == 1:

@@ -42,76 +42,6 @@ from fastcheck.errors import warn
 from .channel import Agreed, Channel, Lost, Pending, decode, encode
 
 
-class LoneRank:
-    """The part of RankAgreement that needs no other rank to answer."""
-
-    rank: int
-    is_alone: bool
-    _channel: Optional[Channel]
-    _agreed: Optional[Agreed]
-    _proposals: dict[tuple[int, int], bytes]
-    _warning: str
-
-    def _stop_proxy(self) -> None:
-        raise NotImplementedError
-
-    def _alone(self) -> Optional[Agreed]:
-        """One look into the store for what another rank that is alone stopped for."""
-        agreed, self._agreed = self._agreed, None
-        agreed = agreed or self._posted()
-        if agreed is None and self._proposals:
-            first = min(list(self._proposals))
-            step, own = first[0], self._proposals[first]
-            self._post(step, own)
-            # Not always its own: another rank may have been first.
-            agreed = self._posted(_POST_SECONDS) or Agreed(step, self.rank, own, together=False)
-        if agreed is not None:
-            self._proposals.clear()
-        return agreed
-
-    def _post(self, step: int, message: bytes) -> None:
-        if self._channel is None:
-            return
-        try:
-            self._channel.post(step, self.rank, message)
-        except Exception:
-            self._channel = None
-
-    def _posted(self, timeout_seconds: float = 0.0) -> Optional[Agreed]:
-        if self._channel is None:
-            return None
-        try:
-            return self._channel.posted(timeout_seconds)
-        except ValueError as error:
-            self._warning = f"fastcheck: a message in the ranks' store was left out: {error}."
-            return None
-        except Exception:
-            # The store is gone with the process that served it: from here on really alone.
-            self._channel = None
-            return None
-
-    def _lose(self, error: Exception) -> None:
-        """Warns once that the others can't be reached, and marks the channel broken for those that
-        still wait."""
-        if self.is_alone:
-            return
-        self.is_alone = True
-        self._stop_proxy()
-        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        if not isinstance(error, Lost):
-            # Without the source line that gloo starts with.
-            reason = f"the connection failed: {re.sub(r'^.[^]]*[.]cc:[0-9]+. ', '', reason)[:120]}"
-        if self._channel is not None:
-            try:
-                self._channel.mark_broken(reason)
-            except Exception:
-                self._channel = None
-        self._warning = (
-            f"fastcheck: rank {self.rank} can't agree with the other ranks ({reason}). Training "
-            "is not affected; from now on this rank watches alone, and may stop alone."
-        )
-
-
 class Watched(Protocol):
     """Whose poll() the thread calls."""
 
@@ -194,7 +124,73 @@ _POST_SECONDS = 2.0
 _NOTHING = (2**63 - 1, 2**63 - 1)
 
 
-class RankAgreement(LoneRank):
+class Proposals:
+    """What a rank wants to stop for: the messages by step and priority. Any thread may add one."""
+
+    def __init__(self) -> None:
+        self.messages: dict[tuple[int, int], bytes] = {}
+        self.sent: Optional[tuple[int, int]] = None
+
+    @property
+    def first(self) -> tuple[int, int]:
+        return min(list(self.messages), default=_NOTHING)
+
+
+class Reductions:
+    """The reductions that this rank has joined, and the first event among those it has read.
+    ``lag``: how many may be under way.
+    """
+
+    def __init__(self, lag: int) -> None:
+        self.lag = lag
+        # Those that were not read, oldest first; the first has number read_count.
+        self.pending: deque[Pending] = deque()
+        self.read_count = 0
+        # The first event, and the number of the one that brought it.
+        self.code = 0
+        self._code_number = 0
+
+    @property
+    def next_number(self) -> int:
+        return self.read_count + len(self.pending)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.pending) > self.lag
+
+    @property
+    def are_over(self) -> bool:
+        """Every rank has joined those that the event belongs to, and no other."""
+        return self.next_number > self._code_number + self.lag
+
+    def read(self, channel: Channel, timeout_seconds: float) -> None:
+        """Waits for the oldest."""
+        number = self.read_count
+        code = channel.highest(self.pending[0], number, timeout_seconds)
+        self.pending.popleft()
+        self.read_count += 1
+        if code and not self.code:
+            self._code_number = number
+        self.code = max(self.code, code)
+
+
+class Presence:
+    """When a rank was at a boundary last, and when others waited for it; ``is_away``: it is in a
+    section in which the proxy thread joins for it at once.
+    """
+
+    def __init__(self) -> None:
+        self.seen_at = time.monotonic()
+        self.needed_at = 0.0
+        self.is_away = False
+
+    @property
+    def idle_in(self) -> float:
+        """In how many seconds the rank is taken to be busy elsewhere."""
+        return 0.0 if self.is_away else self.seen_at + _IDLE_SECONDS - time.monotonic()
+
+
+class RankAgreement:
     """Makes the ranks of a process group stop together. One per monitor; every rank of the group
     has to make one, and those of several monitors in the same order.
 
@@ -218,32 +214,22 @@ class RankAgreement(LoneRank):
         group = whole if group is None else group
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size(group)
-        self.lag = lag
         self.timeout_seconds = timeout_seconds
         self.is_alone = False
         self._lock = threading.RLock()
         self._channel: Optional[Channel] = None
-        self._is_connected = False
         self._is_closed = False
-        # What this rank wants to stop for: the messages by step and priority; and what was sent.
-        self._proposals: dict[tuple[int, int], bytes] = {}
-        self._sent: Optional[tuple[int, int]] = None
-        # This rank's own boundaries: the next one joins reduction number _boundary_count, if the
-        # proxy thread has not.
+        self._proposals = Proposals()
+        self._reductions = Reductions(lag)
+        # This rank's own boundaries: the next one joins the reduction of this number, if the proxy
+        # thread has not.
         self._boundary_count = 0
-        # Pendings that were started and not read, oldest first; the first has number _read_count.
-        self._pending: deque[Pending] = deque()
-        self._read_count = 0
-        # The first event among the reductions read, and the number of the one that brought it.
-        self._code = 0
-        self._code_number = 0
         # The agreement that the proxy thread has read, for the next boundary.
         self._agreed: Optional[Agreed] = None
         self._warning = ""
-        self._seen_at = time.monotonic()
-        self._is_away = False
+        self._presence = Presence()
         self._join_count = 0
-        self._needed_at = 0.0
+        # Since the ranks are connected.
         self._proxy: Optional[ProxyThread] = None
         try:
             self._channel = Channel(group) if channel is None else channel
@@ -266,7 +252,7 @@ class RankAgreement(LoneRank):
         (any int64 of at least 0), then the lowest rank.
         """
         # Without the lock, which boundary() holds while it waits.
-        self._proposals.setdefault((step, priority), message)
+        self._proposals.messages.setdefault((step, priority), message)
 
     def boundary(self) -> Optional[Agreed]:
         """Every rank calls this at each of its step boundaries. Not None: stop here.
@@ -293,7 +279,7 @@ class RankAgreement(LoneRank):
             self._is_closed = True
             try:
                 if self._channel is not None and not self.is_alone:
-                    if self._is_connected:
+                    if self._proxy is not None:
                         self._channel.close_one()
                     else:
                         self._channel.mark_broken(f"rank {self.rank} ended before its first step")
@@ -311,7 +297,7 @@ class RankAgreement(LoneRank):
             except Exception as error:
                 self._lose(error)
                 agreed = self._alone()
-            self._seen_at = time.monotonic()
+            self._presence.seen_at = time.monotonic()
             warning, self._warning = self._warning, ""
         if warning:
             warn(warning)
@@ -326,41 +312,38 @@ class RankAgreement(LoneRank):
             return agreed
         number = self._boundary_count
         self._boundary_count += 1
-        if self._next_number <= number:
-            self._join(number)
-        while self._read_count <= number - self.lag and not self._code:
+        self._join(number)
+        reductions = self._reductions
+        while reductions.read_count <= number - reductions.lag and not reductions.code:
             self._read()
         return self._settle()
 
     def _finish(self) -> Optional[Agreed]:
         agreed, self._agreed = self._agreed, None
-        if agreed is not None or not self._is_connected:
+        if agreed is not None or self._proxy is None:
             return agreed
-        if self._proposals and self._sent != min(list(self._proposals)):
+        reductions, proposals = self._reductions, self._proposals
+        if proposals.messages and proposals.sent != proposals.first:
             # No boundary came after it.
-            self._join(self._next_number)
-        while self._pending and not self._code:
+            self._join(reductions.next_number)
+        while reductions.pending and not reductions.code:
             self._read()
         return self._settle()
 
     def _connect(self) -> None:
-        if self._is_connected:
+        if self._proxy is not None:
             return
         assert self._channel is not None
         self._channel.connect(self.timeout_seconds)
-        self._is_connected = True
         self._proxy = ProxyThread(self, _IDLE_SECONDS)
-
-    @property
-    def _next_number(self) -> int:
-        return self._read_count + len(self._pending)
 
     def _join(self, number: int) -> None:
         """Joins the reductions up to ``number``, unless there was an event. Before it joins number
         n it has read n-1-lag: see _settle().
         """
-        while self._next_number <= number and not self._code:
-            if len(self._pending) > self.lag:
+        reductions = self._reductions
+        while reductions.next_number <= number and not reductions.code:
+            if reductions.is_full:
                 self._read()
             else:
                 self._start()
@@ -368,20 +351,14 @@ class RankAgreement(LoneRank):
     def _start(self) -> None:
         assert self._channel is not None
         code = 0
-        if self._proposals:
-            self._sent = min(list(self._proposals))
-            code = encode(self._sent[0], self.rank)
-        self._pending.append(self._channel.start_max(code))
+        if self._proposals.messages:
+            self._proposals.sent = self._proposals.first
+            code = encode(self._proposals.sent[0], self.rank)
+        self._reductions.pending.append(self._channel.start_max(code))
 
     def _read(self) -> None:
         assert self._channel is not None
-        number = self._read_count
-        code = self._channel.highest(self._pending[0], number, self.timeout_seconds)
-        self._pending.popleft()
-        self._read_count += 1
-        if code and not self._code:
-            self._code_number = number
-        self._code = max(self._code, code)
+        self._reductions.read(self._channel, self.timeout_seconds)
 
     def _settle(self) -> Optional[Agreed]:
         """After a reduction that brought an event: what every rank has started by then is read
@@ -391,27 +368,27 @@ class RankAgreement(LoneRank):
         in finish() starts what is missing. So all have read the same ones, and nothing is left
         under way.
         """
-        if not self._code:
+        if not self._reductions.code:
             return None
-        while self._next_number <= self._code_number + self.lag:
+        while not self._reductions.are_over:
             self._start()
-        while self._pending:
+        while self._reductions.pending:
             self._read()
         return self._conclude()
 
     def _conclude(self) -> Agreed:
         assert self._channel is not None
-        step, rank = decode(self._code)
-        self._code = 0
-        self._boundary_count = self._next_number
-        place = min(list(self._proposals), default=_NOTHING)
-        own = self._proposals.get(place, b"") if rank == self.rank else b""
+        step, rank = decode(self._reductions.code)
+        self._reductions.code = 0
+        self._boundary_count = self._reductions.next_number
+        place, messages = self._proposals.first, self._proposals.messages
+        own = messages.get(place, b"") if rank == self.rank else b""
         try:
             pending = self._channel.start_gather(torch.tensor(place, dtype=torch.int64))
             places = self._channel.gathered(pending, self.timeout_seconds)
             (step, _), index = min((tuple(one.tolist()), i) for i, one in enumerate(places))
             rank = self._channel.ranks[index]
-            own = self._proposals.get(place, b"") if rank == self.rank else b""
+            own = messages.get(place, b"") if rank == self.rank else b""
             message = self._channel.exchange(own, rank, self.timeout_seconds)
             agreed = Agreed(step, rank, message, together=True)
         except Exception as error:
@@ -419,8 +396,67 @@ class RankAgreement(LoneRank):
             if rank == self.rank:
                 self._post(step, own)
             agreed = self._posted(_POST_SECONDS) or Agreed(step, rank, own, together=False)
-        self._proposals.clear()
+        messages.clear()
         return agreed
+
+    # Alone
+
+    def _alone(self) -> Optional[Agreed]:
+        """One look into the store for what another rank that is alone stopped for."""
+        agreed, self._agreed = self._agreed, None
+        agreed = agreed or self._posted()
+        messages = self._proposals.messages
+        if agreed is None and messages:
+            first = self._proposals.first
+            step, own = first[0], messages[first]
+            self._post(step, own)
+            # Not always its own: another rank may have been first.
+            agreed = self._posted(_POST_SECONDS) or Agreed(step, self.rank, own, together=False)
+        if agreed is not None:
+            messages.clear()
+        return agreed
+
+    def _post(self, step: int, message: bytes) -> None:
+        if self._channel is None:
+            return
+        try:
+            self._channel.post(step, self.rank, message)
+        except Exception:
+            self._channel = None
+
+    def _posted(self, timeout_seconds: float = 0.0) -> Optional[Agreed]:
+        if self._channel is None:
+            return None
+        try:
+            return self._channel.posted(timeout_seconds)
+        except ValueError as error:
+            self._warning = f"fastcheck: a message in the ranks' store was left out: {error}."
+            return None
+        except Exception:
+            # The store is gone with the process that served it: from here on really alone.
+            self._channel = None
+            return None
+
+    def _lose(self, error: Exception) -> None:
+        """Warns once that the others can't be reached, and marks the channel broken for those that
+        still wait."""
+        if self.is_alone:
+            return
+        self.is_alone = True
+        self._stop_proxy()
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        if not isinstance(error, Lost):
+            # Without the source line that gloo starts with.
+            reason = f"the connection failed: {re.sub(r'^.[^]]*[.]cc:[0-9]+. ', '', reason)[:120]}"
+        if self._channel is not None:
+            try:
+                self._channel.mark_broken(reason)
+            except Exception:
+                self._channel = None
+        self._warning = (
+            f"fastcheck: rank {self.rank} can't agree with the other ranks ({reason}). Training "
+            "is not affected; from now on this rank watches alone, and may stop alone."
+        )
 
     # The proxy thread
 
@@ -434,16 +470,17 @@ class RankAgreement(LoneRank):
         is_whole = False
         try:
             with self._lock:
-                self._is_away = True
+                self._presence.is_away = True
                 if self._proxy is not None:
                     self._proxy.wake()
             yield
             is_whole = self._channel is not None and list(ranks or ()) == self._channel.ranks
         finally:
             with self._lock:
-                self._is_away = False
-                self._seen_at = time.monotonic()
-                if is_whole and self._is_connected and not self.is_alone and not self._is_closed:
+                self._presence.is_away = False
+                self._presence.seen_at = time.monotonic()
+                is_with_others = self._proxy is not None and not self.is_alone
+                if is_whole and is_with_others and not self._is_closed:
                     try:
                         self._align()
                     except Exception as error:
@@ -453,18 +490,17 @@ class RankAgreement(LoneRank):
         assert self._channel is not None
         self._join_count += 1
         number = self._channel.highest_posted(
-            self._join_count, self._next_number, self.timeout_seconds
+            self._join_count, self._reductions.next_number, self.timeout_seconds
         )
         self._join(number - 1)
         self._agreed = self._agreed or self._settle()
-        self._boundary_count = self._next_number
+        self._boundary_count = self._reductions.next_number
 
     def poll(self) -> float:
         """Called by the proxy thread; returns the seconds until the next call."""
-        if not self._is_closed and not self._is_away:
-            left = self._seen_at + _IDLE_SECONDS - time.monotonic()
-            if left > 0:
-                return left
+        left = 0.0 if self._is_closed else self._presence.idle_in
+        if left > 0:
+            return left
         if not self._lock.acquire(blocking=False):
             return _BUSY_POLL_SECONDS
         try:
@@ -479,23 +515,26 @@ class RankAgreement(LoneRank):
         assert self._channel is not None
         if self._agreed is not None and not self._is_closed:
             return _POLL_SECONDS
-        if len(self._pending) <= self.lag and self._channel.is_awaited(self._next_number):
-            self._needed_at = time.monotonic()
+        reductions, presence = self._reductions, self._presence
+        if not reductions.is_full and self._channel.is_awaited(reductions.next_number):
+            presence.needed_at = time.monotonic()
             self._start()
         elif self._is_closed and self._channel.all_closed:
-            if all(reduction.is_complete for reduction in self._pending):
-                self._pending.clear()
+            if all(reduction.is_complete for reduction in reductions.pending):
+                reductions.pending.clear()
                 self._channel.close()
                 self._stop_proxy()
             return _BUSY_POLL_SECONDS
         # As at a boundary, but it never waits: the others may need the whole of a step to join.
-        while len(self._pending) > (0 if self._code else self.lag) and self._pending[0].is_complete:
+        while (
+            len(reductions.pending) > (0 if reductions.code else reductions.lag)
+            and reductions.pending[0].is_complete
+        ):
             self._read()
-        if self._code and not self._pending:
+        if reductions.code and not reductions.pending:
             self._agreed = self._conclude()
-        is_awaited = (
-            self._code or self._is_away or time.monotonic() < self._needed_at + _NEEDED_SECONDS
-        )
+        is_needed = time.monotonic() < presence.needed_at + _NEEDED_SECONDS
+        is_awaited = reductions.code or presence.is_away or is_needed
         return _BUSY_POLL_SECONDS if is_awaited else _POLL_SECONDS
 
     def _stop_proxy(self) -> None:
