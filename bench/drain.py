@@ -53,7 +53,7 @@ class Steps:
         model = nn.Linear(2, 2).to(device)
         self.monitor = fastcheck.install(model, log=fastcheck.Log(log_dir, history=HISTORY))
         self.session: Session = self.monitor._session
-        self.ring = ring = self.session._ring(device)
+        self.ring = ring = self.session.rings.ring_of(device)
         ring.backend = dataclasses.replace(ring.backend, observe=nothing)
         for segment in ring._free:
             segment.slots.zero_()  # not written by a kernel: empty records, all finite

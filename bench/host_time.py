@@ -104,7 +104,7 @@ class Observed:
         self.session: Session = self.monitor._session
         run()
         self.settle()
-        for ring in self.session.rings.values():
+        for ring in self.session.rings.of.values():
             ring.backend = dataclasses.replace(ring.backend, observe=nothing, observe_list=nothing)
             for segment in ring._free:
                 segment.slots.zero_()  # not written by a kernel: empty records, all finite

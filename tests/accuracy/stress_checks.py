@@ -62,7 +62,7 @@ def check_count(monitor: fastcheck.Monitor, failures: Failures) -> tuple[np.ndar
     session = monitor._session
     with session.lock:
         records = monitor.records()
-        lost = sum(ring.lost_count for ring in session.rings.values())
+        lost = sum(ring.lost_count for ring in session.rings.of.values())
         missing = session.next_seq - len(records)
     if len(set(records["seq"].tolist())) != len(records):
         failures.add("a record is there twice")

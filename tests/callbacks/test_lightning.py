@@ -78,7 +78,7 @@ def test_losses_and_weights_are_the_same(accumulation: int) -> None:
     assert callback.monitor is not None and callback.monitor.events == ()
     assert callback.monitor.step_index == 5
     name = "5 of epoch 0" if accumulation == 1 else "2 of epoch 1, 3 of epoch 1"
-    assert callback.monitor._session.batches.of(5) == name
+    assert callback.monitor._core.meta.batches.of(5) == name
 
 
 def test_a_fault_stops_the_fit() -> None:

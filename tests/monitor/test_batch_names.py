@@ -36,7 +36,7 @@ class Loop:
             self.optimizer.step()
 
     def names(self, steps: int) -> list[Any]:
-        return [self.monitor._session.batches.of(step) for step in range(steps)]
+        return [self.monitor._core.meta.batches.of(step) for step in range(steps)]
 
 
 def test_a_name_is_that_of_the_step_whose_forward_follows() -> None:
@@ -136,7 +136,7 @@ def test_without_names_nothing_listens() -> None:
     loop = Loop(watch=False)
     loop.step()
     assert loop.monitor._event_store.listeners == []
-    assert not loop.monitor._session.batches
+    assert not loop.monitor._core.meta.batches
 
 
 def test_after_remove_nothing_is_named() -> None:

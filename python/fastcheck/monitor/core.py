@@ -34,7 +34,7 @@ from fastcheck.monitor.op_level.op_session import OpSession, check_alone
 from fastcheck.monitor.op_level.stored import OpState
 from fastcheck.monitor.precision import session_type_for
 from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.event_store import Archive, EventStore
+from fastcheck.monitor.session.event_store import Archive, EventStore, Ranks
 from fastcheck.monitor.session.run_meta import RunMeta, first_meta
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.session.stop_handler import StepBoundary, StopHandler
@@ -191,25 +191,23 @@ def build(
         meta = first_meta(config, nodes)
         log = RecordLog(config.log.dir, rank, config.log.limit_bytes, models.sites, meta)
     archive = Archive(config.log.history, models.sites, rank, log)
-    event_store = EventStore(config, models.sites, rank, archive, group_size(group) > 1)
+    ranks = Ranks(rank, together, group_size(group))
+    event_store = EventStore(config, models.sites, ranks, archive)
     compiled: dict[int, None] = {}
     run_meta = RunMeta(config, nodes, event_store, compiled)
 
     captures = OpCaptures() if is_op_level and config.stop.dump is not None else None
     session: Session
     if is_op_level:
-        parts = config, event_store, nodes, together, models.has_excluded
-        session = OpSession(*parts, captures)
+        session = OpSession(config, event_store, nodes, models.has_excluded, captures)
         state: StateReader = OpState(session, nodes)
     else:
-        session = session_type_for(config)(
-            config, event_store, nodes, together, models.has_excluded
-        )
+        session = session_type_for(config)(config, event_store, nodes, models.has_excluded)
         state = StateReader(session, nodes)
     if log is not None:
         # A model that is deleted takes its monitor along, without remove().
         weakref.finalize(session, log.close)
-    watching = None if watched is None else Watching(session, watched)
+    watching = None if watched is None else Watching(session, watched, run_meta.batches)
 
     dumper = _stop_dumper(config, nodes, rank, together, captures)
     makers, broken_weights = Makers(session, install_alone), state.broken_weights

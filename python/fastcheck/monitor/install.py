@@ -186,7 +186,7 @@ def _install(
     core = build(config, chosen, install, again, targets, watched, is_alone)
     note = unhookable_note(selected.items())
     if note:
-        core.session.notes[note] = None
+        core.session.faults.notes[note] = None
     monitor = Monitor(core)
     try:
         core.hooks.attach()

@@ -116,7 +116,7 @@ def _may_block(session: Session) -> bool:
     """Whether other monitors may wait, with Python's lock, for the one under which the operators of
     a second run are read, while it waits for the device.
     """
-    return session.is_deferred and sum(1 for _ in watchers) > 1
+    return session.rings.is_deferred and sum(1 for _ in watchers) > 1
 
 
 def _passes_of(finding: Finding, site: Site, session: Session) -> Iterator[Pass]:

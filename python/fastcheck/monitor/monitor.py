@@ -16,6 +16,7 @@ from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.op_level.op_session import OpSession
 from fastcheck.monitor.precision import PrecisionResults
 from fastcheck.monitor.session.run_meta import BatchId, batch_name
+from fastcheck.monitor.session.session import Removal
 from fastcheck.record.event import Event
 from fastcheck.record.site import SiteTable
 from fastcheck.report.error import OverflowDetected
@@ -81,11 +82,11 @@ class Monitor(Pictures, PrecisionResults):
         with session.lock:
             if session.removed:
                 return
-            step = session.step.index
+            step, batches = session.step.index, self._core.meta.batches
             if is_next:
-                session.batches.add(step + session.is_closed, name, session.next_seq)
+                batches.add(step + session.is_closed, name, session.next_seq)
             else:
-                session.batches.add(step, name)
+                batches.add(step, name)
 
     def begin_at(self, step: int) -> None:
         """The next step has this number, counted from 0: for a run that resumes from a checkpoint.
@@ -137,7 +138,7 @@ class Monitor(Pictures, PrecisionResults):
         """records() as named columns, for ``pandas.DataFrame``: ``name``, ``abs_max`` (NaN for
         integers), and those that ``fastcheck export`` writes: ``step``, ``dtype``, ``rms``, ...
         """
-        return named_table(self._event_store.rank, self.records(), self.sites)
+        return named_table(self._event_store.ranks.own, self.records(), self.sites)
 
     def summary(self, style: Optional[str] = None) -> str:
         """The run in text: what was observed, the events, the first counted event in detail (its
@@ -228,7 +229,7 @@ class Monitor(Pictures, PrecisionResults):
         with session.lock:
             if session.removed:
                 return
-            session.removed = True
+            session.removed = Removal.DONE
             session.recorder.close()
             self._core.hooks.close()
             self._take_in()

@@ -147,7 +147,7 @@ class NamedTensors:
             with session.lock:
                 if not session.removed and self._is_readable(name, tensor):
                     found = self._read(name, tensor, traced)
-                    if session.settles_calls:
+                    if session.rings.settles_calls:
                         session.settle_call()
         except Exception as error:
             self._off.add(name)
@@ -175,7 +175,7 @@ class NamedTensors:
         if problem:
             self._off.add(name)
             if len(self._off) <= _MAX_NAMES:
-                self._session.notes[f"observe({name!r}): {problem}"] = None
+                self._session.faults.notes[f"observe({name!r}): {problem}"] = None
         return not problem
 
     def _read(
@@ -183,7 +183,7 @@ class NamedTensors:
     ) -> Optional[NamedGradient]:
         session, stack = self._session, self.observer.running
         if not stack and not _is_in_backward():
-            if session.is_paused:
+            if session.passes.are_paused:
                 return None
             self.observer.begin_pass()
         if not session.is_active:
@@ -196,13 +196,13 @@ class NamedTensors:
         if code < 0:
             return None
         seq = token = code >> TOKEN_SHIFT
-        is_bad = None if session.is_deferred else bool(code & IS_BAD)
+        is_bad = None if session.rings.is_deferred else bool(code & IS_BAD)
         if code & IS_NEW:
             call.add_output(token)
             session.step.calls.add(call)
         else:  # a module has returned it, say: once more, under this name
             seq, is_bad = session.observe(tensor, site, call.index, flags)
-        session.saw(Named(seq, call, session.follows_gap, session.has_excluded), is_bad)
+        session.saw(Named(seq, call, session.follows_gap, session.reading.has_excluded), is_bad)
         return self._watch(tensor, call, token, traced)
 
     def _call(self, name: str, module: Optional[ModuleNode], parent: Optional[Call]) -> Call:
@@ -258,7 +258,7 @@ class NamedTensors:
                     session.begin_step_if_closed()
                     if session.is_active and can_read(gradient):
                         self._read_gradient(hook, gradient)
-                        if session.settles_calls:
+                        if session.rings.settles_calls:
                             session.settle_call()
         except Exception as error:
             session.switch_off(hook.site, error)
@@ -271,7 +271,10 @@ class NamedTensors:
         code = session.read(gradient, hook.site, call, flags)
         if code < 0:
             return
-        seq, is_bad = code >> TOKEN_SHIFT, None if session.is_deferred else bool(code & IS_BAD)
+        seq, is_bad = (
+            code >> TOKEN_SHIFT,
+            None if session.rings.is_deferred else bool(code & IS_BAD),
+        )
         session.step.gradients[hook.token] = seq
         if not code & IS_NEW:
             seq, is_bad = session.observe(gradient, hook.site, call, flags)
@@ -320,7 +323,7 @@ class OpNamedTensors(NamedTensors):
     ) -> Optional[NamedGradient]:
         session, modules = self.observer.session, self.observer.modules
         if not modules and not _is_in_backward():
-            if session.is_paused:
+            if session.passes.are_paused:
                 return None
             session.begin_step_if_closed()
             session.apply_pause()

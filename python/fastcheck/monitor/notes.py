@@ -75,7 +75,7 @@ def _story(session: Session, meta: RunMeta, style: str, width: int) -> list[tupl
 
 def monitor_notes(session: Session, nodes: Sequence[ModuleNode]) -> list[str]:
     """What was switched off in the run, and the modules that never ran."""
-    notes = list(session.notes)
+    notes = list(session.faults.notes)
     silent = [node.name for node in nodes if node.is_callable and not node.total_calls]
     if silent:
         notes.append(
@@ -119,15 +119,15 @@ def device_notes(session: Session) -> list[str]:
     """Devices that are not read, and the remarks of the backends."""
     notes = [
         f"tensors on {device} are not read: torch.{device} has no streams and events"
-        for device in session.unread_devices
+        for device in session.faults.unread_devices
     ]
-    return notes + triton.remarks() + session.overflow.remarks()
+    return notes + triton.remarks() + session.rings.overflow.remarks()
 
 
 def lost_notes(session: Session) -> list[str]:
     """Records that were not kept, and how often the host waited for a device."""
     notes = []
-    lost = sum(ring.lost_count for ring in session.rings.values())
+    lost = sum(ring.lost_count for ring in session.rings.of.values())
     if lost:
         notes.append(
             f"{lost:,} tensors found no slot in a full ring and left no record, but for the "

@@ -315,7 +315,7 @@ class Requests:
         self._tell(f"on request, {steps} observed {text}")
 
     def _tell(self, text: str) -> None:
-        self._session.notes[text] = None
+        self._session.faults.notes[text] = None
         with contextlib.suppress(Warning):  # one that is an error here
             warn(text)
 

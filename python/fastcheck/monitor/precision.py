@@ -166,13 +166,12 @@ class RangeSession(Session):
         config: Config,
         event_store: EventStore,
         nodes: Sequence[ModuleNode],
-        world_size: int,
         has_excluded: bool,
     ) -> None:
-        super().__init__(config, event_store, nodes, world_size, has_excluded)
+        super().__init__(config, event_store, nodes, has_excluded)
         self.exponents = ExponentReadings(self.sites)
-        self._plain_reader = self.reader
-        self._counting_reader = PythonReader(self.seen, self._write)
+        self._plain_reader = self.reading.reader
+        self._counting_reader = PythonReader(self.reading.seen, self._write)
         self._steps = 0
         self._counted_step = -1
         self._is_counted_step = False
@@ -197,7 +196,7 @@ class RangeSession(Session):
     def read(
         self, tensor: torch.Tensor, site: int, call: int, flags: int, any_dtype: bool = False
     ) -> int:
-        self.reader = self._counting_reader if self.is_counting else self._plain_reader
+        self.reading.reader = self._counting_reader if self.is_counting else self._plain_reader
         return super().read(tensor, site, call, flags, any_dtype)
 
     def _write(
@@ -211,7 +210,7 @@ class RangeSession(Session):
         flags: int,
     ) -> bool:
         observe = self.observe_for(site)
-        return self.host.write(tensor, index, site, call, step, seq, flags, observe)
+        return self.reading.host.write(tensor, index, site, call, step, seq, flags, observe)
 
     def read_list(
         self,
@@ -226,11 +225,11 @@ class RangeSession(Session):
         for tensor, site in zip(tensors, sites):
             seq, observe = self.next_seq, self.observe_for(site)
             if device.type == "cpu":
-                if self.host.observe(tensor, site, 0, step, seq, flags, observe):
-                    found.append(self.host.last())
+                if self.reading.host.observe(tensor, site, 0, step, seq, flags, observe):
+                    found.append(self.reading.host.last())
             else:
                 identity = (seq, step, 0, site, flags, *dtype_and_order(tensor))
-                self._ring(device).observe(tensor, identity, observe=observe)
+                self.rings.ring_of(device).observe(tensor, identity, observe=observe)
             self.next_seq = seq + 1
         return found
 

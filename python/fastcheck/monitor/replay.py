@@ -14,7 +14,7 @@ from fastcheck.dump.on_stop.captured_module import ModuleWatch
 from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
 from fastcheck.errors import FastcheckError
 from fastcheck.monitor.session.options import Stop, Training
-from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.session import Removal, Session
 from fastcheck.monitor.session.stop_handler import are_skipped
 from fastcheck.record.event import Event
 from fastcheck.report.error import OverflowDetected
@@ -202,7 +202,7 @@ class Replayer:
             return "the model is gone"
         if self._session.config.level == "op":
             return "this monitor is at op level itself: its report has the operator and the line"
-        if self._session.world_size > 1:
+        if self._session.event_store.ranks.together > 1:
             return "several ranks train together: one that stops would leave the others waiting"
         if stop is not None and stop.culprit.site.role in ("param", "optimizer_state"):
             return "what was found was stored already when it began, and the step before it is gone"
@@ -241,7 +241,7 @@ class Replayer:
         was = session.removed
         try:
             with session.lock:
-                session.removed = True
+                session.removed = Removal.DONE
                 session.recorder.close()
             yield
         finally:

@@ -19,7 +19,7 @@ from fastcheck.monitor.hooks import optimizers as optimizer_hooks
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.event_store import Listener
 from fastcheck.monitor.session.options import Filter, Log, Stop, Training
-from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.session import Removal, Session
 from fastcheck.record.format import Depth, Flag, nonfinite
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.record.statistics import extreme_values
@@ -471,7 +471,7 @@ def set_aside(models: Sequence[torch.nn.Module], own: Optional[Session] = None) 
     try:
         for session in sessions:
             with session.lock:
-                session.removed = True
+                session.removed = Removal.DONE
                 session.recorder.close()
         yield
     finally:

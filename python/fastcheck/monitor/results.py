@@ -22,11 +22,11 @@ def held_records(session: Session, log_is_whole: bool) -> np.ndarray:
     with session.lock, event_store.lock:
         session.collect()
         log = event_store.archive.log
-        if not session.is_deferred or session.removed:
+        if not session.rings.is_deferred or session.removed:
             event_store.store(session.step)
         if log is None or (log.failed and not log_is_whole):
             return event_store.archive.history.all()
-        return read_log(log.directory, rank=event_store.rank).records
+        return read_log(log.directory, rank=event_store.ranks.own).records
 
 
 def write_report(
@@ -41,7 +41,7 @@ def write_report(
     with session.lock, event_store.lock:
         session.collect()
         log = event_store.archive.log
-        if not session.is_deferred or session.removed:
+        if not session.rings.is_deferred or session.removed:
             event_store.store(session.step)
         if log is not None and (not log.failed or log_is_whole):
             write_page(log.directory, path, style)

@@ -14,6 +14,7 @@ from fastcheck.errors import ConfigError, first_line, warn
 from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.precision import advice_of
 from fastcheck.monitor.session.event_store import Listener
+from fastcheck.monitor.session.run_meta import BatchIds
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.verdict.step import Step
@@ -76,12 +77,12 @@ class Watching(Listener):
     any thread; none waits for a device.
     """
 
-    def __init__(self, session: Session, options: Watch) -> None:
+    def __init__(self, session: Session, options: Watch, batches: BatchIds) -> None:
         self._session = weakref.ref(session)
         self._lock = session.event_store.lock
         is_whole = session.config.include is None and not session.config.exclude
         self._watcher = Watcher(
-            options, session.sites, session.event_store.rank, is_whole, session.batches.of
+            options, session.sites, session.event_store.ranks.own, is_whole, batches.of
         )
         # Steps that are over and not judged yet, and when the last ones were.
         self._waiting: list[StepOver] = []
@@ -217,7 +218,7 @@ class Watching(Listener):
         session = self._session()
         if session is not None:
             text = f"the watch is switched off: {type(error).__name__}: {first_line(error)}"
-            session.notes[f"{text}. Everything else goes on."] = None
+            session.faults.notes[f"{text}. Everything else goes on."] = None
 
     def at_boundary(self) -> None:
         """Warns, and calls the callbacks: on the training thread, outside of all locks."""

@@ -54,7 +54,7 @@ def test_a_model_on_another_device_than_the_first(
             pass
         monitor.flush()
         assert set(monitor.records()["step"].tolist()) == set(range(4))
-        assert "internal" not in monitor.summary() and not monitor._session.notes
+        assert "internal" not in monitor.summary() and not monitor._session.faults.notes
 
 
 class TestNothingWaits:

@@ -176,7 +176,8 @@ class TestProtectedWeights:
     def test_several_ranks_are_warned(self) -> None:
         model = deep(2).to(NAME)
         monitor = fastcheck.install(model, record="health")
-        monitor._session.world_size = 2
+        store = monitor._session.event_store
+        store.ranks = store.ranks._replace(together=2)
         with pytest.warns(fastcheck.FastcheckWarning, match="not protected.*fused=True"):
             loop(model, 2)
 

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, warn
-from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.session import Removal, Session
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.versions import unwrap_compiled
@@ -139,7 +139,7 @@ def _leave_in_child() -> None:
     for session, nodes in list(_followed.items()):
         if session.removed:
             continue
-        session.removed = session.is_forked = True
+        session.removed = Removal.FORKED
         for node in nodes:
             node.switch_off()
         log = session.event_store.archive.log

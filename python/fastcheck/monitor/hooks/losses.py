@@ -190,7 +190,7 @@ class LossReader:
             label = name if position == 0 else f"{name}[{position}]"
             self._read(loss, position, label, anew)
             anew = 0
-        if backward.losses and self._session.settles_calls:
+        if backward.losses and self._session.rings.settles_calls:
             self._session.settle_call()
 
     # monitor.step()

@@ -352,7 +352,7 @@ class ModuleObserver:
                 self._state.read_stored()
             for index, (label, tensor) in enumerate(inputs):
                 self._read_input(call, index, label, tensor, traced, is_entry)
-            if session.settles_calls:
+            if session.rings.settles_calls:
                 session.settle_call()
             session.open_recorder()
         return call
@@ -396,7 +396,7 @@ class ModuleObserver:
                     session.step.calls.forget_from(self._local.calls_before)
                     session.end_pass()
                     self._watcher.pass_without_gradients(node)
-            if session.settles_calls:
+            if session.rings.settles_calls:
                 session.settle_call()
         return call
 
@@ -460,7 +460,7 @@ class ModuleObserver:
         call.add_input(token, site)
         if not code & IS_NEW:
             return
-        is_bad = None if session.is_deferred else bool(code & IS_BAD)
+        is_bad = None if session.rings.is_deferred else bool(code & IS_BAD)
         if is_bad is not False:
             is_leaf = tensor.grad_fn is None if traced is None else traced.is_leaf(index)
             is_data = is_leaf if _is_grad_enabled(traced) else None
@@ -488,7 +488,7 @@ class ModuleObserver:
             node = call.node
             if is_data is None:
                 is_data = node.is_primary
-            since, excluded = session.step.pass_ends.get(node.path, 0), session.has_excluded
+            since, excluded = session.step.pass_ends.get(node.path, 0), session.reading.has_excluded
             entry = Batch(token, call, since, is_data, excluded, needs_gradient)
         session.saw(entry, is_bad)
 
@@ -513,13 +513,13 @@ class ModuleObserver:
             call.add_output(token)
             if not code & IS_NEW:
                 continue
-            if session.is_deferred or code & IS_BAD:
+            if session.rings.is_deferred or code & IS_BAD:
                 recomputed = call.is_recompute
                 entry = Recomputed(token, call, "output") if recomputed else Output(token, call)
-                session.saw(entry, None if session.is_deferred else True)
+                session.saw(entry, None if session.rings.is_deferred else True)
             if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
                 self._watch(tensor, call, "grad_output", label, position, token)
-        if session.is_deferred or session.step.findings.all:
+        if session.rings.is_deferred or session.step.findings.all:
             error = None if outputs or call.parent is not None else _raised_here()
             if not isinstance(error, FastcheckError):  # a stop cuts nothing off
                 ended_by = "" if error is None else type(error).__name__
@@ -528,7 +528,7 @@ class ModuleObserver:
     def _is_readable(self, tensor: torch.Tensor) -> bool:
         """Called before a tensor is given a site. The reader checks it again at each reading."""
         if not tensor.is_cpu and streams_of(tensor.device) is None:
-            self.session.unread_devices[tensor.device.type] = None
+            self.session.faults.unread_devices[tensor.device.type] = None
             return False
         return can_read(tensor)
 
@@ -579,10 +579,10 @@ class ModuleObserver:
                 return
             token = code >> TOKEN_SHIFT
             session.step.gradients[hook.token] = token
-            if code & IS_NEW and (code & IS_BAD or session.is_deferred):
+            if code & IS_NEW and (code & IS_BAD or session.rings.is_deferred):
                 entry = Gradient(token, hook.call, hook.role, hook.token, session.is_scaled)
-                session.saw(entry, None if session.is_deferred else True)
-            if session.settles_calls:
+                session.saw(entry, None if session.rings.is_deferred else True)
+            if session.rings.settles_calls:
                 session.settle_call()
             session.open_recorder()
 

@@ -27,7 +27,7 @@ from fastcheck.monitor.hooks.protect.protection import WeightProtection
 from fastcheck.monitor.hooks.stored.gradients import GradientWatcher
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.run_meta import RunMeta
-from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.session import Removal, Session
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
@@ -143,7 +143,7 @@ class StepWatcher:
         if not self._concerns(optimizer):
             text = self._facts.copies.look_at(optimizer, self._state.parameters())
             if text is not None:
-                self.session.notes[text] = None
+                self.session.faults.notes[text] = None
                 warn(text)
             return False
         self._update_reached = True
@@ -467,7 +467,7 @@ class StepWatcher:
 
     def emit_warnings(self) -> None:
         """Outside of all locks."""
-        meta, notes = self._meta, self.session.notes
+        meta, notes = self._meta, self.session.faults.notes
         warn_of_step(self._state, meta, self.protection, self._endless, self._tree, notes)
         for listener in self.session.event_store.listeners:
             listener.at_boundary()
@@ -510,9 +510,9 @@ class StepWatcher:
         """
         session = self.session
         if self._is_off or session.removed:
-            is_step = session.is_forked and what == "optimizer steps"
+            is_step = session.removed is Removal.FORKED and what == "optimizer steps"
             if is_step and self._concerns(*args[:1]):
-                session.is_forked = False
+                session.removed = Removal.DONE
                 warn_in_child()
             return
         is_ours = False

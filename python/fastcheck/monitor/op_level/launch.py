@@ -14,7 +14,8 @@ from typing import Any, Optional, Protocol
 import torch
 
 from fastcheck.backends.portable.traversal import dtype_and_order
-from fastcheck.monitor.session.overflow_status import StatusReader
+from fastcheck.monitor.session.drain import Faults
+from fastcheck.monitor.session.session import Rings
 from fastcheck.ring.device import DeviceRing
 from fastcheck.utils.torch.streams import streams_of
 
@@ -36,8 +37,8 @@ class Launching(Protocol):
     """The part of the session that the launcher uses."""
 
     lock: AbstractContextManager[Any]
-    off_sites: set[int]
-    overflow: StatusReader
+    faults: Faults
+    rings: Rings
     #: The extension's DeviceLaunches.
     launches: Any
 
@@ -66,13 +67,15 @@ class Launcher:
                     if ring is None:
                         continue
                     if is_status:
-                        session.overflow.read_after_op(ring, tensor.device, (seq, step, call, site))
+                        session.rings.overflow.read_after_op(
+                            ring, tensor.device, (seq, step, call, site)
+                        )
                     else:
                         identity = dtype_and_order(tensor)
                         ring.observe(tensor, (seq, step, call, site, flags, *identity))
                         self._open(session, ring)
                 except Exception as error:
-                    session.off_sites.add(site)
+                    session.faults.off_sites.add(site)
                     session.launches.clear_rows()
                     session.report_internal_error(
                         f"one operator's tensors on {tensor.device.type}", error
@@ -83,7 +86,7 @@ class Launcher:
         no site is left out.
         """
         direct, rows = ring.backend.direct_observe, ring.next_rows()
-        if direct is not None and rows is not None and not session.off_sites:
+        if direct is not None and rows is not None and not session.faults.off_sites:
             session.launches.set_rows(direct, rows.slots, rows.identities, rows.cursor)
 
 

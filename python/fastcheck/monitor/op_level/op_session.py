@@ -444,13 +444,12 @@ class OpSession(Session):
         config: Config,
         event_store: EventStore,
         nodes: Sequence[ModuleNode],
-        world_size: int,
         has_excluded: bool,
         captures: Optional[Captures],
     ) -> None:
         self._ops = extension.op_observer()
-        super().__init__(config, event_store, nodes, world_size, has_excluded)
-        self.seen = NothingSeen()
+        super().__init__(config, event_store, nodes, has_excluded)
+        self.reading.seen = NothingSeen()
         self._sites: Optional[OpSites] = None
         self._run = 0
         self._last_seq = 0
@@ -507,7 +506,7 @@ class OpSession(Session):
             if device.type not in ("cpu", "meta"):
                 backend = backend_for(device)
                 self._ops.set_device_mode(str(device), int(backend.device_mode))
-                self.overflow.add(device, backend)
+                self.rings.overflow.add(device, backend)
 
     def end(self) -> None:
         """Judges what still waits. Idempotent."""
@@ -551,7 +550,7 @@ class OpSession(Session):
         if begins_again:
             self._entered.clear()
         self._entered.add(self.entering)
-        if self.is_deferred:
+        if self.rings.is_deferred:
             if begins_again:
                 self.note(self.event_store.settle, self.step)
             if not len(self.drain):
@@ -633,7 +632,7 @@ class OpSession(Session):
         """
         if not self.is_running or not self.is_active or self.config.is_strict:
             return
-        if not self.is_deferred:
+        if not self.rings.is_deferred:
             self.collect()
             # No loss is infinite on purpose.
             if not self.event_store.op_memory.has_open and kind != "loss":
@@ -645,7 +644,7 @@ class OpSession(Session):
                 made = (Place(kind, clause) for clause, _ in found)
                 numbers = [places.setdefault(place, len(places)) for place in made]
                 self._ops.reach([tensor for _, tensor in found], numbers)
-        if not self.is_deferred:
+        if not self.rings.is_deferred:
             self.collect()
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
@@ -663,7 +662,7 @@ class OpSession(Session):
             return False
         if tensor.is_cpu or self.config.may_wait or streams_of(tensor.device) is not None:
             return True
-        self.unread_devices[tensor.device.type] = None
+        self.faults.unread_devices[tensor.device.type] = None
         return False
 
     def observe(
@@ -677,7 +676,7 @@ class OpSession(Session):
     def saw(self, entry: Any, is_bad: Optional[bool]) -> None:
         if is_bad is False:
             return
-        if self.is_deferred:
+        if self.rings.is_deferred:
             self._gather()
             self.step.journal.entries.append(entry)
             return
@@ -780,7 +779,7 @@ class OpSession(Session):
     def collect(self) -> None:
         if self._sites is None or not self.is_running:
             return
-        if self.is_deferred:
+        if self.rings.is_deferred:
             with unobserved():
                 self.drain.process()
             return
@@ -800,7 +799,7 @@ class OpSession(Session):
         self, step: Step, is_scaled: bool, incidents: Sequence[Incident], bad: Records
     ) -> None:
         known = dict(bad)
-        is_filtered = self.has_excluded or self.config.is_filtered
+        is_filtered = self.reading.has_excluded or self.config.is_filtered
         for incident in incidents:
             # Its records may have come with an earlier batch, by another thread's hook.
             for seq in incident.bad_seqs:
@@ -816,21 +815,21 @@ class OpSession(Session):
     def ring_for(self, tensor: torch.Tensor, site: int) -> Optional[DeviceRing]:
         """The ring of its device; None if it passes unread."""
         device = tensor.device
-        if not self.is_running or site in self.off_sites:
+        if not self.is_running or site in self.faults.off_sites:
             return None
         if self.tape is not None:
-            self.notes["what a graph captures passes unread at op level"] = None
+            self.faults.notes["what a graph captures passes unread at op level"] = None
             return None
-        if device not in self.rings:
+        if device not in self.rings.of:
             problem = why_not(device)
             if problem:
-                self.notes[f"op level does not read {device}: {problem}"] = None
+                self.faults.notes[f"op level does not read {device}: {problem}"] = None
                 self._ops.leave_out(tensor)
                 return None
-            self._ring(device)
-            if self.overflow.follow_ops(device):
+            self.rings.ring_of(device)
+            if self.rings.overflow.follow_ops(device):
                 self._ops.watch_status(str(device))
-        return self._ring(device)
+        return self.rings.ring_of(device)
 
     def _gather(self) -> None:
         """What the observer has seen until now becomes an entry of the journal."""
@@ -849,7 +848,7 @@ class OpSession(Session):
             step.journal.add_due(DeferredOps(judge, waiting, stop, self.launches.lines()))
 
     def due(self, entry: Entry) -> None:
-        if self.is_deferred:
+        if self.rings.is_deferred:
             self._gather()
         super().due(entry)
 
@@ -864,12 +863,9 @@ class OpSession(Session):
             self.recorder.clear_target()
             self.launches.clear_rows()
             records, self._rows = self._rows, []
-            segments = []
-            for ring in self.rings.values():
-                early, in_flight = ring.cut()
-                records += early
-                segments += [(ring, segment) for segment in in_flight]
-        overflow, lines = self.overflow, self.launches.lines()
+            early, segments = self.rings.cut()
+            records += early
+        overflow, lines = self.rings.overflow, self.launches.lines()
         self.drain.submit(
             OpPart(self._sites, step, journal, records, segments, closes_step, overflow, lines)
         )

@@ -33,16 +33,21 @@ if TYPE_CHECKING:
     from fastcheck.calls.recorder import HookRecorder
 
 
+class DeviceRings(Protocol):
+    of: dict[torch.device, DeviceRing]
+
+
 class Observing(Protocol):
     """The part of a session that is used here."""
 
     lock: AbstractContextManager[Any]
     event_store: EventStore
-    recorder: HookRecorder
-    notes: dict[str, None]
-    rings: dict[torch.device, DeviceRing]
+    rings: DeviceRings
     step: Step
     is_active: bool
+
+    @property
+    def recorder(self) -> HookRecorder: ...
 
     def submit(self) -> None: ...
 
@@ -50,10 +55,16 @@ class Observing(Protocol):
 
 
 class Faults:
-    """The errors of one session, which it does not keep alive."""
+    """The errors of one session, which it does not keep alive, and what can't be read."""
 
     def __init__(self, session: Observing) -> None:
         self._session = weakref.ref(session)
+        #: For the summary: what is no longer observed, and why.
+        self.notes: dict[str, None] = {}
+        #: Sites that could not be read once; they are not tried again.
+        self.off_sites: set[int] = set()
+        #: Kinds of devices that no backend reads.
+        self.unread_devices: dict[str, None] = {}
         # What the device reported, from the first call on that failed.
         self.loss: Optional[str] = None
         self._is_settled = False
@@ -70,8 +81,8 @@ class Faults:
                 self.loss = first_line(error)
             return
         note = f"fastcheck no longer observes {where}: {type(error).__name__}: {error}"
-        if note not in session.notes:
-            session.notes[note] = None
+        if note not in self.notes:
+            self.notes[note] = None
             warn_of_fault(f"{note}. Training is not affected.")
 
     def look(self) -> None:
@@ -79,7 +90,7 @@ class Faults:
         session = self._session()
         if session is None:
             return
-        for ring in list(session.rings.values()):
+        for ring in list(session.rings.of.values()):
             try:
                 ring.check()
             except Exception as error:

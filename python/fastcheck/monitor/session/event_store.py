@@ -11,7 +11,7 @@ from collections import Counter as Tally
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from fastcheck.verdict.step import Decision, ReadStored, Rules, Step, nothing_st
 
 from .config import Config
 
+# What is held may come out long after its step; of older ones no update is known.
+_UPDATED_STEPS = 1024
 # A served model never closes a step: what is remembered of it is renewed at these sizes.
 _MAX_FINDINGS = 4096
 _MAX_EVENTS = 16384
@@ -88,6 +90,8 @@ class Archive:
         self.history = History(steps)
         self.steps = StepTable(sites, rank)
         self.log = log
+        #: The last steps of which it is known that their update was applied.
+        self.updated_steps: deque[int] = deque(maxlen=_UPDATED_STEPS)
         # The first step with a counted event: summary() reports it.
         self.first_bad: Optional[Step] = None
         # The events of the steps that are over.
@@ -135,6 +139,16 @@ def _tally(findings: list[Finding], verdicts: Tally[Verdict], places: Tally[int]
             places[finding.blamed.site] += 1
 
 
+class Ranks(NamedTuple):
+    """This process among the others. ``together``: how many stop together; ``in_group``: over how
+    many gradients may be reduced before the optimizer uses them.
+    """
+
+    own: int
+    together: int
+    in_group: int
+
+
 class EventStore:
     """Every method expects ``lock`` to be held. Whoever needs the session's lock too takes that
     first.
@@ -144,15 +158,12 @@ class EventStore:
         self,
         config: Config,
         sites: SiteTable,
-        rank: int,
+        ranks: Ranks,
         archive: Archive,
-        has_other_ranks: bool = False,
     ) -> None:
         self.config = config
-        # Gradients may be reduced over several ranks before the optimizer uses them.
-        self._has_other_ranks = has_other_ranks
         self.sites = sites
-        self.rank = rank
+        self.ranks = ranks
         self.lock = threading.RLock()
         self.archive = archive
         self.counter = Counter(config.overflow_nums, config.stop.within, config.stop.count)
@@ -190,7 +201,7 @@ class EventStore:
             step,
             last_finite,
             is_strict=is_strict,
-            has_other_ranks=self._has_other_ranks,
+            has_other_ranks=self.ranks.in_group > 1,
         )
 
     def renew(self, step: Step) -> None:
@@ -379,7 +390,7 @@ class EventStore:
             verdict=finding.verdict,
             reason=finding.reason,
             counted=finding.counted,
-            rank=self.rank,
+            rank=self.ranks.own,
             line=finding.uses.line,
             api=finding.uses.api,
             inputs=tuple(finding.uses.inputs),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fastcheck.verdict.step import Step
 
     from .config import Config
+    from .drain import DeviceRings
     from .event_store import EventStore
 
 ROLE = "overflow_status"
@@ -34,10 +35,12 @@ class StatusOwner(Protocol):
     """What the reader of status words needs of the session."""
 
     config: Config
-    sites: SiteTable
-    rings: dict[torch.device, DeviceRing]
+    rings: DeviceRings
     event_store: EventStore
     step: Step
+
+    @property
+    def sites(self) -> SiteTable: ...
 
     def observe(self, tensor: torch.Tensor, site: int, call: int, flags: int) -> Any: ...
 
@@ -129,7 +132,7 @@ class StatusReader:
         if entry.is_off:
             return None
         try:
-            ring = self._session.rings.get(entry.device)
+            ring = self._session.rings.of.get(entry.device)
             lost = 0 if ring is None else ring.lost_count
             result = observe(entry.status.read(entry.device))
             # What found no slot is still to be learnt from the next reading.

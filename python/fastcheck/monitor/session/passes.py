@@ -41,6 +41,8 @@ class Passes:
         #: torch's generator of the host, as the last pass has begun with it.
         self.generator: Optional[torch.Tensor] = None
         self._held: list[Pass] = []
+        #: Those that begin now are not read (``Session.pause()``).
+        self.are_paused = False
 
     @property
     def held(self) -> Sequence[Pass]:

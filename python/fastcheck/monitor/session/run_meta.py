@@ -274,6 +274,8 @@ class RunMeta:
         compiled: Mapping[int, object],
     ) -> None:
         self._config = config
+        #: The options that leave something unread.
+        self.left_out_by = config.left_out_by
         self._nodes = nodes
         self._event_store = event_store
         self._compiled = compiled
@@ -282,6 +284,8 @@ class RunMeta:
             weakref.WeakKeyDictionary()
         )
         self.schedule = Schedule(event_store)
+        #: What each step trains on, where the training loop names it.
+        self.batches = BatchIds(event_store)
         self._compiled_count = 0
 
     def to_dict(self, unread: Sequence[UnreadOp]) -> dict[str, Any]:

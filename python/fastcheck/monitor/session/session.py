@@ -8,7 +8,6 @@ other belong to one step.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
@@ -22,7 +21,7 @@ from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.calls.recorder import make_lock, make_recorder
 from fastcheck.calls.stored import StoredTensors
 from fastcheck.record.format import RECORD_DTYPE, nonfinite
-from fastcheck.ring.device import DeviceRing
+from fastcheck.ring.device import DeviceRing, Segment
 from fastcheck.ring.host import (
     ELSEWHERE,
     IS_NEW,
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from fastcheck.verdict.step import Step, Tape
 
 
+import enum
 import sys
 import threading
 import weakref
@@ -60,7 +60,7 @@ from typing import Protocol
 
 from fastcheck.errors import ConfigError
 from fastcheck.log.unobserved import UnreadOp
-from fastcheck.record.format import Flag
+from fastcheck.record.format import Depth, Flag
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.transforms import innermost_transform
@@ -71,7 +71,6 @@ from fastcheck.verdict.step import Step
 
 from .derivatives import Derivatives
 from .passes import Passes
-from .run_meta import BatchIds
 
 
 class Backward:
@@ -150,7 +149,9 @@ class _Session(Protocol):
     """What is needed of the Session."""
 
     step: Step
-    sites: SiteTable
+
+    @property
+    def sites(self) -> SiteTable: ...
 
     @property
     def reads_numbers(self) -> bool: ...
@@ -234,8 +235,79 @@ def is_dry_run() -> bool:
 _MAX_SEEN = 65536
 
 
-# What is held may come out long after its step; of older ones no update is known.
-_UPDATED_STEPS = 1024
+class Removal(enum.IntEnum):
+    """Why a session is over; 0: it is not."""
+
+    NO = 0
+    DONE = 1
+    #: It is that of the process which this one was forked from.
+    FORKED = 2
+
+
+class Reading:
+    """Reads tensors of the host, and remembers what was read. ``has_excluded``: some modules are
+    not observed.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[ModuleNode],
+        has_excluded: bool,
+        depth: Depth,
+        when_full: Callable[[], None],
+        lock: Any,
+    ) -> None:
+        self.stored = StoredTensors(nodes)
+        self.has_excluded = has_excluded
+        self.cursor = new_cursor()
+        self.host = HostRing(depth, when_full=when_full, cursor=self.cursor)
+        self.seen: SeenTensors = make_seen()
+        self.reader = make_reader(self.seen, self.host)
+        self.recorder: HookRecorder = make_recorder(self.reader, self.cursor, lock)
+
+
+class Rings:
+    """The rings of a session's devices."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.of: dict[torch.device, DeviceRing] = {}
+        self.overflow = StatusReader(session)
+        # From the first tensor that is not on the CPU on: what is read is judged when the drain
+        # brings it.
+        self.is_deferred = False
+        self.settles_calls = False
+
+    def ring_of(self, device: torch.device) -> DeviceRing:
+        """The ring of a device, which is made for its first tensor."""
+        ring = self.of.get(device)
+        if ring is None:
+            streams, session = streams_of(device), self._session
+            if streams is None:
+                raise RuntimeError(f"torch.{device.type} has no streams and events")
+            with torch.inference_mode(False):
+                ring = DeviceRing(streams, backend_for(device), session.config.depth)
+            self.of[device] = ring
+            self.overflow.add(device, ring.backend)
+            if not self.is_deferred:
+                # What the ring of the host holds has been judged.
+                session.collect()
+                self.is_deferred = True
+                session.recorder.redirect(session.step.journal.entries)
+                if session.config.sync == "call":
+                    self.settles_calls = True
+                    session.recorder.settle()
+        return ring
+
+    def cut(self) -> tuple[list[np.ndarray], list[tuple[DeviceRing, Segment]]]:
+        """What was read until now: the records that are here, and those in flight."""
+        records: list[np.ndarray] = []
+        segments = []
+        for ring in self.of.values():
+            early, in_flight = ring.cut()
+            records += early
+            segments += [(ring, segment) for segment in in_flight]
+        return records, segments
 
 
 class Session:
@@ -253,61 +325,43 @@ class Session:
         config: Config,
         event_store: EventStore,
         nodes: Sequence[ModuleNode],
-        world_size: int,
         has_excluded: bool,
     ) -> None:
         self.config = config
-        self.sites = event_store.sites
         self.lock = make_lock()
         self.event_store = event_store
-        self._stored = StoredTensors(nodes)
         self.faults = Faults(self)
         self.drain = Drain(self.event_store, config.stop.max_lag, self.faults)
-        self.cursor = new_cursor()
-        self.host = HostRing(config.depth, when_full=self._make_room, cursor=self.cursor)
-        self.rings: dict[torch.device, DeviceRing] = {}
-        self.overflow = StatusReader(self)
-        # From the first tensor that is not on the CPU on: what is read is judged when the drain
-        # brings it.
-        self.is_deferred = False
-        self.settles_calls = False
+        self.reading = Reading(nodes, has_excluded, config.depth, self._make_room, self.lock)
+        self.rings = Rings(self)
         self.step = self.new_step(0)
-        self.removed = self.is_forked = False
+        self.removed = Removal.NO
         self.is_active: bool = config.observes(0)
         self.is_closed = False
-        # Passes that begin now are not read (pause()).
-        self.is_paused = False
         # monitor.step() was called: nothing else closes a step any more.
         self.is_explicit = False
-        #: The last steps of which it is known that their update was applied.
-        self.updated_steps: deque[int] = deque(maxlen=_UPDATED_STEPS)
-        self.has_excluded = has_excluded
-        self.left_out_by = config.left_out_by
-        self.seen: SeenTensors = make_seen()
-        self.reader = make_reader(self.seen, self.host)
-        self.recorder: HookRecorder = make_recorder(self.reader, self.cursor, self.lock)
-        # How many ranks stop together; 1: this one decides alone.
-        self.world_size = world_size
-        self.notes: dict[str, None] = {}
-        # Sites that could not be read once; they are not tried again.
-        self.off_sites: set[int] = set()
-        self.unread_devices: dict[str, None] = {}
         # While a graph is captured: what the hooks see is written down for its replays.
         self.tape: Optional[Tape] = None
-        #: What each step trains on, where the training loop names it.
-        self.batches = BatchIds(event_store)
         self.backwards = Backwards()
         self.passes = Passes()
         tell_allowances(self)
 
     @property
+    def sites(self) -> SiteTable:
+        return self.event_store.sites
+
+    @property
+    def recorder(self) -> HookRecorder:
+        return self.reading.recorder
+
+    @property
     def next_seq(self) -> int:
         """Sequence numbers start at 0 when the monitor is installed and never repeat."""
-        return self.cursor.seq
+        return self.reading.cursor.seq
 
     @next_seq.setter
     def next_seq(self, value: int) -> None:
-        self.cursor.seq = value
+        self.reading.cursor.seq = value
 
     def new_step(self, index: int, first_seq: int = 0) -> Step:
         """A step that begins at this sequence number."""
@@ -324,20 +378,20 @@ class Session:
         the records. A tensor that the kernel refuses (its memory was freed, say) passes unread, and
         its site with it from then on.
         """
-        host, seq = self.host, self.next_seq
+        host, seq = self.reading.host, self.next_seq
         index = self.step.index
-        if site in self.off_sites:
-            self.seen.add(tensor, NO_TOKEN)
+        if site in self.faults.off_sites:
+            self.reading.seen.add(tensor, NO_TOKEN)
             return UNREAD
         try:
-            code = self.reader.read(
+            code = self.reading.reader.read(
                 tensor, host.next_slot(), site, call, index, seq, flags, any_dtype
             )
             if code == UNKNOWN_DEVICE:
                 if streams_of(tensor.device) is None:
-                    self.unread_devices[tensor.device.type] = None
+                    self.faults.unread_devices[tensor.device.type] = None
                     return UNREAD
-                self.reader.add_device(tensor)
+                self.reading.reader.add_device(tensor)
                 return self.read(tensor, site, call, flags, any_dtype)
             if not code & IS_NEW or code < 0:
                 return code
@@ -358,7 +412,7 @@ class Session:
         """The second half of read(), of a tensor that isn't on the CPU. False: it was refused."""
         try:
             identity = (self.next_seq, self.step.index, call, site, flags, *identity_of(code))
-            ring = self._ring(tensor.device)
+            ring = self.rings.ring_of(tensor.device)
             ring.observe(tensor, identity, not code & NEW_STREAM, self.observe_for(site))
             rows = ring.next_rows()
             if rows is not None:
@@ -376,8 +430,8 @@ class Session:
         """A tensor could not be read, and is remembered under the number that the next record will
         have.
         """
-        self.seen.clear()
-        self.seen.add(tensor, NO_TOKEN)
+        self.reading.seen.clear()
+        self.reading.seen.add(tensor, NO_TOKEN)
         self.switch_off(site, error)
 
     def observe(
@@ -388,10 +442,10 @@ class Session:
         """
         seq, step = self.next_seq, self.step.index
         if tensor.is_cpu:
-            is_bad = self.host.observe(tensor, site, call, step, seq, flags)
+            is_bad = self.reading.host.observe(tensor, site, call, step, seq, flags)
             self.next_seq = seq + 1
-            return seq, None if self.is_deferred else is_bad
-        ring = self._ring(tensor.device)
+            return seq, None if self.rings.is_deferred else is_bad
+        ring = self.rings.ring_of(tensor.device)
         ring.observe(tensor, (seq, step, call, site, flags, *dtype_and_order(tensor)))
         self.next_seq = seq + 1
         return seq, None
@@ -401,7 +455,7 @@ class Session:
         if is_bad is None:
             self.step.journal.entries.append(entry)
         elif is_bad:
-            record = self.host.last()
+            record = self.reading.host.last()
             with self.event_store.lock:
                 self.event_store.judge(self.step, entry, {int(record["seq"]): record})
 
@@ -425,7 +479,7 @@ class Session:
             numbers = [sites[i] for i in chosen]
             entry = kind(self.next_seq, [roles[i] for i in chosen], *fields)
             found = self.read_list(device, part, numbers, flags)
-            if self.is_deferred:
+            if self.rings.is_deferred:
                 self.step.journal.entries.append(entry)
             elif found:
                 with self.event_store.lock:
@@ -444,10 +498,10 @@ class Session:
         first, step = self.next_seq, self.step.index
         found: list[np.void] = []
         if device.type == "cpu":
-            for records in self.host.observe_list(tensors, sites, step, first, flags):
+            for records in self.reading.host.observe_list(tensors, sites, step, first, flags):
                 found.extend(records)
         else:
-            self._ring(device).observe_list(tensors, sites, step, first, flags)
+            self.rings.ring_of(device).observe_list(tensors, sites, step, first, flags)
         self.next_seq = first + len(tensors)
         return found
 
@@ -456,8 +510,8 @@ class Session:
         module and its submodules store. Read now on the CPU; on a device, where this is called
         later, by the last reading.
         """
-        batch = self._stored.within(node)
-        if self.is_deferred:
+        batch = self.reading.stored.within(node)
+        if self.rings.is_deferred:
             records = self.event_store.archive.history.latest_of(set(batch.sites))
         else:
             with self.lock:
@@ -470,14 +524,16 @@ class Session:
         """Reads tensors of the host; the records that are non-finite."""
         host = [i for i, tensor in enumerate(tensors) if tensor.is_cpu]
         part, numbers = [tensors[i] for i in host], [sites[i] for i in host]
-        found = list(self.host.observe_list(part, numbers, self.step.index, self.next_seq, 0))
+        found = list(
+            self.reading.host.observe_list(part, numbers, self.step.index, self.next_seq, 0)
+        )
         self.next_seq += len(part)
         return np.concatenate(found) if found else np.zeros(0, RECORD_DTYPE)
 
     def call_ended(self, call: Call, is_complete: bool, ended_by: str = "") -> None:
         """As Returned has it. Nothing has to be done while nothing was found."""
         returned = Returned(call, is_complete, ended_by)
-        if self.is_deferred:
+        if self.rings.is_deferred:
             self.step.journal.entries.append(returned)
         else:
             with self.event_store.lock:
@@ -489,7 +545,7 @@ class Session:
 
     def due(self, entry: Entry) -> None:
         """An entry that matters even where nothing that was read is non-finite."""
-        if self.is_deferred:
+        if self.rings.is_deferred:
             self.step.journal.add_due(entry)
             return
         with self.event_store.lock:
@@ -506,14 +562,14 @@ class Session:
     def collect(self) -> None:
         """Takes in what is on the host already, and waits for nothing."""
         with self.event_store.lock:
-            if self.is_deferred:
+            if self.rings.is_deferred:
                 self.drain.process()
             else:
-                self.event_store.archive.history.add(self.host.take())
+                self.event_store.archive.history.add(self.reading.host.take())
 
     def flush(self) -> None:
         """Waits for the devices, and takes in everything."""
-        if self.is_deferred:
+        if self.rings.is_deferred:
             self.submit()
             self.drain.wait()
         self.collect()
@@ -527,7 +583,7 @@ class Session:
 
     def settle_update(self) -> None:
         """An optimizer is about to step: with sync="step" it waits for the verdicts."""
-        if self.is_deferred and self.config.sync != "never":
+        if self.rings.is_deferred and self.config.sync != "never":
             self.submit()
             self.drain.wait()
 
@@ -536,7 +592,7 @@ class Session:
         """Whether each step begins with what the model stores: where a verdict can neither wait for
         the reading before the update, nor read in its middle.
         """
-        return self.settles_calls
+        return self.rings.settles_calls
 
     def submit(self, closes_step: bool = False) -> None:
         step = self.step
@@ -546,36 +602,12 @@ class Session:
             return
         self.recorder.redirect(step.journal.entries)
         self.recorder.clear_target()
-        records = [self.host.take()]
-        segments = []
-        for ring in self.rings.values():
-            early, in_flight = ring.cut()
-            records += early
-            segments += [(ring, segment) for segment in in_flight]
-        self.drain.submit(Part(step, journal, records, segments, closes_step))
-
-    def _ring(self, device: torch.device) -> DeviceRing:
-        ring = self.rings.get(device)
-        if ring is None:
-            streams = streams_of(device)
-            if streams is None:
-                raise RuntimeError(f"torch.{device.type} has no streams and events")
-            with torch.inference_mode(False):
-                ring = DeviceRing(streams, backend_for(device), self.config.depth)
-            self.rings[device] = ring
-            self.overflow.add(device, ring.backend)
-            if not self.is_deferred:
-                # What the ring of the host holds has been judged.
-                self.collect()
-                self.is_deferred = True
-                self.recorder.redirect(self.step.journal.entries)
-                if self.config.sync == "call":
-                    self.settles_calls = True
-                    self.recorder.settle()
-        return ring
+        records = [self.reading.host.take()]
+        early, segments = self.rings.cut()
+        self.drain.submit(Part(step, journal, records + early, segments, closes_step))
 
     def _make_room(self) -> None:
-        if self.is_deferred:
+        if self.rings.is_deferred:
             self.submit()
             return
         with self.event_store.lock:
@@ -586,7 +618,7 @@ class Session:
 
     def switch_off(self, site: int, error: Exception) -> None:
         """A site can't be read: it is left out from now on, with one warning."""
-        self.off_sites.add(site)
+        self.faults.off_sites.add(site)
         self.recorder.close()
         self.report_internal_error(str(self.sites[site]), error)
 
@@ -626,7 +658,7 @@ class Session:
         """The step is open, and what the model stores was read: until something else is to be done
         the hooks may go their short way.
         """
-        if not self.is_active or self.is_closed or self.removed or self.off_sites:
+        if not self.is_active or self.is_closed or self.removed or self.faults.off_sites:
             return
         if (
             self.tape is not None or innermost_transform() is not None
@@ -637,7 +669,7 @@ class Session:
             step.index,
             step.calls.add,
             step.findings.all,
-            step.journal.entries if self.is_deferred else None,
+            step.journal.entries if self.rings.is_deferred else None,
             step.gradients,
             self.follows_gap,
             int(Flag.SCALED) if self.is_scaled else 0,
@@ -651,18 +683,18 @@ class Session:
         self.backwards.called(self.step.index)
         self.apply_pause()
         self.passes.began()
-        if len(self.seen) > _MAX_SEEN:
-            self.seen.clear()
+        if len(self.reading.seen) > _MAX_SEEN:
+            self.reading.seen.clear()
         if len(self.step.journal.entries) > _MAX_SEEN:
             self.submit()
-        if not self.is_deferred:
+        if not self.rings.is_deferred:
             with self.event_store.lock:
                 self.event_store.renew(self.step)
         self.recorder.close()
 
     def end_pass(self) -> None:
         """A forward that no backward will follow has left the observed modules."""
-        if self.is_deferred and not len(self.drain):
+        if self.rings.is_deferred and not len(self.drain):
             self.submit()
 
     def begin_step_if_closed(self) -> None:
@@ -671,18 +703,18 @@ class Session:
             return
         step = self.step
         self.note(self.event_store.end, step)
-        if self.is_deferred:
+        if self.rings.is_deferred:
             self.submit()
         for handle in step.leaf_handles:
             handle.remove()
-        self.seen.clear()
+        self.reading.seen.clear()
         self.backwards.derivatives.clear()
         if step.update.count > step.update.guarded_count or step.update.is_partial:
-            self.updated_steps.append(step.index)
+            self.event_store.archive.updated_steps.append(step.index)
         self.step = self.new_step(step.index + 1, self.next_seq)
         self.is_closed = False
         # On a device what a step held comes out in one of the next three.
-        self.passes.drop_before(self.step.index - 3 * self.is_deferred)
+        self.passes.drop_before(self.step.index - 3 * self.rings.is_deferred)
         self.is_active = self.config.observes(self.step.index)
 
     def let_go(self) -> None:
@@ -703,11 +735,11 @@ class Session:
 
     def pause(self, is_paused: bool) -> None:
         """The passes that begin from now on are not read, or are again."""
-        self.is_paused = is_paused
+        self.passes.are_paused = is_paused
 
     def apply_pause(self) -> None:
         """A pass begins, and is read or not."""
-        is_wanted = self.config.observes(self.step.index) and not self.is_paused
+        is_wanted = self.config.observes(self.step.index) and not self.passes.are_paused
         is_wanted = is_wanted and not is_dry_run()
         if self.is_active and not is_wanted:
             # What it would have decided stays as it is.
@@ -722,9 +754,9 @@ class Session:
         self.is_closed = True
         if not self.is_active:
             return
-        self.overflow.read()
+        self.rings.overflow.read()
         self.note(self.event_store.close, self.step)
-        if self.is_deferred:
+        if self.rings.is_deferred:
             self.submit(closes_step=True)
             if self.config.sync == "never":
                 self.drain.bound()
@@ -735,7 +767,7 @@ class Session:
         """An optimizer has stepped, and another one is going to, in the same step."""
         # Where ranks meet before an update, they do it before the next one too.
         self.step.update.has_met = False
-        if self.is_active and self.is_deferred:
+        if self.is_active and self.rings.is_deferred:
             self.submit()
             if self.config.sync != "never":
                 self.drain.wait()
@@ -785,7 +817,7 @@ class Session:
         """Reads a loss, under this name too if it is known already: as an output of a module.
         ``flags``: SCALED, if it carries a scale of the user's own, and ANEW.
         """
-        token = self.seen.add(loss, self.next_seq)
+        token = self.reading.seen.add(loss, self.next_seq)
         if token >= 0:
             self.due(LossKnown(token))
         seq, is_bad = self.observe(loss, site, 0, flags)

@@ -131,7 +131,7 @@ def build_report(
     event_store = session.event_store
     culprit = event_store.event(finding)
     if session.config.level == "op":
-        inputs = argument_records(event_store.archive.history, culprit, session.sites)
+        inputs = argument_records(event_store.archive.history, culprit, event_store.sites)
     else:
         inputs = _module_inputs(session, finding, step)
     return make_report(
@@ -142,12 +142,12 @@ def build_report(
         event_count=event_store.counter.total,
         overflow_nums=session.config.overflow_nums,
         log_path=log_path,
-        batch=session.batches.of(step.index),
+        batch=meta.batches.of(step.index),
         scale=_loss_scale(session, step),
         world_size=world_size,
         style=session.config.stop.style,
         learning_rates=meta.learning_rates(),
-        left_out_by=session.left_out_by,
+        left_out_by=meta.left_out_by,
         silent_norms=meta.silent_norms(culprit.site.module),
         **_update(session, finding, step),
     )
@@ -159,7 +159,7 @@ def _update(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
     if finding.role == "param":  # it is read before the update of a step
         finite = session.event_store.archive.history.last_finite(finding.record)
         since_step = began if finite is None else int(finite["step"])
-    since = [index for index in session.updated_steps if index >= since_step]
+    since = [index for index in session.event_store.archive.updated_steps if index >= since_step]
     of_now = session.step.update
     if of_now.count > of_now.guarded_count and session.step.index >= began:
         since.append(session.step.index)
@@ -168,12 +168,12 @@ def _update(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
 
 def _update_in_step(session: Session, began: int, step: Step) -> dict[str, Any]:
     if began < step.index:  # what came of it was seen in a later step
-        if began not in session.updated_steps:
+        if began not in session.event_store.archive.updated_steps:
             return {}
         why = f"what came of it was seen in step {step.index}"
         return {"weights_intact": False, "why_updated": why}
     update, is_open = step.update, step is session.step
-    is_by_hand = session.is_explicit and not session.updated_steps
+    is_by_hand = session.is_explicit and not session.event_store.archive.updated_steps
     if is_by_hand and not update.count:
         return {}  # the loop may update weights without an optimizer
     if update.is_partial:
@@ -226,7 +226,7 @@ def _module_inputs(session: Session, finding: Finding, step: Step) -> Evidence:
     for token, site in zip(call.inputs, call.input_sites):
         record = session.event_store.archive.history.find(token)
         if record is not None:
-            found.append((session.sites[site], record))
+            found.append((session.event_store.sites[site], record))
     return found + _parameters(session, call, step)
 
 
@@ -246,7 +246,7 @@ def _gradients_of_outputs(session: Session, call: Call, step: Step) -> Evidence:
         seq = step.gradients.get(token)
         record = None if seq is None else session.event_store.archive.history.find(seq)
         if record is not None:
-            found.append((session.sites[int(record["site"])], record))
+            found.append((session.event_store.sites[int(record["site"])], record))
     return found
 
 
@@ -258,7 +258,7 @@ def _parameters(session: Session, call: Call, step: Step) -> Evidence:
         record = session.event_store.archive.history.latest(number)
         # One of an earlier step was changed by an update since.
         if record is not None and record["step"] == step.index:
-            found.append((session.sites[number], record))
+            found.append((session.event_store.sites[number], record))
     return found
 
 
@@ -267,16 +267,16 @@ def save_held(session: Session, meta: RunMeta, directory: str) -> Optional[str]:
     batches. Returns the directory of the log; never raises: warns and returns None when it can't be
     written. The caller holds the store's lock.
     """
-    event_store, batches = session.event_store, session.batches
+    event_store, batches = session.event_store, meta.batches
     named = {"batches": batches.lines()} if batches else {}
     rows = [row.to_dict() for row in event_store.archive.all_steps()]
     steps = {"steps": rows} if rows else {}
     return save_log(
         directory,
-        event_store.rank,
+        event_store.ranks.own,
         event_store.archive.history.all(),
         event_store.events,
-        session.sites,
+        session.event_store.sites,
         {**meta.to_dict(session.unread_ops()), **steps, **named},
     )
 
@@ -420,7 +420,7 @@ class StopHandler:
         if agreed is None:
             return
         own, self._proposed, self._held, self._held_maker = self._proposed, None, None, None
-        report, is_own = own, agreed.rank == self._session.event_store.rank
+        report, is_own = own, agreed.rank == self._session.event_store.ranks.own
         if agreed.message and not (is_own and own is not None):
             try:
                 report = unpacked(agreed.message)
@@ -445,7 +445,7 @@ class StopHandler:
                 # file system `fastcheck show` reads as one.
                 self._save(self._default(report.log_path))
         try:
-            write_stop_page(report, event_store.rank)
+            write_stop_page(report, event_store.ranks.own)
         except Exception as error:  # the stop is due, with or without its page
             report = self._without_page(report, error)
         self._sink(report)
@@ -480,7 +480,7 @@ class StopHandler:
                 # A poor report is better than none, and far better than a run that goes on.
                 session.report_internal_error("the evidence of its events", error)
                 report = StopReport(
-                    event_store.event(finding), step=step.index, rank=event_store.rank
+                    event_store.event(finding), step=step.index, rank=event_store.ranks.own
                 )
         report = replace(report, made_by=self._held_maker or self._made_by(due))
         if self._dumper is None or (decision is not Decision.STOP and self._has_dumped):

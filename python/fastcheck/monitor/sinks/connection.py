@@ -253,7 +253,7 @@ class SinkConnection(Listener):
         if not any(map(len, chunks)):  # a step that every= leaves out
             return
         session, event_store = self._session, self._session.event_store
-        nothing = StepRow(event_store.rank, step.index, None, False, None, None, None)
+        nothing = StepRow(event_store.ranks.own, step.index, None, False, None, None, None)
         row = rows[-1] if rows else nothing
         self._skipped += row.overflow
         facts = StepFacts(
@@ -264,7 +264,7 @@ class SinkConnection(Listener):
             findings=sum(event_store.archive.verdicts.values()) + len(step.findings.all),
             lag=max(0, session.step.index - step.index),
             waits=session.drain.wait_count,
-            lost=sum(ring.lost_count for ring in session.rings.values()),
+            lost=sum(ring.lost_count for ring in session.rings.of.values()),
             watched={} if self._watched is None else self._watched.scalars(),
         )
         self._writer.put(lambda: self._entry(facts))
@@ -303,5 +303,5 @@ def _switch_off(reference: weakref.ref[Session], sink: ScalarSink, error: Except
 
 def _note(session: Optional[Session], text: str) -> None:
     if session is not None:
-        session.notes[text] = None
+        session.faults.notes[text] = None
     warn(text)

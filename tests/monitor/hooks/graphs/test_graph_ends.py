@@ -68,7 +68,7 @@ def test_an_exception_in_a_capture() -> None:
 
     here, there = run(False), run(True)
     assert said(there) == said(here)
-    assert not there._session.notes
+    assert not there._session.faults.notes
     assert there._session.next_seq == here._session.next_seq
     assert there.step_index == here.step_index
 

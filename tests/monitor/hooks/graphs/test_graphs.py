@@ -396,4 +396,4 @@ def test_nothing_asks_the_device_while_it_is_captured(monkeypatch: pytest.Monkey
         training.run(data(2))
     monitor.flush()
     assert set(monitor.records()["step"]) == set(range(WARM_UP + 9))
-    assert not any("graph" in note for note in monitor._session.notes)
+    assert not any("graph" in note for note in monitor._session.faults.notes)

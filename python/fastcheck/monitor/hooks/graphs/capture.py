@@ -83,7 +83,7 @@ class CapturedJournal:
         session.is_closed = True
         session.is_active = True
         session.next_seq = FIRST_SEQ
-        session.seen.clear()
+        session.reading.seen.clear()
 
     def slots(self, ring: DeviceRing) -> Optional[GraphSlots]:
         """Those of the stretch under way; None when what is read is no part of the graph."""
@@ -147,8 +147,8 @@ class CapturedJournal:
                 stretch.calls = list(stretch.step.calls)
             known.append(stretch.step)
         session.step, session.is_closed, session.is_active, session.next_seq = self._before
-        session.seen.clear()
-        session.host.take()  # what was read on the CPU, once
+        session.reading.seen.clear()
+        session.reading.host.take()  # what was read on the CPU, once
 
     def start(self) -> None:
         """The graph is there, and was not replayed yet."""
@@ -291,21 +291,21 @@ class GraphFollower:
         session = self._session
         if not session.reads_captured_graphs:
             # Its readings wait.
-            self._was_paused = session.is_paused
+            self._was_paused = session.passes.are_paused
             session.pause(True)
             self._note('with level="op" nothing that is captured in a graph is read')
             return False
         if session.tape is not None:
             session.tape.problem = "another graph was captured at the same time"
             return False
-        if session.rings:
+        if session.rings.of:
             # The drain of any monitor would ask the device about its copies, which ends a capture
             # in failure. The host has waited for the device a moment ago.
             session.flush()
         streams = streams_of(device)
         if streams is None or not self._observes(device):
             return False
-        ring = session._ring(device)
+        ring = session.rings.ring_of(device)
         session.tape = tape = CapturedJournal(session)
         self._graphs[graph] = _Followed(tape, streams)
         if not ring.backend.is_capturable:
@@ -313,7 +313,7 @@ class GraphFollower:
             tape.problem = (
                 f"only the CUDA kernels can be captured, not the {ring.backend.name} ones"
             )
-        for ring in session.rings.values():
+        for ring in session.rings.of.values():
             ring.captured = tape.slots
         # The model of this capture is not known yet: its hooks raise a stop that is due.
         return False
@@ -334,7 +334,7 @@ class GraphFollower:
             return
         followed = self._graphs[graph]
         tape, session.tape = followed.tape, None
-        for ring in session.rings.values():
+        for ring in session.rings.of.values():
             ring.captured = None
         tape.close()
         if tape.problem is not None:
@@ -358,7 +358,7 @@ class GraphFollower:
 
     def _observes(self, device: torch.device) -> bool:
         """Whether the model is on this device, or something there was read already."""
-        if device in self._session.rings:
+        if device in self._session.rings.of:
             return True
         for node in self._nodes:
             module = node.module()
@@ -383,7 +383,7 @@ class GraphFollower:
         """A replay was put on the current stream."""
         session, followed = self._session, self._graphs[graph]
         # A replay writes to memory whose version stays the same.
-        session.seen.clear()
+        session.reading.seen.clear()
         for stretch in followed.tape.stretches:
             for slots in stretch.slots.values():
                 slots.replays += 1
@@ -396,7 +396,7 @@ class GraphFollower:
             if stretch.closes and (stretch.is_explicit or not session.is_explicit):
                 self.watcher.close_step()
         followed.mark()
-        if session.settles_calls:
+        if session.rings.settles_calls:
             session.settle_call()
         else:
             session.end_pass()
@@ -439,7 +439,7 @@ class GraphFollower:
         ]
 
     def _note(self, text: str) -> None:
-        self._session.notes[text] = None
+        self._session.faults.notes[text] = None
 
 
 # ---- The classes of torch ------------------------------------------------------------------------

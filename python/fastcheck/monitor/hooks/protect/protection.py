@@ -147,13 +147,16 @@ class WeightProtection:
             return
         session.step.update.why_applied = reason
         note = f"the weights of {type(optimizer).__name__} are not protected: {reason}"
-        if note not in session.notes:
-            session.notes[note] = None
+        if note not in session.faults.notes:
+            session.faults.notes[note] = None
             if self._norm_limit is not None:
                 self._warnings.append(
                     f"Watch(skip_above=) skips no update of {type(optimizer).__name__}: {reason}"
                 )
-            if session.config.stop.protect_weights is True or session.world_size > 1:
+            if (
+                session.config.stop.protect_weights is True
+                or session.event_store.ranks.together > 1
+            ):
                 self._warnings.append(
                     f"{note}. A stop comes one step after the event: by then an update has applied "
                     "what was not finite"
@@ -210,8 +213,10 @@ class WeightProtection:
             return bool(asked)
         # In the other modes ranks meet after the first evaluation of a closure, and not again:
         # they may differ in how many there are.
-        are_apart = session.world_size > 1 and (session.config.sync == "never" or evaluation > 1)
-        is_late = session.is_deferred and session.config.sync == "never"
+        are_apart = session.event_store.ranks.together > 1 and (
+            session.config.sync == "never" or evaluation > 1
+        )
+        is_late = session.rings.is_deferred and session.config.sync == "never"
         return (is_late or are_apart) and session.config.may_stop
 
     def _is_bad(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:

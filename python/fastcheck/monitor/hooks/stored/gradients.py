@@ -93,7 +93,7 @@ class GradientWatcher:
         return self._session.is_active and not self._session.is_closed
 
     def _settle(self, is_ours: bool) -> None:
-        if is_ours and self._session.settles_calls:
+        if is_ours and self._session.rings.settles_calls:
             self._session.settle_call()
 
     def _owned_by_given(self) -> Optional[set[int]]:
