@@ -796,6 +796,24 @@ def scheduler_not_loaded(is_faulty: bool) -> Iterator[Any]:
     train(model, optimizer, after=lambda step: again.step(), steps=40)
 
 
+@fault("a checkpoint whose moments are all 0", "all that it keeps is 0 .Adam: exp_avg, exp_avg_sq")
+def moments_not_saved(is_faulty: bool) -> Iterator[Any]:
+    first = mlp()
+    optimizer = adam(first)
+    train(first, optimizer, steps=40)
+    saved = [copy.deepcopy(part.state_dict()) for part in (first, optimizer)]
+    if is_faulty:
+        for state in saved[1]["state"].values():
+            state["exp_avg"].zero_()
+            state["exp_avg_sq"].zero_()
+    model = mlp()
+    yield model
+    optimizer = adam(model)
+    for part, state in zip((model, optimizer), saved):
+        part.load_state_dict(state)
+    train(model, optimizer, steps=40)
+
+
 @fault("parameters of a shared encoder in two optimizers", "two optimizers that step hold the same")
 def held_by_two(is_faulty: bool) -> Iterator[Any]:
     model = mlp()

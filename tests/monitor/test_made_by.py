@@ -895,6 +895,49 @@ def test_a_learning_rate_that_is_nan_is_named(level: str) -> None:
     assert "lr 0.1" not in text
 
 
+class _Masked(nn.Module):
+    """Attention to two keys, of which a mask rules out the second with -Inf, or both."""
+
+    def __init__(self, is_whole: bool) -> None:
+        super().__init__()
+        self.is_whole, self.attend = is_whole, _Attend()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.tensor([-65504.0, -65504.0]).half()
+        mask = mask + torch.tensor([-65504.0 if self.is_whole else 0.0, -65504.0]).half()
+        return self.attend(x, mask)
+
+
+class _Attend(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(2, 2).half()
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.out((x + mask).softmax(-1))
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_mask_that_did_no_harm_is_not_blamed(is_whole: bool) -> None:
+    """Of the mask and the sum the one is, of which the NaN was computed."""
+    model = _Masked(is_whole)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.full((3, 2), -64.0).half())
+    report = stop.value.report
+    site, made = report.culprit.site, report.made_by
+    assert made is not None
+    if is_whole:
+        assert (site.module, site.op, site.label) == ("attend", None, "input[1]")
+        assert made.site is not None and made.site.module == ""
+        return
+    assert site == made.site
+    assert (site.module, site.module_type, site.op) == ("attend", "_Attend", "aten.add.Tensor")
+    assert str(stop.value).startswith("6 -Inf in output of aten.add.Tensor #1 in attend (_Attend)")
+    assert "it made infinities beside those of input[1]" in report.culprit.reason
+    assert [one.label for one, _ in report.inputs] == ["self", "other"]
+    assert unpacked(packed(report)) is not None
+
+
 class _Growing(nn.Module):
     """Returns what it is given times a number that grows from call to call."""
 

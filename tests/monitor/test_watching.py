@@ -406,6 +406,35 @@ def test_targets_that_a_criterion_is_given_are_data() -> None:
     assert mover is not None and mover.site is not None and mover.site.module == "MSELoss"
 
 
+@pytest.mark.parametrize(
+    ("updates", "is_zero", "warns"), [(3, True, 1), (1, True, 0), (3, False, 0)]
+)
+def test_a_checkpoint_whose_moments_are_all_0(updates: int, is_zero: bool, warns: int) -> None:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+
+    model = nn.Linear(4, 2)
+    first, second = (torch.optim.Adam(model.parameters()) for _ in range(2))
+    train(model, first, updates)
+    second.load_state_dict(first.state_dict())
+    for state in second.state.values() if is_zero else ():
+        state["exp_avg"].zero_()
+        state["exp_avg_sq"].zero_()
+    monitor = fastcheck.install(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", fastcheck.WatchWarning)
+        train(model, second, 4)
+        monitor.remove()
+    told = [str(one.message) for one in caught if "all that it keeps is 0" in str(one.message)]
+    assert len(told) == warns
+    assert all(
+        "at its update 3, and" in one and "(Adam: exp_avg, exp_avg_sq)" in one for one in told
+    )
+
+
 @pytest.mark.parametrize(("betas", "warns"), [((0.9, 0.5), True), ((0.9, 0.7), False)])
 def test_betas_that_were_wrong_from_the_first_step(betas: tuple[float, float], warns: bool) -> None:
     model = nn.Linear(4, 2)

@@ -395,6 +395,14 @@ def of(low: float = 0.1, high: float = 1.0, numel: int = 8, **fields: Any) -> An
 
 ZERO = of(0.0, 1.0, zero_count=2)
 OPERATORS = {
+    "softmax of +Inf": (
+        operator_report("aten._softmax", {"self": of(posinf_count=4)}, nan_count=4),
+        "self holds 4 +Inf, and softmax subtracts the largest: Inf - Inf is NaN",
+    ),
+    "ctc of -Inf": (
+        operator_report("aten._ctc_loss", {"log_probs": of(neginf_count=4)}, nan_count=1),
+        "log_probs holds 4 NaN or Inf: the gradient of CTC is NaN there",
+    ),
     "loss of none": (
         operator_report("aten.smooth_l1_loss", {"self": of(numel=0)}, numel=1, nan_count=1),
         "A mean over no elements is 0/0: self is empty",

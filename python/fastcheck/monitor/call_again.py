@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Callable, NamedTuple, Optional, TypeVar, Union
 
@@ -359,8 +360,15 @@ class _Found(NamedTuple):
     def made_by(self, how: str) -> MadeBy:
         event = self.event
         is_backward = event.site.direction == "backward"
-        op, line, record = event.site.op or "", event.line, event.record
-        return MadeBy(op, how, line, self.inputs, record, is_backward=is_backward)
+        return MadeBy(
+            event.site.op or "",
+            how,
+            event.line,
+            self.inputs,
+            event.record,
+            is_backward=is_backward,
+            site=replace(event.site, module=self.module),
+        )
 
 
 def _observed(

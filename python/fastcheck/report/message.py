@@ -131,6 +131,7 @@ def _made_by(given: Any) -> MadeBy:
         known.maybe("result", _record),
         known.of("variable", str),
         known.of("is_backward", bool),
+        known.maybe("site", Site.from_dict),
     )
 
 

@@ -77,7 +77,8 @@ class MadeBy:
     ``variable``: a local variable of the program that held the result or, without an operator, the
     value that came from outside the graph, and the line that assigns it
     (``adv, assigned at train.py:9 in step: adv = adv / adv.std()``). ``is_backward``: the backward
-    of the operator made them.
+    of the operator made them. ``site``: that of the operator in its module, where a call was run
+    again.
     """
 
     operator: str
@@ -87,6 +88,7 @@ class MadeBy:
     result: np.void | None = None
     variable: str = ""
     is_backward: bool = False
+    site: Site | None = None
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,14 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="OPT.12",
     ),
     _fact(
+        "moments_lost", signal="state of an optimizer before its first update here",
+        cause="optimizer",
+        text="the optimizer goes on at its update {value}, and all that it keeps is 0 ({name}): "
+        "its first updates may be several times larger than those before",
+        advice="was its state saved or loaded as zeros? Load it from a checkpoint that holds it",
+        source="fastcheck",
+    ),
+    _fact(
         "siblings", signal="dtypes of the outputs of one class", cause="precision",
         text="{name}",
         source="lightning-thunder#725",

@@ -227,7 +227,9 @@ class Facts:
     def before_update(self, optimizer: torch.optim.Optimizer, is_scaled: bool) -> None:
         """It is about to step. ``is_scaled``: a GradScaler has divided its gradients."""
         chain = self._chains.get(optimizer)
-        if chain is not None and chain.has_backward:
+        if chain is None:
+            self._look_at_moments(optimizer)
+        elif chain.has_backward:
             parameter = chain.parameter
             is_kept = chain.is_whole and (chain.is_as_left() or is_scaled)
             self._count("not_cleared", is_kept, parameter, id(optimizer))
@@ -279,6 +281,27 @@ class Facts:
             about = f"{type(scheduler).__name__} {calls[0]} times"
             self._count("scheduled_twice", calls[0] > 1, about, id(scheduler))
             calls[0] = 0
+
+    def _look_at_moments(self, optimizer: torch.optim.Optimizer) -> None:
+        """Of an optimizer that is about to step for the first time here, and has before: as a rule
+        reads the first of them alone, and waits for a device then.
+        """
+        updates = _updates_of(optimizer)
+        # A first update without gradients is how some loaders make the state that they fill.
+        if updates < 2 or "moments_lost" in self._told:
+            return
+        moments = [
+            (name, value)
+            for state in optimizer.state.values()
+            for name, value in state.items()
+            if name != "step" and torch.is_tensor(value) and can_hold_nonfinite(value)
+        ]
+        if not moments or not all(can_read(value) for _, value in moments):
+            return
+        with unobserved(), no_grad():
+            if not any(bool(value.any()) for _, value in moments):
+                names = ", ".join(dict.fromkeys(name for name, _ in moments))
+                self._tell_once("moments_lost", updates, f"{type(optimizer).__name__}: {names}")
 
     def _look_at_holders(self) -> None:
         holders = Counter(key for optimizer in self._chains for key in parameter_ids(optimizer))

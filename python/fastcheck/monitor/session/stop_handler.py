@@ -30,7 +30,7 @@ from fastcheck.monitor.distributed.replicas import ReplicaCheck, ReplicaMismatch
 from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, Verdict
 from fastcheck.record.site import Site
-from fastcheck.report.build import Evidence, argument_records, make_report
+from fastcheck.report.build import Evidence, argument_records, make_report, with_maker
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.message import packed, unpacked
 from fastcheck.report.page.of_stop import with_page, write_stop_page
@@ -482,7 +482,7 @@ class StopHandler:
                 report = StopReport(
                     event_store.event(finding), step=step.index, rank=event_store.ranks.own
                 )
-        report = replace(report, made_by=self._held_maker or self._made_by(due))
+        report = with_maker(report, self._held_maker or self._made_by(due))
         if self._dumper is None or (decision is not Decision.STOP and self._has_dumped):
             return report
         self._has_dumped = True

@@ -242,8 +242,13 @@ def _constant(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _softmax(case: Case, made: Operation) -> Iterator[Advice]:
-    _, reading = made.operand(0)
-    if made.may_be_nan and (reading is None or not reading.posinf_count):
+    label, reading = made.operand(0)
+    if made.may_be_nan and reading is not None and reading.posinf_count:
+        yield Advice(
+            f"{label} holds {reading.posinf_count:,} +Inf, and softmax subtracts the largest: "
+            "Inf - Inf is NaN. Look for what made them, and clamp there.",
+        )
+    elif made.may_be_nan:
         yield Advice(
             "A row that is masked whole: softmax over nothing but -inf is NaN. Let every query "
             "attend to at least one key (padding and causal mask together), or mask with a large "
@@ -253,6 +258,14 @@ def _softmax(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _ctc(case: Case, made: Operation) -> Iterator[Advice]:
+    label, reading = made.operand(0)
+    if reading is not None and reading.nonfinite_count:
+        yield Advice(
+            f"{label} holds {reading.nonfinite_count:,} NaN or Inf: the gradient of CTC is NaN "
+            "there, of -Inf too, as of a class that is masked out. Mask with a finite number.",
+            "logits.masked_fill(mask, -1e4).log_softmax(-1)",
+        )
+        return
     yield Advice(
         "CTC is Inf where a target is longer than the frames that it is aligned to (repeated "
         "labels need one frame more each), and its gradient is NaN. Leave such samples out, or "
