@@ -156,8 +156,8 @@ def test_mistake_overflows_and_cure_does_not(
     assert broken.stop.culprit.verdict is fastcheck.Verdict.ORIGIN
     assert broken.stop.step == len(broken.losses) > 0
     assert f"step {broken.stop.step:3d}   stopped by fastcheck" in capsys.readouterr().out
-    cured = demo.train(text, norm_forgotten=False, seed=0)
-    assert cured.stop is None and len(cured.losses) == 15
+    mended = demo.train(text, norm_forgotten=False, seed=0)
+    assert mended.stop is None and len(mended.losses) == 15
 
 
 def test_main_fails_when_nothing_overflows(short: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +198,7 @@ def stop_at(step: int, **fields: Any) -> fastcheck.OverflowDetected:
 
 
 def story() -> tuple[demo.Run, demo.Run]:
-    """Two runs that keep every promise."""
+    """Two runs that pass every check."""
     stop = stop_at(40)
     losses = [5 - step / 40 for step in range(demo.STEPS)]
     broken = demo.Run(losses[:40], {ACT: [*[9.0] * 40, math.inf]}, 1, stop)
@@ -209,35 +209,36 @@ def test_as_json(short: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--json"]) == 1
     told = capsys.readouterr()
     found = json.loads(told.out)
-    assert found["stop"] is None and not all(found["promises"].values())
+    assert list(found) == ["fastcheck", "format", "stop", "losses", "seconds", "checks"]
+    assert found["stop"] is None and not all(found["checks"].values())
     assert len(found["losses"]["with norm2"]) == demo.STEPS
     assert "watched by one line" in told.err
 
 
-def test_promises_kept() -> None:
-    assert set(demo.promises(*story()).values()) == {True}
+def test_every_check_passes() -> None:
+    assert set(demo.checks(*story()).values()) == {True}
 
 
 @pytest.mark.parametrize("which", range(5))
-def test_each_promise_can_be_broken(which: int) -> None:
-    broken, cured = copy.deepcopy(story())
+def test_each_check_can_fail(which: int) -> None:
+    broken, mended = copy.deepcopy(story())
     if which == 0:
         broken.losses = broken.losses[::-1]
     elif which == 1:
         broken.stop = stop_at(40, direction="backward", role="grad_output")
     elif which == 2:
-        cured.stop = broken.stop
+        mended.stop = broken.stop
     elif which == 3:
-        cured.abs_max[ACT][50] = 30000.0
+        mended.abs_max[ACT][50] = 30000.0
     else:
-        cured.losses[40:] = [5.0] * (demo.STEPS - 40)
-    kept = list(demo.promises(broken, cured).values())
+        mended.losses[40:] = [5.0] * (demo.STEPS - 40)
+    kept = list(demo.checks(broken, mended).values())
     assert kept == [number != which for number in range(5)]
 
 
-def test_promises_when_the_cure_fails_at_once() -> None:
+def test_checks_where_the_mended_run_fails_at_once() -> None:
     broken, _ = story()
-    kept = demo.promises(broken, demo.Run(stop=broken.stop))
+    kept = demo.checks(broken, demo.Run(stop=broken.stop))
     assert list(kept.values()) == [True, True, False, False, False]
 
 

@@ -128,7 +128,7 @@ def test_an_rms_that_is_no_number_accuses_nobody(
     monkeypatch.setattr(synthetic, "record_table", spoilt)
     assert judged(fleet(tmp_path / "healthy")).accused == ()
     # At the sites of a suspect all ranks are looked at.
-    assert judged(fleet(tmp_path / "sick", synthetic.Fault("scale", (4,), 3, 2))).accused == (4,)
+    assert judged(fleet(tmp_path / "faulty", synthetic.Fault("scale", (4,), 3, 2))).accused == (4,)
 
 
 @pytest.mark.parametrize("first", [-1, (1 << 20) - 31])
@@ -147,16 +147,16 @@ def test_ranks_that_cannot_be_told_apart_are_refused(
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3])
-@pytest.mark.parametrize("sick", [4, 8])
-def test_few_hosts(tmp_path: Path, hosts: int, sick: int) -> None:
-    """Of two hosts that differ neither is known to be the sick one."""
+@pytest.mark.parametrize("faulty", [4, 8])
+def test_few_hosts(tmp_path: Path, hosts: int, faulty: int) -> None:
+    """Of two hosts that differ neither is known to be the faulty one."""
     shape = synthetic.Shape(ranks=8 * hosts, sites=20, steps=24, shards=1)
-    ranks = tuple(range(sick))
+    ranks = tuple(range(faulty))
     report = judged(fleet(tmp_path, synthetic.Fault("host", ranks, 3, 2), shape=shape))
     assert set(report.accused) <= set(ranks)
-    if hosts == 1 or 4 * sick > 8 * hosts:
+    if hosts == 1 or 4 * faulty > 8 * hosts:
         assert report.accused == ()
-    if hosts == 3 and sick == 4:
+    if hosts == 3 and faulty == 4:
         assert [one.host for one in report.findings if one.is_accusation] == ["host0000"]
 
 
@@ -257,11 +257,11 @@ class TestCommand:
     def test_the_exit_codes_and_json(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        fleet(tmp_path / "sick", synthetic.Fault("bitflip", (5,), 17, 2))
+        fleet(tmp_path / "faulty", synthetic.Fault("bitflip", (5,), 17, 2))
         fleet(tmp_path / "healthy")
         assert main(["fleet", str(tmp_path / "healthy")]) == 0
         capsys.readouterr()
-        assert main(["fleet", str(tmp_path / "sick"), "--json"]) == 1
+        assert main(["fleet", str(tmp_path / "faulty"), "--json"]) == 1
         found = json.loads(capsys.readouterr().out)
         assert found["accused"] == [5] and found["ranks"] == 32 and found["rows"] == 32 * 20 * 24
         assert found["findings"][0]["suspects"][0]["serial"] == "S00005"

@@ -33,7 +33,7 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any whe
     in a stop report has ``global_step == 7`` while it runs. A step of several micro-batches is one
     step; its batches are named "4 to 7 of epoch 0" where the length of an epoch is known.
     ``Trainer.train()`` raises OverflowDetected, before the optimizer applies the step's
-    gradients where install() promises that (``sync=``), so that no checkpoint follows.
+    gradients where install() does that (``sync=``), so that no checkpoint follows.
 
     A training that ends by an exception leaves the model observed, until the next ``train()`` or
     ``callback.monitor.remove()``.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
 from fastcheck.errors import ConfigError
 from fastcheck.utils.text.layout import wants_ascii, wants_color
 
-from .console import progress, show_sections
+from .console import print_json, progress, show_sections
 
 _DESCRIPTION = """\
 Compares two runs, dumps, checkpoints, environments or inventories: ACTUAL, and the REFERENCE that
@@ -132,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
             html=options.html,
         )
     if options.json:
-        print(json.dumps(comparison.to_dict(), allow_nan=False, indent=1))
+        print_json("compare", comparison.to_dict())
     else:
         show_sections(sections(comparison, wants_color(sys.stdout), wants_ascii(sys.stdout)))
     return 0 if comparison.agrees else 1

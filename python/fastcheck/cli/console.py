@@ -1,11 +1,12 @@
-"""Prints reports of commands: plain text, or with rich on a terminal; progress bars."""
+"""Prints reports of commands: plain text, or with rich on a terminal, or JSON; progress bars."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from fastcheck.utils.text.layout import (
@@ -19,6 +20,7 @@ from fastcheck.utils.text.layout import (
     wants_ascii,
     wants_color,
 )
+from fastcheck.utils.text.numbers import to_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,6 +40,14 @@ def show_sections(sections: Sequence[Section]) -> None:
         return
     text = plain_text(sections, color)
     print(to_ascii(text) if is_ascii else text)
+
+
+def print_json(kind: str, document: Mapping[str, Any], *, indent: Optional[int] = 1) -> None:
+    """Prints one document of strict JSON to standard output: docs/json.md has its keys, of which
+    ``fastcheck`` (the kind) and ``format`` (the version of its keys) come first.
+    """
+    shown = {"fastcheck": kind, "format": 1, **document}
+    print(json.dumps(to_json(shown), allow_nan=False, indent=indent), flush=True)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import math
 import sys
 import sysconfig
@@ -27,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastcheck
-from fastcheck.utils.text.numbers import to_json
+
+from .console import print_json
 
 VOCABULARY = 128  # ASCII; the few bytes beyond it share the last token
 CONTEXT = 64
@@ -153,7 +153,7 @@ ADAM_EPSILON = 1e-4
 FLOAT16_MAX = torch.finfo(torch.float16).max
 BAR_WIDTH = 40
 
-CURE = """\
+REMEDY = """\
       def forward(self, x):
           x = x + self.attn(self.norm1(x))
 -         return x + self.mlp(x)
@@ -258,7 +258,7 @@ def chart(run: Run, module: str) -> str:
     return "\n".join(lines)
 
 
-def _explain_cure(broken: Run, stop: fastcheck.OverflowDetected) -> str:
+def _explain_remedy(broken: Run, stop: fastcheck.OverflowDetected) -> str:
     """From the tensor that overflowed to the line of code."""
     step = stop.step - 1
     acts = [values for module, values in broken.abs_max.items() if module.endswith(".act")]
@@ -268,31 +268,31 @@ def _explain_cure(broken: Run, stop: fastcheck.OverflowDetected) -> str:
    Each block squares what the block before left in the residual stream, with no norm
    between: norm2 was made and never called. The last norm hides it from the loss.
 
-{CURE}"""
+{REMEDY}"""
 
 
-def side_by_side(broken: Run, cured: Run, module: str) -> str:
+def side_by_side(broken: Run, mended: Run, module: str) -> str:
     """Both runs side by side."""
     lines = [
         "              without norm2         with norm2",
         "   step    loss   abs max      loss   abs max",
     ]
-    for step in table_rows(len(cured.losses) - 1, len(broken.losses)):
-        left, right = cells(broken, module, step), cells(cured, module, step)
+    for step in table_rows(len(mended.losses) - 1, len(broken.losses)):
+        left, right = cells(broken, module, step), cells(mended, module, step)
         lines.append(f"   {step:4d}  {left}    {right}")
     return "\n".join(lines)
 
 
-def promises(broken: Run, cured: Run) -> dict[str, bool]:
+def checks(broken: Run, mended: Run) -> dict[str, bool]:
     """The claims of the demo, and whether each held."""
     stop = broken.stop
     if stop is None:
         return {f"without norm2, float16 overflows within {STEPS} steps": False}
     site = stop.culprit.site
-    steps = len(cured.losses)
-    peak = max(cured.abs_max.get(site.module, []), default=math.inf)
-    before = cured.loss(stop.step - 1, window=20)
-    after = cured.loss(steps - 1, window=20)
+    steps = len(mended.losses)
+    peak = max(mended.abs_max.get(site.module, []), default=math.inf)
+    before = mended.loss(stop.step - 1, window=20)
+    after = mended.loss(steps - 1, window=20)
     return {
         f"without norm2 it trained for {stop.step} steps, its loss falling": (
             stop.step >= 10 and broken.loss(stop.step - 1) < broken.loss(9)
@@ -301,7 +301,7 @@ def promises(broken: Run, cured: Run) -> dict[str, bool]:
             site.direction == "forward" and stop.culprit.verdict is fastcheck.Verdict.ORIGIN
         ),
         f"with norm2, from the same seed, it trained for {steps} steps without overflow": (
-            steps == STEPS and cured.stop is None and cured.event_count == 0
+            steps == STEPS and mended.stop is None and mended.event_count == 0
         ),
         f"its {site.module} never exceeded {peak:,.0f}": peak < FLOAT16_MAX / 16,
         f"its loss fell on after step {stop.step}, from {before:.2f} to {after:.2f}": (
@@ -311,11 +311,11 @@ def promises(broken: Run, cured: Run) -> dict[str, bool]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Runs the demo; returns 0 when everything happened as promised, 1 when not."""
+    """Runs the demo; returns 0 where each check passed, 1 where one failed."""
     parser = argparse.ArgumentParser(
         prog="fastcheck demo",
-        description="Trains a small GPT in float16 until it overflows, and cures it.",
-        epilog="exit codes: 0 all went as promised; 1 it did not; 2 wrong usage",
+        description="Trains a small GPT in float16 until it overflows, and mends it.",
+        epilog="exit codes: 0 each check passed; 1 one failed; 2 wrong usage",
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default 0)")
     # Matrices this small gain little from a second thread, and lose much when another program
@@ -336,8 +336,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
         results = run_both(text, options.seed)
     if options.json:
-        print(json.dumps(to_json(results), allow_nan=False, indent=1))
-    return 0 if all(results["promises"].values()) else 1
+        print_json("demo", results)
+    return 0 if all(results["checks"].values()) else 1
 
 
 def run_both(text: Tensor, seed: int) -> dict[str, Any]:
@@ -353,23 +353,23 @@ def run_both(text: Tensor, seed: int) -> dict[str, Any]:
         print(f"\n2. The report of fastcheck\n\n{stop}")
         print(f"\n3. The loss gave no warning. The abs max of {module} did\n")
         print(chart(broken, module))
-        print(f"\n4. The cause\n\n{_explain_cure(broken, stop)}")
-        print("\n5. The cure, from the same seed\n")
-    cured = train(text, norm_forgotten=False, seed=seed)
+        print(f"\n4. The cause\n\n{_explain_remedy(broken, stop)}")
+        print("\n5. The remedy, from the same seed\n")
+    mended = train(text, norm_forgotten=False, seed=seed)
     if stop is not None:
-        print(f"\n{side_by_side(broken, cured, module)}")
+        print(f"\n{side_by_side(broken, mended, module)}")
 
     seconds = time.perf_counter() - started
     print(f"\nIn {seconds:.0f} seconds:")
-    kept = promises(broken, cured)
-    for promise, is_kept in kept.items():
-        print(f"   {'yes' if is_kept else 'NO '}  {promise}")
+    found = checks(broken, mended)
+    for said, passed in found.items():
+        print(f"   {'yes' if passed else 'NO '}  {said}")
     return {
         "stop": stop
         and {"step": stop.step, "site": stop.culprit.site.to_dict(), "report": str(stop)},
-        "losses": {"without norm2": broken.losses, "with norm2": cured.losses},
+        "losses": {"without norm2": broken.losses, "with norm2": mended.losses},
         "seconds": seconds,
-        "promises": kept,
+        "checks": found,
     }
 
 

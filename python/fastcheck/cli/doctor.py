@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import platform
 import sys
@@ -20,9 +19,8 @@ from fastcheck.errors import first_line
 from fastcheck.extension import status
 from fastcheck.kernels import status as kernel_status
 from fastcheck.utils.text.layout import Part, Section, Table, paint, wants_color, wrap
-from fastcheck.utils.text.numbers import to_json
 
-from .console import show_sections
+from .console import print_json, show_sections
 
 if TYPE_CHECKING:
     from fastcheck.selftest import Outcome
@@ -106,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
                 print()
                 show_sections([section])
     if options.json:
-        print(json.dumps(to_json(_document(found)), allow_nan=False, indent=1))
+        print_json("doctor", _document(found))
     else:
         print()
         show_sections([_result(found, color)])

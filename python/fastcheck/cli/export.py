@@ -34,6 +34,8 @@ from fastcheck.record.statistics import LARGEST_FINITE, statistics_columns
 from fastcheck.utils.private import new_file
 from fastcheck.utils.text.layout import csv_text
 
+from .console import print_json
+
 _STEP_MICROSECONDS = 1000
 _VERDICTS = [int(verdict) for verdict in Verdict]
 _NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
@@ -241,7 +243,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         written = {"log": path, "file": options.file, "rows": rows, "bytes": size}
         written["damaged_records"] = sum(damaged)
-        print(json.dumps({**written, "columns": list(columns)}))
+        print_json("export", {**written, "columns": columns})
     else:
         of_what = "entries" if is_trace else f"rows of {len(columns)} columns"
         print(f"{options.file}: {rows:,} {of_what}, {size:,} bytes")

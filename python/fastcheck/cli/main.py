@@ -35,7 +35,7 @@ first steps:
   fastcheck compare LOG OTHER       two runs: what differs first, from the environment to the update
   fastcheck export LOG log.parquet  the records as a table
   fastcheck collect LOG --out DIR   a node's log as Parquet files, for many ranks
-  fastcheck fleet DIR               which of these ranks is sick
+  fastcheck fleet DIR               which of these ranks is faulty
   fastcheck verify checkpoint-100   whether a sealed checkpoint holds the weights that were sealed
   fastcheck prove train.py:step     whether a step agrees with itself: padded, permuted, ...
 
@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     # The demo parses its own options (it needs torch, which takes seconds to import).
     demo = commands.add_parser(
         "demo",
-        help="train a small model in float16 until it overflows, and cure it",
+        help="train a small model in float16 until it overflows, and mend it",
         add_help=False,
     )
     demo.set_defaults(run=None)

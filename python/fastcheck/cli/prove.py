@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import os
 import sys
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 
 from fastcheck.errors import ConfigError
+
+from .console import print_json
 
 _DESCRIPTION = """\
 Computes one training step in ways that must agree (rows in another order, more padding,
@@ -58,7 +59,10 @@ def run(options: argparse.Namespace) -> int:
         optimizer=optimizer[0] if optimizer else None,
         relations=options.relations or "auto",
     )
-    print(json.dumps(proof.to_dict(), indent=1) if options.json else proof)
+    if options.json:
+        print_json("prove", proof.to_dict())
+    else:
+        print(proof)
     return 0 if proof else 1
 
 

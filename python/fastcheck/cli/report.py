@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from typing import Any
 
 from fastcheck.errors import printable
 from fastcheck.report.page.write import newest_log, write_page
 from fastcheck.utils.names.style import STYLES
+
+from .console import print_json
 
 _DESCRIPTION = """\
 Writes a log as one HTML file to open in a browser: the verdict with what to try, a heat map of
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     path = options.output or os.path.join(log, "report.html")
     size = write_page(log, path, options.style)
     if options.json:
-        print(json.dumps({"log": log, "file": path, "bytes": size}))
+        print_json("report", {"log": log, "file": path, "bytes": size})
     else:
         print(printable(f"{path}: {size:,} bytes, of {log}"))
     return 0

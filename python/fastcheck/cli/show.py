@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -37,9 +36,9 @@ from fastcheck.utils.text.layout import (
     wants_ascii,
     wrap,
 )
-from fastcheck.utils.text.numbers import format_nonfinite, format_number, to_json
+from fastcheck.utils.text.numbers import format_nonfinite, format_number
 
-from .console import show_sections
+from .console import print_json, show_sections
 
 if TYPE_CHECKING:
     from fastcheck.record.site import Site
@@ -424,8 +423,7 @@ def run(options: argparse.Namespace) -> int:
     wanted = _filter(view, options)
     limit = options.limit if options.limit is not None else (0 if options.json else _LIMIT)
     if options.json:
-        shown = document(path, view, wanted.records, wanted.events, limit or None)
-        print(json.dumps(to_json(shown), allow_nan=False, indent=1))
+        print_json("show", document(path, view, wanted.records, wanted.events, limit or None))
     else:
         show_sections(text_sections(path, others, view, wanted, limit or None, options))
     return 0 if wanted.found else 1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from fastcheck.errors import printable
 from fastcheck.utils.text.layout import to_ascii, wants_ascii, wrap
+
+from .console import print_json
 
 _WIDTH = 88
 _SHOWN = 20
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
     found = verify(options.checkpoint, trust=options.trust)
     if options.json:
-        print(json.dumps(found.to_dict(), indent=1))
+        print_json("verify", found.to_dict())
         return 0 if found else 1
     step = "" if found.step is None else f" after step {found.step:,}"
     lines = wrap(f"{found.path}: sealed{step} as {found.verdict}", _WIDTH)

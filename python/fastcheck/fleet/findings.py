@@ -111,8 +111,6 @@ class FleetReport:
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: without the cells."""
         return {
-            "fastcheck": "fleet",
-            "format": 1,
             "run": self.run,
             "engine": self.engine,
             "ranks": len(self.ranks),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -16,6 +15,8 @@ from fastcheck.errors import ConfigError, printable
 from fastcheck.fleet.collector import Collector, Written, attempts, follow
 from fastcheck.fleet.store import Folder
 from fastcheck.log.reader import find_logs, log_parts, read_log, read_sites_and_meta
+
+from ..console import print_json
 
 _DESCRIPTION = """\
 Converts a node's log to Parquet files of about 16 bytes a record, for fastcheck fleet. Runs beside
@@ -143,7 +144,7 @@ def _run_of(log: str) -> str:
 
 def _show(collector: Any, done: Written, options: argparse.Namespace) -> None:
     if options.json:
-        print(json.dumps(vars(done)), flush=True)
+        print_json("collect", vars(done), indent=None)
         return
     each = f", {done.bytes / done.rows:.1f} bytes a row" if done.rows else ""
     print(printable(f"{options.out}: {done.rows:,} rows in {done.files:,} files{each}"), flush=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from fastcheck.errors import ConfigError, printable
 from fastcheck.fleet.compaction import merge_run, naming_damage
 from fastcheck.fleet.engines import run_of
 from fastcheck.fleet.store import Folder
+
+from ..console import print_json
 
 _DESCRIPTION = """\
 Merges the files that fastcheck collect wrote for each span of steps, one or more of each node,
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     with naming_damage(folder, name):
         done = merge_run(folder, name, rows_per_file=options.rows_per_file)
     if options.json:
-        print(json.dumps(vars(done)))
+        print_json("compact", vars(done))
         return 0
     text = (
         f"{options.folder}: {done.files_before:,} files of {done.spans:,} spans of steps became "

@@ -1,9 +1,8 @@
-"""``fastcheck fleet``: which rank of many is sick, from when on, and by what evidence."""
+"""``fastcheck fleet``: which rank of many is faulty, from when on, and by what evidence."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from typing import Any
 
@@ -14,12 +13,13 @@ from fastcheck.fleet.judgement import examine
 from fastcheck.fleet.page import write_fleet_page
 from fastcheck.fleet.questions import DIALECTS
 from fastcheck.fleet.store import Folder
-from fastcheck.utils.text.numbers import to_json
+
+from ..console import print_json
 
 _DESCRIPTION = """\
-Asks the files of fastcheck collect which rank is sick: replicas whose weights differ, the first NaN
-or infinity, ranks and hosts that are far from their peers again and again, ranks that stopped. What
-all ranks have in common is named as a step, not a rank. The questions are SQL."""
+Asks the files of fastcheck collect which rank is faulty: replicas whose weights differ, the first
+NaN or infinity, ranks and hosts that are far from their peers again and again, ranks that stopped.
+What all ranks have in common is named as a step, not a rank. The questions are SQL."""
 
 _EPILOG = """\
 examples:
@@ -37,7 +37,7 @@ exit codes: 0 no rank is suspect; 1 a rank is; 2 no run, or wrong usage"""
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "fleet",
-        help="which rank of many is sick",
+        help="which rank of many is faulty",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
             )
         finally:
             engine.close()
-    found = to_json(report.to_dict())
+    found = report.to_dict()
     text = report.text()
     if options.html is not None:
         page = options.html or os.path.join(
@@ -108,5 +108,8 @@ def run(options: argparse.Namespace) -> int:
         size = write_fleet_page(report, page)
         found["page"] = page
         text += f"\n\npage      {page}: {size:,} bytes"
-    print(json.dumps(found, indent=1) if options.json else printable(text, keep="\n"))
+    if options.json:
+        print_json("fleet", found)
+    else:
+        print(printable(text, keep="\n"))
     return 1 if report.accused else 0

@@ -60,7 +60,7 @@ def _of_archive(path: str) -> Optional[str]:
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()[:_MAX_MEMBERS]
-    except Exception:  # damaged: what the name promises can then not be read
+    except Exception:  # damaged: its format can then not be read
         return None
     if any(name.endswith("/data.pkl") for name in names):
         return "torch"

@@ -173,7 +173,7 @@ def gradient(case: Case) -> Iterator[Advice]:
     if scaled and case.scale is not None:
         if case.has_nan and not case.reading.inf_count:
             yield Advice(
-                "Only NaN, no Inf: a smaller loss scale won't cure this, 0 * Inf or 0/0 in the "
+                "Only NaN, no Inf: a smaller loss scale won't help, 0 * Inf or 0/0 in the "
                 "backward did it (see below)."
             )
         elif case.scale < 1:
